@@ -48,7 +48,7 @@ from darts_parallel.gradient._promising_outers import promising_outers, relaxed_
 from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.infeasibility import explain_infeasible
-from darts_parallel.gradient.orders import OrderSearch, search_orders
+from darts_parallel.gradient.orders import OrderSearch
 from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
@@ -373,7 +373,7 @@ def _search_tables(
         hurry = stopped_by is not None
         stopped_by = polish_pool(run.pool, space_kind, config, hurry=hurry, bounds=run.bounds) or stopped_by
         if stopped_by is None and config.order_passes:
-            stopped_by = search_orders(run.pool, space_kind, config, seed, run.orders)
+            stopped_by = run.orders(run.pool, space_kind, config, seed).search()
     best = run.pool.best
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)

@@ -6,11 +6,12 @@ path changes places with another one of its device; a stage of the path loses a 
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ class OrderProblem:
                 found.append(self.order(passes, *stages, rule.split))
                 found += [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
                 found += [self.order(passes, *stages, True)] if self.free else []
-        return sorted((order for order in found if order.seconds < np.inf), key=_seconds)
+        return sorted((order for order in found if order.seconds < np.inf), key=attrgetter("seconds"))
 
     def leaner(self, order: Order) -> Order:
         """Return an order with strategies that keep less, layer by layer of full devices, until it fits."""
@@ -223,39 +224,6 @@ class OrderProblem:
         return order_code(PLACEMENTS[find(self.table.pipeline.schedule).folded], rows)
 
 
-def _seconds(order: Order) -> float:
-    return order.seconds
-
-
-def search_orders(
-    pool: PlanPool, space_kind: str, config: SearchConfig, seed: int, method: type["OrderSearch"]
-) -> str | None:
-    """Search orders of passes and layers of simulated plans of a pool together; the best are added.
-
-    Args:
-        pool: Its tables get some of searched orders.
-        space_kind: Space.
-        config: Settings; `order_passes` are timed, fewer where no order is free.
-        seed: Of all random numbers.
-        method: How orders are found.
-
-    Returns:
-        What cut it short, `user` or `time_limit`; None where nothing did.
-    """
-
-    def stop() -> bool:
-        return pool.clock.seconds > config.max_seconds
-
-    search = method(pool, space_kind, stop, seed)
-    try:
-        search.run(config.order_passes)
-    except KeyboardInterrupt:
-        return "user"
-    finally:
-        search.keep()
-    return "time_limit" if stop() else None
-
-
 BASES = 6
 """Outer choices whose best plans get orders at first, next to those of every placement."""
 ANNEALED = 5
@@ -270,14 +238,34 @@ KEPT = 6
 
 @dataclass
 class OrderSearch:
-    """Hold what `search_orders` has found; a rival overrides where it begins and how it goes on."""
+    """Search orders of passes, and layers of their stages, of simulated plans of a pool together.
+
+    A rival overrides where it begins and how it goes on.
+    """
 
     pool: PlanPool
+    """Its tables get some of searched orders."""
     space_kind: str
-    stop: Callable[[], bool]
+    config: SearchConfig
+    """Settings: `order_passes` are timed, fewer where no order is free."""
     seed: int
     found: list[tuple[int, OrderProblem, Order]] = field(default_factory=list, init=False)
     """The best orders with their tables, the best first."""
+
+    def search(self) -> str | None:
+        """Add the best plans to the pool; return what cut it short, `user` or `time_limit`, None: nothing."""
+        try:
+            self.run(self.config.order_passes)
+        except KeyboardInterrupt:
+            return "user"
+        finally:
+            self.keep()
+        return "time_limit" if self.late else None
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return self.pool.clock.seconds > self.config.max_seconds
 
     def starts(self, problem: OrderProblem, plan: HardPlans) -> list[Order]:
         """Return the orders to begin with, the best first."""
@@ -317,7 +305,7 @@ class OrderSearch:
             self._best(number, problem, starts, passes // less // len(begun))
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
-            if self.stop():
+            if self.late:
                 break
             place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
             number, problem, order = self.found[place]
@@ -328,9 +316,9 @@ class OrderSearch:
         """Improve orders, the best of them longer."""
         count = 2 ** (HALVINGS - 1)
         left = (starts * count)[:count]
-        while left and not self.stop():
+        while left and not self.late:
             moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
-            left = sorted((self.improved(problem, order, moves) for order in left), key=_seconds)
+            left = sorted((self.improved(problem, order, moves) for order in left), key=attrgetter("seconds"))
             self._add(number, problem, left[:2])
             left = left[: len(left) // 2]
 

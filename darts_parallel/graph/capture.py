@@ -178,12 +178,30 @@ def capture(
         UnsupportedError: it does not export.
     """
     began = time.perf_counter()
-    exported = export(module, inputs, kwargs or {})
+    calls: dict[str, tuple[str, int]] = {}
+
+    def note(path: str, args: Sequence[Any], named: dict[str, Any]) -> None:
+        given = {"": args[0]} | named if args else named
+        if tensors := [name for name, value in given.items() if isinstance(value, Tensor)]:
+            calls[path] = tensors[0], len(args)
+
+    note("", inputs, kwargs or {})
+    handles = [
+        part.register_forward_pre_hook(
+            lambda _, args, named, path=path: note(path, args, named), with_kwargs=True
+        )
+        for path, part in module.named_modules() if path
+    ]  # fmt: skip
+    try:
+        exported = export(module, inputs, kwargs or {})
+    finally:
+        for handle in handles:
+            handle.remove()
     first: dict[int, str] = {}
     named = module.named_parameters(remove_duplicate=False)
     tied = {name: first.setdefault(id(one), name) for name, one in named}
     graph = _GraphBuilder(exported, tied).build()
-    return replace(graph, seconds=time.perf_counter() - began), exported
+    return replace(graph, calls=calls, seconds=time.perf_counter() - began), exported
 
 
 class _GraphBuilder:

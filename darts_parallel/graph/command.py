@@ -90,7 +90,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "graph.json", graph_dict(planned))
     write_text(folder / "graph.svg", picture(planned))
-    if (script := plan_script(planned, module, inputs)) is not None:
+    if (script := plan_script(planned)) is not None:
         write_text(folder / "parallel_plan.py", script)
     return [*report_lines(planned), f"files: {folder}"]
 

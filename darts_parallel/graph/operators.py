@@ -68,6 +68,9 @@ class ModuleGraph:
 
     operators: tuple[GraphOperator, ...]
     values: dict[str, GraphValue]
+    calls: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """How modules get their first tensor, by path: its name, empty for a positional one, and the number of
+    positional arguments."""
     seconds: float = 0.0
     """Seconds that the capture took."""
 

@@ -1,14 +1,10 @@
 """The plan as a readable Python file: `parallelize_module` with the styles of its modules."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
-from typing import Any
-
-from torch import Tensor, nn
 
 from darts_parallel.graph._layouts import State, forward_state
-from darts_parallel.graph.capture import export
 from darts_parallel.graph.operators import INPUT, OUTPUT, PARAMETER, RELAY, GraphOperator
 from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 from darts_parallel.graph.report import merged, spelled
@@ -42,30 +38,21 @@ def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 '''
 
 
-def plan_script(
-    planned: PlannedGraph, module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any] | None = None
-) -> str | None:
+def plan_script(planned: PlannedGraph) -> str | None:
     """Return the text of a Python file that applies a plan of one axis with torch's styles.
 
     None where the plan has other collectives than the styles bring: `PlanRun` runs every plan. The module's
     own code sees the shapes of a rank's parts.
-
-    Args:
-        module: The planned one, which is exported again to see how its parts are called.
-        inputs, kwargs: As for `plan_module`.
     """
     plan = planned.plan
     if len(plan.space.mesh.ranks) > 1:
         return None
     styles, readers, moves = _products(plan)
     norms = _norms(plan)
-    around = {name: _around(plan, name, paths) for name, paths in readers.items() if len(paths) > 1}
-    called = _called(module, set(around.values()), inputs, kwargs or {})
     for name, paths in readers.items():
-        outer = around.get(name, "")
-        more, moved = _columns(plan, name, paths, norms, (outer, called.get(outer)))
+        more, moved = _columns(plan, name, paths, norms)
         styles, moves = styles | more, moves + moved
-    ends, ended = _ends(plan, _first_tensor(inputs, kwargs or {}))
+    ends, ended = _ends(plan)
     # gradients of norms on shards are summed when they are read, not in the backward pass
     late = {op.name for op in plan.space.graph.operators
             if op.op == PARAMETER and op.target.rpartition(".")[0] in norms}  # fmt: skip
@@ -93,32 +80,25 @@ def _products(plan: GraphPlan) -> tuple[dict[str, str], dict[str, list[str]], in
 
 
 def _columns(
-    plan: GraphPlan,
-    name: str,
-    paths: list[str],
-    norms: Collection[str],
-    around: tuple[str, tuple[str, int] | None],
+    plan: GraphPlan, name: str, paths: list[str], norms: Collection[str]
 ) -> tuple[dict[str, str], int]:
-    """Return the styles of the modules that read a value and split columns, and their collectives.
-
-    Args:
-        norms: Modules that work on shards.
-        around: The module around them and how it is called; None: they are moved one by one.
-    """
-    maker = plan.space.graph.producers[name][0]
-    place, alone = _place([plan.produced(name)]), len(paths) == len(plan.space.graph.consumers[name])
+    """Return the styles of the modules that read a value and split columns, and their collectives."""
+    graph = plan.space.graph
+    maker, alone = graph.producers[name][0], len(paths) == len(graph.consumers[name])
+    place = _place([plan.produced(name)])
     if maker.op == RELAY and alone:  # nobody else sees the copy
         place = _place([plan.produced(maker.inputs[0])])
     each = 2 if place.startswith("Shard") else 1
-    if around[1] is not None:
-        prepared = {around[0]: _prepared(around[1], place, "Replicate()")}
-        return dict.fromkeys(paths, f"tp.{COLWISE}()") | prepared, each
-    own = maker.module not in ("", *norms) and not any(map(_inside(maker.module), paths))
+    levels = zip(*(path.split(".")[:-1] for path in paths), strict=False)
+    around = ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+    plain = dict.fromkeys(paths, f"tp.{COLWISE}()")
+    if len(paths) > 1 and around in graph.calls and not _inside(maker.module, around):
+        return plain | {around: _prepared(graph.calls[around], place, "Replicate()")}, each
+    own = maker.module not in ("", *norms) and not any(_inside(path, maker.module) for path in paths)
     if len(paths) > 1 and alone and own and each == 1:
         # readers of one DTensor sum their gradients before these are reduced
         layouts = f"output_layouts={place}, desired_output_layouts={place}, use_local_output=False"
-        made = {maker.module: f"tp.PrepareModuleOutput({layouts})"}
-        return dict.fromkeys(paths, f"tp.{COLWISE}()") | made, each
+        return plain | {maker.module: f"tp.PrepareModuleOutput({layouts})"}, each
     return dict.fromkeys(paths, f"tp.{COLWISE}(input_layouts={place})"), each * len(paths)
 
 
@@ -138,19 +118,19 @@ def _norms(plan: GraphPlan) -> dict[str, str]:
     return found
 
 
-def _ends(plan: GraphPlan, called: tuple[str, int] | None) -> tuple[list[str], int]:
+def _ends(plan: GraphPlan) -> tuple[list[str], int]:
     """Return the styles that split the module's first input and join its output, and their collectives."""
     graph, styles, moves = plan.space.graph, list[str](), 0
     for op in graph.operators:
         name = (op.outputs + op.inputs)[0]
         made = _place([plan.produced(name)])
-        if op.op == INPUT and called and not styles and graph.values[name].needs_grad:
+        if op.op == INPUT and not styles and graph.values[name].needs_grad:
             reader = graph.consumers[name][0][0]
             copy = reader.outputs[0] if reader.op == RELAY else name
             target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
             target = _place([plan.produced(copy)]) if target == "Replicate()" else target
             if made != target and not others:
-                styles.append(_prepared(called, made, target))
+                styles.append(_prepared(graph.calls[""], made, target, ", use_local_output=True"))
                 moves += sum(one.name in (name, copy) for one in plan.collectives)
         elif op.op == OUTPUT and made != (wanted := _place([plan.choice(op).inputs[0]])):
             layouts = f"output_layouts={made}, desired_output_layouts={wanted}"
@@ -165,52 +145,14 @@ def _place(states: Sequence[State]) -> str:
     return word if word.startswith("Shard") else "Replicate()"
 
 
-def _around(plan: GraphPlan, value: str, paths: Sequence[str]) -> str:
-    """Return the path of the smallest module that holds all readers of a value and not its producer."""
-    levels = zip(*(path.split(".")[:-1] for path in paths), strict=False)
-    found = ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
-    return "" if _inside(found)(plan.space.graph.producers[value][0].module) else found
+def _inside(module: str, path: str) -> bool:
+    """Return whether a module is another one, or a part of it; all are parts of the whole."""
+    return not path or f"{module}.".startswith(f"{path}.")
 
 
-def _inside(path: str) -> Callable[[str], bool]:
-    """Return whether a module is another one, or a part of it."""
-    return lambda module: f"{module}.".startswith(f"{path}.")
-
-
-def _called(
-    module: nn.Module, paths: Collection[str], inputs: Sequence[Tensor], kwargs: dict[str, Any]
-) -> dict[str, tuple[str, int]]:
-    """Call a module once; return how some of its parts get their first tensor (`_first_tensor`)."""
-    found: dict[str, tuple[str, int]] = {}
-
-    def look(path: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if (first := _first_tensor(args, named)) is not None:
-            found[path] = first
-
-    handles = [
-        part.register_forward_pre_hook(
-            lambda _, args, named, path=path: look(path, args, named), with_kwargs=True
-        )
-        for path, part in module.named_modules() if path and path in paths
-    ]  # fmt: skip
-    try:
-        export(module, inputs, kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _first_tensor(args: Sequence[Any], named: dict[str, Any]) -> tuple[str, int] | None:
-    """Return the name of the first tensor of a call, empty for a positional one, and the positional ones."""
-    if args and isinstance(args[0], Tensor):
-        return "", len(args)
-    return next(((name, len(args)) for name, value in named.items() if isinstance(value, Tensor)), None)
-
-
-def _prepared(called: tuple[str, int], given: str, wanted: str) -> str:
+def _prepared(called: tuple[str, int], given: str, wanted: str, more: str = "") -> str:
     """Return the style that brings the first tensor of a call from one placement to another."""
     name, count = called
     kind, form = ("kwarg_", f'{{{{"{name}": {{}}}}}}') if name else ("", f"({{}},{' None,' * (count - 1)})")
-    layouts, desired = (form.format(place) for place in (given, wanted))
-    return f"tp.PrepareModuleInput(input_{kind}layouts={layouts}, desired_input_{kind}layouts={desired})"
+    given, wanted = form.format(given), form.format(wanted)
+    return f"tp.PrepareModuleInput(input_{kind}layouts={given}, desired_input_{kind}layouts={wanted}{more})"

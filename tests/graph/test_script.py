@@ -83,7 +83,7 @@ def run_script(name: str, text: str) -> dict[str, Any]:
 def test_the_file_runs_the_plan_with_its_collectives(two: Workers, name: str) -> None:
     module, inputs = load_module(f"tests.graph.test_script:{name}"), make_inputs(SHAPES)
     planned = plan_module(module, inputs, mesh(2))
-    text = plan_script(planned, module, inputs)
+    text = plan_script(planned)
     assert text is not None
     listed = Counter(c.step.kind for c in planned.plan.collectives)
     for answer in two.run(run_script, name, text):
@@ -98,7 +98,7 @@ def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
     loose = plan_module(module, inputs, mesh(2)).plan
     memory = loose.space.memory_bytes(loose.assignment) / 2.0**30 - 0.02
     planned = plan_module(module, inputs, mesh(2), memory=memory)
-    text = plan_script(planned, module, inputs)
+    text = plan_script(planned)
     assert text is not None
     assert '"*.norm": tp.SequenceParallel(sequence_dim=1' in text
     listed = Counter(c.step.kind for c in planned.plan.collectives if c.of == "activation")
@@ -109,4 +109,4 @@ def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
 
 def test_a_plan_beyond_the_styles_has_no_file() -> None:
     module, inputs = load_module("tests.graph.test_script:products"), make_inputs(SHAPES)
-    assert plan_script(plan_module(module, inputs, mesh(2, 2)), module, inputs) is None
+    assert plan_script(plan_module(module, inputs, mesh(2, 2))) is None
