@@ -57,7 +57,7 @@ def bottlenecks() -> Made:
     return nn.Sequential(Bottleneck(16, 8, 2), Bottleneck(32, 8, 1)), [torch.randn(4, 16, 8, 8)], {}
 
 
-class TimedConvolutions(nn.Module):
+class TimedPair(nn.Module):
     """Two convolutions between which the embedding of a time step is added (Ho et al. 2020, appendix B)."""
 
     def __init__(self, given: int, made: int) -> None:
@@ -80,9 +80,9 @@ class DiffusionUNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before, self.inside, self.after = (
-            TimedConvolutions(16, 16),
-            TimedConvolutions(32, 32),
-            TimedConvolutions(48, 16),
+            TimedPair(16, 16),
+            TimedPair(32, 32),
+            TimedPair(48, 16),
         )
         self.down, self.up = nn.Conv2d(16, 32, 3, 2, padding=1), nn.Conv2d(32, 32, 3, padding=1)
         self.norm, self.qkv, self.out = nn.GroupNorm(4, 32), nn.Linear(32, 96), nn.Linear(32, 32)
