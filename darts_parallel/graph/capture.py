@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -178,30 +179,35 @@ def capture(
         UnsupportedError: it does not export.
     """
     began = time.perf_counter()
-    calls: dict[str, tuple[str, int]] = {}
-
-    def note(path: str, args: Sequence[Any], named: dict[str, Any]) -> None:
-        given = {"": args[0]} | named if args else named
-        if tensors := [name for name, value in given.items() if isinstance(value, Tensor)]:
-            calls[path] = tensors[0], len(args)
-
-    note("", inputs, kwargs or {})
-    handles = [
-        part.register_forward_pre_hook(
-            lambda _, args, named, path=path: note(path, args, named), with_kwargs=True
-        )
-        for path, part in module.named_modules() if path
-    ]  # fmt: skip
-    try:
+    with _noted_calls(module, inputs, kwargs or {}) as calls:
         exported = export(module, inputs, kwargs or {})
-    finally:
-        for handle in handles:
-            handle.remove()
     first: dict[int, str] = {}
     named = module.named_parameters(remove_duplicate=False)
     tied = {name: first.setdefault(id(one), name) for name, one in named}
     graph = _GraphBuilder(exported, tied).build()
     return replace(graph, calls=calls, seconds=time.perf_counter() - began), exported
+
+
+@contextmanager
+def _noted_calls(
+    module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any]
+) -> Iterator[dict[str, tuple[str, int]]]:
+    """Note how a module and its parts get their first tensor (`ModuleGraph.calls`)."""
+    calls: dict[str, tuple[str, int]] = {}
+
+    def note(path: str, _: nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:
+        given = {"": args[0]} | named if args else named
+        if tensors := [name for name, value in given.items() if isinstance(value, Tensor)]:
+            calls[path] = tensors[0], len(args)
+
+    note("", module, inputs, kwargs)
+    parts = [(path, part) for path, part in module.named_modules() if path]
+    handles = [part.register_forward_pre_hook(partial(note, path), with_kwargs=True) for path, part in parts]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _GraphBuilder:
