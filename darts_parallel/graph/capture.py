@@ -222,7 +222,7 @@ class _GraphBuilder:
         signature, self.nodes = exported.graph_signature, list(exported.graph.nodes)
         self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))
         self.renamed: dict[str, str] = {}
-        """What later operators read in the place of a value: the parameter that it is tied to, or a relay."""
+        """Value that later operators read in the place of another: the parameter that it is tied to, or a relay."""
         targets = {spec.target: node.name for node, spec in self.specs.items()}
         for node, spec in self.specs.items():
             first = targets.get(tied.get(spec.target, spec.target), node.name)

@@ -14,7 +14,7 @@ DESCENT = {
     "raw_fits": "fits",
     "descent_s": "search_seconds",
 }
-"""What `graph.json` calls the fields of `DescentAnswer`."""
+"""Names in `graph.json` of the fields of `DescentAnswer`."""
 SPELLED = {"R": "Replicate", VARYING: "Replicate", "P": "Partial"}
 
 
