@@ -222,7 +222,7 @@ class _GraphBuilder:
         signature, self.nodes = exported.graph_signature, list(exported.graph.nodes)
         self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))
         self.renamed: dict[str, str] = {}
-        """Value that later operators read in the place of another: the parameter that it is tied to, or a relay."""
+        """Values that later operators read in the place of others: parameters that are tied, relays."""
         targets = {spec.target: node.name for node, spec in self.specs.items()}
         for node, spec in self.specs.items():
             first = targets.get(tied.get(spec.target, spec.target), node.name)
