@@ -85,7 +85,7 @@ def _without_verb(given: list[str], top: str | None) -> list[str]:
     elif verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
         plan = VERBS.get(verb, "a plan")
         raise ConfigError(f"{verb} needs {plan}; try darts-parallel {verb} plan.json.")
-    rest = [*rest, "explain=true"] if verb == "explain" else rest
+    rest = [*rest, f"{verb}=true"] if verb in PRICING else rest
     return [*rest, *([] if top is None else [f"tune.top={top}"])]
 
 

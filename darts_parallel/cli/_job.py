@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from darts_parallel.cli._price import distance_to_best
 from darts_parallel.cli._trainers import Offer, offers, start_command, trainer_sentences, trainers_table
 from darts_parallel.cli._tune import run_tuning
-from darts_parallel.config import JOBS
+from darts_parallel.config import ANY
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
@@ -24,6 +25,7 @@ from darts_parallel.planner import plan as find_plan
 from darts_parallel.problem import Problem, bill, choose
 from darts_parallel.report import (
     Tracker,
+    memory_table,
     plan_dict,
     render,
     render_ending,
@@ -103,23 +105,28 @@ class Job(Watcher):
         self._refuse(planned.plan, cost)
         elasticities = self._sensitivity(planned.plan, problem)
         found = list(offers(problem, planned, cost.iteration_time_s))
-        rungs = ladder(planned, self.problem)
-        data = self._write(planned, cost, elasticities, found, rungs)
-        words = {override.partition("=")[0] for override in self.overrides}
-        if "model" in words and not words & JOBS:
-            self.say("training is the default job's: no file of that group has the model's name.")
+        rungs, price = ladder(planned, self.problem), self.problem.config.price
+        best, distance = distance_to_best(self.problem, cost, self.folder) if price else ({}, [])
+        data = self._write(planned, cost, elasticities, found, rungs, best)
+        if ANY in self.overrides:
+            self.say(f"{ANY}: the job of models that no file of that group has the name of.")
+        file = self.folder / "plan.json"
+        start = [start_command(problem, planned.plan, file)] if any(own.takes for own in found) else []
         with self._plan_stands():
             job = (problem, planned.result, planned.plan, cost, planned.answers)
             tables = render(*job, self.console, elasticities, lambda plan: taken_by(problem, plan))
+            if price:
+                self.console.print(memory_table(problem, planned.plan))
+            for line in distance:
+                self._print_line(line)
             tables += [*render_ladder(planned, rungs, self.console), trainers_table(found, problem)]
             self.console.print(tables[-1])
-            file = self.folder / "plan.json"
-            lines = [f"darts-parallel plan={file} --explain", f"darts-parallel tune {file} --top 3"]
-            if any(offer.takes for offer in found):
-                lines.insert(0, start_command(problem, planned.plan, file))
+            lines = [*start, f"darts-parallel plan={file} --explain", f"darts-parallel tune {file} --top 3"]
             lines += self._next_lines(problem, found, rungs)
             write_text(self.folder / "report.html", report_page(*job, data, tables, lines))
         render_ending(planned, problem, self.folder, self.console)
+        for line in start:
+            self._print_line(f"start it: {line}")
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 # pictures take seconds: whoever waits for the plan has it by now
@@ -175,6 +182,7 @@ class Job(Watcher):
         elasticities: dict[str, float],
         found: Sequence[Offer],
         rungs: Sequence[Rung],
+        best: dict[str, Any],
     ) -> dict[str, Any]:
         """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
         result, problem = planned.result, planned.problem or self.problem
@@ -189,7 +197,7 @@ class Job(Watcher):
                 write_json(self.folder / rung.file, plan_dict(self.problem, rung.plan, own, None, []))
         data["trainers"] = {offer.name: offer.to_dict() for offer in found}
         data["ladder"] = [{"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs]
-        write_json(self.folder / "plan.json", data | planned.entries())
+        write_json(self.folder / "plan.json", data | planned.entries() | best)
         return data
 
     def _export(self, plan: Plan, target: str) -> None:

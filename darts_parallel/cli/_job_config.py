@@ -13,7 +13,7 @@ from darts_parallel.problem import check_import
 
 COMPOSED = ("output", "replan", "tune", "verification")
 """Root keys that always come from the command."""
-PRINTED = ("plan", "export", "explain", "output")
+PRINTED = ("plan", "export", "explain", "price", "output")
 """Root keys that change only what is written and printed, not the problem."""
 SOURCES = {"tune.from": "tries plans of its own", "replan.from": "searches a new plan",
            "plan": "evaluates a given one"}  # fmt: skip

@@ -18,7 +18,7 @@ from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.plan import Plan, trainer_runs
 from darts_parallel.planner import Planned, out_of_memory, posterior
 from darts_parallel.problem import Problem
-from darts_parallel.report import table_of
+from darts_parallel.report import fits_label, table_of
 
 SECONDS = 1.5
 """Seconds for the best plans of all trainers together."""
@@ -74,7 +74,7 @@ def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
             continue
         words = "this plan" if offer.takes else offer.plan.describe(problem.training.global_batch_size)
         slower = "" if offer.takes else f"{100 * offer.slower:.2f} %"
-        fits = "-" if offer.chance is None else f"{100 * (1 - offer.chance):.0f} %"
+        fits = fits_label(offer.chance)
         key = "export" if offer.takes else "trainer"
         table.add_row(offer.name, words, slower, fits, f"{key}={offer.name}")
     return table

@@ -15,7 +15,7 @@ from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.plan import read_plan, write_json
 from darts_parallel.planner import Proposal, Trial, Tuning, proposal_dict, tune
 from darts_parallel.problem import GIB, Problem
-from darts_parallel.report import plan_dict, table_of
+from darts_parallel.report import fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
 
 SHOWN = 8
@@ -162,12 +162,13 @@ def _print(
 
 def _table(state: Tuning, batch: int) -> Table:
     table = table_of("\nPlans in the expected order", ("", "right"), ("expected", "right"), ("80 %", "left"),
-                     ("model alone", "right"), ("plan", "left"))  # fmt: skip
+                     ("model alone", "right"), ("fits", "right"), ("plan", "left"))  # fmt: skip
     for place, proposal in enumerate(state.proposals[:SHOWN], 1):
         share = 100.0 * (proposal.interval_s[1] / proposal.expected_s - 1.0)
         tried = f" · tried {proposal.trials} ×" if proposal.trials else ""
         table.add_row(
             str(place), seconds_label(proposal.expected_s), f"± {share:.0f} %",
-            seconds_label(proposal.predicted_s), proposal.plan.describe(batch) + tried,
+            seconds_label(proposal.predicted_s), fits_label(proposal.chance),
+            proposal.plan.describe(batch) + tried,
         )  # fmt: skip
     return table

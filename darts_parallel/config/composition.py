@@ -27,6 +27,8 @@ MOST_VALUES = 100_000
 
 JOBS = {"training", "experiment", "plan", "tune.from", "replan.from"}
 """Overrides that say which job it is."""
+ANY = "training=any"
+"""The job of models without a file of their name in the group."""
 
 
 def to_config(
@@ -101,12 +103,12 @@ def _values(node: Any, known: dict[int, int]) -> int:
 
 
 def with_own_job(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command; a model that is named alone takes the job of its name, if any."""
+    """Return the arguments of a command; a model that is named alone takes the job of its name, or `ANY`."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
-    model, named = given.get("model", ""), JOBS & set(given)
-    if named or not (Path(config_dir()) / "training" / f"{model}.yaml").is_file():
+    if "model" not in given or JOBS & set(given):
         return arguments
-    return [*arguments, f"training={model}"]
+    own = (Path(config_dir()) / "training" / f"{given['model']}.yaml").is_file()
+    return [*arguments, f"training={given['model']}" if own else ANY]
 
 
 def composition(arguments: list[Any]) -> DictConfig:

@@ -257,6 +257,8 @@ class Config:
     """A trainer in whose words the plan is written too (`EXPORTS`)."""
     explain: bool = False
     """Print where every byte and second of the plan comes from (also `--explain`)."""
+    price: bool = False
+    """Print what fills the memory, and how far the plan is from the best of its space (the verb `price`)."""
 
     def __post_init__(self) -> None:
         require_printable_texts("", self)

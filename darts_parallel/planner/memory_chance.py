@@ -8,6 +8,7 @@ errors (`uncertainty.any_above`); where it is above the limit the memory is tigh
 fits the tightened problem, it is loosened as little as needed; the median peak fits always.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
@@ -17,20 +18,23 @@ from darts_parallel.cost import CostTable, build_tables, evaluate, with_memory, 
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner._session import Session
+from darts_parallel.planner._simplest import TIE, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
 from darts_parallel.planner.uncertainty import out_of_memory, posterior
 from darts_parallel.problem import Problem
 
-SAFE = 0.03
-"""Chance of the safe plan of the ladder."""
+SURE = 0.01
+"""Chance of running out of memory below which no plan of the ladder is safer."""
+SAFER, MOST_EXTRA = 0.5, 0.15
+"""Share of the chosen plan's chance that a safe plan has at most, and relative seconds that it may cost."""
 ROUNDS = 4
 """Searches at most, each with less memory than the one before."""
 LEAST = 0.02
 """Least tightening, of the logarithm of the memory."""
 RUNG_SECONDS = 1.0
-"""Seconds that the exact methods have for another plan of the ladder."""
+"""Seconds that the exact methods have for another plan of the ladder, `fastest` or `safe`."""
 
 
 def tightened(problem: Problem, chance: float | None = None) -> Problem:
@@ -117,38 +121,65 @@ def _safest(
 def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     """Return plans around the chosen one: the fastest whose median fits, itself, and a safe one.
 
-    The others come from the exact methods, each within `RUNG_SECONDS`, where plans are checked at all.
+    The fastest is left out where it gains no more than ties may cost. The safe one is the cheapest that is
+    met with at most half the chosen plan's chance of running out of memory (`SAFER`); it is left out where
+    the chosen one fits with 99 % (`SURE`), or where such a plan costs more than `MOST_EXTRA`. They come from
+    the exact methods, each within `RUNG_SECONDS`, where plans are checked at all.
     """
     tight, result, config = planned.problem, planned.result, problem.config
     if tight is None or result is None or planned.out_of_memory is None:
         return []
-    found = [chosen := Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)]
+    chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
+    found: list[Rung | None] = [chosen]
     if config.verification.enabled and config.cost.pipeline == "closed_form" and config.space.offload is None:
         tables = [without_dominated(table) for table in planned.tables]
         if tight.headroom:
             fastest = _rung("fastest", tightened(problem, 0.5), tables, planned)
-            found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 1e-9) else []
-        if chosen.chance > SAFE:
-            safe = _rung("safe", tightened(problem, SAFE), tables, None)
-            found += [safe] if safe and safe.chance < chosen.chance and safe.seconds > chosen.seconds else []
-    return sorted(found, key=lambda rung: rung.seconds)
+            found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE) else []
+        found += [_safe(problem, chosen, tables)] if chosen.chance > SURE else []
+    return sorted(filter(None, found), key=lambda rung: rung.seconds)
 
 
-def _rung(name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None) -> Rung | None:
+def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> Rung | None:
+    """Return the safe plan of the ladder: memory is tightened from the chosen plan's on, by small steps."""
+    cost, known, deadline = evaluate(chosen.plan, problem), posterior(), time.monotonic() + RUNG_SECONDS
+    assert known is not None
+    room = min(log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True))
+    spread, chance, wanted = known.memory_spread(problem), chosen.chance, SAFER * chosen.chance
+    while (left := deadline - time.monotonic()) > 0.0:
+        room += max((_quantile(wanted) - _quantile(chance)) * spread, LEAST / 2.0)
+        rung = _rung("safe", _moved(problem, room), tables, None, left)
+        if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):
+            return None
+        if rung.chance <= wanted:
+            return rung if rung.seconds > chosen.seconds else None
+        chance = rung.chance
+    return None
+
+
+def _rung(
+    name: str,
+    problem: Problem,
+    tables: Sequence[CostTable],
+    known: Planned | None,
+    seconds: float = RUNG_SECONDS,
+) -> Rung | None:
     """Return the best plan of a problem by exact methods; None where none was found in time.
 
     Args:
         tables: Costs, whatever their memory.
         known: A plan that is feasible there, which bounds the search.
+        seconds: Seconds of wall-clock.
     """
     own = [with_memory(table, problem.cluster, problem.margin) for table in tables]
     session = Session(own, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
     session.result = None if known is None else known.result
-    session.budgets = {CHECKS.budget: RUNG_SECONDS}
+    session.budgets = {CHECKS.budget: seconds}
     run_phases(session, (CHECKS,))
     best = session.best
     if best is None or best.plan is None:
         return None
-    plan = balance_stages(best.plan, problem)
+    uniform = [a.plan for a in session.answers.values() if a.plan is not None and a.plan.within("uniform")]
+    plan = with_one_end(balance_stages(best.plan, problem), uniform, problem)
     chance = out_of_memory(plan, problem)
     return None if chance is None else Rung(name, plan, evaluate(plan, problem).iteration_time_s, chance)

@@ -27,7 +27,7 @@ from darts_parallel.exact import find_uniform_plan
 from darts_parallel.gradient import PlanPool, TablePlans, repartitioned
 from darts_parallel.plan import Plan
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.uncertainty import NORMAL, Posterior, Slopes, posterior, time_slopes
+from darts_parallel.planner.uncertainty import NORMAL, Posterior, out_of_memory, posterior, time_slopes
 from darts_parallel.problem import Problem
 
 CANDIDATES = 24
@@ -63,6 +63,8 @@ class Proposal:
     """80 %."""
     trials: int
     """How often it was tried."""
+    chance: float | None
+    """Probability that the job runs out of memory, by the model alone; None where it counts for nothing."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
         if fits[i]:
             seconds, half = costs[i].iteration_time_s, exp(NORMAL * float(variance[i]) ** 0.5)
             middle = seconds * exp(mean[i])
-            around = (middle / half, middle * half)
-            proposals.append(Proposal(plans[i], seconds, middle, around, len(tried[i])))
+            around, chance = (middle / half, middle * half), out_of_memory(plans[i], problem)
+            proposals.append(Proposal(plans[i], seconds, middle, around, len(tried[i]), chance))
     ratios = [error for _, error in _errors(costs, tried)]
     scale = exp(sum(ratios) / len(ratios)) if ratios else 1.0
     ranked = tuple(sorted(proposals, key=lambda proposal: proposal.expected_s))
@@ -185,7 +187,7 @@ def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> 
     """Return the covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
     if known is None:
         return 0.2**2 + 0.1**2 * _nearness(problem, plans)
-    slopes: list[Slopes] = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
+    slopes = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
     shared, own = known.job_spread(problem)
     return known.covariances(slopes) + shared**2 + own**2 * _nearness(problem, plans)
 
@@ -216,5 +218,6 @@ def proposal_dict(proposal: Proposal, file: str, command: str, batch: int) -> Ma
         "expected_iteration_time_s": proposal.expected_s,
         "iteration_time_interval_s": list(proposal.interval_s),
         "trials": proposal.trials,
+        "chance": proposal.chance,
         "command": command,
     }

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from darts_parallel.errors import lazy_names
 from darts_parallel.report.ending import render_ending as render_ending
 from darts_parallel.report.ending import render_ladder as render_ladder
+from darts_parallel.report.explanation import memory_table as memory_table
+from darts_parallel.report.format import fits_label as fits_label
 from darts_parallel.report.format import seconds as seconds
 from darts_parallel.report.format import table_of as table_of
 from darts_parallel.report.html import report_page as report_page
@@ -16,6 +18,7 @@ from darts_parallel.report.tables import markdown_table as markdown_table
 from darts_parallel.report.tensorboard import Tracker as Tracker
 from darts_parallel.report.tensorboard import override_values as override_values
 from darts_parallel.report.tensorboard import write_scalars as write_scalars
+from darts_parallel.report.text import claim as claim
 from darts_parallel.report.text import render as render
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.text import Text
 from darts_parallel.planner import CHOSEN, Planned, Rung, StateTransfer
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
-from darts_parallel.report.format import percent, seconds, size, table_of
+from darts_parallel.report.format import fits_label, seconds, size, table_of
 
 
 def transfer_label(moves: StateTransfer) -> str:
@@ -41,7 +41,7 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
                      ("fits", "right"), ("file", "left"))  # fmt: skip
     for rung in rungs:
         change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen - 1):+.1f} %"
-        table.add_row(rung.name, seconds(rung.seconds), change, percent(1.0 - rung.chance, 0), rung.file)
+        table.add_row(rung.name, seconds(rung.seconds), change, fits_label(rung.chance), rung.file)
     console.print(table)
     return [table]
 

@@ -32,7 +32,8 @@ from darts_parallel.cost import (
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
 from darts_parallel.plan import LayerStrategy, Plan
-from darts_parallel.problem import GIB, Device, Problem
+from darts_parallel.problem import GIB, Device, Problem, memory_unit
+from darts_parallel.report.format import table_of
 
 KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
 ZERO = "Rajbhandari et al. 2020, section 3"
@@ -74,6 +75,13 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM's embedding group"),
 } | TERM_FORMULAS
 """Formula in words and its source, by term."""
+PARTS = {"parameters": "state", "gradients": "state", "optimizer state": "state",
+         "activations": "activations", "reserved": "reserve"}  # fmt: skip
+"""Terms of `memory_lines` by what they are; all others are workspace."""
+SIGNS = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}
+"""Signs of what fills the memory in a bar, by its name."""
+BAR = 40
+"""Signs of a bar."""
 PIPED_WIDTH = 200
 SIMULATED_BUBBLE = ("end of the schedule - micro-batches x stage", "longest path of the simulated schedule")
 
@@ -174,6 +182,30 @@ def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
         yield from (_line(stage, "all", own.memory_name, float(own.memory[0, stage])) for own in added)
         yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
+
+
+def memory_parts(problem: Problem, plan: Plan) -> list[dict[str, float]]:
+    """Return the bytes of a device of every stage by the keys of `SIGNS`."""
+    found = [dict.fromkeys(SIGNS, 0.0) for _ in range(plan.pp)]
+    for line in memory_lines(problem, plan):
+        found[line.stage or 0][PARTS.get(line.term, "workspace")] += line.value
+    return found
+
+
+def memory_table(problem: Problem, plan: Plan) -> Table:
+    """Return a bar for every stage: what fills a device, as shares of its memory."""
+    most = max(_device(problem, plan, stage).memory for stage in range(plan.pp))
+    unit, size = memory_unit(most)
+    columns = [(f"{sign} {part}", "right") for part, sign in SIGNS.items()]
+    table = table_of(f"\nMemory of a device, {unit}", ("k", "right"), *columns, ("of", "right"), ("", "left"))
+    for stage, parts in enumerate(memory_parts(problem, plan)):
+        capacity, bar, filled = _device(problem, plan, stage).memory, "", 0.0
+        for part, sign in SIGNS.items():
+            filled += parts[part]
+            bar += sign * (round(BAR * filled / capacity) - len(bar))
+        numbers = (f"{value / size:.1f}" for value in (*parts.values(), capacity))
+        table.add_row(str(stage), *numbers, bar.ljust(BAR, "·"))
+    return table
 
 
 def _device(problem: Problem, plan: Plan, stage: int) -> Device:

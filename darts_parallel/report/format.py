@@ -84,6 +84,11 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def fits_label(chance: float | None) -> str:
+    """Format the probability that a job fits its memory, of that it runs out; `-` where none is known."""
+    return "-" if chance is None else percent(1.0 - chance, 0)
+
+
 def number(value: float, scale: float | None = None) -> str:
     """Format a number with at least four decimals, and four significant digits of `scale` (or of itself)."""
     scale = value if scale is None else scale

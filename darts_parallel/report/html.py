@@ -24,7 +24,7 @@ from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.report.explanation import memory_lines
+from darts_parallel.report.explanation import SIGNS, memory_parts
 from darts_parallel.report.format import percent, seconds
 from darts_parallel.report.journey import COLOURS, Journey, Pixels, journey, short_names, thinned
 from darts_parallel.report.text import claim, layerwise_sentence
@@ -33,11 +33,8 @@ from darts_parallel.schedules import SEARCHED
 
 PASSES = dict(zip("FBIW", (COLOURS[0], COLOURS[1], COLOURS[1], COLOURS[2]), strict=True))
 SYNC, IDLE = "#8a8a8a", "#eeeeee"
-MEMORY = dict(zip(("state", "activations", "workspace", "reserve"), (*COLOURS[:3], SYNC), strict=True))
+MEMORY = dict(zip(SIGNS, (*COLOURS[:3], SYNC), strict=True))
 """Colour of what fills the memory."""
-PARTS = {"parameters": "state", "gradients": "state", "optimizer state": "state",
-         "activations": "activations", "reserved": "reserve"}  # fmt: skip
-"""Terms of `memory_lines`; all others are workspace."""
 SPREAD = "80 % of outcomes"
 WIDTH, LEFT, BAR = 1000, 90, 260
 """Units of a picture, of its labels, and of a bar of memory."""
@@ -172,14 +169,12 @@ def _memory_bars(
     problem: Problem, plan: Plan, cost: CostBreakdown, predicted: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a bar a stage: bytes by term over those of the largest device, and their 80 % interval."""
-    lines = list(memory_lines(problem, plan))
     most = max(*cost.capacity_bytes, *cost.memory_bytes)
     spread = predicted.get("memory_interval_bytes")
-    for stage in range(plan.pp):
+    for stage, filled in enumerate(memory_parts(problem, plan)):
         x, parts = 0.0, [_rect(0, 1, BAR * cost.capacity_bytes[stage] / most, 14, f'fill="{IDLE}"')]
         for part, colour in MEMORY.items():
-            mine = (v for v in lines if v.stage == stage and PARTS.get(v.term, "workspace") == part)
-            width = BAR * sum(line.value for line in mine) / most
+            width = BAR * filled[part] / most
             parts.append(_rect(x, 1, width, 14, f'fill="{colour}"'))
             x += width
         if spread is not None:

@@ -17,7 +17,7 @@ from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan, batch_note, left_out
 from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes, out_of_memory
 from darts_parallel.problem import GIB, Problem, bill, memory_unit, order_label
-from darts_parallel.report.format import kind_counts, rank_ranges, table_of, term_words
+from darts_parallel.report.format import fits_label, kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
 from darts_parallel.report.format import number as _number
 from darts_parallel.report.format import percent as _percent
@@ -78,8 +78,7 @@ def alternatives_table(
             words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
         if takers is not None:
             words = f"{words} · for {', '.join(takers(other)) or 'no trainer'}"
-        chance = out_of_memory(other, problem)
-        fits = "-" if chance is None else _percent(1.0 - chance, 0)
+        fits = fits_label(out_of_memory(other, problem))
         table.add_row(slower, escape(words), fits, why_it_loses(cost, evaluate(other, problem)))
     return table
 

@@ -173,12 +173,15 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
 
 def test_a_model_named_alone_takes_its_own_job_and_price_takes_degrees() -> None:
     assert with_own_job(["model=toy"]) == ["model=toy", "training=toy"]
-    for others in (["model=toy", "training=llama3_8b"], ["model=hf"], ["model=toy", "plan=x.json"], []):
+    assert with_own_job(["model=hf"]) == ["model=hf", "training=any"]
+    for others in (["model=toy", "training=llama3_8b"], ["model=toy", "plan=x.json"], ["cluster=toy"], []):
         assert with_own_job(others) == others
     assert flags_first(["price", "model=toy", "dp=4", "recompute=none"]) == [
         "space=uniform", "space.out_of_memory=0.5", "model=toy", "space.dp=4", "space.recompute=none",
+        "price=true",
     ]  # fmt: skip
-    assert flags_first(["a/plan.json"]) == flags_first(["price", "a/plan.json"]) == ["plan=a/plan.json"]
+    assert flags_first(["a/plan.json"]) == ["plan=a/plan.json"]
+    assert flags_first(["price", "a/plan.json"]) == ["plan=a/plan.json", "price=true"]
     assert flags_first(["explain", "plan.json", "x.y=1"]) == ["plan=plan.json", "x.y=1", "explain=true"]
     assert flags_first(["help"]) == ["--help"]
     with pytest.raises(ConfigError, match="price needs a plan"):

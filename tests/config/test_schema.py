@@ -115,9 +115,9 @@ def test_groups_that_are_composed_once_give_what_hydra_composes(overrides: list[
 def test_a_file_that_changed_is_compose_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copytree(config_dir(), tmp_path / "conf")
     monkeypatch.setattr(composition, "config_dir", lambda: str(tmp_path / "conf"))
-    assert load_config(["search.seed=3"]).training.global_batch_size == 128
-    file = tmp_path / "conf/training/t5_1_3b.yaml"
-    file.write_text(file.read_text().replace("size: 128", "size: 64"))
+    assert load_config(["search.seed=3"]).training.global_batch_size == 1024
+    file = tmp_path / "conf/training/llama2_7b.yaml"
+    file.write_text(file.read_text().replace("size: 1024", "size: 64"))
     assert load_config(["search.seed=3"]).training.global_batch_size == 64
 
 

@@ -7,7 +7,8 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.planner.memory_chance import SAFE, ladder, tightened
+from darts_parallel.planner._simplest import TIE
+from darts_parallel.planner.memory_chance import MOST_EXTRA, SAFER, SURE, ladder, tightened
 from darts_parallel.planner.planning import plan
 from darts_parallel.planner.uncertainty import any_above, out_of_memory
 from darts_parallel.problem.problem import Problem, load_problem
@@ -38,6 +39,21 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
         rungs = ladder(found, problem)
         assert [rung.seconds for rung in rungs] == sorted(rung.seconds for rung in rungs)
         assert sum(rung.plan == found.plan for rung in rungs) == 1
+        chosen = found.result.iteration_time_s
+        for rung in rungs:
+            assert rung.chance == pytest.approx(out_of_memory(rung.plan, problem))
+            assert rung.seconds == pytest.approx(evaluate(rung.plan, problem).iteration_time_s)
+            if rung.name == "safe":
+                assert chance > SURE
+                assert rung.chance <= SAFER * chance
+                assert chosen < rung.seconds <= chosen * (1.0 + MOST_EXTRA)
+            if rung.name == "fastest":
+                assert rung.seconds < chosen * (1.0 - 2.0 * TIE)
+
+
+def test_a_plan_that_surely_fits_has_no_safer_one() -> None:
+    problem = tight_toy(1.0)
+    assert [rung.name for rung in ladder(plan(problem), problem)] == ["chosen"]
 
 
 def test_where_no_plan_keeps_the_chance_the_safest_is_given_with_what_would_help() -> None:
@@ -71,4 +87,4 @@ def test_the_chance_of_a_job_is_between_that_of_its_worst_device_and_the_sum_of_
 def test_the_tightened_memory_holds_for_any_composition_of_a_device() -> None:
     problem = load_problem(["model=llama3_8b", "training=llama3_8b", "cluster=h100_8x8"])
     assert tightened(replace(problem, headroom=0.1), 0.5).headroom == 0.0
-    assert tightened(problem, SAFE).headroom > tightened(problem).headroom > 0.0
+    assert tightened(problem, SURE).headroom > tightened(problem).headroom > 0.0

@@ -1,0 +1,57 @@
+"""`darts-parallel price`: the best plan of the space next to a priced one, and what the distance is."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from darts_parallel.cli._arguments import DEGREES
+from darts_parallel.cli._trainers import start_command
+from darts_parallel.config import SpaceConfig
+from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.plan import write_json
+from darts_parallel.planner import plan as find_plan
+from darts_parallel.problem import Problem
+from darts_parallel.report import claim, fits_label, plan_dict
+from darts_parallel.report import seconds as seconds_label
+
+SECONDS = 10.0
+"""Seconds of wall-clock of the descent, and of the exact methods, at most."""
+
+
+def distance_to_best(problem: Problem, cost: CostBreakdown, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Plan the job of a priced plan; where degrees are pinned, in its trainer's whole layer-wise space.
+
+    Args:
+        cost: Of the priced plan.
+        folder: Gets `plan_best.json`.
+
+    Returns:
+        What `plan.json` says of the best plan, and lines for the report.
+    """
+    own, usual, file = problem.config, SpaceConfig(), folder / "plan_best.json"
+    space = own.space
+    if any(getattr(space, key) != getattr(usual, key) for key in DEGREES):
+        space = SpaceConfig(trainer=space.trainer, executable=space.executable)
+    search = replace(own.search, method="auto", max_seconds=min(own.search.max_seconds, SECONDS))
+    checks = replace(own.verification, max_seconds=min(own.verification.max_seconds, SECONDS))
+    free = replace(own, plan=None, export=None, space=space, search=search, verification=checks)
+    try:
+        found = find_plan(Problem.from_config(free))
+    except InfeasibleError:
+        return {}, ["no plan of the space fits, so there is none to compare with."]
+    tight = found.problem or problem
+    best = evaluate(found.plan, tight)
+    write_json(file, plan_dict(tight, found.plan, best, found.result, found.answers))
+    extra = cost.iteration_time_s - best.iteration_time_s
+    share, way = extra / best.iteration_time_s, "slower" if extra >= 0.0 else "faster"
+    return {
+        "best": {"plan": file.name, "seconds": best.iteration_time_s, "chance": found.out_of_memory,
+                 "slower_by": share}
+    }, [
+        f"\nBest plan of the space: {found.plan.describe(problem.training.global_batch_size)}",
+        f"{seconds_label(best.iteration_time_s)} · fits: {fits_label(found.out_of_memory)} · "
+        + claim(tight, best, found.answers),
+        f"The priced plan is {seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}.",
+        f"the best: {start_command(tight, found.plan, file)}",
+    ]  # fmt: skip

@@ -1,0 +1,50 @@
+"""`darts-parallel price`: memory by term, and the distance to the best plan of the space."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.report.explanation import SIGNS, memory_parts, memory_table
+from tests.support.commands import QUIET, Command
+
+JOB = ("model=toy", "training=toy", "cluster=toy", "search.num_steps=10", "search.num_restarts=2", *QUIET)
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def test_a_priced_plan_stands_next_to_the_best_of_its_space(command: Command) -> None:
+    done = command("price", *JOB, "pp=2", "tp=1", "micro_batch_size=1", "hydra.run.dir=own")
+    assert done.status == 0, done.err
+    own, best = (data_of(command.folder / "own" / name) for name in ("plan.json", "plan_best.json"))
+    entry, seconds = own["best"], own["predicted"]["iteration_time_s"]
+    assert entry["seconds"] == best["predicted"]["iteration_time_s"] < seconds
+    assert entry["slower_by"] == pytest.approx(seconds / entry["seconds"] - 1.0)
+    assert entry["chance"] <= 0.2
+    assert f"({100 * entry['slower_by']:.1f} %) slower." in done.out
+    assert "█ state" in done.out
+    again = command("price", "own/plan_best.json", *QUIET, "hydra.run.dir=again")
+    assert "(0.0 %) slower." in again.out, again.err
+    plain = command("plan=again/plan.json", *QUIET, "hydra.run.dir=plain")
+    assert "Best plan of the space" not in plain.out
+    assert "best" not in data_of(command.folder / "plain/plan.json")
+
+
+def test_the_bars_of_memory_hold_every_byte(command: Command) -> None:
+    assert command(*JOB, "hydra.run.dir=own").status == 0
+    path = str(command.folder / "own/plan.json")
+    problem = read_own_problem(path)
+    plan = read_plan(path, problem.model)
+    parts, cost = memory_parts(problem, plan), evaluate(plan, problem)
+    assert [sum(own.values()) for own in parts] == pytest.approx(list(cost.memory_bytes))
+    bars = [str(cell) for cell in list(memory_table(problem, plan).columns[-1].cells)]
+    for bar, own, capacity in zip(bars, parts, cost.capacity_bytes, strict=True):
+        assert len(bar) == 40
+        for part, sign in SIGNS.items():
+            assert abs(bar.count(sign) - 40 * own[part] / capacity) <= 1.0
