@@ -1,0 +1,140 @@
+"""Small rules of the planner, each worked out by hand."""
+
+from dataclasses import replace
+from math import exp, log, sqrt
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from darts_parallel import LayerStrategy, Plan, load_problem
+from darts_parallel.planner import memory_chance, replanning, tuning
+from darts_parallel.planner.memory_chance import tightened, within_chance
+from darts_parallel.planner.replanning import _distance, _scaled_starts, replan
+from darts_parallel.planner.result import Planned
+from darts_parallel.planner.tuning import Trial, _fitting, _nearness, _place, _posterior_of
+from darts_parallel.planner.uncertainty import Posterior, time_slopes
+from tests.support.random_tables import random_table
+
+TOY = ["model=toy", "cluster=toy", "training=toy", "space.out_of_memory=0.2"]
+
+
+@pytest.mark.parametrize(("changes", "distance"), [
+    ({}, 0.0), ({"dp": 8}, 0.0), ({"tp": 1}, 8.0), ({"tp": 8}, 4.0), ({"recompute": "none"}, 2.0),
+    ({"zero_stage": 3}, 1.0), ({"sequence_parallel": False}, 1.0), ({"tp_comm_bits": 8}, 0.25),
+    ({"grad_comm_bits": 4}, 0.25), ({"etp": 4}, 1.0), ({"shard_size": 0}, 0.1), ({"ep": 8}, 1.0),
+    ({"tp": 1, "sequence_parallel": False}, 8.0),
+])  # fmt: skip
+def test_layouts_and_memory_weigh_most_in_the_distance_of_strategies(
+    changes: dict[str, Any], distance: float
+) -> None:
+    old = LayerStrategy(4, 4, 1, "full", True, shard_size=2, ep=2)
+    assert _distance(old, replace(old, **changes)) == pytest.approx(distance)
+
+
+@pytest.mark.parametrize(("stages", "starts"), [
+    # the last of 8 layers is joined: 7 units, of which the old stages begin at 0, 2 and 6
+    (3, [0, 2, 6]), (2, [0, 4]), (1, [0]), (6, [0, 1, 2, 4, 5, 6]),
+])  # fmt: skip
+def test_old_stages_are_stretched_to_another_number(stages: int, starts: list[int]) -> None:
+    table = replace(random_table(0, pp=stages, num_layers=8), fused_to_previous=torch.arange(8) == 7)
+    old = Plan(4, (0, 2, 6, 8), (LayerStrategy(1, 1),) * 8)
+    assert _scaled_starts(old, table).tolist() == starts
+
+
+def test_a_warm_search_is_short_and_looks_at_few_outer_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(replanning, "search_tables", lambda *given, starts: asked.append((*given, starts)))
+    problem = load_problem([*TOY, "space.pp=[1,2]", "search.seed=9"])
+    replan(problem, Plan(4, (0, 3, 7), (LayerStrategy(2, 2),) * 7))
+    (tables, kind, config, seed, starts), settings = asked[0], problem.config.search
+    assert (kind, seed, [part.table for part in starts]) == ("layerwise", 9, [0, 1])
+    assert config == replace(settings, num_steps=30, num_restarts=4, polish_starts=4, polish_finalists=1,
+                             temperature=[0.5, settings.temperature[1]])  # fmt: skip
+    for table, start in zip(tables, starts, strict=True):
+        assert 1 <= table.num_outer <= 4
+        assert start.plans.outer.tolist() == list(range(table.num_outer))
+
+
+def job(tp: int, zero: int = 0) -> Plan:
+    return Plan(4, (0, 2, 4), (LayerStrategy(tp, 4 // tp, zero),) * 4)
+
+
+def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = (*job(2, 1).layers[:2], LayerStrategy(4, 1, 3, "full"), LayerStrategy(4, 1, 3, "selective"))
+    # dp 2 and 1, tp 2 and 4, 2 stages, micro-batches of 64 / 4 sequences over dp, ZeRO 1 and 3
+    assert _place(Plan(4, (0, 2, 4), mixed), 64) == (0.5, 1.5, 1.0, 3.5, 2.0, 0.75)
+    problem: Any = SimpleNamespace(training=SimpleNamespace(global_batch_size=64))
+    # half of dp, twice tp and micro-batch: three steps of log2; two ZeRO stages more
+    plans = [job(1), job(2), job(1, 2)]
+    near = torch.tensor(
+        [[1.0, exp(-1.5), exp(-2.0)], [exp(-1.5), 1.0, exp(-3.5)], [exp(-2.0), exp(-3.5), 1.0]]
+    )
+    torch.testing.assert_close(_nearness(problem, plans), near.double(), rtol=1e-6, atol=0)
+    monkeypatch.setattr(tuning, "posterior", lambda: None)
+    costs: Any = [SimpleNamespace(iteration_time_s=seconds) for seconds in (1.0, 2.0, 3.0)]
+    mean, variance = _posterior_of(problem, plans, costs, [[], [Trial("a", plans[1], 2.6)], []])
+    shared = [0.04 + 0.01 * x for x in (exp(-1.5), 1.0, exp(-3.5))]
+    assert mean.tolist() == pytest.approx([log(1.3) * x / (0.05 + 0.015**2) for x in shared])
+    assert variance.tolist() == pytest.approx([0.05 - x**2 / (0.05 + 0.015**2) for x in shared])
+
+
+def test_trials_say_what_fits() -> None:
+    costs: Any = [
+        SimpleNamespace(memory_bytes=(1.0, used), capacity_bytes=(9.0, 10.0)) for used in (5, 8, 9, 12)
+    ]
+    ran, failed = Trial("a", job(1), 1.0, 6.0), Trial("b", job(1), None)
+    assert _fitting(costs, [[], [], [], []]) == [True, True, True, False]
+    # 6 bytes instead of 5: a fifth more of all
+    assert _fitting(costs, [[ran], [], [], []]) == [True, True, False, False]
+    assert _fitting(costs, [[], [failed], [], []]) == [True, False, False, False]
+    assert _fitting(costs, [[], [], [], [replace(ran, memory_bytes=None)]]) == [True, True, True, True]
+
+
+def test_spreads_and_slopes_of_a_posterior() -> None:
+    spread = {"seconds": {"own": 0.1, "pair": 0.08, "experts": {"own": 0.2}}, "memory": {"own": 0.03}}
+    sds = {"state_factor": 0.3, "activation_factor": 0.5, "reserved_GiB": 0.1}
+    quantities: Any = {name: {"prior_sd": {"base": sd}, "scale": "share"} for name, sd in sds.items()}
+    quantities |= {"gemm_efficiency": {"scale": "share"}, "inter_latency_us": {"scale": {"above": 0.25}},
+                   "layer_overhead_us": {"scale": {"above": 1.0}}}  # fmt: skip
+    known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), spread)
+    problem = load_problem(TOY).with_devices(
+        lambda own: replace(own, memory=10.0, reserved=1.0, gemm_efficiency=0.75, layer_overhead=4e-6)
+    )
+    # a pair of plans differs by sqrt 2 times what is each one's own; all share the rest of the whole
+    assert known.job_spread(problem) == pytest.approx((sqrt(0.1**2 - 0.08**2 / 2), 0.08 / sqrt(2)))
+    assert known.difference(problem) == pytest.approx(1.2815515655 * 0.08)
+    # half of the memory is used, a fifth of that reserved, and activations vary most
+    assert known.largest_memory_spread(problem, 0.5) == pytest.approx(sqrt(0.4**2 + 0.02**2 + 0.03**2))
+    figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
+    own = {f"devices.toy.{name}": value for name, value in figures.items()} | {"inter_node.latency": 0.1}
+    place = ("toy", problem.software.name, "", "")
+    slopes = {("gemm_efficiency", *place): -0.1, ("layer_overhead_us", *place): 0.15,
+              ("inter_latency_us", "", place[1], "", ""): 0.075}  # fmt: skip
+    assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
+
+
+def test_memory_is_tightened_by_twice_what_the_chance_of_the_job_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
+    monkeypatch.setattr(memory_chance, "posterior", lambda: known)
+    problem, distances = load_problem(TOY), []
+
+    def find(own: Any) -> Planned:
+        distances.append(-log(1.0 - own.headroom))
+        return Planned(job(1))
+
+    for chances, count in (([0.4, 0.1], 2), ([0.21, 0.2], 2), ([0.9] * 4, 4)):
+        left = iter(chances)
+        monkeypatch.setattr(memory_chance, "out_of_memory", lambda plan, own, left=left: next(left))
+        distances.clear()
+        found = within_chance(problem, find)
+        assert (len(distances), found.out_of_memory) == (count, chances[-1])
+        # standard deviations of a normal error: 0.8416 at a chance of 0.2 and 0.2533 at 0.4
+        assert distances[0] == pytest.approx(0.08416, rel=1e-3)
+        step = {0.4: 2 * 0.1 * (0.8416 - 0.2533), 0.21: 0.02, 0.9: 2 * 0.1 * (0.8416 + 1.2816)}[chances[0]]
+        assert distances[1] - distances[0] == pytest.approx(step, rel=1e-3)
+        assert found.warning == ("no plan that keeps space.out_of_memory=0.2 was found" if count == 4 else "")
+    assert tightened(problem, 0.02).headroom == pytest.approx(1 - exp(-0.1 * 2.05375), rel=1e-5)
