@@ -52,28 +52,30 @@ def local_share(state: State, ranks: tuple[int, ...]) -> float:
 def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
     """Return the moves from one placement to another, axis by axis: axis, old and new placement.
 
-    No dimension is split by two axes in between, since its parts would lie in another order; where
-    both orders of two axes would do so, the first axis is made whole before.
+    Where two axes split one dimension the later one splits the parts of the earlier one, which may therefore
+    not change meanwhile; where neither order of two axes does so, an axis is made whole before.
     """
     axes = [axis for axis in range(len(source)) if source[axis] != target[axis]]
     for order in (axes, axes[::-1]):
         now, moves = list(source), []
         for axis in order:
-            moves.append((axis, now[axis], target[axis]))
-            now[axis] = target[axis]
-            if not places_differ(tuple(now)):
+            old, now[axis] = now[axis], target[axis]
+            moves.append((axis, old, target[axis]))
+            if {old, target[axis]} & {one for one in now[axis + 1 :] if one.startswith("S")}:
                 break
         else:
             return moves
-    first = axes[0]
+    first = axes[0] if len(axes) > 1 and source[axes[1]] != source[axes[0]] else len(source) - 1
     middle = (*source[:first], REPLICATED, *source[first + 1 :])
     return [(first, source[first], REPLICATED), *axis_moves(middle, target)]
 
 
-def places_differ(state: State) -> bool:
-    """Return whether no dimension is split by two axes."""
-    places = [one for one in state if one.startswith("S")]
-    return len(set(places)) == len(places)
+def divides(shape: tuple[int, ...], state: State, ranks: tuple[int, ...]) -> bool:
+    """Return whether all axes that split a dimension divide it evenly."""
+    shares = dict.fromkeys(state, 1)
+    for one, count in zip(state, ranks, strict=True):
+        shares[one] *= count
+    return all(shape[int(one[1:])] % count == 0 for one, count in shares.items() if one.startswith("S"))
 
 
 @dataclass(frozen=True)

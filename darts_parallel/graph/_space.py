@@ -18,11 +18,11 @@ from darts_parallel.graph._layouts import (
     DeviceMeshSpec,
     State,
     Step,
+    divides,
     forward_state,
     gradient_state,
     local_shape,
     local_share,
-    places_differ,
 )
 from darts_parallel.graph._prices import Kernels, operator_seconds
 from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Shape, Split, shard, splits
@@ -38,6 +38,8 @@ from darts_parallel.graph.operators import (
 
 STATE_BYTES = 16.0
 """Bytes per trained parameter with Adam in mixed precision: 2 and 2 of weight and gradient, 12 in float32."""
+INDEXED = ("vocabulary", "experts", "groups")
+"""Dimensions whose parts are looked up by a rank's index along one axis."""
 SMALLEST_BLOCK = 4
 """Operators from which on equal neighbours count as repeated blocks."""
 
@@ -213,13 +215,24 @@ class GraphSpace:
             outputs = tuple(tuple(s.outputs[k] for s in combined) for k in range(len(op.outputs)))
             if op.op in (INPUT, OUTPUT):  # one list for both: they may choose together
                 inputs = outputs = inputs + outputs
-            if (inputs, outputs) not in known and all(map(places_differ, inputs + outputs)):
+            if (inputs, outputs) not in known and self._possible(op, combined, inputs + outputs):
                 inner = tuple(self._inner_steps(op, combined))
                 seconds = self.operator_seconds(op, inputs, outputs)
                 seconds += sum(self.mesh.seconds(step) for _, step in inner)
                 labels = tuple(s.label for s in combined)
                 known[inputs, outputs] = OperatorChoice(labels, inputs, outputs, seconds, inner)
         return list(known.values())
+
+    def _possible(self, op: GraphOperator, combined: Sequence[Split], states: Sequence[State]) -> bool:
+        """Return whether the axes together divide all tensors, and give a rank the same parts of each."""
+        values = [self.graph.values[name] for name in op.inputs + op.outputs]
+        if not all(divides(v.shape, s, self.mesh.ranks) for v, s in zip(values, states, strict=False)):
+            return False
+        if len({split.label for split in combined}) == len(combined):
+            return True
+        # one dimension on both axes: whoever lacks the parts of the first has not those of the second
+        torn = any(s[1].startswith("S") and not s[0].startswith("S") for s in states)
+        return not torn and combined[0].label not in INDEXED
 
     def _splits(self, op: GraphOperator, ranks: int) -> list[Split]:
         """Return an operator's splits over one axis, with no gradient where a tensor has none."""

@@ -13,7 +13,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
-from darts_parallel.graph._layouts import DeviceMeshSpec, Step
+from darts_parallel.graph._layouts import DeviceMeshSpec, Step, axis_moves
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import reshape_groups
 from darts_parallel.graph._space import GraphSpace
@@ -95,6 +95,13 @@ def test_collectives_cost_what_the_projects_formulas_say() -> None:
         assert one.seconds(Step(axis, "all_gather", 1e6)) == float(reduce_scatter(size, group, *one.links))
     assert one.seconds(Step(0, "all_to_all", 1e6)) < one.seconds(Step(0, "all_gather", 1e6))
     assert one.steps(("P", "S0"), ("R", "R"), 8.0) == [Step(0, "all_reduce", 2.0), Step(1, "all_gather", 8.0)]
+
+
+def test_an_axis_that_splits_parts_of_another_is_gathered_first() -> None:
+    assert axis_moves(("S0", "S0"), ("R", "R")) == [(1, "S0", "R"), (0, "S0", "R")]
+    assert axis_moves(("R", "R"), ("S0", "S0")) == [(0, "R", "S0"), (1, "R", "S0")]
+    assert axis_moves(("R", "S0"), ("S0", "S0")) == [(1, "S0", "R"), (0, "R", "S0"), (1, "R", "S0")]
+    assert axis_moves(("S0", "S1"), ("S1", "S0"))[0] == (0, "S0", "R")
 
 
 def test_a_reshape_splits_into_the_smallest_equal_groups() -> None:

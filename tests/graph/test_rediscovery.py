@@ -194,6 +194,13 @@ def test_two_axes_take_data_and_tensor_parallelism() -> None:
     assert plan.programme.proven
 
 
+def test_two_axes_split_one_batch_where_weights_are_small() -> None:
+    plan = planned(lambda: MLP(512), (4096, 63, 512), mesh=(2, 4), ends="free")
+    found = {plan.plan.choice(op).labels for op in plan.graph.computing if op.op == "linear"}
+    assert found == {("rows0", "rows0")}
+    assert not kinds(plan)
+
+
 def test_repeated_blocks_share_their_choice_and_multiply_their_seconds() -> None:
     one = planned(lambda: nn.Sequential(PlainBlock(1024)), (1, 2048, 1024))
     three = planned(lambda: nn.Sequential(*(PlainBlock(1024) for _ in range(3))), (1, 2048, 1024))
