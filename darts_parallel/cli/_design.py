@@ -99,15 +99,21 @@ def run_design(options: DesignOptions, out: Path) -> list[str]:
 
 
 def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
-    """Return by file name every job's plan on the hardware found, even uniform and layer by layer."""
+    """Return by file name every job's plan on the hardware found, even uniform and layer by layer.
+
+    The planner keeps the chance of the whole job, the design that of one device: the better plan stands.
+    """
     files = {}
     for job, own in enumerate(answer.plans):
         given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], answer.factors)]
         problem, layerwise = load_problem(given), load_problem([*given, "space=layerwise"])
         planned, number = plan(layerwise), f"_{job + 1}" if job else ""
-        files[f"plan{number}.json"] = plan_dict(problem, own, evaluate(own, problem), None, [])
-        files[f"layerwise{number}.json"] = plan_dict(
-            layerwise, planned.plan, evaluate(planned.plan, layerwise), planned.result, planned.answers
+        even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
+        files[f"plan{number}.json"] = plan_dict(problem, own, even, None, [])
+        files[f"layerwise{number}.json"] = (
+            plan_dict(layerwise, own, even, None, [])
+            if even.iteration_time_s < cost.iteration_time_s
+            else plan_dict(layerwise, planned.plan, cost, planned.result, planned.answers)
         )
     return files
 

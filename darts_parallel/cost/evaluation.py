@@ -10,7 +10,7 @@ from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
 from darts_parallel.cost.searcher import SearcherModel
-from darts_parallel.cost.simulation import PassSeconds, simulated_seconds
+from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_table
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.plan import Plan, plan_space
@@ -109,12 +109,14 @@ def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
     return before, between
 
 
-def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
+def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) -> BatchCost:
     """Price hard plans, vectorised.
 
     Args:
         table: Costs of their pipeline degree.
         plans: B plans. Where they may offload they do so by the given shares, or by the least that fit.
+        linear: Whether seconds have second derivatives: simulated ones are then sums along a longest path,
+            and `pipeline_end` is not known.
     """
     reading = table_reading(table, plans)
     stage_seconds, sync_seconds = reading.stage_seconds, reading.sync
@@ -122,7 +124,12 @@ def evaluate_batch(table: CostTable, plans: HardPlans) -> BatchCost:
     counts = table.num_micro_batches[plans.outer]
     if table.pipeline.simulated:
         passes = pass_seconds(table, plans, reading.between)
-        total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
+        if linear:
+            path = Criticalities.of(passes, sync_seconds, counts, table.pp, table.pipeline)
+            total = path.seconds(passes, sync_seconds)
+            ends = total.unsqueeze(1).expand_as(device_seconds)
+        else:
+            total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
     else:
         end = pipeline_seconds(stage_seconds, counts)
         total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)

@@ -28,24 +28,22 @@ from darts_parallel.schedules import USUAL, find
 
 
 def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> list[list[LayerCosts]]:
-    """Price every layer on every kind of stage; equal layers are computed once."""
-    result, (specs, kind_of_layer) = [], model.kinds
-    for stage in stages:
-        known: dict[int, LayerCosts] = {}
-        for layer, number in zip(model.layers, kind_of_layer, strict=True):
-            if number not in known:
-                shared = layer.tied and pp == 1 and layer is not model.layers[0]
-                known[number] = layer_costs(stage, specs[number], counts_table=not shared)
-        result.append([known[number] for number in kind_of_layer])
-    return result
+    """Price every distinct layer of a model, in their order, on every kind of stage."""
+    # a tied table is the first layer's where both lie on one device
+    return [
+        [layer_costs(stage, spec, counts_table=pp > 1 or not spec.tied or number == 0)
+         for number, spec in enumerate(model.kinds[0])]
+        for stage in stages
+    ]  # fmt: skip
 
 
-def stack(costs: list[list[LayerCosts]], name: str, term: str | None = None) -> Tensor:
-    """Return a field of all layers' costs, or one of its terms, `(O, Q, L, C)`."""
+def stack(costs: list[list[LayerCosts]], kinds: Tensor, name: str, term: str | None = None) -> Tensor:
+    """Return a field of the costs of layers of `kinds`, or one of its terms, `(O, Q, L, C)`."""
     some = costs[0][0].forward
     fields_of = [[getattr(layer, name) for layer in kind] for kind in costs]
     rows = [[x if term is None else x[term] for x in kind] for kind in fields_of]
-    return torch.stack([torch.stack([x.expand_as(some) for x in row], dim=1) for row in rows], dim=1)
+    distinct = torch.stack([torch.stack([x.expand_as(some) for x in row], dim=1) for row in rows], dim=1)
+    return distinct.index_select(2, kinds)
 
 
 def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
@@ -343,18 +341,18 @@ def _table(
     counts = torch.tensor(space.num_micro_batches)
     choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
     stages = [StageContext.build(problem, kind, choices) for kind in kinds]
-    costs = all_layer_costs(problem.model, space.pp, stages)
+    costs, kinds_of = all_layer_costs(problem.model, space.pp, stages), torch.tensor(problem.model.kinds[1])
     distinct, layout = layouts(space.choices)
     tokens = ChoiceTensors.build(problem.training, space.num_micro_batches, tuple(distinct), space.cp).tokens
     pins, batch = problem.config.space, problem.training.global_batch_size
     allowed = [[micro_batch_legal(pins, batch, m, c) for c in space.choices] for m in space.num_micro_batches]
-    once = {name: stack(costs, name) for name in ("gradient_sync", "optimizer")}
+    once = {name: stack(costs, kinds_of, name) for name in ("gradient_sync", "optimizer")}
     sizes = [problem.cluster.groups[kind.group].gpus for kind in kinds]
     admitted = torch.tensor([[admits(gpus, c) for c in space.choices] for gpus in sizes])
     places = [(kind.group, max(kind.counts)) for kind in kinds]
     empty, extra, cluster = torch.zeros(0, dtype=torch.long), dict[str, Any](), problem.cluster
     for term in TERMS:
-        extra |= term.table_fields(space, stages, lambda name: stack(costs, name))
+        extra |= term.table_fields(space, stages, lambda name: stack(costs, kinds_of, name))
     stored = stored_bytes(problem.model.layers, distinct, tokens, element_bytes(problem.training))
     return CostTable(
         pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages, space.schedule),
@@ -365,21 +363,21 @@ def _table(
         stage_kind=empty,
         boundary_kind=empty,
         fused_to_previous=torch.tensor([layer.fused_to_previous for layer in problem.model.layers]),
-        forward=stack(costs, "forward"),
-        backward=stack(costs, "backward"),
-        weight_gradient=stack(costs, "weight_gradient"),
+        forward=stack(costs, kinds_of, "forward"),
+        backward=stack(costs, kinds_of, "backward"),
+        weight_gradient=stack(costs, kinds_of, "weight_gradient"),
         sync=once["gradient_sync"] + once["optimizer"],
         per_iteration=empty,
         # calibrated devices may differ in their memory factors: the largest counts on every stage
-        static=stack(costs, "static").amax(1),
-        activation=stack(costs, "activation").amax(1),
-        for_weights=stack(costs, "for_weights").amax(1),
-        working=stack(costs, "working").amax(1),
+        static=stack(costs, kinds_of, "static").amax(1),
+        activation=stack(costs, kinds_of, "activation").amax(1),
+        for_weights=stack(costs, kinds_of, "for_weights").amax(1),
+        working=stack(costs, kinds_of, "working").amax(1),
         reshard=reshard_seconds(cluster, places, stored, distinct),
         p2p=boundary_seconds(cluster, boundaries, stored, distinct),
         capacity=empty,
         in_flight=torch.zeros(len(counts), 1),
-        terms={name: stack(costs, "terms", name) for name in costs[0][0].terms} | once,
+        terms={name: stack(costs, kinds_of, "terms", name) for name in costs[0][0].terms} | once,
         kind_allowed=None if bool(admitted.all()) else admitted,
         cp=space.cp,
         **extra,

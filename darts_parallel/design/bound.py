@@ -1,7 +1,12 @@
-"""A lower bound of the seconds over all ways to spend a budget, from tangents.
+"""A lower bound of the seconds over all ways to spend a budget, from slopes at points.
 
-For a fixed plan log T is convex and falls in the log goodness z of every knob, so a tangent at any point
-bounds it everywhere: log T(z) >= b_k + A_k z. Over what the budget allows,
+For a fixed plan the seconds are sums, maxima and norms of work over rates and of latencies: convex in the
+inverse goodness y = exp(-z) of the knobs. Slopes at a point z0 therefore bound them everywhere,
+
+    T(z) >= T(z0) (1 - sum_i w_i + sum_i w_i exp(z0_i - z_i)),   w_i = -d log T / d z_i at z0,
+
+with equality where no maximum changes sides. The log of this is convex in z, so its tangent at any other
+point bounds log T(z) >= b + A z, too. Over what the budget allows,
 
     min_z max_k b_k + A_k z   with   sum_i c_i exp(e_i z_i) <= B,   low <= z <= high
 
@@ -9,10 +14,11 @@ has the dual max over weights w (of sum 1) and a price m >= 0 of
 
     w b + sum_i min over z_i of (w A)_i z_i + m c_i exp(e_i z_i)  -  m B,
 
-which is a bound for *any* w and m; at the best m money goes in the proportion slope over exponent.
+which is a bound for *any* w and m; at the best m money goes in the proportion slope over exponent. Tangents
+move to where the bound is lowest until it rises no more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +27,8 @@ from numpy.typing import NDArray
 from darts_parallel.design.request import Knob
 
 Array = NDArray[np.float64]
-HALVINGS = 60
-"""Halvings of the interval of log m."""
+ROUNDS = 6
+"""Points at most to which tangents move."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,11 @@ class Prices:
         price, exponent, low, high = np.array(rows, dtype=float).reshape(-1, 4).T
         return Prices(price, exponent, np.log(low), np.log(high))
 
+    @property
+    def damping(self) -> Array:
+        """Return the part of the way to new shares that settles shares that answer one another, `(n,)`."""
+        return np.asarray(self.exponent / (1.0 + self.exponent))
+
     def cost(self, z: Array) -> Array:
         """Return what every knob costs at log goodness `z`."""
         return np.asarray(self.price * np.exp(self.exponent * z))
@@ -60,38 +71,83 @@ class Prices:
         """
         if not len(self.price):
             return np.where(money >= 0.0, 0.0, np.inf), slopes
-        worth = np.maximum(-slopes, 0.0) / self.exponent
         least, most = self.cost(self.low), self.cost(self.high)
-        floor = 1e-300
-        top = np.log(np.maximum((worth / least).max(1), floor)) + 1.0
-        bottom = np.log(np.maximum((worth / most).min(1), 1e-18 * np.exp(top))) - 1.0
-        for _ in range(HALVINGS):
-            middle = (top + bottom) / 2
-            spent = np.clip(worth * np.exp(-middle)[:, None], least, most).sum(1)
-            over = spent > money
-            bottom, top = np.where(over, middle, bottom), np.where(over, top, middle)
-        share = np.clip(worth * np.exp(-top)[:, None], least, most)
+        worth = np.maximum(-slopes, 0.0) / self.exponent
+        rate = _rate(worth, least, most, money * (1 - 1e-12))  # never above by rounding
+        share = np.clip(worth * rate[:, None], least, most)
         z = np.log(share / self.price) / self.exponent
-        price = np.where(share.sum(1) >= money * (1 - 1e-9), np.exp(top), 0.0)
+        price = np.where(share.sum(1) >= money * (1 - 1e-9), 1.0 / np.maximum(rate, 1e-300), 0.0)
         # the Lagrangian at its own minimum bounds from below whatever the price
         best = np.where(price[:, None] > 0.0, z, np.where(worth > 0.0, self.high, self.low))
         value = (slopes * best).sum(1) + price * (self.cost(best).sum(1) - money)
         return np.where(least.sum() <= money, value, np.inf), z
 
 
-def dual_bound(prices: Prices, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
-    """Return the bound of one plan from all its tangents, and the point at which it is reached.
+def _rate(worth: Array, least: Array, most: Array, money: Array) -> Array:
+    """Return the largest t at which `clip(worth * t, least, most)` sums to no more than the money, `(P,)`.
+
+    The sum is linear between the 2n values of t at which a knob leaves its least or reaches its most.
+    """
+    ends = np.zeros((2, *worth.shape))
+    np.divide(np.stack([least, most])[:, None], worth, out=ends, where=worth > 0.0)
+    turns = np.sort(np.concatenate(list(ends), axis=1), axis=1)
+    first, after = np.zeros(len(worth), dtype=np.int64), np.full(len(worth), turns.shape[1])
+
+    def spent(t: Array) -> Array:
+        return np.asarray(np.clip(worth * t[:, None], least, most).sum(1))
+
+    for _ in range(turns.shape[1].bit_length()):
+        middle = (first + after) // 2
+        paid = spent(np.take_along_axis(turns, middle[:, None], 1)[:, 0]) <= money
+        first, after = np.where(paid, middle, first), np.where(paid, after, middle)
+    turn = np.take_along_axis(turns, first[:, None], 1)[:, 0]
+    slope = np.where((ends[0] <= turn[:, None]) & (turn[:, None] < ends[1]), worth, 0.0).sum(1)
+    more = np.divide(money - spent(turn), slope, out=np.zeros_like(slope), where=slope > 0.0)
+    return np.asarray(turn + np.maximum(more, 0.0))
+
+
+def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> tuple[Array, Array]:
+    """Return b and A of log T(z) >= b + A z, the tangents at `at` of the bounds that points give.
 
     Args:
-        heights: b, `(K,)`.
-        slopes: A, `(K, n)`.
+        heights: Log seconds at the points, `(...)`.
+        slopes: In z, `(..., n)`.
+        points: `(..., n)`.
+        at: `(..., n)`.
+    """
+    parts = -slopes * np.exp(points - at)
+    total = np.maximum(1.0 + slopes.sum(-1), 0.0) + parts.sum(-1)
+    a = -parts / total[..., None]
+    return heights + np.log(total) - (a * at).sum(-1), a
+
+
+def dual_bound(
+    prices: Prices, lines: Callable[[Array | None], tuple[Array, Array]], money: float
+) -> tuple[float, Array]:
+    """Return the bound of one plan from all its points, and where it is reached.
+
+    Args:
+        lines: Gives b `(K,)` and A `(K, n)` of the tangents at a point, or each at its own.
         money: What the knobs may cost.
     """
-    rest = np.full(len(heights), money)
-    alone = heights + prices.spend(slopes, rest)[0]
-    weights = np.eye(len(heights))[int(alone.argmax())]
+    best, at = _dual(prices, *lines(None), money)
+    for _ in range(ROUNDS - 1):
+        value, z = _dual(prices, *lines(at), money)
+        at = at + prices.damping * (z - at)
+        if value < best + 1e-6:
+            break
+        best = value
+    return best, at
+
+
+def _dual(prices: Prices, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
+    """Return the largest bound of mixtures of lines, and the point that minimises its Lagrangian."""
+    alone = heights + prices.spend(slopes, np.full(len(heights), money))[0]
+    first = int(alone.argmax())
+    weights = np.eye(len(heights))[first]
     value, z = _value(prices, heights, slopes, money, weights)
-    if len(heights) == 1 or not np.isfinite(value):
+    along = heights + slopes @ z
+    if not np.isfinite(value) or along.max() <= along[first] + 1e-9:
         return value, z
     from scipy.optimize import minimize
 

@@ -3,7 +3,6 @@
 Memory is bought for the chance `space.out_of_memory` of one device, with the spread of the reference's bytes.
 """
 
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -29,6 +28,7 @@ from darts_parallel.problem import Problem
 
 AMPLE = 1e9
 """Factor of the memory while it is not asked for: which plans fit is decided by what is bought."""
+Priced = list[tuple[CostTable, HardPlans, BatchCost]]
 
 
 class Pricing:
@@ -48,9 +48,11 @@ class Pricing:
         self.start = np.clip(0.0, np.log([k.low for k in knobs]), np.log([k.high for k in knobs]))
         self.ample = scaled(problem, {MEMORY: AMPLE})
         self.spaces = outer_spaces(self.ample)
+        point = torch.tensor(self.start, requires_grad=True)
+        self._begun = self._priced(point)
         needs = self._needs(memories)
         most = torch.tensor([*(knob.high for knob in memories), 1.0], dtype=torch.float64)
-        legal = torch.cat([cost.feasible for _, _, cost in self._first])
+        legal = torch.cat([cost.feasible for _, _, cost in self._begun])
         self.useful = torch.nonzero(legal & (needs <= most * (1 + ROUNDING)).all(1)).squeeze(1)
         if not len(self.useful):
             raise InfeasibleError(
@@ -58,21 +60,22 @@ class Pricing:
                 f"the lightest plan needs {float(needs.amax(1).min()):.3g} times the memory; try a higher "
                 "bound of device.memory, or more nodes."
             )
-        simulated = [torch.full((len(plans),), table.pipeline.simulated) for table, plans, _ in self._first]
-        self.simulated = torch.cat(simulated)[self.useful]
+        simulated = [torch.full((len(plans),), table.pipeline.simulated) for table, plans, _ in self._begun]
+        self.simulated = torch.cat(simulated)[self.useful].numpy()
         low = np.array([knob.low for knob in memories])
         self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), low)
+        self.at_start = self._log_seconds(self._begun), point
 
-    def _tables(self, z: Tensor) -> list[tuple[CostTable, HardPlans, BatchCost]]:
+    def _priced(self, z: Tensor) -> Priced:
         """Return tables, their even uniform plans and costs at log goodness `z`."""
         factors = {knob.name: (knob.sense * y).exp() for knob, y in zip(self.knobs, z, strict=True)}
         tables = build_tables(scaled(self.ample, factors), self.spaces)
         plans = [even_uniform_plans(table) for table in tables]
-        return [(t, p, evaluate_batch(t, p)) for t, p in zip(tables, plans, strict=True)]
+        linear = torch.is_grad_enabled() and z.requires_grad
+        return [(t, p, evaluate_batch(t, p, linear=linear)) for t, p in zip(tables, plans, strict=True)]
 
-    @cached_property
-    def _first(self) -> list[tuple[CostTable, HardPlans, BatchCost]]:
-        return self._tables(torch.tensor(self.start))
+    def _log_seconds(self, priced: Priced) -> Tensor:
+        return torch.cat([cost.iteration_time for _, _, cost in priced])[self.useful].log()
 
     def _needs(self, memories: tuple[Knob, ...]) -> Tensor:
         """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
@@ -80,7 +83,7 @@ class Pricing:
         held = [{place or 0 for place in places(knob.name, cluster)} for knob in memories]
         held.append(set(range(len(cluster.groups))).difference(*held))
         rows = []
-        for table, _, cost in self._first:
+        for table, _, cost in self._begun:
             arranged = cluster.arranged(table.node_order)
             factors = torch.zeros(len(cost.memory), len(held), dtype=torch.float64)
             for stage, column in product(range(table.pp), range(len(held))):
@@ -92,33 +95,32 @@ class Pricing:
         return torch.cat(rows)
 
     def log_seconds(self, z: Tensor) -> Tensor:
-        """Return log seconds per iteration of every plan at log goodness `z`, shape `(P,)`."""
-        return torch.cat([cost.iteration_time for _, _, cost in self._tables(z)])[self.useful].log()
-
-    def tangents(self, z: Array) -> tuple[Array, Array]:
-        """Return log seconds of every plan at log goodness `z`, `(P,)`, and their slopes, `(P, n)`.
-
-        The slopes are exact. The gradient of a mixture of plans with weights w is linear in w, so its own
-        gradients in w are the columns, all plans at once; simulated plans, whose longest paths have one
-        gradient only, take a backward pass each.
-        """
-        point = torch.tensor(z, dtype=torch.float64, requires_grad=True)
-        heights, slopes = self.log_seconds(point), torch.zeros(len(self.useful), len(z), dtype=torch.float64)
-        if len(z) and not self.simulated.all():
-            weights = torch.zeros(int((~self.simulated).sum()), dtype=torch.float64, requires_grad=True)
-            (mixed,) = torch.autograd.grad(heights[~self.simulated], point, weights, create_graph=True)
-            each = torch.eye(len(z), dtype=torch.float64)
-            (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True, retain_graph=True)
-            slopes[~self.simulated] = columns.T
-        for plan in self.simulated.nonzero().flatten() if len(z) else ():
-            (slopes[plan],) = torch.autograd.grad(heights[plan], point, retain_graph=True)
-        return heights.detach().numpy(), slopes.numpy()
+        """Return log seconds per iteration of every plan at log goodness `z`, `(P,)`."""
+        return self._log_seconds(self._priced(z))
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
         index = int(self.useful[number])
-        for table, plans, _ in self._first:
+        for table, plans, _ in self._begun:
             if index < len(plans):
                 return plans.to_plan(index, table)
             index -= len(plans)
         raise IndexError(number)
+
+
+def slopes_of(heights: Tensor, point: Tensor) -> Array:
+    """Return the gradients `(P, n)` of heights `(P,)` in the point `(n,)`.
+
+    The gradient of a mixture of plans with weights w is linear in w, so its own gradients in w are the
+    columns, all plans at once.
+    """
+    if not len(point):
+        return np.zeros((len(heights), 0))
+    if len(heights) == 1:
+        (row,) = torch.autograd.grad(heights[0], point, retain_graph=True)
+        return np.asarray(row[None].numpy())
+    weights = torch.zeros(len(heights), dtype=torch.float64, requires_grad=True)
+    (mixed,) = torch.autograd.grad(heights, point, weights, create_graph=True)
+    each = torch.eye(len(point), dtype=torch.float64)
+    (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True, retain_graph=True)
+    return np.asarray(columns.T.numpy())

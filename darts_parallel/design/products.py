@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
@@ -48,7 +47,7 @@ def upgrades(plan: Plan, problem: Problem) -> list[Upgrade]:
     uniform = Problem.from_config(replace(problem.config, space=space))
 
     def seconds(factors: dict[str, float]) -> tuple[float, float]:
-        every = Pricing(scaled(uniform, factors), (), ()).log_seconds(torch.zeros(0))
+        every, _ = Pricing(scaled(uniform, factors), (), ()).at_start
         return evaluate(plan, scaled(problem, factors)).iteration_time_s, float(every.min().exp())
 
     (own, best), found = seconds({}), []

@@ -1,44 +1,45 @@
-"""Search the best use of a budget by tangents of all plans, with a bound that proves it.
+"""Search the best use of a budget by slopes of all plans, with a bound that proves it.
 
-At a point: seconds of all plans of all jobs (one call), and their slopes. Tangents bound every plan
-everywhere (`bound`); the next point is where the bound of the most promising plan is lowest, with exactly
-the memory that the plan needs. Discrete choices take turns by their bounds, and end once those are above the
-best that was found.
+At a point: seconds of all plans of all jobs (one call), and their slopes where the search goes on. They
+bound every plan everywhere (`bound`); the next point is where the bound of the most promising plan is lowest,
+with exactly the memory that the plan needs. Discrete choices take turns by their bounds, and end once those
+are above the best that was found.
 Tangents know nothing of budgets: one search serves the whole Pareto front, and the least money that a target
 takes: less than that at which the bound itself reaches the target does not.
 """
 
 import time
 from dataclasses import dataclass, replace
-from itertools import product
 from math import exp, inf, log, log1p
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from darts_parallel.design.bound import Array, Prices, dual_bound
+from darts_parallel.design.bound import ROUNDS, Array, Prices, dual_bound, log_tangents
 from darts_parallel.design.figures import MEMORY, figure_of
-from darts_parallel.design.pricing import Pricing
+from darts_parallel.design.pricing import Pricing, slopes_of
 from darts_parallel.design.request import Design, Knob, Option
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan import Plan
 
 MOST_POINTS = 60
 """Points at which the plans of one discrete choice are priced for one budget."""
-MOST_COMBINED = 2_000_000
-"""Combinations of plans of several jobs whose bounds are held."""
+MOST_COMBINED = 500_000
+"""Combinations of plans of several jobs."""
 SLACK = 1e-9
 """Share by which more memory is bought than a plan needs, against rounding."""
-Plans = NDArray[np.int64]
-"""Combinations of one plan for every job, `(C, J)`."""
+Rows = NDArray[np.int64]
 
 
 class Branch:
-    """One discrete choice and its tangents.
+    """One discrete choice: C combinations of one plan for every job, priced at K points of log goodness.
 
     Attributes:
-        points: Log goodness `(n,)` of the K points that were priced.
-        heights, slopes: Log seconds and their slopes by point and job, `(P,)` and `(P, n)`.
+        plans: Number of the plan by job, `(C, J)`.
+        needs, memory: Factors of memory knobs that combinations need, `(C, M)`, and their cost, `(C,)`.
+        points, heights: Where plans were priced, `(n,)` each, and their log seconds there by job.
     """
 
     def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
@@ -46,112 +47,111 @@ class Branch:
         self.knobs = tuple(k for k in option.knobs if figure_of(k.name) != MEMORY)
         self.memories = tuple(k for k in option.knobs if figure_of(k.name) == MEMORY)
         self.pricings = [Pricing(problem, self.knobs, self.memories) for problem in option.problems]
-        self.prices, self.memory_prices = Prices.of(self.knobs), Prices.of(self.memories)
+        self.prices, memory_prices = Prices.of(self.knobs), Prices.of(self.memories)
+        sizes = [len(pricing.needs) for pricing in self.pricings]
+        if int(np.prod(sizes)) > MOST_COMBINED:
+            raise ConfigError(
+                f"design.jobs must have at most {MOST_COMBINED} combinations of plans, not {np.prod(sizes)}; "
+                "try fewer jobs, or pins like space.zero_stage=1."
+            )
+        self.plans: Rows = np.indices(sizes).reshape(len(sizes), -1).T
+        own = [p.needs[plans] for p, plans in zip(self.pricings, self.plans.T, strict=True)]
+        self.needs = np.max(own, axis=0) * (1 + SLACK)
+        self.memory = memory_prices.cost(np.log(self.needs)).sum(1)
+        ends = ((p.cost(p.low).sum(), p.cost(p.high).sum()) for p in (self.prices, memory_prices))
+        self.least, self.most = option.fixed + np.sum(list(ends), axis=0)
         self.points: list[Array] = []
         self.heights: list[list[Array]] = []
-        self.slopes: list[list[Array]] = []
-
-    def cost(self, *, high: bool = False) -> float:
-        """Return the fixed part and the least, or the most, of every knob."""
-        ends = ((p.high if high else p.low, p) for p in (self.prices, self.memory_prices))
-        return self.option.fixed + sum(float(prices.cost(z).sum()) for z, prices in ends)
+        self._slopes: list[list[Array]] = []
+        self._last: list[tuple[Tensor, Tensor]] = []
 
     def price_at(self, z: Array) -> None:
-        """Price all plans at log goodness `z`, and keep their tangents."""
-        found = [pricing.tangents(z) for pricing in self.pricings]
+        """Price all plans at log goodness `z`."""
+        self._last = [pricing.at_start for pricing in self.pricings]
+        if self.points:
+            points = [torch.tensor(z, requires_grad=True) for _ in self.pricings]
+            self._last = [(p.log_seconds(own), own) for p, own in zip(self.pricings, points, strict=True)]
         self.points.append(z)
-        self.heights.append([heights for heights, _ in found])
-        self.slopes.append([slopes for _, slopes in found])
+        self.heights.append([heights.detach().numpy() for heights, _ in self._last])
 
-    def memory_cost(self, needs: Array) -> Array:
-        """Return what memory costs at goodness `needs`, `(..., M)`."""
-        return np.asarray(self.memory_prices.cost(np.log(needs * (1 + SLACK))).sum(-1))
+    def slopes(self, point: int, row: int) -> Array:
+        """Return the slopes `(n,)` of the weighted log seconds of a combination at a point."""
+        if point < len(self._slopes):
+            own = [slopes[plan] for slopes, plan in zip(self._slopes[point], self.plans[row], strict=True)]
+        else:
+            pairs = zip(self._last, self.plans[row], strict=True)
+            own = [slopes_of(heights[[plan]], z)[0] for (heights, z), plan in pairs]
+        return np.asarray(np.sum([w * slope for w, slope in zip(self.weights, own, strict=True)], axis=0))
 
-    def tangents(self, plans: Plans) -> tuple[Array, Array]:
-        """Return b `(C, K)` and A `(C, K, n)` of the weighted log seconds of combinations."""
-        heights, slopes = [], []
-        for z, high, slope in zip(self.points, self.heights, self.slopes, strict=True):
-            a = sum((w * slope[j][plans[:, j]] for j, w in enumerate(self.weights)), np.zeros(()))
-            t = sum((w * high[j][plans[:, j]] for j, w in enumerate(self.weights)), np.zeros(()))
-            slopes.append(a)
-            heights.append(t - a @ z)
-        return np.stack(heights, 1), np.stack(slopes, 1)
+    def lines(self, point: int, rows: Rows, at: Array) -> tuple[Array, Array]:
+        """Return b `(c,)` and A `(c, n)`: tangents at `at` of what the slopes at a point say of combinations.
 
-    def needs(self, plans: Plans) -> Array:
-        """Return the memory that combinations need, the largest of their jobs, `(C, M)`."""
-        own = [pricing.needs[plans[:, job]] for job, pricing in enumerate(self.pricings)]
-        return np.asarray(np.max(own, axis=0))
+        The slopes of the last point are computed once they are asked for.
+        """
+        if len(self._slopes) < len(self.points):
+            self._slopes.append([slopes_of(*own) for own in self._last])
+        b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs)))
+        for job, weight in enumerate(self.weights):
+            plans = self.plans[rows, job]
+            heights, slopes = self.heights[point][job][plans], self._slopes[point][job][plans]
+            own, steeper = log_tangents(heights, slopes, self.points[point], at)
+            b, a = b + weight * own, a + weight * steeper
+        return b, a
 
     def incumbent(self, budget: float, best: "BestUse | None") -> "BestUse | None":
         """Return the best that a budget pays at the points so far, where it is better than `best`."""
-        limits = np.unique(np.concatenate([pricing.needs for pricing in self.pricings]), axis=0)
-        costs = self.memory_cost(limits)
-        for index, z in enumerate(self.points):
-            money = budget - self.option.fixed - self.prices.cost(z).sum()
-            paid = limits[costs <= money * (1 + 1e-12)]
-            for limit in paid[-1:] if paid.shape[1] < 2 else paid:  # of one memory, the largest serves all
-                times = [
-                    np.where((pricing.needs <= limit).all(1), own, inf)
-                    for pricing, own in zip(self.pricings, self.heights[index], strict=True)
-                ]
-                value = float(sum(w * own.min() for w, own in zip(self.weights, times, strict=True)))
-                if value < (inf if best is None else best.value):
-                    best = BestUse(value, self, index, tuple(int(own.argmin()) for own in times))
+        for point, z in enumerate(self.points):
+            paid = self.memory <= (budget - self.option.fixed - self.prices.cost(z).sum()) * (1 + 1e-12)
+            jobs = zip(self.weights, self.heights[point], self.plans.T, strict=True)
+            every = np.sum([w * heights[plans] for w, heights, plans in jobs], axis=0)
+            value = float(every[paid].min(initial=inf))
+            if value < (inf if best is None else best.value):
+                best = BestUse(value, self, point, int(np.where(paid, every, inf).argmin()))
         return best
 
     def lowest(self, budget: float, limit: float) -> tuple[float, Array]:
         """Return the lowest bound that any combination of plans has, and where it is.
 
-        The tangents of a plan bound it one by one, and together only where it may be the lowest.
+        Points bound a plan one by one, as far as it is below a limit, and together only where it may be the
+        lowest.
         """
-        plans = self._candidates(budget, limit)
-        rest = budget - self.option.fixed - self.memory_cost(self.needs(plans))
-        heights, slopes = self.tangents(plans)
-        alone = [
-            b + self.prices.spend(a, rest)[0] for b, a in zip(heights.T, slopes.swapaxes(0, 1), strict=True)
-        ]
-        bounds, points = np.max(alone, axis=0, initial=-inf), dict[int, Array]()
-        while np.isfinite(bounds).any():
-            number = int(bounds.argmin())
-            if number in points:
-                return float(bounds[number]), points[number]
-            value, points[number] = dual_bound(
-                self.prices, heights[number], slopes[number], float(rest[number])
-            )
-            bounds[number] = max(value, bounds[number])
+        rest = budget - self.option.fixed - self.memory
+        bounds = np.where(rest < self.prices.cost(self.prices.low).sum(), inf, -inf)
+        for point, z in enumerate(self.points):
+            at = np.tile(z, (len(rest), 1))
+            for turn in range(ROUNDS):
+                rows = np.flatnonzero(bounds < limit)
+                b, a = self.lines(point, rows, at[rows])
+                values, better = self.prices.spend(a, rest[rows])
+                bounds[rows] = np.maximum(bounds[rows], b + values)
+                at[rows] += (self.prices.damping if turn else 1.0) * (better - at[rows])
+        points = dict[int, Array]()
+        while np.isfinite(bounds.min()):
+            row = int(bounds.argmin())
+            if row in points:
+                return float(bounds[row]), points[row]
+            value, points[row] = self._together(row, float(rest[row]))
+            bounds[row] = max(value, bounds[row])
         return inf, self.points[0]
 
-    def _candidates(self, budget: float, limit: float) -> Plans:
-        """Return combinations of plans that may be below `limit` if all money were each plan's own."""
-        own = []
-        for job, pricing in enumerate(self.pricings if len(self.pricings) > 1 else ()):
-            rest = budget - self.option.fixed - self.memory_cost(pricing.needs)
-            bounds = [t[job] - a[job] @ z + self.prices.spend(a[job], rest)[0]
-                      for z, t, a in zip(self.points, self.heights, self.slopes, strict=True)]  # fmt: skip
-            own.append(self.weights[job] * np.max(bounds, axis=0))
-        if not own:
-            return np.arange(len(self.pricings[0].needs))[:, None]
-        least = sum(bounds.min() for bounds in own)
-        if not np.isfinite(least):
-            return np.empty((0, len(own)), dtype=np.int64)
-        kept = [np.flatnonzero(bounds < limit - least + bounds.min()) for bounds in own]
-        size = int(np.prod([len(k) for k in kept]))
-        if size > MOST_COMBINED:
-            raise ConfigError(
-                f"design.jobs must have at most {MOST_COMBINED} combinations of plans, not {size}; "
-                "try fewer jobs, or pins like space.zero_stage=1."
-            )
-        return np.array(list(product(*kept)), dtype=np.int64).reshape(size, len(kept))
+    def _together(self, row: int, money: float) -> tuple[float, Array]:
+        """Return the bound of one combination by all points, and where it is reached."""
+
+        def lines(at: Array | None) -> tuple[Array, Array]:
+            own = [self.lines(k, np.array([row]), z if at is None else at) for k, z in enumerate(self.points)]
+            return np.concatenate([b for b, _ in own]), np.concatenate([a for _, a in own])
+
+        return dual_bound(self.prices, lines, money)
 
 
 @dataclass(frozen=True)
 class BestUse:
-    """An incumbent: log seconds, and the branch, the number of its point and the plans that have them."""
+    """An incumbent: log seconds, and the branch, the numbers of its point and of its combination of plans."""
 
     value: float
     branch: Branch
     point: int
-    plans: tuple[int, ...]
+    row: int
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Designer:
                 refused = error
         if not self.branches and refused is not None:
             raise refused
-        self.least = min(branch.cost() for branch in self.branches)
+        self.least = float(min(branch.least for branch in self.branches))
 
     def solve(self, budget: float) -> Answer:
         """Find the best use of a budget.
@@ -236,19 +236,19 @@ class Designer:
                 f"design.budget={budget:g} must be above the fixed part and the least of every knob, "
                 f"{self.least:g}; try {self.least * 1.2:.3g}."
             )
-        branches, best = [b for b in self.branches if b.cost() <= budget], None
+        branches, best = [b for b in self.branches if b.least <= budget], None
         for branch in branches:
             best = branch.incumbent(budget, best)
             if not branch.points:
                 best = self.price(branch, branch.pricings[0].start, budget, best)
         bounds, first = dict.fromkeys(branches, -inf), {b: len(b.points) for b in branches}
-        open_ = set(branches)
+        open_, slack = set(branches), log1p(self.design.tolerance / 2)
         while open_:
             branch = min(open_, key=lambda b: (bounds[b], branches.index(b)))
-            limit = inf if best is None else best.value
-            bounds[branch], point = branch.lowest(budget, limit)
-            proven = bounds[branch] >= limit - log1p(self.design.tolerance / 2)
-            if proven or bounds[branch] == inf or len(branch.points) - first[branch] >= MOST_POINTS:
+            limit, point = inf if best is None else best.value - slack, branch.points[0]
+            if bounds[branch] < limit:
+                bounds[branch], point = branch.lowest(budget, limit)
+            if bounds[branch] >= limit or len(branch.points) - first[branch] >= MOST_POINTS:
                 open_.remove(branch)
             else:
                 best = self.price(branch, point, budget, best)
@@ -265,7 +265,7 @@ class Designer:
         Errors:
             ConfigError: the highest of every knob does not suffice.
         """
-        low, high = self.least, max(branch.cost(high=True) for branch in self.branches)
+        low, high = self.least, float(max(branch.most for branch in self.branches))
         answer = self.solve(high)
         if answer.iteration_time_s > seconds:
             best = answer.iteration_time_s
@@ -276,7 +276,7 @@ class Designer:
             top = high
             while log(top / low) > step:  # what the tangents so far allow at least
                 middle = (low * top) ** 0.5
-                below = any(b.lowest(middle, inf)[0] <= goal for b in self.branches if b.cost() <= middle)
+                below = any(b.lowest(middle, inf)[0] <= goal for b in self.branches if b.least <= middle)
                 low, top = (low, middle) if below else (middle, top)
             answer = self.solve(top)
             if answer.iteration_time_s <= seconds:
@@ -294,21 +294,17 @@ class Designer:
 
     def _answer(self, best: BestUse, budget: float, bound: float) -> Answer:
         """Return what was found in the units of the figures."""
-        branch, plans = best.branch, np.array([best.plans])
-        z, chosen = branch.points[best.point], enumerate(best.plans)
-        slope = sum(
-            w * branch.slopes[best.point][j][p] for w, (j, p) in zip(branch.weights, chosen, strict=True)
-        )
-        needs = branch.needs(plans)[0] * (1 + SLACK)
-        where = {k.name: (y, s) for k, y, s in zip(branch.knobs, z, np.asarray(slope), strict=True)}
-        where |= {k.name: (log(need), 0.0) for k, need in zip(branch.memories, needs, strict=True)}
+        branch, point, row = best.branch, best.point, best.row
+        paid = zip(branch.knobs, branch.points[point], branch.slopes(point, row), strict=True)
+        where = {k.name: (z, slope) for k, z, slope in paid}
+        where |= {k.name: (log(y), 0.0) for k, y in zip(branch.memories, branch.needs[row], strict=True)}
         knobs = {k.name: _bought(k, *map(float, where[k.name])) for k in branch.option.knobs}
-        seconds = tuple(exp(branch.heights[best.point][j][p]) for j, p in enumerate(best.plans))
         spent = branch.option.fixed + sum(bought.cost for bought in knobs.values())
         calls, self._told = len(self.history) - self._told, len(self.history)
+        every = list(zip(branch.pricings, branch.heights[point], branch.plans[row], strict=True))
         return Answer(
-            branch.option, knobs, spent, budget, exp(best.value), exp(bound), seconds,
-            tuple(p.plan(i) for p, i in zip(branch.pricings, best.plans, strict=True)), calls,
+            branch.option, knobs, spent, budget, exp(best.value), exp(bound),
+            tuple(exp(own[k]) for _, own, k in every), tuple(p.plan(k) for p, _, k in every), calls,
         )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ import torch
 from darts_parallel.cli._design import main
 from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Design, Designer, Pricing, overrides_of, read_design
-from darts_parallel.design.bound import Array, Prices, dual_bound
+from darts_parallel.design.bound import Array, Prices, dual_bound, log_tangents
+from darts_parallel.design.pricing import slopes_of
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem import load_problem
 
@@ -71,22 +72,27 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path,
     pricing = pricing_of(written(tmp_path, jobs=[{"overrides": job}]))
     rng = np.random.default_rng(1)
     z = rng.normal(size=5) * 0.3
-    here, slopes = pricing.tangents(z)
+    point = torch.tensor(z, requires_grad=True)
+    heights = pricing.log_seconds(point)
+    here, slopes = heights.detach().numpy(), slopes_of(heights, point)
+    np.testing.assert_allclose(here, log_seconds(pricing, z), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(slopes_of(heights[[1]], point)[0], slopes[1], rtol=0, atol=1e-12)
     assert (slopes <= 1e-12).all()
     for knob, step in enumerate(np.eye(5) * 1e-5):
         central = (log_seconds(pricing, z + step) - log_seconds(pricing, z - step)) / 2e-5
         np.testing.assert_allclose(slopes[:, knob], central, atol=1e-6)
     assert bool(pricing.simulated.any()) == ("space.pp=2" in more)
-    for _ in range(5):
-        y = rng.normal(size=5)
-        assert (log_seconds(pricing, y) >= here + slopes @ (y - z) - 1e-9).all()
+    for y in rng.normal(size=(8, 5)):
+        for at in (z, y, rng.normal(size=5)):
+            b, a = log_tangents(here, slopes, z, at)
+            assert (log_seconds(pricing, y) >= b + a @ y - 1e-9).all()
 
 
 def test_the_dual_is_the_least_value_of_the_tangents() -> None:
     prices = Prices(*np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5]]))
     heights, slopes = np.array([0.0, -0.1, 0.2]), np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]])
     money = 9.0
-    bound, point = dual_bound(prices, heights, slopes, money)
+    bound, point = dual_bound(prices, lambda at: (heights, slopes), money)
     grid = np.linspace(-1.0, 1.5, 401)
     first, second = (axis.ravel() for axis in np.meshgrid(grid, grid))
     z = np.stack([first, second], 1)
@@ -105,7 +111,7 @@ def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path) ->
     assert answer.spent <= design.budget * (1 + 1e-9)
     assert answer.calls <= 12
     pricing, prices = pricing_of(design), designer.branches[0].prices
-    memory = designer.branches[0].memory_cost(pricing.needs)
+    memory = designer.branches[0].memory
     rng = np.random.default_rng(2)
     for _ in range(60):
         shares = rng.dirichlet(np.ones(5))
