@@ -6,6 +6,7 @@ Ctrl-C is one of them: while a command still imports, nobody is there to catch i
 import ctypes
 import errno
 import gc
+import json
 import os
 import signal
 import sys
@@ -69,6 +70,16 @@ def read_text(path: str | Path) -> str:
     if len(text) > MOST_READ:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return text
+
+
+def read_json(path: str | Path, place: str, near: str, refusal: type[DartsParallelError]) -> Any:
+    """Return the content of a user's JSON file; a `refusal` names its place and says to try `near`."""
+    try:
+        return json.loads(read_text(path))
+    except OSError as error:
+        raise refusal(f"{place} cannot be read ({error.strerror}); try {near}.") from None
+    except (ValueError, RecursionError) as error:
+        raise refusal(f"{place} is not valid JSON ({error}); try {near}.") from None
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

@@ -4,7 +4,6 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import starmap
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -34,9 +33,7 @@ class Jobs:
     def __enter__(self) -> "Jobs":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._pool is not None:
             # after Ctrl-C nobody waits for what runs, and what has not begun is dropped
             self._pool.shutdown(wait=kind is None, cancel_futures=True)

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.errors import ConfigError, UnsupportedError, read_text
+from darts_parallel.errors import ConfigError, UnsupportedError, read_json
 
 OWN_FILE = "try a model file of your own (--config-dir) with what darts_parallel/config/model.py lists"
 
@@ -45,17 +45,10 @@ def read_file(path: str) -> Imported:
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
-    place = f"model.path={path}"
-    try:
-        values = json.loads(read_text(file))
-    except OSError as error:
-        raise ConfigError(
-            f"{place} cannot be read ({error.strerror}); try a Hugging Face config.json."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is not valid JSON ({error}); try a Hugging Face config.json.") from None
+    place, near = f"model.path={path}", "a Hugging Face config.json"
+    values = read_json(file, place, near, ConfigError)
     if not isinstance(values, dict):
-        raise ConfigError(f"{place} must hold a JSON object; try a Hugging Face config.json.")
+        raise ConfigError(f"{place} must hold a JSON object; try {near}.")
     folder = file.absolute().parent.name
     name = folder if file.name == "config.json" and folder else file.stem
     return _import_cached(json.dumps(values), place, name)

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from darts_parallel.config import Config, to_config
-from darts_parallel.errors import DartsParallelError, PlanError, read_text
+from darts_parallel.errors import DartsParallelError, PlanError, read_json
 from darts_parallel.plan.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
 
@@ -131,13 +131,4 @@ def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None
 
 
 def _read(path: str, key: str) -> Any:
-    try:
-        return json.loads(read_text(path))
-    except OSError as error:
-        raise PlanError(
-            f"{key}={path} cannot be read ({error.strerror}); try the plan.json of an earlier run."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(
-            f"{key}={path} is not valid JSON ({error}); try the plan.json of an earlier run."
-        ) from None
+    return read_json(path, f"{key}={path}", "the plan.json of an earlier run", PlanError)
