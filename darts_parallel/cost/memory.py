@@ -151,11 +151,9 @@ def activation_bytes(
         if part.module in modules:
             dropped = dropped + part.replicated_activation_bytes / sequence_shards
             dropped = dropped + part.sharded_activation_bytes / tp
-    return {
-        "none": kept,
-        "selective": tokens * scale * (linear + (scores - dropped)),
-        "full": tokens * width * layer.output_elements / sequence_shards,
-    }
+    selective = tokens * scale * (linear + (scores - dropped))
+    full = tokens * width * layer.output_elements / sequence_shards
+    return {"none": kept, "selective": selective, "full": full}
 
 
 def capacities(cluster: Cluster, stages: Sequence[StageTopology], margin: float) -> Tensor:

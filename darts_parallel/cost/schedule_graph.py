@@ -97,10 +97,8 @@ def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indi
     orders = find(schedule).orders(pp, num_micro_batches, chunks)
     number = {kind: index for index, kind in enumerate(find(schedule).kinds)}
     numbered = [[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders]
-    rows = [
-        [(own, *rest) for first, *rest in row for own in [first] + [NOTHING] * (first == WHOLE)]
-        for row in numbered
-    ]
+    split = {WHOLE: [WHOLE, NOTHING]}
+    rows = [[(own, *rest) for kind, *rest in row for own in split.get(kind, [kind])] for row in numbered]
     return np.array(rows)
 
 

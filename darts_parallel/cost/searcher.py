@@ -15,13 +15,8 @@ from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plan import Plan, divisors
 from darts_parallel.problem import Cluster, Model
 
-CONSTANTS = {
-    "BASE_EFF": 0.35,
-    "DP_EFF_PENALTY_FACTOR": 0.20,
-    "TP_EFF_PENALTY_FACTOR": 0.25,
-    "IMBALANCE_PENALTY_FACTOR": 0.10,
-    "OVERLAP_RATIO_PP": 0.60,
-}
+CONSTANTS = {"BASE_EFF": 0.35, "DP_EFF_PENALTY_FACTOR": 0.20, "TP_EFF_PENALTY_FACTOR": 0.25,
+             "IMBALANCE_PENALTY_FACTOR": 0.10, "OVERLAP_RATIO_PP": 0.60}  # fmt: skip
 """Share of the peak that one GPU reaches, what lowers it, and the share of a pipeline that computes."""
 Product = tuple[int, int, int]
 """Degrees dp, tp and pp."""

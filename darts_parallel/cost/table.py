@@ -286,11 +286,9 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
     clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
     stages = [[c.stage_topology(k, s.pp) for k in range(s.pp)] for c, s in zip(clusters, spaces, strict=True)]
     kinds = list(dict.fromkeys(k for own in stages for k in own))
-    named = problem.config.space.schedules or ()
-    models = [
-        PipelineModel.from_config(problem.config.cost, s.virtual_stages, s.schedule, named * (s.pp > 1))
-        for s in spaces
-    ]
+    config, named = problem.config.cost, problem.config.space.schedules or ()
+    read = PipelineModel.from_config
+    models = [read(config, s.virtual_stages, s.schedule, named * (s.pp > 1)) for s in spaces]
     placed_models = zip(clusters, models, spaces, strict=True)
     edges = [_boundaries(c, model.schedule, s.pp, s.virtual_stages) for c, model, s in placed_models]
     boundaries = list(dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None))

@@ -164,11 +164,8 @@ class StageSegments:
         starts = _group_starts(self.stage * (self.num_layers + 1) + places)
         rows = np.searchsorted(self.stage, np.arange(self.num_stages + 1)).tolist()
         groups = np.searchsorted(starts, rows).tolist()
-        return [
-            (k, slice(rows[k], rows[k + 1]), places[own], own - rows[k])
-            for k in range(self.num_stages)
-            if len(own := starts[groups[k] : groups[k + 1]])
-        ]
+        owned = [(k, starts[groups[k] : groups[k + 1]]) for k in range(self.num_stages)]
+        return [(k, slice(rows[k], rows[k + 1]), places[own], own - rows[k]) for k, own in owned if len(own)]
 
     def least_sum(self, values: Array) -> float:
         """Return the smallest sum over stages of any split."""

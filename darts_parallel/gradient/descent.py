@@ -276,9 +276,8 @@ class GradientSearch:
             restarts = order[:, :count].sort(1).values
             thinner = group.select(outer, restarts)
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
-                moments[id(new)] = tuple(
-                    torch.empty_like(new).copy_(m[outer.unsqueeze(1), restarts]) for m in moments[id(old)]
-                )
+                taken = (moment[outer.unsqueeze(1), restarts] for moment in moments[id(old)])
+                moments[id(new)] = tuple(torch.empty_like(new).copy_(moment) for moment in taken)
             groups.append(thinner)
             kept.append((place, outer, restarts))
         self.groups = groups

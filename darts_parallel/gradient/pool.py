@@ -159,10 +159,8 @@ class PlanPool:
         """
         table, reading = self.tables[number], table_reading(self.tables[number], plans)
         least = work_seconds(table, plans, reading).masked_fill(~reading.feasible, torch.inf)
-        left = {
-            outer: torch.nonzero(plans.outer == outer).flatten()[least[plans.outer == outer].argsort()]
-            for outer in sorted(set(plans.outer.tolist()))
-        }
+        each = {outer: plans.outer == outer for outer in sorted(set(plans.outer.tolist()))}
+        left = {outer: torch.nonzero(own).flatten()[least[own].argsort()] for outer, own in each.items()}
         while left:
             now = []
             for outer, rows in list(left.items()):

@@ -71,11 +71,8 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
     changed = _with_tensors(problem, figures, offloads=bool(plan.offload))
     seconds = hard_plan(plan, changed)[2].iteration_time[0]
     slopes = torch.autograd.grad(seconds, list(figures.values()), allow_unused=True)
-    total = float(seconds.detach())
-    return {
-        name: 0.0 if slope is None else float(slope * value.detach()) / total
-        for (name, value), slope in zip(figures.items(), slopes, strict=True)
-    }
+    total, rows = float(seconds.detach()), zip(figures.items(), slopes, strict=True)
+    return {n: 0.0 if slope is None else float(slope * value.detach()) / total for (n, value), slope in rows}
 
 
 def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, float]]]:

@@ -143,12 +143,8 @@ def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -
     to be as full.
     """
     fill = [max(u / c for u, c in zip(x.memory_bytes, x.capacity_bytes, strict=True)) for x in costs]
-    factors = [
-        log(t.memory_bytes / max(cost.memory_bytes))
-        for own, cost in zip(tried, costs, strict=True)
-        for t in own
-        if t.memory_bytes is not None
-    ]
+    pairs = [(t.memory_bytes, cost) for own, cost in zip(tried, costs, strict=True) for t in own]
+    factors = [log(measured / max(cost.memory_bytes)) for measured, cost in pairs if measured is not None]
     factor = exp(sum(factors) / len(factors)) if factors else 1.0
     failed = [f for f, own in zip(fill, tried, strict=True) if any(t.seconds is None for t in own)]
     limit = min(failed, default=float("inf"))

@@ -216,10 +216,9 @@ class Cluster:
     @staticmethod
     def from_config(config: ClusterConfig, precision: str, software: Software = COMMON) -> "Cluster":
         """Convert to SI units: one `Device` per name, with the efficiencies of a framework."""
-        devices = {
-            name: Device.from_config(name, software.on(name, config.devices[name]), precision)
-            for name in {group.device for group in config.nodes}
-        }
+        names = {group.device for group in config.nodes}
+        own = {name: software.on(name, config.devices[name]) for name in names}
+        devices = {name: Device.from_config(name, device, precision) for name, device in own.items()}
         groups = tuple(
             NodeGroup(
                 count=group.count,

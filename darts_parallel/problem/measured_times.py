@@ -75,9 +75,8 @@ class Profiles:
         Linear between measured sizes and proportional beyond the last one. A kind without rows of its own
         takes those of its last word (`embedding` for `encoder_embedding`); without any it is proportional.
         """
-        rows = self.multipliers.get((model, gpu, kind)) or self.multipliers.get(
-            (model, gpu, kind.rpartition("_")[2]), ((1, 1.0),)
-        )
+        own = (self.multipliers.get((model, gpu, name)) for name in (kind, kind.rpartition("_")[2]))
+        rows = next(filter(None, own), ((1, 1.0),))
         last_size, last = rows[-1]
         if micro_batch_size >= last_size:
             return last * micro_batch_size / last_size
@@ -255,10 +254,8 @@ class MeasuredTimes:
             name: Of the field.
         """
         entries, pairs = self.by_device[device], zip(*(d.tolist() for d in degrees), strict=True)
-        rows = [
-            entries.get((f"{kind}+sp" if shards > 1 else kind, int(tp)), entries.get((kind, int(tp))))
-            for tp, shards in pairs
-        ]
+        names = [(f"{kind}+sp" if shards > 1 else kind, int(tp)) for tp, shards in pairs]
+        rows = [entries.get((name, tp), entries.get((kind, tp))) for name, tp in names]
         known = [(row.sizes, getattr(row, name)) for row in rows if row is not None]
         if len(known) < len(rows) or any(values is None for _, values in known):
             return None
@@ -300,13 +297,9 @@ def read_measured(
     chosen = matching_name("cost.profile_model", names[0] or model, {m for m, _ in found}, path)
     gpus = {g for m, g in found if m == chosen}
     # the only one that was measured stands for any GPU
-    matched = {
-        d: next(iter(gpus))
-        if len(gpus) == 1
-        else matching_name("cost.profile_gpu", names[1] or d, gpus, path)
-        for d in devices
-    }
-    return MeasuredTimes(path, {device: found[chosen, gpu] for device, gpu in matched.items()})
+    only = next(iter(gpus)) if len(gpus) == 1 else None
+    own = {d: only or matching_name("cost.profile_gpu", names[1] or d, gpus, path) for d in devices}
+    return MeasuredTimes(path, {device: found[chosen, gpu] for device, gpu in own.items()})
 
 
 def _from_chains(profiles: Profiles) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:

@@ -59,10 +59,8 @@ class Meshes:
             for before, after in pairwise(layers)
             for tp in sorted({before.tp, after.tp} - {lcm(before.tp, after.tp)})
         )
-        self._peers = {
-            (tp, common): self._mesh(outer=size // common, peer=common // tp, inner=tp)["peer"]
-            for tp, common in neighbours
-        }
+        meshes = {(tp, n): self._mesh(outer=size // n, peer=n // tp, inner=tp) for tp, n in neighbours}
+        self._peers = {degrees: mesh["peer"] for degrees, mesh in meshes.items()}
         # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
 

@@ -75,11 +75,8 @@ def part_of_rank(batch: Tensor, num_micro_batches: int, dp: int, index: int) -> 
 
 
 LEARNING_RATE = 1e-3
-CHUNKED = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble_v": ScheduleZBVZeroBubble,
-    "dualpipe": ScheduleDualPipeV,
-}
+CHUNKED = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble_v": ScheduleZBVZeroBubble,
+           "dualpipe": ScheduleDualPipeV}  # fmt: skip
 """PyTorch's schedules of several stages a device."""
 
 

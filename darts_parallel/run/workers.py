@@ -206,11 +206,8 @@ class Workers:
 
     def _most_telling(self, found: list[tuple[int, BaseException | None]]) -> BaseException:
         """Choose an error: a death explains the rest; then what a rank did wrong; then lost connections."""
-        errors = [
-            (rank, self._death(rank) if isinstance(error, BrokenProcessPool) else error)
-            for rank, error in found
-            if error is not None
-        ]
+        known = [(rank, error) for rank, error in found if error is not None]
+        errors = [(rank, self._death(rank) if isinstance(e, BrokenProcessPool) else e) for rank, e in known]
         order = [(not isinstance(e, WorkerDied), isinstance(e, GroupError), rank) for rank, e in errors]
         return errors[order.index(min(order))][1]
 

@@ -122,10 +122,9 @@ class ExpertTerm(CostTerm):
             return shown
         local = _experts(layer).count / stage.choices.ep
         launches = stage.launches * device.expert_overhead * (1.0 + local / USUAL_LOCAL) / 2.0
-        return (
-            shown[0] + launch_gap(compute[0] + shown[0], launches),
-            shown[1] + launch_gap(compute[1] + shown[1], BACKWARD_FACTOR * launches),
-        )
+        forward, backward = compute[0] + shown[0], compute[1] + shown[1]
+        gaps = launch_gap(forward, launches), launch_gap(backward, BACKWARD_FACTOR * launches)
+        return shown[0] + gaps[0], shown[1] + gaps[1]
 
     def shard_groups(self, stage: StageContext, layer: LayerSpec) -> list[ShardGroup]:
         """Return the experts' weights on a rank, which `edp` ranks hold."""
