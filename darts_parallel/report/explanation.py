@@ -39,6 +39,7 @@ KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
 ZERO = "Rajbhandari et al. 2020, section 3"
 RING = "Thakur et al. 2005 (ring collectives)"
 OVERLAP = "exposed part: Qiao et al. 2021, eq. 11"
+ROOFLINE = "roofline, Williams et al. 2009"
 FORMULAS: dict[str, tuple[str, str]] = {
     # bytes
     "parameters": ("state_factor x parameters x bytes each / shards (ZeRO-3)", ZERO),
@@ -48,15 +49,9 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "working": ("largest layer: recomputed activations, gathered weights", "memory.py, largest layer"),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
     # seconds of a micro-batch
-    "matrix products": (
-        "3 x 2 tokens x out x in / (peak x e x saturation)",
-        "roofline, Williams et al. 2009",
-    ),
+    "matrix products": ("3 x 2 tokens x out x in / (peak x e x saturation)", ROOFLINE),
     "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
-    "streaming kernels": (
-        "3 x streaming_factor x bytes / memory bandwidth",
-        "roofline, Williams et al. 2009",
-    ),
+    "streaming kernels": ("3 x streaming_factor x bytes / memory bandwidth", ROOFLINE),
     "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
@@ -67,7 +62,7 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
     # seconds of an iteration
-    "compute": ("micro-batches x the stage's compute", "roofline, Williams et al. 2009"),
+    "compute": ("micro-batches x the stage's compute", ROOFLINE),
     "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
     "pipeline_bubble": ("sum of the other stages' micro-batch", "1F1B, Narayanan et al. 2021, section 2.2"),
     "gradient_sync": ("gradients reduced once, during backward", OVERLAP),

@@ -41,6 +41,7 @@ USUAL_LOCAL = 16.0
 by one of its experts; `expert_overhead_us` is the time of both there."""
 BUFFERS = 2.0
 """Copies of the routed rows that the dispatcher holds while it works: sent and received."""
+SOURCE = "arXiv 2504.14960, section 3"
 
 
 class ExpertTerm(CostTerm):
@@ -50,14 +51,8 @@ class ExpertTerm(CostTerm):
     message = "expert_parallel"
     repeated_with = "moe"
     formulas: ClassVar = {
-        "experts": (
-            "router, permutation, grouped products: forward + backward",
-            "arXiv 2504.14960, section 3",
-        ),
-        "expert_parallel": (
-            "dispatch and combine: bytes of top_k copies / bandwidth",
-            "arXiv 2504.14960, section 3",
-        ),
+        "experts": ("router, permutation, grouped products: forward + backward", SOURCE),
+        "expert_parallel": ("dispatch and combine: bytes of top_k copies / bandwidth", SOURCE),
     }
 
     def present(self, layer: LayerSpec) -> bool:
