@@ -8,7 +8,7 @@ import torch
 
 from darts_parallel.cost.pipeline import PipelineModel, in_flight
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact._chain import weights_behind
+from darts_parallel.exact._chain import Chain, weights_behind
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.simulated import (
     _mixture,
@@ -104,3 +104,18 @@ def test_weights_behind_the_last_backward_are_those_of_the_whole_order(schedule:
             np.add.at(expected, [entry.stage for entry in order[last:] if entry.kind == "W"], 1)
         assert np.array_equal(weights_behind(schedule, pp, count), expected)
         assert expected.sum() > 0
+
+
+@pytest.mark.parametrize(("seed", "messages"), [(0, [[0], [1], [2]]), (1, [[0], [8], [8]])])
+def test_a_devices_paths_take_the_messages_to_its_first_pass_and_back(seed: int, messages: object) -> None:
+    # of the second device: the way there, or also back; blocking ones lengthen its 4 passes each way
+    paths = Chain.read(simulated(seed, "1f1b"), 0).devices_paths()
+    assert [row.tolist() for _, row in paths] == messages
+
+
+def test_stages_run_what_their_kind_runs() -> None:
+    table = replace(
+        random_table(1, pp=3), kind_allowed=torch.tensor([[True, False, True], [False, True, True]])
+    )
+    kinds = table.stage_kind.tolist()
+    assert table.runnable.tolist() == [[[True, False, True], [False, True, True]][kind] for kind in kinds]

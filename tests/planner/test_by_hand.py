@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from darts_parallel import LayerStrategy, Plan, load_problem
+from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance, replanning, tuning
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.replanning import _distance, _scaled_starts, replan
@@ -96,10 +97,13 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     spread = {"seconds": {"own": 0.1, "pair": 0.08, "experts": {"own": 0.2}}, "memory": {"own": 0.03}}
     sds = {"state_factor": 0.3, "activation_factor": 0.5, "reserved_GiB": 0.1}
     quantities: Any = {name: {"prior_sd": {"base": sd}, "scale": "share"} for name, sd in sds.items()}
-    quantities |= {"gemm_efficiency": {"scale": "share"}, "inter_latency_us": {"scale": {"above": 0.25}},
-                   "layer_overhead_us": {"scale": {"above": 1.0}}}  # fmt: skip
+    quantities |= {name: {"scale": "share"} for name in ("gemm_efficiency", "intra_efficiency")}
+    above = {"inter_latency_us": 0.25, "layer_overhead_us": 1.0}
+    quantities |= {name: {"scale": {"above": least}} for name, least in above.items()}
     known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), spread)
-    problem = load_problem(TOY).with_devices(
+    fast, slow = "cluster.nodes.0.intra_node", "cluster.inter_node.bandwidth_GBps=200"
+    links = [f"{fast}.bandwidth_GBps=450", f"{fast}.efficiency=0.8", slow]
+    problem = load_problem([*TOY, *links]).with_devices(
         lambda own: replace(own, memory=10.0, reserved=1.0, gemm_efficiency=0.75, layer_overhead=4e-6)
     )
     # a pair of plans differs by sqrt 2 times what is each one's own; all share the rest of the whole
@@ -108,10 +112,12 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     # half of the memory is used, a fifth of that reserved, and activations vary most
     assert known.largest_memory_spread(problem, 0.5) == pytest.approx(sqrt(0.4**2 + 0.02**2 + 0.03**2))
     figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
-    own = {f"devices.toy.{name}": value for name, value in figures.items()} | {"inter_node.latency": 0.1}
+    own = {f"devices.toy.{name}": value for name, value in figures.items()}
+    own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}
     place = ("toy", problem.software.name, "", "")
     slopes = {("gemm_efficiency", *place): -0.1, ("layer_overhead_us", *place): 0.15,
-              ("inter_latency_us", "", place[1], "", ""): 0.075}  # fmt: skip
+              ("inter_latency_us", "", place[1], "", "infiniband"): 0.075,
+              ("intra_efficiency", "", place[1], "nvlink4", ""): -0.1}  # fmt: skip
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 
 
@@ -138,3 +144,18 @@ def test_memory_is_tightened_by_twice_what_the_chance_of_the_job_asks_for(
         assert distances[1] - distances[0] == pytest.approx(step, rel=1e-3)
         assert found.warning == ("no plan that keeps space.out_of_memory=0.2 was found" if count == 4 else "")
     assert tightened(problem, 0.02).headroom == pytest.approx(1 - exp(-0.1 * 2.05375), rel=1e-5)
+
+
+def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(own: Any) -> Planned:
+        if own.headroom:
+            raise InfeasibleError("memory: smallest changes that help: more nodes.")
+        return Planned(job(1))
+
+    monkeypatch.setattr(memory_chance, "build_tables", lambda tight: [])
+    monkeypatch.setattr(memory_chance, "any_fits", lambda *given: True)
+    monkeypatch.setattr(memory_chance, "out_of_memory", lambda plan, own: 0.4)
+    found = within_chance(load_problem(TOY), find)
+    assert found.problem is not None
+    assert (found.problem.headroom, found.out_of_memory) == (0.0, 0.4)
+    assert found.warning == "no plan keeps space.out_of_memory=0.2; it takes more nodes"

@@ -23,7 +23,7 @@ Figures = dict[str, list[float]]
 ROUNDED = {
     "gemm_efficiency": 0.5, "gemm_half_size": 48.0, "attention_efficiency": 0.4, "memory_efficiency": 0.8,
     "layer_overhead": 5e-6, "overlap_exponent": 3.0, "misaligned_efficiency": 0.7, "fp8_efficiency": 0.6,
-    "streaming_factor": 1.5, "tp_hidden_share": 0.2, "state_factor": 1.1, "activation_factor": 1.2,
+    "streaming_factor": 1.5, "tp_hidden_share": 0.2, "state_factor": 1.1,
     "grouped_gemm_efficiency": 0.6, "all_to_all_efficiency": 0.7, "flex_gain": 1.3, "permutation_factor": 1.4,
     "expert_overhead": 4e-6,
 }  # fmt: skip
@@ -35,7 +35,10 @@ PRICED = ("forward", "backward", "weight_gradient", "sync", "per_iteration", "st
 def rounded(job: str) -> Problem:
     """Load the problem of some overrides, of the toy where they name no other, on round devices."""
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", *job.split()])
-    return problem.with_devices(lambda device: replace(device, **ROUNDED))
+    # of other memory where devices differ
+    return problem.with_devices(
+        lambda device: replace(device, **ROUNDED, activation_factor=1.1 + len(device.name) / 100)
+    )
 
 
 def weighed(values: torch.Tensor) -> float:
