@@ -18,18 +18,12 @@ def costs_of(seed: int, **given: int) -> OuterCosts:
     return OuterCosts.read(table, 0)
 
 
-def largest_time(left: float, slowest: float, rest: float) -> float:
-    """The largest t with t + rest * max(t, slowest) = left."""
-    return left - rest * slowest if left <= (1 + rest) * slowest else left / (1 + rest)
-
-
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 6, 7, 8])  # two others have no plan
 def test_a_sweep_keeps_what_a_loop_over_all_splits_keeps(seed: int) -> None:
     costs = costs_of(seed)
     bounds, rest = SegmentBounds.build(costs, "layerwise"), costs.num_micro_batches - 1.0
-    keys = list(
-        zip(*(x.tolist() for x in vars(bounds.stages).values() if isinstance(x, np.ndarray)), strict=True)
-    )
+    columns = (bounds.stages.stage, bounds.stages.first, bounds.stages.end)
+    keys = list(zip(*(column.tolist() for column in columns), strict=True))
     cuts = ([0, *inner, 6] for inner in combinations(range(1, 6), costs.pp - 1))
     splits = [[(k, *ends) for k, ends in enumerate(pairwise(cut))] for cut in cuts]
     splits = [[keys.index(key) for key in split] for split in splits if set(split) <= set(keys)]
@@ -44,15 +38,15 @@ def test_a_sweep_keeps_what_a_loop_over_all_splits_keeps(seed: int) -> None:
         slow, late = (min(x[s].max(initial=0.0) for s in others) for x in (now, sync))
         both, largest = max(late, sync[row]), rest * max(slow, now[row])
         if least + sums[row] + largest + both <= limit:
-            most = largest_time(limit - least - both, slow, rest)
+            left = limit - least - both  # for a time t and rest * max(t, slow)
+            most = left - rest * slow if left <= (1 + rest) * slow else left / (1 + rest)
             room = limit - least - sums[row] - largest
             mixed = list(zip(bounds.mixed[:, row], bounds.rates, strict=True))
             seconds = max([now[row], *((value - room) / rate for value, rate in mixed)])
             expected[key] = (seconds, max(sums[row], seconds),
                              max([sync[row], *(value - rate * most for value, rate in mixed)]))  # fmt: skip
     found, _ = bounds.within(limit, rest, rounds=1)
-    left = zip(found.stages.stage, found.stages.first, found.stages.end, strict=True)
-    assert list(left) == list(expected)
+    assert list(zip(found.stages.stage, found.stages.first, found.stages.end, strict=True)) == list(expected)
     figures = np.stack([found.seconds, found.summed, found.sync], axis=1)
     np.testing.assert_allclose(figures, list(expected.values()), rtol=1e-12)
     assert len(bounds.within(limit, rest)[0].stages) <= len(expected)

@@ -61,7 +61,7 @@ def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_plan_is_proven_where_none_fits() -> None:
     result = find_uniform_plan([random_table(3, tightness=-20.0)])
     assert result.best is None
-    assert result.proven
+    assert result.verification([], 0.0).note == "no plan fits"
     assert math.isinf(result.lower_bound)
 
 

@@ -8,7 +8,6 @@ import torch
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.descent import GradientSearch
-from darts_parallel.gradient.polishing import _neighbourhoods
 from tests.support.random_tables import random_table
 
 
@@ -97,9 +96,3 @@ def test_the_margin_of_thinning_shrinks_with_the_steps(
     run.run()
     # a hundredth at the last of 8 steps, 8 / 2 and 8 / 4 times as much after 2 and 4
     assert margins == [([2], pytest.approx(0.04)), ([1], pytest.approx(0.02))]
-
-
-def test_neighbourhoods_cut_the_given_strategies_again_but_where_a_stage_has_one() -> None:
-    table = random_table(0)
-    kinds = ("uniform", "stagewise", "layerwise")
-    assert [len(_neighbourhoods(table, kind)) for kind in kinds] == [2, 1, 2]
