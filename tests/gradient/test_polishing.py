@@ -132,6 +132,9 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
             before, after = evaluate_batch(table, plan), evaluate_batch(table, canonicalized)
             assert float(after.iteration_time[0]) == float(before.iteration_time[0])
             assert after.memory.tolist() == before.memory.tolist()
+        pool = PlanPool([table], "layerwise")
+        pool.add(TablePlans(0, plans))
+        assert all(pool.plan(e) == canonical(table, e.plan).to_plan(0, table) for e in pool.by_outer())
         same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.first_layers[:1])
         assert canonical(table, same).choices.tolist() == same.choices.tolist()
 

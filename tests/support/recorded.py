@@ -75,6 +75,7 @@ def descent(job: str) -> Figures:
         "weights": [weight for record in result.history for weight in record.outer_weights.values()],
         "ends": [result.iteration_time_s, result.raw_iteration_time_s, *others],
         "winner": [weighed(values) for values in (result.winner.probabilities, result.winner.memory)],
+        "plan": [c.dp + 10.0 * c.tp + 100.0 * c.zero_stage for c in result.plan.layers],
         "plans": [float(result.plans_evaluated)],
     }
 
