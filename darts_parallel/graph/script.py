@@ -119,23 +119,24 @@ def _norms(plan: GraphPlan) -> dict[str, str]:
 
 
 def _ends(plan: GraphPlan) -> tuple[list[str], int]:
-    """Return the styles that split the module's first input and join its output, and their collectives."""
+    """Return the styles that split the first input and join the one output, and their collectives."""
     graph, styles, moves = plan.space.graph, list[str](), 0
-    for op in graph.operators:
-        name = (op.outputs + op.inputs)[0]
-        made = _place([plan.produced(name)])
-        if op.op == INPUT and not styles and graph.values[name].needs_grad:
-            reader = graph.consumers[name][0][0]
-            copy = reader.outputs[0] if reader.op == RELAY else name
-            target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
-            target = _place([plan.produced(copy)]) if target == "Replicate()" else target
-            if made != target and not others:
-                styles.append(_prepared(graph.calls[""], made, target, ", use_local_output=True"))
-                moves += sum(one.name in (name, copy) for one in plan.collectives)
-        elif op.op == OUTPUT and made != (wanted := _place([plan.choice(op).inputs[0]])):
+    given, returned = ([op for op in graph.operators if op.op == kind] for kind in (INPUT, OUTPUT))
+    name = given[0].outputs[0] if given else ""
+    if "" in graph.calls and name in graph.consumers and graph.values[name].needs_grad:
+        made, reader = _place([plan.produced(name)]), graph.consumers[name][0][0]
+        copy = reader.outputs[0] if reader.op == RELAY else name
+        target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
+        target = _place([plan.produced(copy)]) if target == "Replicate()" else target
+        if made != target and not others:
+            styles.append(_prepared(graph.calls[""], made, target, ", use_local_output=True"))
+            moves += sum(one.name in (name, copy) for one in plan.collectives)
+    for op in returned * (len(returned) == 1):
+        made, wanted = _place([plan.produced(op.inputs[0])]), _place([plan.choice(op).inputs[0]])
+        if made != wanted:
             layouts = f"output_layouts={made}, desired_output_layouts={wanted}"
             styles.append(f"tp.PrepareModuleOutput({layouts})")
-            moves += sum(one.name == name for one in plan.collectives)
+            moves += sum(one.name == op.inputs[0] for one in plan.collectives)
     return styles, moves
 
 
