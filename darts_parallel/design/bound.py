@@ -50,11 +50,6 @@ class Prices:
         price, exponent, low, high = np.array(rows, dtype=float).reshape(-1, 4).T
         return Prices(price, exponent, np.log(low), np.log(high))
 
-    @property
-    def damping(self) -> Array:
-        """Return the part of the way to new shares that settles shares that answer one another, `(n,)`."""
-        return np.asarray(self.exponent / (1.0 + self.exponent))
-
     def cost(self, z: Array) -> Array:
         """Return what every knob costs at log goodness `z`."""
         return np.asarray(self.price * np.exp(self.exponent * z))
@@ -133,7 +128,7 @@ def dual_bound(
     best, at = _dual(prices, *lines(None), money)
     for _ in range(ROUNDS - 1):
         value, z = _dual(prices, *lines(at), money)
-        at = at + prices.damping * (z - at)
+        at = at + prices.exponent / (1.0 + prices.exponent) * (z - at)  # settles shares at once
         if value < best + 1e-6:
             break
         best = value

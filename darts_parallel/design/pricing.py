@@ -116,9 +116,6 @@ def slopes_of(heights: Tensor, point: Tensor) -> Array:
     """
     if not len(point):
         return np.zeros((len(heights), 0))
-    if len(heights) == 1:
-        (row,) = torch.autograd.grad(heights[0], point, retain_graph=True)
-        return np.asarray(row[None].numpy())
     weights = torch.zeros(len(heights), dtype=torch.float64, requires_grad=True)
     (mixed,) = torch.autograd.grad(heights, point, weights, create_graph=True)
     each = torch.eye(len(point), dtype=torch.float64)

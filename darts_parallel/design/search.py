@@ -117,6 +117,7 @@ class Branch:
         """
         rest = budget - self.option.fixed - self.memory
         bounds = np.where(rest < self.prices.cost(self.prices.low).sum(), inf, -inf)
+        damping = self.prices.exponent / (1.0 + self.prices.exponent)
         for point, z in enumerate(self.points):
             at = np.tile(z, (len(rest), 1))
             for turn in range(ROUNDS):
@@ -124,7 +125,7 @@ class Branch:
                 b, a = self.lines(point, rows, at[rows])
                 values, better = self.prices.spend(a, rest[rows])
                 bounds[rows] = np.maximum(bounds[rows], b + values)
-                at[rows] += (self.prices.damping if turn else 1.0) * (better - at[rows])
+                at[rows] += (damping if turn else 1.0) * (better - at[rows])
         points = dict[int, Array]()
         while np.isfinite(bounds.min()):
             row = int(bounds.argmin())

@@ -1,0 +1,337 @@
+"""Ways to spend a budget on hardware, next to each other: tangents of all plans, the share rule, and rivals.
+
+    python -m experiments.design                        # 20 minutes on two cores; needs the extra `rivals`
+
+All spend the money of the reference hardware, where they begin, and call the same planner: all even uniform
+plans at one point. Passes of slopes count in the seconds alone. Tangents end when their own bound proves a
+gap; rivals at the first point within it of a bound that tangents proved for longer than any method runs.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from math import exp, inf, log
+from pathlib import Path
+from statistics import median_high
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from scipy.optimize import minimize
+
+from darts_parallel.config import config_dir, require_members, run_main
+from darts_parallel.design import Design, Designer, Prices, design_of
+from darts_parallel.errors import ConfigError
+from darts_parallel.report import markdown_table
+from experiments.study import Report, Study, StudyOptions, run_study
+
+Array = NDArray[np.float64]
+CASES: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent / "data" / "designs.yaml"))
+ENOUGH = 1e-4  # gap at which a rival may stop
+
+
+@dataclass
+class DesignStudyOptions(StudyOptions):
+    """Command line of `python -m experiments.design`."""
+
+    cases: list[str] = field(default_factory=lambda: list(CASES))
+    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    seeds: list[int] = field(default_factory=lambda: [*range(5)])
+    calls: int = 300
+    seconds: float = 7.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_members("cases", self.cases, tuple(CASES))
+        require_members("methods", self.methods, tuple(METHODS))
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Hold what one method found with one seed; what is never reached is infinite."""
+
+    case: str
+    method: str
+    seed: int
+    reference_s: float
+    bound_s: float
+    iteration_time_s: float
+    calls: int
+    seconds: float
+    calls_1: float
+    seconds_1: float
+    calls_01: float
+    seconds_01: float
+
+    @property
+    def gap(self) -> float:
+        """Return the last gap."""
+        return self.iteration_time_s / self.bound_s - 1.0
+
+
+def design_for(case: str) -> Design:
+    """Return a case as a design with the money of its reference."""
+    raw: Any = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / "design" / "architects.yaml"))
+    given, scale = CASES[case], CASES[case].get("scale", 1.0)
+    fixed = {unit: price * scale for unit, price in raw["options"].popitem()[1]["fixed"].items()}
+    knobs = {name: dict(raw["knobs"][".".join(name.split(".")[-2:])]) for name in given["knobs"]}
+    for name, knob in knobs.items():
+        memory = given.get("memory") if name == "device.memory" else None
+        knob["price"] = knob["price"] * scale if memory is None else memory
+    raw |= {"knobs": knobs, "options": {"reference": {"fixed": fixed}}}
+    raw["jobs"] = [{"overrides": ["space=uniform", "space.zero_stage=1", *given["overrides"].split()]}]
+    design = design_of(case, raw)
+    (option,) = design.options
+    return replace(design, budget=option.fixed + sum(knob.price for knob in option.knobs))
+
+
+class Account:
+    """The planner that rivals call, and what came of the calls so far."""
+
+    def __init__(self, case: str, calls: int, seconds: float, bound: float) -> None:
+        design = design_for(case)
+        self.began, self.most, self.seconds, self.bound = time.process_time(), calls, seconds, bound
+        self.branch = Designer(design).branches[0]
+        self.option, self.pricing = self.branch.option, self.branch.pricings[0]
+        self.money = design.budget - self.option.fixed
+        self.prices, self.size = Prices.of(self.option.knobs), len(self.option.knobs)
+        self.memory = np.array([knob in self.branch.memories for knob in self.option.knobs])
+        self.trace: list[tuple[int, float, float]] = []
+        """Calls, CPU seconds and the best log seconds."""
+
+    def note(self, heights: Array, fits: NDArray[np.bool_]) -> None:
+        """Count a call that found log seconds of plans, some of which fit; the last one raises."""
+        value = float(heights[fits].min(initial=inf))
+        best = min(value, self.trace[-1][2] if self.trace else inf)
+        self.trace.append((len(self.trace) + 1, time.process_time() - self.began, best))
+        over = len(self.trace) >= self.most or self.trace[-1][1] > self.seconds
+        if over or best <= self.bound + ENOUGH:
+            raise TimeoutError
+
+    def goodness(self, x: Array, prices: Prices, money: float) -> Array:
+        """Return log goodness of knobs on which all money is spent in the reference's shares times exp(x)."""
+        wanted = prices.price * np.exp(x - x.max()) * prices.exponent
+        return np.asarray(prices.spend(-wanted[None], np.array([money]))[1][0])
+
+    def __call__(self, x: Array) -> float:
+        """Return log seconds of the best plan on shares x; of one that does not fit, with what it lacks."""
+        z = self.goodness(np.asarray(x), self.prices, self.money)
+        with torch.no_grad():
+            heights = self.pricing.log_seconds(torch.tensor(z[~self.memory])).numpy()
+        lacks = (np.log(self.pricing.needs) - z[self.memory]).max(1, initial=-inf)
+        fits = lacks <= 1e-9
+        self.note(heights, fits)
+        return float(heights[fits].min() if fits.any() else heights.max() + lacks.min())
+
+
+Method = Callable[[Account, np.random.Generator], None]
+
+
+def optuna_method(sampler: str, **arguments: Any) -> Method:
+    """Return the method of a sampler of optuna: Gaussian processes (`GPSampler`), `TPESampler`, random."""
+
+    def optimize(f: Account, rng: np.random.Generator) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        chosen = getattr(optuna.samplers, sampler)(seed=int(rng.integers(2**31)), **arguments)
+        study, names = optuna.create_study(sampler=chosen), [f"x{i}" for i in range(f.size)]
+        study.enqueue_trial(dict.fromkeys(names, 0.0))
+        study.optimize(lambda t: f(np.array([t.suggest_float(n, -3.0, 3.0) for n in names])), f.most)
+
+    return optimize
+
+
+def cmaes(f: Account, rng: np.random.Generator) -> None:
+    """Optimise by CMA-ES, restarted where it stops (cma)."""
+    import cma
+
+    start = np.zeros(f.size)
+    f(start)
+    while True:
+        seed = int(rng.integers(1, 2**31))
+        strategy = cma.CMAEvolutionStrategy(start, 0.5, {"verbose": -9, "seed": seed})
+        while not strategy.stop():
+            points = strategy.ask()
+            strategy.tell(points, [f(x) for x in points])
+        start = rng.normal(size=f.size)
+
+
+def coordinate(f: Account, rng: np.random.Generator) -> None:
+    """Try a step up, then down, in one share after the other; halve steps where none helps."""
+    x = np.zeros(f.size)
+    while True:
+        value, step = f(x), 1.0
+        while step > 0.02:
+            before = value
+            for axis in rng.permutation(np.eye(f.size)):
+                for y in (x + step * axis, x - step * axis):
+                    if (found := f(y)) < value:
+                        x, value = y, found
+                        break
+            step = step if value < before else step / 2
+        x = rng.normal(size=f.size)
+
+
+def finite_differences(f: Account, rng: np.random.Generator) -> None:
+    """Descend by finite differences, as DeepFlow does (here by L-BFGS)."""
+    start = np.zeros(f.size)
+    while True:
+        minimize(f, start, method="L-BFGS-B", options={"eps": 1e-3})
+        start = rng.normal(size=f.size) * 0.5
+
+
+def one_loop(f: Account, rng: np.random.Generator) -> None:
+    """Descend shares and a soft minimum over plans in one loop, as DOSA does (Adam)."""
+    memory, needs = torch.tensor(f.memory), torch.tensor(np.log(f.pricing.needs))
+    price, exponent, low, high = (torch.tensor(value) for value in vars(f.prices).values())
+    start = np.zeros(f.size)
+    while True:
+        point = torch.tensor(start, requires_grad=True)
+        optimizer = torch.optim.Adam([point], lr=0.25, betas=(0.8, 0.99))
+        for heat in np.geomspace(0.05, 0.003, 40).tolist():
+            share = torch.softmax(point + price.log(), 0) * f.money
+            z = ((share / price).log() / exponent).clamp(low, high)
+            lacks = (needs - z[memory]).amax(1)
+            heights = f.pricing.log_seconds(z[~memory])
+            paid = f.prices.cost(z.detach().numpy()).sum() <= f.money * (1 + 1e-9)
+            f.note(heights.detach().numpy(), (lacks <= 1e-9).numpy() & paid)
+            soft = -heat * torch.logsumexp(-(heights + 10.0 * lacks.clamp(min=0.0)) / heat, 0)
+            (point.grad,) = torch.autograd.grad(soft, point)
+            optimizer.step()
+        start = rng.normal(size=f.size) * 0.5
+
+
+def share_rule(f: Account, rng: np.random.Generator) -> None:
+    """Move shares to slope over exponent of the best plan, its memory paid; restart from the next best."""
+    prices, memory = f.branch.prices, f.branch.memory
+    x, worth, ranks = np.zeros(len(prices.price)), 0.0, [int(np.median(memory.argsort()))]
+    while True:
+        plan = ranks[rng.geometric(0.5) % len(ranks)]
+        for step in range(12):
+            z = f.goodness(x, prices, f.money - memory[plan])
+            point, cost = torch.tensor(z, requires_grad=True), prices.cost(z)
+            heights = f.pricing.log_seconds(point)
+            known = heights.detach().numpy()
+            f.note(known, memory <= f.money * (1 + 1e-9) - cost.sum())
+            ranks = [int(p) for p in (known + worth * memory).argsort()[:8] if memory[p] < 0.9 * f.money]
+            plan = ranks[0] if step > 1 else plan
+            (slope,) = torch.autograd.grad(heights[plan], point)
+            want = np.maximum(-slope.numpy(), 1e-5) / prices.exponent
+            worth = float((want / cost)[z < prices.high - 1e-6].max(initial=0.0))
+            rate = 0.8 * 0.6 ** max(step - 5, 0)
+            x = (1 - rate) * x + rate * (np.log(want / want.sum()) - np.log(prices.price))
+        x = x + rng.normal(size=len(x)) * 0.3
+
+
+METHODS: dict[str, Method | None] = {
+    "tangents": None, "share_rule": share_rule, "bayesian": optuna_method("GPSampler"), "cmaes": cmaes,
+    "tpe": optuna_method("TPESampler", multivariate=True), "coordinate": coordinate,
+    "random": optuna_method("RandomSampler"),
+    "finite_differences": finite_differences, "one_loop": one_loop,
+}  # fmt: skip
+LIBRARIES = {"bayesian": "optuna", "tpe": "optuna", "random": "optuna", "cmaes": "cma"}
+Truth = tuple[float, float]  # seconds on the reference, and the bound of those that the money buys
+
+
+def truth(case: str) -> Truth:
+    """Solve a case by tangents to a fifth of the smallest gap that any method is asked for."""
+    designer = Designer(replace(design_for(case), tolerance=ENOUGH / 5))
+    (pricing,), budget = designer.branches[0].pricings, designer.design.budget
+    fits = (pricing.needs <= 1 + 1e-9).all(1)
+    reference = pricing.at_start[0].detach().numpy()[fits].min(initial=inf)
+    return float(np.exp(reference)), designer.solve(budget).bound_iteration_time_s
+
+
+def prove(case: str, seed: int, known: Truth) -> Spending:
+    """Solve a case by tangents until their bound proves 1 %, and once more until it proves 0.1 %."""
+    reached = list[float]()
+    for gap in (0.01, 0.001):
+        design, began = design_for(case), time.process_time()
+        answer = Designer(replace(design, tolerance=2 * gap)).solve(design.budget)
+        reached += answer.calls, time.process_time() - began
+    best, calls = answer.iteration_time_s, answer.calls
+    return Spending(case, "tangents", seed, *known, best, calls, reached[3], *reached)
+
+
+def spend(task: tuple[str, str, int, DesignStudyOptions, Truth]) -> list[Spending]:
+    """Run one method on one case with one seed."""
+    case, method, seed, options, known = task
+    solve = METHODS[method]
+    if solve is None:
+        return [prove(case, seed, known)]
+    planner, reached = Account(case, options.calls, options.seconds, log(known[1])), list[float]()
+    with suppress(TimeoutError):
+        solve(planner, np.random.default_rng(seed))
+    for gap in (0.01, 0.001):
+        hits = (call[:2] for call in planner.trace if call[2] <= log(known[1] * (1 + gap)))
+        reached += next(hits, (inf, inf))
+    calls, seconds, best = planner.trace[-1]
+    return [Spending(case, method, seed, *known, exp(best), calls, seconds, *reached)]
+
+
+COLUMNS = {"calls to 1 %": ("calls_1", ".0f"), "calls to 0.1 %": ("calls_01", ".0f"),
+           "CPU s to 1 %": ("seconds_1", ".2f"), "CPU s to 0.1 %": ("seconds_01", ".2f"),
+           "last gap": ("gap", ".2%"), "calls": ("calls", ".0f"), "CPU s": ("seconds", ".1f")}  # fmt: skip
+
+
+def _cell(rows: Iterable[Spending], name: str, kind: str) -> str:
+    """Return the median over seeds, and the least and the most where they differ."""
+    values = sorted(float(getattr(row, name)) for row in rows)
+    low, middle, high = (format(x, kind) for x in (values[0], median_high(values), values[-1]))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _ratio(found: dict[str, list[Spending]], unit: str, end: str) -> str:
+    """Return the best rival's median over the tangents'; of none that arrives, what it spent."""
+    median = {m: median_high(float(getattr(r, f"{unit}_{end}")) for r in rows) for m, rows in found.items()}
+    ours, best = median.pop("tangents"), min(median.values())
+    spent = [median_high(float(getattr(row, unit)) for row in found[m]) for m in median]
+    return f"{best / ours:.1f}" if best < inf else f"more than {min(spent) / ours:.1f}"
+
+
+def report(rows: Sequence[Spending]) -> Report:
+    """Return a table for each case, and how the tangents fare."""
+    parts: list[str | Sequence[str]] = ["Medians of the seeds, with the least and the most; inf: never."]
+    for case in dict.fromkeys(row.case for row in rows):
+        own = [row for row in rows if row.case == case]
+        found = {m: [row for row in own if row.method == m] for m in dict.fromkeys(row.method for row in own)}
+        best, known, given = min(row.iteration_time_s for row in own), own[0], CASES[case]
+        parts += [
+            f"**{case}**, {len(given['knobs'])} knobs{given.get('published', '')}. {known.reference_s:.2f} s "
+            f"on the reference in the model, {best:.2f} s for its money, none below {known.bound_s:.2f} s.",
+            markdown_table(("method", *COLUMNS), [(m, *(_cell(r, *column) for column in COLUMNS.values()))
+                                                  for m, r in found.items()]),
+        ]  # fmt: skip
+        found.pop("share_rule", None)
+        if "tangents" in found and len(found) > 1:
+            ends, units = (("1 %", "1"), ("0.1 %", "01")), ("calls", "seconds")
+            times = [f"{_ratio(found, u, end)} times the {u} to {gap}" for gap, end in ends for u in units]
+            parts.append(f"The best rival takes {', '.join(times)} (tangents: proven).")
+    return Report(*parts)
+
+
+def run(options: DesignStudyOptions) -> int:
+    """Run every method on every case; returns the exit status."""
+    for method, library in LIBRARIES.items():
+        if method in options.methods and find_spec(library) is None:
+            near = "pip install 'darts-parallel[rivals]'"
+            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; try {near}.")
+    study = Study(
+        "design", "The best use of a budget for hardware: do slopes need fewer calls than black boxes?",
+        "what cannot be enumerated, discrete choices, and arXiv 2506.15006, whose tables could not be read.",
+        spend, report,
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    known = {case: truth(case) for case in options.cases}
+    tasks = {f"{case}, {method}, seed {seed}": (case, method, seed, options, known[case])
+             for case in options.cases for method in options.methods for seed in options.seeds}  # fmt: skip
+    return run_study(study, tasks, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.design", __doc__, DesignStudyOptions, run))
