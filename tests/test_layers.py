@@ -8,20 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = [
-    "errors",
-    "schedules",
-    "config",
-    "problem",
-    "plan",
-    "cost",
-    "exact",
-    "gradient",
-    "planner",
-    "design",
-    "report",
-    "cli",
-]
+LAYERS = ["errors", "schedules", "config", "problem", "plan", "cost", "exact", "gradient", "planner",
+          "design", "report", "cli"]  # fmt: skip
 """A file imports from packages to its left, or from its own."""
 BRANCHES = {"export": "plan", "graph": "exact", "run": "cost", "bilevel": "report", "baselines": "gradient"}
 """Packages beside the stack, and the last layer that each may see; `bilevel` without `planner`."""

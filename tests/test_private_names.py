@@ -17,11 +17,10 @@ ALLOWED = {
     "_load_csv": ("run/engine",),
     # documented by the library reference, in spite of its name: ends a process without its exit handlers
     "_exit": ("",),
-    # DeepSpeed has no other hook for uneven stages; accelerate checks a configuration nowhere else
+    # DeepSpeed has no other hook for uneven stages
     "_partition_layers": ("deepspeed", "export/test_targets"),
     "_set_bounds": ("deepspeed", "export/test_targets"),
     "_topo": ("deepspeed", "export/test_targets"),
-    "_validate_accelerator": ("clients/",),
 }
 """Private names of dependencies, and the parts of paths of the files that may use each."""
 

@@ -106,11 +106,11 @@ class RunFolder:
 
         What anybody else has put there stays, and so does every result; next to those all stays as it is.
         """
-        added = _contents(self.path) - self.before
+        added, mine = _contents(self.path) - self.before, f".{os.getpid()}."  # TensorBoard names its writer
         if any(path.name not in BEGINNINGS for path in added if path.parent == self.path):
             return
         for path in sorted(added, reverse=True):
-            if path.parent.name == CURVES and path.name.startswith(EVENTS):
+            if path.parent.name == CURVES and path.name.startswith(EVENTS) and mine in path.name:
                 path.unlink(missing_ok=True)
             elif path.name == CURVES and path.is_dir() and not any(path.iterdir()):
                 path.rmdir()

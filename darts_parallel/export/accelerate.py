@@ -14,13 +14,9 @@ import yaml
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.plan import LayerStrategy
 
-_TENSOR_PARALLEL = [
-    "",
-    "",
-    "def planned_model(accelerator: Accelerator, name: str) -> Any:",
-    '    """The model with its own tensor-parallel plan; without one every rank would compute all of it."""',
-    "    mesh = accelerator.torch_device_mesh",
-    '    return AutoModelForCausalLM.from_pretrained(name, tp_plan="auto", device_mesh=mesh)',
+_BESIDE_FSDP = [  # `Accelerator.prepare` of release 1.15 imports it there; transformers 5.1.0 lacks it
+    '    if not hasattr(tensor_parallel, "ReplicateParallel"):',
+    '        raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")',
 ]
 _CONTEXT_PARALLEL = [
     "",
@@ -28,11 +24,17 @@ _CONTEXT_PARALLEL = [
     "def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:",
     '    """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""',
     '    model.set_attn_implementation("sdpa")  # eager attention stays inside each part, in silence',
-    "    buffers = [tensor for tensor in batch.values() if tensor is not None]",
+    '    batch = {key: tensor for key, tensor in batch.items() if key != "attention_mask"}',
+    '    labels = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()',
+    "    positions = torch.arange(labels.shape[1], device=labels.device).repeat(labels.shape[0], 1)",
+    "    # a part knows neither its place in the sequence nor the token that follows it, nor all tokens",
+    '    batch |= {"shift_labels": labels, "position_ids": positions}',
+    "    count = (labels != -100).sum() / CONTEXT_PARALLEL",
+    "    buffers = list(batch.values())",
     "    with accelerator.maybe_context_parallel(",
     "        buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)",
     "    ):",
-    "        return model(**batch).loss",
+    "        return model(**batch, num_items_in_batch=count).loss",
 ]
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
@@ -63,8 +65,8 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
         )
     if strategy.tp > 1 and _fsdp(job, strategy):
         notes.append(
-            "tensor parallelism beside FSDP imports ReplicateParallel of transformers, which release 5.23.0 "
-            "lacks: accelerate 1.15 wants an older one"
+            "tensor parallelism beside FSDP wants transformers==5.0.0, the last one with ReplicateParallel, "
+            "which accelerate 1.15 imports"
         )
     if job.recompute() == "full" and not _fsdp(job, strategy):
         notes.append("recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()")
@@ -109,7 +111,7 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
             "fsdp_reshard_after_forward": strategy.zero_stage == 3,
             "fsdp_activation_checkpointing": job.recompute() == "full",
             "fsdp_offload_params": False,
-            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_cpu_ram_efficient_loading": strategy.tp == 1,  # it would load parts as if whole
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     if not _replicas_only(job, strategy):
@@ -124,21 +126,26 @@ def _replicas_only(job: Request, strategy: LayerStrategy) -> bool:
 
 def _snippet(job: Request, strategy: LayerStrategy) -> str:
     fields = ", ".join(f"{name}={size}" for name, size in parallelism(job, strategy).items())
-    plain = _replicas_only(job, strategy)
-    count, sharded = job.plan.num_micro_batches, _fsdp(job, strategy)
+    plain, count = _replicas_only(job, strategy), job.plan.num_micro_batches
+    sharded, context = _fsdp(job, strategy), job.plan.cp > 1
+    beside, again = sharded and strategy.tp > 1, sharded and job.recompute() == "full"
+    loads = strategy.tp > 1 or again
+    imports = {
+        "from typing import Any\n": loads or context,
+        "import torch": context,
+        "from accelerate import Accelerator": True,
+        "from accelerate.parallelism_config import ParallelismConfig": not plain,
+        "from accelerate.utils import GradientAccumulationPlugin": True,
+        "from transformers import AutoModelForCausalLM": loads,
+        "from transformers.integrations import tensor_parallel": beside,
+    }
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
-    if strategy.tp > 1 or job.plan.cp > 1:
-        lines += ["from typing import Any", ""]
-    lines += ["from accelerate import Accelerator"]
-    if not plain:
-        lines += ["from accelerate.parallelism_config import ParallelismConfig"]
-    lines += ["from accelerate.utils import GradientAccumulationPlugin"]
-    if strategy.tp > 1:
-        lines += ["from transformers import AutoModelForCausalLM"]
+    lines += [line for line, wanted in imports.items() if wanted]
     lines += [
         "",
         f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
         '"""Sequences of one batch of the data loader, per process."""',
+        *([f"CONTEXT_PARALLEL = {job.plan.cp}"] if context else []),
         "",
         "",
         "def planned_accelerator() -> Accelerator:",
@@ -155,8 +162,16 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]),
         "    )",
     ]
-    if strategy.tp > 1:
-        lines += _TENSOR_PARALLEL
-    if job.plan.cp > 1:
-        lines += _CONTEXT_PARALLEL
-    return "\n".join(lines) + "\n"
+    if loads:
+        mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh' if strategy.tp > 1 else ""
+        lines += [
+            "",
+            "",
+            "def planned_model(accelerator: Accelerator, name: str) -> Any:",
+            '    """The model with its own tensor-parallel plan, which computes again without a cache."""',
+            *(_BESIDE_FSDP if beside else []),
+            f"    model = AutoModelForCausalLM.from_pretrained(name{mesh})",
+            "    model.config.use_cache = False  # recomputed layers would find their keys in it already",
+            "    return model",
+        ]
+    return "\n".join([*lines, *(_CONTEXT_PARALLEL if context else [])]) + "\n"

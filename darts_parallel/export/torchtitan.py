@@ -126,7 +126,10 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         # an order in a CSV still needs a class, which decides where the stages lie
         usual = find(usual_schedule(plan.virtual_stages)).pytorch
         placement = "ZBVZeroBubble" if plan.passes.folded else usual
-        values["pipeline_parallel_schedule"] = plan.passes.pytorch or placement
+        name = plan.passes.pytorch or placement
+        # torch's 1F1B refuses fewer micro-batches than stages, where GPipe runs the same passes
+        few = name == "1F1B" and plan.num_micro_batches < plan.pp
+        values["pipeline_parallel_schedule"] = "GPipe" if few else name
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values
 

@@ -17,6 +17,8 @@ from darts_parallel.config.options import READER_LEFT
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
 
+EVENTS = f"tensorboard/events.out.tfevents.1.host.{os.getpid()}.0"
+
 
 def entered(path: Path) -> RunFolder:
     path.mkdir(exist_ok=True)
@@ -44,7 +46,7 @@ def test_two_runs_of_one_second_get_a_folder_each(tmp_path: Path) -> None:
 def test_only_what_is_no_result_is_removed(tmp_path: Path) -> None:
     folder = entered(tmp_path / "run")
     (folder.path / "tensorboard").mkdir()
-    (folder.path / "tensorboard" / "events.out.tfevents.1.host").write_text("")
+    (folder.path / EVENTS).write_text("")
     folder.restore()
     assert not folder.path.exists()
     folder = entered(tmp_path / "run")
@@ -57,7 +59,8 @@ def test_only_what_is_no_result_is_removed(tmp_path: Path) -> None:
 
 def test_what_others_have_written_meanwhile_stays_whatever_the_clock_says(tmp_path: Path) -> None:
     folder = entered(tmp_path / "run")
-    mine, others = ["overrides.json", "tensorboard/events.out.tfevents.1.host"], ["tensorboard/notes", "old"]
+    theirs = "tensorboard/events.out.tfevents.1.host.1.0"
+    mine, others = ["overrides.json", EVENTS], ["tensorboard/notes", theirs, "old"]
     for name in (*mine, *others):
         (folder.path / name).parent.mkdir(exist_ok=True)
         (folder.path / name).write_text("")
@@ -69,7 +72,7 @@ def test_what_others_have_written_meanwhile_stays_whatever_the_clock_says(tmp_pa
     assert (folder.path / "plan.json").exists()
     (folder.path / "plan.json").unlink()
     folder.restore()
-    assert [path.name for path in folder.path.rglob("*") if path.is_file()] == ["notes"]
+    assert {path.name for path in folder.path.rglob("*") if path.is_file()} == {"notes", Path(theirs).name}
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

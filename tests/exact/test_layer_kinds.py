@@ -11,12 +11,8 @@ from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
 from tests.support.optima import assert_same_optimum
 
-SMALL = [
-    "space.tp=[1,2]",
-    "space.zero_stage=[0]",
-    "space.sequence_parallel=false",
-    "space.recompute=[none,full]",
-]
+SMALL = ["space.tp=[1,2]", "space.zero_stage=[0]", "space.sequence_parallel=false",
+         "space.recompute=[none,full]"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -228,15 +228,8 @@ def test_the_module_refuses_with_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"bare.json", "plan.json"}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "name"),
-    [
-        ("gpipe", "GPipe"),
-        ("zero_bubble_v", "ZBVZeroBubble"),
-        ("dualpipe", "DualPipeV"),
-        ("v_half", "ZBVZeroBubble"),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "name"), [("gpipe", "GPipe"), ("zero_bubble_v", "ZBVZeroBubble"),
+                         ("dualpipe", "DualPipeV"), ("v_half", "ZBVZeroBubble")])  # fmt: skip
 def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
     llama: Problem, schedule: str, name: str
 ) -> None:
@@ -261,3 +254,9 @@ def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
 def test_the_library_refuses_what_the_command_refuses() -> None:
     with pytest.raises(UnsupportedError, match=r"^space\.trainer=nanotron"):
         plan(load_problem(["model=toy_moe", "cluster=toy", "training=toy", "space.trainer=nanotron"]))
+
+
+@pytest.mark.parametrize(("count", "name"), [(1, "GPipe"), (2, "1F1B")])
+def test_torchs_1f1b_wants_as_many_micro_batches_as_stages(llama: Problem, count: int, name: str) -> None:
+    files = export_plan(llama, plan_of(llama, LayerStrategy(1, 4, 1), count, (5,)), "torchtitan").files
+    assert f'pipeline_parallel_schedule = "{name}"' in "".join(files.values())

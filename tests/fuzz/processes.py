@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,11 @@ RUN = ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000")
 COMMANDS = (COMMAND, RUN, ("-m", "experiments.compare", "problems=toy"))
 """Commands that get a signal at random moments, the imports among them."""
 PATIENCE_S = 120.0
+LATE = "tensorboard/events.out.tfevents.9.other.1.0"
+OTHERS = ("notes.txt", "rows/1.csv", "tensorboard/events.out.tfevents.1.other.1.0", ".hidden", "a.log")
+"""Files of other people where a run is refused, interrupted or killed; `LATE` comes meanwhile."""
+REFUSED = ("search.num_steps=-1", "cluster.devices.toy.memory_GiB=0.0101", "space.tp=3", "model.num_heads=7",
+           "export=nanotron", "plan=notes.txt", "cluster.nodes.0.gpus=x")  # fmt: skip
 
 
 def cases(count: int, seed: int) -> Iterator[FuzzCase]:
@@ -39,10 +45,28 @@ def cases(count: int, seed: int) -> Iterator[FuzzCase]:
                 good = (0, 2, 130, -signal.SIGINT, -signal.SIGKILL)
                 given = (folder, COMMANDS[number % len(COMMANDS)], good)
                 yield kind, partial(judge, *given, sent, rng.uniform(0.05, 1.0) * seconds)
+                where = rng.choice([".", "deep/er"])
+                shared = (*COMMAND, f"hydra.run.dir={where}", *rng.sample(REFUSED, rng.randint(0, 1)))
+                moment = rng.uniform(0.05, 1.0) * seconds
+                yield f"{kind} in shared folders", partial(judge_shared, shared, good, sent, moment)
+            refused = (*COMMAND, f"hydra.run.dir={rng.choice(['.', 'deep/er'])}", rng.choice(REFUSED))
+            yield "refusals in shared folders", partial(judge_shared, refused, (2,), 0, 0.5 * seconds)
+
+
+def judge_shared(arguments: Sequence[str], good: Sequence[int], sent: int, moment: float) -> FuzzOutcome:
+    """Judge a command in a folder with other people's files, all of which must survive it as they were."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in OTHERS:
+            (path := Path(folder, name)).parent.mkdir(exist_ok=True)
+            path.write_text(name)
+        found = judge(folder, arguments, good, sent, moment, late=LATE)
+        paths = {name: Path(folder, name) for name in (*OTHERS, LATE)}
+        lost = [name for name, path in paths.items() if not path.is_file() or path.read_text() != name]
+    return found._replace(outcome=f"lost {lost}") if lost else found
 
 
 def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int = 0,
-          moment: float = 0.0, limit: int = -1) -> FuzzOutcome:  # fmt: skip
+          moment: float = 0.0, limit: int = -1, late: str = "") -> FuzzOutcome:  # fmt: skip
     """Run a command: one of the `good` statuses, at most a sentence, whole plans, no process left.
 
     Args:
@@ -52,6 +76,7 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
         sent: Signal that the command gets; 0: none.
         moment: Seconds from the start to the signal.
         limit: Bytes that a file may have; -1: any.
+        late: File that somebody else writes at that moment; empty: none.
     """
     subject = f"signal {sent} after {moment:.2f} s of {' '.join(arguments)}"
     files = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
@@ -60,10 +85,11 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
             [sys.executable, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL, stderr=error, start_new_session=True, preexec_fn=files
         )  # fmt: skip
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(moment)
-        except subprocess.TimeoutExpired:
-            process.send_signal(sent)
+        if late:
+            Path(folder, late).write_text(late)
+        process.send_signal(sent)  # 0, or one to a process that has ended, does nothing
         try:
             status = process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

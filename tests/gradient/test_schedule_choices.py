@@ -18,12 +18,8 @@ from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import NAMES, find
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
-SMALL = [
-    "space.kind=uniform",
-    "space.zero_stage=[0,1]",
-    "space.recompute=none",
-    "space.sequence_parallel=false",
-]
+SMALL = ["space.kind=uniform", "space.zero_stage=[0,1]", "space.recompute=none",
+         "space.sequence_parallel=false"]  # fmt: skip
 FOLDED = [name for name in NAMES if find(name).folded]
 ALL = f"space.schedules=[{','.join(NAMES)}]"
 

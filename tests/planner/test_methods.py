@@ -37,12 +37,8 @@ from darts_parallel.planner.planning import checked
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import claim
 
-TOY = [
-    "experiment=quick",
-    "output.tensorboard=false",
-    "output.progress=false",
-    "space.num_micro_batches=[4,8]",
-]
+TOY = ["experiment=quick", "output.tensorboard=false", "output.progress=false",
+       "space.num_micro_batches=[4,8]"]  # fmt: skip
 EXACT_METHODS = "darts_parallel.planner._exact_methods"
 FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 

@@ -11,40 +11,17 @@ from darts_parallel.problem.problem import Problem, load_problem
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "export"
 TOY = ["model=toy", "cluster=toy", "training=toy"]
-LLAMA = [
-    *TOY,
-    "model.name=toy_llama",
-    "model.num_layers=8",
-    "model.num_kv_heads=2",
-    "model.ffn_hidden_size=96",
-    "model.gated_mlp=true",
-    "model.learned_positions=false",
-    "model.dropout=false",
-    "model.linear_bias=false",
-    "model.norm_bias=false",
-    "model.tie_embeddings=false",
-]
-MIXTURE = [
-    *LLAMA,
-    "model.name=toy_mixture",
-    "model.num_experts=4",
-    "model.moe_router_topk=2",
-    "model.moe_ffn_hidden_size=48",
-]
-LATENT = [
-    *MIXTURE,
-    "model.name=toy_latent",
-    "model.num_kv_heads=null",
-    "model.multi_latent_attention=true",
-    "model.q_lora_rank=24",
-    "model.kv_lora_rank=16",
-    "model.qk_nope_head_dim=16",
-    "model.qk_rope_head_dim=8",
-    "model.v_head_dim=16",
-    "model.first_k_dense_replace=1",
-    "model.moe_shared_expert_intermediate_size=48",
-    "training.recompute_modules=[mla_up_proj,mlp,moe_act]",
-]
+LLAMA = [*TOY, "model.name=toy_llama", "model.num_layers=8", "model.num_kv_heads=2",
+         "model.ffn_hidden_size=96", "model.gated_mlp=true", "model.learned_positions=false",
+         "model.dropout=false", "model.linear_bias=false", "model.norm_bias=false",
+         "model.tie_embeddings=false"]  # fmt: skip
+MIXTURE = [*LLAMA, "model.name=toy_mixture", "model.num_experts=4", "model.moe_router_topk=2",
+           "model.moe_ffn_hidden_size=48"]  # fmt: skip
+LATENT = [*MIXTURE, "model.name=toy_latent", "model.num_kv_heads=null", "model.multi_latent_attention=true",
+          "model.q_lora_rank=24", "model.kv_lora_rank=16", "model.qk_nope_head_dim=16",
+          "model.qk_rope_head_dim=8", "model.v_head_dim=16", "model.first_k_dense_replace=1",
+          "model.moe_shared_expert_intermediate_size=48",
+          "training.recompute_modules=[mla_up_proj,mlp,moe_act]"]  # fmt: skip
 
 
 @cache

@@ -5,12 +5,14 @@
 
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import GradientAccumulationPlugin
 
 MICRO_BATCH_SIZE = 2
 """Sequences of one batch of the data loader, per process."""
+CONTEXT_PARALLEL = 4
 
 
 def planned_accelerator() -> Accelerator:
@@ -27,8 +29,14 @@ def planned_accelerator() -> Accelerator:
 def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:
     """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""
     model.set_attn_implementation("sdpa")  # eager attention stays inside each part, in silence
-    buffers = [tensor for tensor in batch.values() if tensor is not None]
+    batch = {key: tensor for key, tensor in batch.items() if key != "attention_mask"}
+    labels = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    positions = torch.arange(labels.shape[1], device=labels.device).repeat(labels.shape[0], 1)
+    # a part knows neither its place in the sequence nor the token that follows it, nor all tokens
+    batch |= {"shift_labels": labels, "position_ids": positions}
+    count = (labels != -100).sum() / CONTEXT_PARALLEL
+    buffers = list(batch.values())
     with accelerator.maybe_context_parallel(
         buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
     ):
-        return model(**batch).loss
+        return model(**batch, num_items_in_batch=count).loss

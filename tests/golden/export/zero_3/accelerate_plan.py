@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import GradientAccumulationPlugin
 from transformers import AutoModelForCausalLM
+from transformers.integrations import tensor_parallel
 
 MICRO_BATCH_SIZE = 2
 """Sequences of one batch of the data loader, per process."""
@@ -26,6 +27,9 @@ def planned_accelerator() -> Accelerator:
 
 
 def planned_model(accelerator: Accelerator, name: str) -> Any:
-    """The model with its own tensor-parallel plan; without one every rank would compute all of it."""
-    mesh = accelerator.torch_device_mesh
-    return AutoModelForCausalLM.from_pretrained(name, tp_plan="auto", device_mesh=mesh)
+    """The model with its own tensor-parallel plan, which computes again without a cache."""
+    if not hasattr(tensor_parallel, "ReplicateParallel"):
+        raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")
+    model = AutoModelForCausalLM.from_pretrained(name, tp_plan="auto", device_mesh=accelerator.torch_device_mesh)
+    model.config.use_cache = False  # recomputed layers would find their keys in it already
+    return model
