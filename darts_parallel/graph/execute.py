@@ -18,13 +18,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 from torch.nn import functional
 
-from darts_parallel.graph._layouts import (
-    State,
-    axis_moves,
-    forward_state,
-    gradient_state,
-    local_shape,
-)
+from darts_parallel.graph._layouts import State, axis_moves, forward_state, gradient_state, local_shape
 from darts_parallel.graph._rules import PARTIAL, REPLICATED
 from darts_parallel.graph._space import OperatorChoice
 from darts_parallel.graph.operators import INPUT, OUTPUT, RELAY, SOURCES, GraphOperator

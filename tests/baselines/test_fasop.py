@@ -3,13 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from baselines.fasop import (
-    Integers,
-    fasop_plans,
-    first_partition,
-    minmax_partition,
-    solve,
-)
+from baselines.fasop import Integers, fasop_plans, first_partition, minmax_partition, solve
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem

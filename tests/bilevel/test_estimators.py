@@ -9,13 +9,7 @@ from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradie
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import Candidate
-from darts_parallel.bilevel.loop import (
-    GradientShares,
-    behind,
-    middle_of_read,
-    train_losses,
-    try_pairs,
-)
+from darts_parallel.bilevel.loop import GradientShares, behind, middle_of_read, train_losses, try_pairs
 from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
 from tests.support.bilevel_tiny import corpus, tiny_settings
 

@@ -11,8 +11,7 @@ from tests.support.commands import TOY, Command
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("plan=/dev/zero",), ("tune", "/dev/zero"), ("model=hf", "model.path=/dev/zero")],
+    "arguments", [("plan=/dev/zero",), ("tune", "/dev/zero"), ("model=hf", "model.path=/dev/zero")]
 )
 def test_a_file_without_an_end_is_refused(
     arguments: tuple[str, ...], command: Command, monkeypatch: pytest.MonkeyPatch

@@ -27,11 +27,7 @@ REFUSED = [
         "cluster.nodes.0.intra_node.latency_ms=3 is not a key",
         "try cluster.nodes.0.intra_node.latency_us.",
     ),
-    (
-        "cluster.inter_node.bandwidth_GBps=4e11",
-        "cluster.inter_node.bandwidth_GBps=4e+11",
-        "try 1e+06",
-    ),
+    ("cluster.inter_node.bandwidth_GBps=4e11", "cluster.inter_node.bandwidth_GBps=4e+11", "try 1e+06"),
     ("model.foo.bar=3", "model.foo.bar=3 is not a key", "try model."),
     ("+model.num_layer=3", "model.num_layer=3 is not a key", "try model.num_layers."),
     ("++model.foo.bar=3", "model.foo.bar=3 is not a key", "try model."),

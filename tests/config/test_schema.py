@@ -39,11 +39,7 @@ BROKEN_CLUSTERS = [
     ("gpus: 4", "gpus: 0", "cluster.nodes[0].gpus=0 must be at least 1"),
     ("gpus: 4", "gppus: 4", "gppus is not a key of the configuration; try cluster.nodes[].gpus."),
     ("gpus: 4", "gpus: four", "gpus=four must be a whole number"),
-    (
-        "bf16: 125",
-        "bf17: 125",
-        "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; try ",
-    ),
+    ("bf16: 125", "bf17: 125", "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; try "),
     ("memory_GiB: 24.0, ", "", "cluster.devices.a10.memory_GiB is missing"),
     ("bandwidth_GBps: 600.0", "bandwidth_GBps: .nan", "memory_bandwidth_GBps=nan must be a finite number"),
     ("{bf16: 125.0, fp32: 31.2}", "125", "cluster.devices.a10.peak_TFLOPs=125 must be a mapping"),

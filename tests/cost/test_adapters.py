@@ -125,10 +125,7 @@ def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
     [
         (["training.lora_rank=-1"], r"training.lora_rank=-1 must be at least 0; try 0\."),
         (["training.lora_rank=100000"], r"must be at most \d+; try \d+\."),
-        (
-            ["training.lora_rank=4", "space.executable=true"],
-            r"must not go with space.executable, .*try 0\.",
-        ),
+        (["training.lora_rank=4", "space.executable=true"], r"must not go with space.executable, .*try 0\."),
         (["training.lora_rank=4", "cost=searcher"], r"must not go with a cost model other.*try 0\."),
         (["training.lora_rank=4", "training.lora_targets=[]"], r"must name a product .*\[linear_qkv\]\."),
         (["training.lora_targets=[query]"], "training.lora_targets=query must be one of linear_qkv"),

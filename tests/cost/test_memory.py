@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.cost.memory import (
-    activation_bytes,
-    between_passes,
-    state_bytes,
-    static_bytes,
-)
+from darts_parallel.cost.memory import activation_bytes, between_passes, state_bytes, static_bytes
 from darts_parallel.problem.model import Model
 
 H, HEADS, S, B = 256, 8, 128, 2

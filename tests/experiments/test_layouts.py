@@ -1,12 +1,7 @@
 import pytest
 
 from darts_parallel.problem.problem import load_problem
-from experiments.comparison.layouts import (
-    chunks_of,
-    default_chunks,
-    first_layers,
-    megatron_default,
-)
+from experiments.comparison.layouts import chunks_of, default_chunks, first_layers, megatron_default
 from experiments.comparison.schedule_problems import CASES, DEEPSEEK_V3
 
 

@@ -5,12 +5,7 @@ import pytest
 
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan.legality import refuse_unexecutable
-from experiments.measured_vs_predicted import (
-    MeasuredOptions,
-    problem_of,
-    run,
-    uniform_plans,
-)
+from experiments.measured_vs_predicted import MeasuredOptions, problem_of, run, uniform_plans
 
 SMALL = ["model.hidden_size=16", "model.num_layers=2", "model.vocab_size=100", "training.seq_len=8",
          "model.max_seq_len=8", "training.global_batch_size=4"]  # fmt: skip

@@ -103,11 +103,7 @@ def test_megatron_refuses_models_whose_parts_it_would_leave_out(model: str, key:
 @pytest.mark.parametrize("target", OWN_MODELS)
 @pytest.mark.parametrize(
     ("overrides", "key"),
-    [
-        (HYBRID, "hybrid_override_pattern=M-"),
-        (WINDOWS, "sliding_window=16"),
-        (ROTARY, "mtp_num_layers=1"),
-    ],
+    [(HYBRID, "hybrid_override_pattern=M-"), (WINDOWS, "sliding_window=16"), (ROTARY, "mtp_num_layers=1")],
 )
 def test_trainers_with_models_of_their_own_refuse_by_name(
     target: str, overrides: list[str], key: str

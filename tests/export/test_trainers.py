@@ -36,11 +36,7 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
         if problem.config.trainer.whole_ends == "always":  # embedding, head and loss share a strategy
             own[-2:] = own[:1] * 2
         plan = Plan(
-            micro_batches,
-            (0, *cuts, layers),
-            tuple(own),
-            cp=space.cp,
-            virtual_stages=space.virtual_stages,
+            micro_batches, (0, *cuts, layers), tuple(own), cp=space.cp, virtual_stages=space.virtual_stages
         )
         plans.append(plan)
     return plans

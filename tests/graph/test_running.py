@@ -79,11 +79,7 @@ class DiffusionUNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.inside, self.after = (
-            TimedPair(16, 16),
-            TimedPair(32, 32),
-            TimedPair(48, 16),
-        )
+        self.before, self.inside, self.after = (TimedPair(16, 16), TimedPair(32, 32), TimedPair(48, 16))
         self.down, self.up = nn.Conv2d(16, 32, 3, 2, padding=1), nn.Conv2d(32, 32, 3, padding=1)
         self.norm, self.qkv, self.out = nn.GroupNorm(4, 32), nn.Linear(32, 96), nn.Linear(32, 32)
 

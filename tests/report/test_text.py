@@ -11,13 +11,7 @@ from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import layer_ranges, run_lengths
-from darts_parallel.report.text import (
-    MAX_ALTERNATIVES,
-    claim,
-    layerwise_sentence,
-    render,
-    why_it_loses,
-)
+from darts_parallel.report.text import MAX_ALTERNATIVES, claim, layerwise_sentence, render, why_it_loses
 from tests.report.conftest import Found
 
 NAN, INF = float("nan"), float("inf")

@@ -7,9 +7,7 @@ from darts_parallel.schedules import Operation
 
 
 def event_queue_ends(
-    orders: tuple[tuple[Operation, ...], ...],
-    seconds: dict[str, list[float]],
-    message: list[float],
+    orders: tuple[tuple[Operation, ...], ...], seconds: dict[str, list[float]], message: list[float]
 ) -> tuple[list[float], dict[Operation, tuple[float, float]]]:
     """When every device has ended its order, and start and end of every pass.
 
