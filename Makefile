@@ -19,7 +19,7 @@ define PAGES
 compare problems=core seeds=3 oracle_seconds=10 publish=true
 compare methods=[gradient_search] seeds=3 budget=60 oracle_seconds=20 publish=true
 compare_schedules publish=true
-design publish=true
+design seconds=5 publish=true
 ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
 benchmark publish=true
 mixtures seconds=60 publish=true
@@ -28,8 +28,6 @@ reproduce_fasop publish=true
 replay_traces publish=true
 schedule_ratios publish=true
 answers publish=true
-profile name=here
-measured_vs_predicted cluster=outputs/measured/cluster/here.yaml publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
 endef
 export PAGES
@@ -37,8 +35,7 @@ export PAGES
 pages: develop  ## every page of results, with the seconds that each takes; ARGS=compare: those of one command alone
 	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[rivals]'
 	@echo "$$PAGES" | grep "^$(ARGS)" | while read -r page; do began=$$(date +%s); set -f; \
-	case $$page in profile*) run="torchrun --nproc-per-node 2";; *) run=python;; esac; \
-	$(VENV)/bin/$$run -m experiments.$$page < /dev/null || exit 1; \
+	$(VENV)/bin/python -m experiments.$$page < /dev/null || exit 1; \
 	echo "$$(($$(date +%s) - began)) s: $$page"; done
 	@test -n "$(ARGS)" || $(VENV)/bin/python -m tests.fuzz --problems 500 --publish
 
