@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from darts_parallel.cli._lengths import run_lengths
 from darts_parallel.cli._price import distance_to_best
 from darts_parallel.cli._trainers import Offer, offers, start_command, trainer_sentences, trainers_table
 from darts_parallel.cli._tune import run_tuning
@@ -75,6 +76,8 @@ class Job(Watcher):
                     return BilevelJob(self.problem, self.folder, self.console, self.tracker, update).run()
             if config.tune.get("from") is not None:
                 return run_tuning(self.problem, self.folder, self.console)
+            if config.training.lengths is not None and config.plan is None:
+                return run_lengths(self.problem, self.folder, self.console)
             return self._plan()
         except BaseException:
             if self.tracker is not None:
@@ -159,7 +162,7 @@ class Job(Watcher):
 
     def _next_lines(self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]) -> list[str]:
         """Print and return the commands to go on."""
-        lines = trainer_sentences(found, problem, self.folder / "plan.json", self.overrides)
+        lines = trainer_sentences(found, problem, self.overrides)
         for rung in rungs:
             if rung.name != CHOSEN:
                 start = start_command(problem, rung.plan, self.folder / rung.file)

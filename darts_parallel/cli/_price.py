@@ -15,27 +15,17 @@ from darts_parallel.problem import Problem
 from darts_parallel.report import claim, fits_label, plan_dict
 from darts_parallel.report import seconds as seconds_label
 
-SECONDS = 10.0
-"""Seconds of wall-clock of the descent, and of the exact methods, at most."""
-
 
 def distance_to_best(problem: Problem, cost: CostBreakdown, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Plan the job of a priced plan; where degrees are pinned, in its trainer's whole layer-wise space.
 
-    Args:
-        cost: Of the priced plan.
-        folder: Gets `plan_best.json`.
-
-    Returns:
-        What `plan.json` says of the best plan, and lines for the report.
+    Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
     """
     own, usual, file = problem.config, SpaceConfig(), folder / "plan_best.json"
     space = own.space
     if any(getattr(space, key) != getattr(usual, key) for key in DEGREES):
         space = SpaceConfig(trainer=space.trainer, executable=space.executable)
-    search = replace(own.search, method="auto", max_seconds=min(own.search.max_seconds, SECONDS))
-    checks = replace(own.verification, max_seconds=min(own.verification.max_seconds, SECONDS))
-    free = replace(own, plan=None, export=None, space=space, search=search, verification=checks)
+    free = replace(own, plan=None, export=None, space=space, search=replace(own.search, method="auto"))
     try:
         found = find_plan(Problem.from_config(free))
     except InfeasibleError:

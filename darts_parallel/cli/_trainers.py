@@ -80,20 +80,15 @@ def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
     return table
 
 
-def trainer_sentences(
-    found: Sequence[Offer], problem: Problem, file: Path, given: Sequence[str]
-) -> list[str]:
+def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[str]) -> list[str]:
     """Say how a trainer gets its plan, and what none that takes this one costs.
 
     Args:
-        file: Of the chosen plan.
         given: Overrides of the command.
     """
     known = posterior()
     lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
-    if any(offer.takes for offer in found):
-        lines.append(f"this plan: darts-parallel plan={file} export=NAME")
-    elif others and known is not None:
+    if others and known is not None and not any(offer.takes for offer in found):
         best, difference = min(others, key=lambda offer: offer.slower), exp(known.difference(problem)) - 1.0
         if best.slower < difference:
             lines.append(

@@ -47,6 +47,11 @@ class TrainingConfig:
     gradient_bits: int | None = one_of(None, (16, 32, None))
     """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16 with fp16
     and 32 with all others (Megatron-LM's default; its `--grad-reduce-in-bf16` is 16)."""
+    lengths: str | None = None
+    """A histogram of sequence lengths, a CSV file with the columns length and count: plans for the expected
+    seconds of its steps (`planner/lengths.py`). A given plan is priced for `seq_len` tokens."""
+    packed: bool = True
+    """With `lengths`: sequences lie one after the other, attention within each; else they are padded."""
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
 

@@ -4,6 +4,7 @@ from darts_parallel.planner.elasticities import STEP as STEP
 from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity
 from darts_parallel.planner.elasticities import time_elasticities as time_elasticities
+from darts_parallel.planner.lengths import plan_lengths as plan_lengths
 from darts_parallel.planner.memory_chance import ladder as ladder
 from darts_parallel.planner.memory_chance import tightened as tightened
 from darts_parallel.planner.methods import check as check

@@ -25,6 +25,7 @@ from darts_parallel.planner.result import CHOSEN, Planned, Rung
 from darts_parallel.planner.uncertainty import out_of_memory, posterior
 from darts_parallel.problem import Problem
 
+Tables = Sequence[CostTable]
 SURE = 0.01
 """Chance of running out of memory below which no plan of the ladder is safer."""
 SAFER, MOST_EXTRA = 0.5, 0.15
@@ -134,7 +135,7 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     if config.verification.enabled and config.cost.pipeline == "closed_form" and config.space.offload is None:
         tables = [without_dominated(table) for table in planned.tables]
         if tight.headroom:
-            fastest = _rung("fastest", tightened(problem, 0.5), tables, planned)
+            fastest = _rung("fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS)
             found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE) else []
         found += [_safe(problem, chosen, tables)] if chosen.chance > SURE else []
     return sorted(filter(None, found), key=lambda rung: rung.seconds)
@@ -157,13 +158,7 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> Rung |
     return None
 
 
-def _rung(
-    name: str,
-    problem: Problem,
-    tables: Sequence[CostTable],
-    known: Planned | None,
-    seconds: float = RUNG_SECONDS,
-) -> Rung | None:
+def _rung(name: str, problem: Problem, tables: Tables, known: Planned | None, seconds: float) -> Rung | None:
     """Return the best plan of a problem by exact methods; None where none was found in time.
 
     Args:

@@ -73,10 +73,8 @@ FORMULAS: dict[str, tuple[str, str]] = {
 PARTS = {"parameters": "state", "gradients": "state", "optimizer state": "state",
          "activations": "activations", "reserved": "reserve"}  # fmt: skip
 """Terms of `memory_lines` by what they are; all others are workspace."""
-SIGNS = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}
-"""Signs of what fills the memory in a bar, by its name."""
-BAR = 40
-"""Signs of a bar."""
+SIGNS, BAR = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}, 40
+"""Signs of what fills the memory by its name, and their number in a bar."""
 PIPED_WIDTH = 200
 SIMULATED_BUBBLE = ("end of the schedule - micro-batches x stage", "longest path of the simulated schedule")
 

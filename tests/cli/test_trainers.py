@@ -33,7 +33,7 @@ def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes() -> N
             assert offer.seconds == pytest.approx(evaluate(offer.plan, problem).iteration_time_s)
             assert offer.slower == pytest.approx(offer.seconds / seconds - 1.0)
     alone = [offer for offer in found if offer.plan is not None and not offer.takes]
-    (sentence, _) = trainer_sentences([replace(alone[0], slower=0.0)], problem, Path("plan.json"), ["x=1"])
+    (sentence, _) = trainer_sentences([replace(alone[0], slower=0.0)], problem, ["x=1"])
     assert sentence.startswith("No trainer takes this plan, and it is faster than ")
 
 

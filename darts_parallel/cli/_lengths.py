@@ -1,0 +1,34 @@
+"""Plans for `training.lengths`: their table, and the first one's file."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from darts_parallel.cli._trainers import start_command
+from darts_parallel.cost import evaluate
+from darts_parallel.plan import write_json
+from darts_parallel.planner import plan_lengths
+from darts_parallel.problem import Problem
+from darts_parallel.report import fits_label, plan_dict, table_of
+from darts_parallel.report import seconds as seconds_label
+
+
+def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
+    """Write and print the plans for sequences of many lengths; return the expected seconds of the best."""
+    found, training, file, entries = plan_lengths(problem), problem.training, folder / "plan.json", []
+    title = f"{problem.config.model.name} on {problem.config.cluster.name}, lengths of {training.lengths}"
+    names = ("seconds", "95 %", "memory", "95 %", "most", "fits")
+    table = table_of(title, *((name, "right") for name in names), ("plan", "left"))
+    for own in found:
+        words = own.plan.describe(training.global_batch_size)
+        shares = (f"{100 * share:.0f} %" for share in own.memory)
+        table.add_row(*map(seconds_label, own.seconds), *shares, fits_label(own.chance), words)
+        entries.append(
+            {"plan": words} | {key: value for key, value in own._asdict().items() if key != "plan"}
+        )
+    data = plan_dict(problem, found[0].plan, evaluate(found[0].plan, problem), None, [])
+    write_json(file, data | {"lengths": {"packed": training.packed, "plans": entries}})
+    console.print(table)
+    start = start_command(problem, found[0].plan, file)
+    console.print(f"start it: {start}", soft_wrap=True, highlight=False, markup=False)
+    return found[0].seconds[0]
