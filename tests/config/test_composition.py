@@ -21,13 +21,10 @@ LARGE = {
     "llama3_8b_a10": ["space.pp=4", "search.polish=false"],
     "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
     "gpt3_175b_384xa100": ["space.pp=12", "space.tp=8"],
-    "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
-    "t5_a10": ["space.pp=2"],
-    "tight_memory": ["space.pp=8", "search.polish=false"],
-    "gumbel": ["space.pp=8"],
-    "stagewise": ["space.pp=8"],
-    "uniform": ["space.pp=8"],
-}
+    "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"], "t5_a10": ["space.pp=2"],
+    "tight_memory": ["space.pp=8", "search.polish=false"], "gumbel": ["space.pp=8"],
+    "stagewise": ["space.pp=8"], "uniform": ["space.pp=8"],
+}  # fmt: skip
 """One degree for those that take more than seconds."""
 
 

@@ -98,12 +98,8 @@ def test_encoders_decoders_and_hybrids() -> None:
     jamba = read("jamba", num_experts=1, num_experts_per_tok=1, attn_layer_period=4, attn_layer_offset=2)
     assert jamba.hybrid_override_pattern == "M-M-*-M-"
     nemotron = {
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 16,
-        "n_groups": 2,
-        "head_dim": 16,
-    }
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "head_dim": 16,
+    }  # fmt: skip
     assert read("nemotron_h", hybrid_override_pattern="M-M*", **nemotron).hybrid_override_pattern == "M-M*"
 
 

@@ -18,32 +18,15 @@ from tests.support.commands import QUIET, TOY, Command
 from tests.support.export_plans import CASES, NAMES
 
 BREAKING = [
-    "x\ntouch PWNED #",
-    "x\rtouch PWNED #",
-    "x\u2028y",
-    "x\x85y",
-    "x\x00y",
-    "x\x1b[2J",
-    "x\u202ey",
+    "x\ntouch PWNED #", "x\rtouch PWNED #", "x\u2028y", "x\x85y", "x\x00y", "x\x1b[2J", "x\u202ey",
     "x\ud800",
-]
+]  # fmt: skip
 """Names that end a line, a comment or a terminal's patience."""
 STRANGE = [
-    '"; touch PWNED; "',
-    "'; touch PWNED; '",
-    "$(touch PWNED)",
-    "`touch PWNED`",
-    "../../PWNED",
-    "[/red]",
-    "[link=file:///]",
-    '""" + open("PWNED", "w").name + """',
-    "coding: utf_7 +AAo-open('PWNED','w')",
-    "a: {b: [c",
-    "# -*- x -*-",
-    "\\",
-    "{0} %s ${now:}",
-    "モデル 7B",
-]
+    '"; touch PWNED; "', "'; touch PWNED; '", "$(touch PWNED)", "`touch PWNED`", "../../PWNED", "[/red]",
+    "[link=file:///]", '""" + open("PWNED", "w").name + """', "coding: utf_7 +AAo-open('PWNED','w')",
+    "a: {b: [c", "# -*- x -*-", "\\", "{0} %s ${now:}", "モデル 7B",
+]  # fmt: skip
 """Names that must stay inside their comment, string or cell."""
 
 

@@ -28,16 +28,14 @@ BAD = [
     ({"iteration_s": "-1.5"}, "iteration_s=-1.5 must be above 0"),
     ({"iteration_s": "nan"}, "iteration_s=nan must be a finite number"),
     ({"n_gpus": "16"}, "dp(4) * tp(2) * pp(1) * cp(1) = 8 is not n_gpus=16"),
-    ({"gpu": "abacus"}, "gpu=abacus is unknown"),
-    ({"layers": ""}, "layers is missing"),
+    ({"gpu": "abacus"}, "gpu=abacus is unknown"), ({"layers": ""}, "layers is missing"),
     ({"global_batch": "33"}, "global_batch=33 is not a multiple of dp=4"),
     ({"micro_batch": "3"}, "is not global_batch=32"),
     ({"iteration_s": "", "memory_gb": ""}, "no seconds or memory measured"),
     ({"model": "Unheard-8x9B"}, "mixture of experts whose sizes"),
     ({"notes": "ANOMALOUS: paused"}, "flagged in the notes"),
-    ({"precision": "fp8"}, "training.precision=fp8"),
-    ({"heads": "9"}, "model.num_heads=9"),
-]
+    ({"precision": "fp8"}, "training.precision=fp8"), ({"heads": "9"}, "model.num_heads=9"),
+]  # fmt: skip
 
 
 def test_bad_rows_are_reported_with_file_line_and_reason_and_the_rest_is_used(tmp_path: Path) -> None:

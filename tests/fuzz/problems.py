@@ -37,16 +37,13 @@ def random_settings(rng: random.Random) -> Settings:
         "cluster": "toy_mixed" if mixed else "toy",
         "space.kind": kind,
         "model.num_layers": rng.choice([1, 1, 2] if kind == "layerwise" else [1, 2, 3, 4]),
-        "model.num_heads": heads,
-        "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
-        "model.vocab_size": rng.choice([128, 1000, 8192]),
-        "model.tie_embeddings": rng.choice([True, False]),
+        "model.num_heads": heads, "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
+        "model.vocab_size": rng.choice([128, 1000, 8192]), "model.tie_embeddings": rng.choice([True, False]),
         "training.global_batch_size": rng.choice([1, 2, 3, 4, 6, 8, 12]),
-        "training.optimizer": rng.choice(["adam", "sgd"]),
-        "search.exact_seconds": PATIENCE_S,
+        "training.optimizer": rng.choice(["adam", "sgd"]), "search.exact_seconds": PATIENCE_S,
         "search.max_seconds": PATIENCE_S,
         "cluster.inter_node.bandwidth_GBps": rng.choice([0.05, 1.0, 25.0, 400.0]),
-    }
+    }  # fmt: skip
     for group in range(2 if mixed else 1):
         settings[f"cluster.nodes.{group}.count"] = rng.choice(
             [1, 1, 2] if kind == "layerwise" else [1, 1, 2, 3]

@@ -85,18 +85,10 @@ def test_a_list_allows_values_and_the_illegal_ones_among_them_never_enter() -> N
 
 
 ALONE = [
-    ("space.pp=3", 2),
-    ("space.pp=8", 4),
-    ("space.pp=[3,5]", 2),
-    ("space.tp=3", 2),
-    ("space.tp=16", 4),
-    ("space.dp=5", 4),
-    ("space.num_micro_batches=3", 2),
-    ("space.micro_batch_size=5", 4),
-    ("space.cp=3", 2),
-    ("space.cp=16", 8),
-    ("space.virtual_stages=9", 3),
-]
+    ("space.pp=3", 2), ("space.pp=8", 4), ("space.pp=[3,5]", 2), ("space.tp=3", 2), ("space.tp=16", 4),
+    ("space.dp=5", 4), ("space.num_micro_batches=3", 2), ("space.micro_batch_size=5", 4), ("space.cp=3", 2),
+    ("space.cp=16", 8), ("space.virtual_stages=9", 3),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("pin", "nearest"), ALONE)

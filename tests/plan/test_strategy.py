@@ -42,15 +42,11 @@ def test_stages_must_be_contiguous_and_whole(boundaries: tuple[int, ...]) -> Non
 
 MISSING = object()
 LAYER = {
-    "tp": ["x", None, 0, 2.0, 10**30, True, MISSING],
-    "dp": [[], -2, None, False, MISSING],
-    "zero_stage": [4, -1, "1", None, MISSING],
-    "recompute": ["all", None, 3, MISSING],
-    "sequence_parallel": [1, "true", None, MISSING],
-    "tp_comm_bits": [5],
-    "grad_comm_bits": [True],
+    "tp": ["x", None, 0, 2.0, 10**30, True, MISSING], "dp": [[], -2, None, False, MISSING],
+    "zero_stage": [4, -1, "1", None, MISSING], "recompute": ["all", None, 3, MISSING],
+    "sequence_parallel": [1, "true", None, MISSING], "tp_comm_bits": [5], "grad_comm_bits": [True],
     "shard_size": [-1],
-}
+}  # fmt: skip
 WRONG: dict[tuple[str | int, ...], list[Any]] = {
     ("pp",): ["x", None, 2.0, True, 0, -1, 3, 10**30, []],
     ("num_micro_batches",): ["x", None, 4.0, False, 0, -1, 10**30, [4]],

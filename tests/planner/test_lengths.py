@@ -22,13 +22,8 @@ RANDOM = range(6)
 def job(folder: Path, rows: dict[int, float], *more: str) -> Problem:
     lines = ["length,count", *(f"{length},{count}" for length, count in rows.items())]
     (folder / "lengths.csv").write_text("\n".join(lines) + "\n")
-    words = [
-        "model=toy",
-        "cluster=toy",
-        f"training.lengths={folder / 'lengths.csv'}",
-        "model.max_seq_len=512",
-    ]
-    return load_problem([*words, *more])
+    words = [f"training.lengths={folder / 'lengths.csv'}", "model.max_seq_len=512"]
+    return load_problem(["model=toy", "cluster=toy", *words, *more])
 
 
 def random_job(folder: Path, seed: int, values: list[int], *more: str) -> Problem:
@@ -80,13 +75,9 @@ def test_padding_costs_seconds_and_memory_and_no_plan_beats_its_mean_step(
     assert both
     for plan in both:
         less, more = packed[plan], padded[plan]
-        assert all(
-            b >= a * (1.0 - 1e-9)
-            for a, b in zip((*less.seconds, *less.memory), (*more.seconds, *more.memory), strict=True)
-        )
-        for own in (less, more):
-            assert own.memory[0] <= own.memory[2] * (1.0 + 1e-9)
-            assert own.memory[1] <= own.memory[2] * (1.0 + 1e-9)
+        pairs = zip((*less.seconds, *less.memory), (*more.seconds, *more.memory), strict=True)
+        assert all(b >= a * (1.0 - 1e-9) for a, b in pairs)
+        assert all(max(own.memory[:2]) <= own.memory[2] * (1.0 + 1e-9) for own in (less, more))
 
 
 def test_on_one_device_a_packed_step_costs_the_mean_of_its_sequences(
@@ -109,12 +100,8 @@ def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
     rng = np.random.default_rng(0)
     for stages, count in ((1, 3), (2, 5), (4, 3), (3, 7)):
         passes, last = rng.random((2, 1, count, 2, stages)), stages - 1
-        orders, ends, free = (
-            find("1f1b").orders(stages, count, 1),
-            dict[object, list[float]](),
-            [[0.0] * 2] * stages,
-        )
-        waiting = [list(order) for order in orders]
+        ends, free = dict[object, list[float]](), [[0.0] * 2] * stages
+        waiting = [list(order) for order in find("1f1b").orders(stages, count, 1)]
         while any(waiting):
             for k, row in enumerate(waiting):
                 kind, _, i = row[0] if row else ("", 0, 0)
@@ -151,10 +138,9 @@ def test_equal_lengths_count_together_and_no_memory_is_one_sentence(tmp_path: Pa
     found, shares = read_lengths(str(tmp_path / "twice.csv"), 8)
     assert found.tolist() == [4, 8]
     assert shares.tolist() == [0.5, 0.5]
+    small = job(tmp_path, {512: 1.0}, "training.seq_len=512", "cluster.devices.toy.memory_GiB=0.1001")
     with pytest.raises(InfeasibleError, match="no even uniform plan holds its longest micro-batch"):
-        plan_lengths(
-            job(tmp_path, {512: 1.0}, "training.seq_len=512", "cluster.devices.toy.memory_GiB=0.1001")
-        )
+        plan_lengths(small)
     with pytest.raises(ConfigError, match="must go with plans of 1F1B"):
         plan_lengths(job(tmp_path, {8: 1.0}, "cost.pipeline=simulated"))
 

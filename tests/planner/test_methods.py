@@ -141,13 +141,9 @@ def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
         assert found is not None
         seconds, plan = found.alternatives[-1]
         return replace(
-            found,
-            plan=plan,
-            iteration_time_s=seconds,
-            raw_plan=plan,
-            raw_iteration_time_s=seconds,
+            found, plan=plan, iteration_time_s=seconds, raw_plan=plan, raw_iteration_time_s=seconds,
             gradient_iteration_time_s=seconds,
-        )
+        )  # fmt: skip
 
     monkeypatch.setattr("darts_parallel.planner._descent_method.search_tables", poor)
     data, report = run(tmp_path, "space.num_micro_batches=null", *FEW)

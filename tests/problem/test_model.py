@@ -29,19 +29,13 @@ PUBLISHED = {
 # totals: parameters of the classes of transformers 4.57.1, built on the meta device with these sizes; that of
 # Grok-1 is ours from the released sizes (its card says 314B). Active, in billions, as the papers print them.
 MIXTURES = {
-    "mixtral_8x7b": (46_702_792_704, 12.9, 0.1),
-    "mixtral_8x22b": (140_620_634_112, 39.0, 0.2),
-    "qwen3_30b_a3b": (30_532_122_624, 3.3, 0.1),
-    "qwen3_235b_a22b": (235_093_634_560, 22.0, 0.3),
-    "qwen2_57b_a14b": (57_408_658_944, 14.0, 0.3),
-    "deepseek_v3": (671_026_404_352, 37.0, 0.7),
-    "kimi_k2": (1_026_408_209_408, 32.6, 0.4),
-    "llama4_maverick": (400_711_848_960, 17.0, 0.3),
-    "gpt_oss_20b": (20_914_757_184, 3.61 + 0.58, 0.01),
-    "gpt_oss_120b": (116_829_156_672, 5.13 + 0.58, 0.01),
-    "nemotron3_nano_30b_a3b": (31_577_937_344, 3.2, 0.4),
-    "grok1": (315_684_034_560, 314 / 4, 6.0),
-}
+    "mixtral_8x7b": (46_702_792_704, 12.9, 0.1), "mixtral_8x22b": (140_620_634_112, 39.0, 0.2),
+    "qwen3_30b_a3b": (30_532_122_624, 3.3, 0.1), "qwen3_235b_a22b": (235_093_634_560, 22.0, 0.3),
+    "qwen2_57b_a14b": (57_408_658_944, 14.0, 0.3), "deepseek_v3": (671_026_404_352, 37.0, 0.7),
+    "kimi_k2": (1_026_408_209_408, 32.6, 0.4), "llama4_maverick": (400_711_848_960, 17.0, 0.3),
+    "gpt_oss_20b": (20_914_757_184, 3.61 + 0.58, 0.01), "gpt_oss_120b": (116_829_156_672, 5.13 + 0.58, 0.01),
+    "nemotron3_nano_30b_a3b": (31_577_937_344, 3.2, 0.4), "grok1": (315_684_034_560, 314 / 4, 6.0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *NEARLY, *MIXTURES])

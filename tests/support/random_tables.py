@@ -51,22 +51,13 @@ def random_table(
     layout = torch.cat([torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)])
     by_layer["per_iteration"] *= (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
     return CostTable(
-        num_micro_batches=counts,
-        choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
-        layout=layout[:num_choices],
-        allowed=allowed,
-        stage_kind=torch.randint(kinds, (pp,), generator=rng),
-        boundary_kind=torch.randint(borders, (pp - 1,), generator=rng),
-        fused_to_previous=fused_to_previous,
-        reshard=reshard * float(rand(1) < 0.8),
-        p2p=0.3 * rand(num_outer, borders, *between)[:, :, like[1:]],
-        capacity=capacity,
-        in_flight=in_flight,
-        terms={},
-        for_weights=by_layer["activation"],
-        **by_layer,
+        num_micro_batches=counts, choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
+        layout=layout[:num_choices], allowed=allowed, stage_kind=torch.randint(kinds, (pp,), generator=rng),
+        boundary_kind=torch.randint(borders, (pp - 1,), generator=rng), fused_to_previous=fused_to_previous,
+        reshard=reshard * float(rand(1) < 0.8), p2p=0.3 * rand(num_outer, borders, *between)[:, :, like[1:]],
+        capacity=capacity, in_flight=in_flight, terms={}, for_weights=by_layer["activation"], **by_layer,
         **by_kind,
-    )
+    )  # fmt: skip
 
 
 def tables_of_one_model(seed: int) -> list[CostTable]:
