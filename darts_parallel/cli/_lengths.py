@@ -23,9 +23,8 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
         words = own.plan.describe(training.global_batch_size)
         shares = (f"{100 * share:.0f} %" for share in own.memory)
         table.add_row(*map(seconds_label, own.seconds), *shares, fits_label(own.chance), words)
-        entries.append(
-            {"plan": words} | {key: value for key, value in own._asdict().items() if key != "plan"}
-        )
+        figures = {"seconds": own.seconds, "memory": own.memory, "chance": own.chance}
+        entries.append({"plan": words, **figures})
     data = plan_dict(problem, found[0].plan, evaluate(found[0].plan, problem), None, [])
     write_json(file, data | {"lengths": {"packed": training.packed, "plans": entries}})
     console.print(table)
