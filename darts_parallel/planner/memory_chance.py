@@ -32,6 +32,8 @@ SAFER, MOST_EXTRA = 0.5, 0.15
 """Share of the chosen plan's chance that a safe plan has at most, and relative seconds that it may cost."""
 ROUNDS = 4
 """Searches at most, each with less memory than the one before."""
+HALVINGS = 2
+"""Searches at most with half of what was left free, where that was twice as safe as asked for."""
 LEAST = 0.02
 """Least tightening, of the logarithm of the memory."""
 RUNG_SECONDS = 1.0
@@ -88,7 +90,16 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
         tight = _moved(problem, -log(1.0 - tight.headroom) + max(2.0 * short, LEAST))
     else:
         assert found is not None
-        found = replace(found, warning=f"no plan that keeps space.out_of_memory={allowed:g} was found")
+        return replace(found, warning=f"no plan that keeps space.out_of_memory={allowed:g} was found")
+    for _ in range(HALVINGS):  # one spread for all compositions may leave more free than the plan needs
+        chance, distance = found.out_of_memory, -log(1.0 - tight.headroom) / 2.0
+        if chance is None or not SURE / 100.0 < chance <= allowed / 2.0 or not distance or found.interrupted:
+            break
+        tight = _moved(problem, distance)
+        own = find(tight)
+        if (chance := out_of_memory(own.plan, tight)) is None or chance > allowed or own.interrupted:
+            break
+        found = replace(own, problem=tight, out_of_memory=chance)
     return found
 
 

@@ -121,7 +121,7 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 
 
-def test_memory_is_tightened_by_twice_what_the_chance_of_the_job_asks_for(
+def test_memory_is_tightened_by_twice_what_the_chance_asks_for_and_loosened_by_halves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
@@ -132,17 +132,20 @@ def test_memory_is_tightened_by_twice_what_the_chance_of_the_job_asks_for(
         distances.append(-log(1.0 - own.headroom))
         return Planned(job(1))
 
-    for chances, count in (([0.4, 0.1], 2), ([0.21, 0.2], 2), ([0.9] * 4, 4)):
+    cases = [[0.4, 0.11], [0.21, 0.2], [0.9] * 4, [0.05, 0.08, 0.19], [0.05, 0.3]]
+    for chances, kept in zip(cases, (0.11, 0.2, 0.9, 0.19, 0.05), strict=True):
         left = iter(chances)
         monkeypatch.setattr(memory_chance, "out_of_memory", lambda plan, own, left=left: next(left))
         distances.clear()
         found = within_chance(problem, find)
-        assert (len(distances), found.out_of_memory) == (count, chances[-1])
+        assert (len(distances), found.out_of_memory) == (len(chances), kept)
         # standard deviations of a normal error: 0.8416 at a chance of 0.2 and 0.2533 at 0.4
         assert distances[0] == pytest.approx(0.08416, rel=1e-3)
-        step = {0.4: 2 * 0.1 * (0.8416 - 0.2533), 0.21: 0.02, 0.9: 2 * 0.1 * (0.8416 + 1.2816)}[chances[0]]
-        assert distances[1] - distances[0] == pytest.approx(step, rel=1e-3)
-        assert found.warning == ("no plan that keeps space.out_of_memory=0.2 was found" if count == 4 else "")
+        step = {0.4: 0.2 * (0.8416 - 0.2533), 0.21: 0.02, 0.9: 0.2 * (0.8416 + 1.2816), 0.05: -0.04208}
+        assert distances[1] - distances[0] == pytest.approx(step[chances[0]], rel=1e-3)
+        assert found.warning == (
+            "no plan that keeps space.out_of_memory=0.2 was found" if kept == 0.9 else ""
+        )
     assert tightened(problem, 0.02).headroom == pytest.approx(1 - exp(-0.1 * 2.05375), rel=1e-5)
 
 
