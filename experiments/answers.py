@@ -129,12 +129,10 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
         if row.reason:
             none.append(f"- {row.problem}, {row.trainer}: {row.reason}")
             continue
-        old = earlier.get((row.problem, row.trainer), {})
+        old, told = earlier.get((row.problem, row.trainer), {}), f"{row.command_s:.1f}"
         figures = (f"{row.iteration_time_s:.4g}", f"{100 * row.half_width:.0f}", f"{100 * row.fits:.0f}")
-        told = (old.get(name, "") for name in ("plan", "seconds", "fits"))
-        cells.append(
-            (row.problem, row.trainer, row.plan, *figures, row.ladder, f"{row.command_s:.1f}", *told)
-        )
+        before = (old.get(name, "") for name in ("plan", "seconds", "fits"))
+        cells.append((row.problem, row.trainer, row.plan, *figures, row.ladder, told, *before))
     risky = [row for row in rows if not row.reason and row.fits < 1 - WHOLE]
     said = [row for row in rows if not row.reason]
     header = ("job", "trainer", "plan", "s", "± %", "fits %", "ladder (fits)", "command s",
@@ -154,12 +152,10 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
 def run(options: AnswerOptions) -> int:
     """Run all commands; returns the exit status."""
     study = Study(
-        "answers",
-        "Which plan does each trainer get, and does it fit?",
+        "answers", "Which plan does each trainer get, and does it fit?",
         "whether the plans run: seconds and chances are the cost model's; 923a01c's are by its own figures.",
-        answer,
-        report,
-    )
+        answer, report,
+    )  # fmt: skip
     tasks = {f"{problem}, {trainer}": (problem, trainer, options.seconds)
              for problem in options.problems for trainer in options.trainers}  # fmt: skip
     return run_study(study, tasks, options)

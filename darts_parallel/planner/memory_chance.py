@@ -25,7 +25,6 @@ from darts_parallel.planner.result import CHOSEN, Planned, Rung
 from darts_parallel.planner.uncertainty import out_of_memory, posterior
 from darts_parallel.problem import Problem
 
-Tables = Sequence[CostTable]
 SURE = 0.01
 """Chance of running out of memory below which no plan of the ladder is safer."""
 SAFER, MOST_EXTRA = 0.5, 0.15
@@ -97,9 +96,13 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
             break
         tight = _moved(problem, distance)
         own = find(tight)
-        if (chance := out_of_memory(own.plan, tight)) is None or chance > allowed or own.interrupted:
+        found = replace(found, interrupted=own.interrupted)
+        chance = out_of_memory(own.plan, tight)
+        if chance is None or chance > allowed or own.interrupted:
             break
-        found = replace(own, problem=tight, out_of_memory=chance)
+        new, old = (p.result.iteration_time_s if p.result else 0.0 for p in (own, found))
+        if new <= old * (1.0 - TIE):
+            found = replace(own, problem=tight, out_of_memory=chance)
     return found
 
 
@@ -169,13 +172,14 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> Rung |
     return None
 
 
-def _rung(name: str, problem: Problem, tables: Tables, known: Planned | None, seconds: float) -> Rung | None:
+def _rung(
+    name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None, seconds: float
+) -> Rung | None:
     """Return the best plan of a problem by exact methods; None where none was found in time.
 
     Args:
         tables: Costs, whatever their memory.
-        known: A plan that is feasible there, which bounds the search.
-        seconds: Seconds of wall-clock.
+        known: A plan that is feasible there, which bounds the search of so many seconds of wall-clock.
     """
     own = [with_memory(table, problem.cluster, problem.margin) for table in tables]
     session = Session(own, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
