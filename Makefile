@@ -22,7 +22,6 @@ compare_schedules publish=true
 design seconds=5 publish=true
 ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
 benchmark publish=true
-mixtures seconds=60 publish=true
 validate_cost_model held_out=[family,source,model] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true

@@ -206,13 +206,7 @@ class MoveWeights:
 
 
 class RandomMoves:
-    """Draw random plans and changes of plans.
-
-    Args:
-        space: Tables and their legal strategies.
-        weights: Of the changes.
-        generator: Of all random numbers.
-    """
+    """Draw random plans and changes of plans."""
 
     def __init__(self, space: PlanSpace, weights: MoveWeights, generator: torch.Generator) -> None:
         self.space, self.generator = space, generator

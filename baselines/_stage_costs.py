@@ -89,7 +89,6 @@ def cheapest_split(segments: StageSegments, seconds: Array, rest: float) -> tupl
     """Find the split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
 
     Args:
-        segments: Every possible stage.
         seconds: Of each, `(N,)`.
         rest: Micro-batches less one.
 

@@ -42,7 +42,6 @@ def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS
     Args:
         joined: Layers that stay with the one before, `(L,)`.
         pp: Stages; there are at least as many clusters.
-        most: Clusters otherwise.
     """
     units = np.flatnonzero(~fused_to_previous).tolist()
     inner, wanted = units[1:-1], max(most, pp) - 2

@@ -86,7 +86,6 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
     """Return a `__getattr__` by which a package's face imports a module once one of its names is asked for.
 
     Args:
-        package: Name of the package.
         modules: Names that each slow module of the package exports, by the module's name.
     """
     homes = {name: module for module, names in modules.items() for name in names}

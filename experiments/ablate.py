@@ -122,7 +122,6 @@ def run_variant(task: tuple[str, str, float], options: AblateOptions) -> list[Me
 
     Args:
         task: Problem, variant, and the optimum in seconds per iteration.
-        options: Seeds and settings.
     """
     torch.set_num_threads(1)
     problem, name, optimum = task

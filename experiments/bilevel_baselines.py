@@ -37,7 +37,6 @@ def baselines(trainings: Trainings, random_plans: int) -> dict[str, Maker]:
 
     Args:
         trainings: Runs and stores the trainings that select uniform bits, once for all seeds.
-        random_plans: Number of random plans of equal speed.
     """
     chosen: list[tuple[BilevelPlan | None, int]] = []
 
@@ -77,8 +76,6 @@ def at_other_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[l
     """Return the plan at other bits of its blocks, and which of them fit the memory.
 
     Args:
-        space: Priced plans.
-        plan: Its degrees, stages and ZeRO stages stay.
         bits: Bits of sums and of gradients, shape `(B, blocks, 2)`.
     """
     tables = [space.whole[number] for number in space.of_batch(plan.global_batch_size)]
@@ -106,9 +103,7 @@ def random_plans_of_equal_time(search: BilevelSearch, plan: BilevelPlan, count: 
     """Draw bits in the plan's own degrees and stages that are as fast as it, or as near as there are.
 
     Args:
-        search: Its space and seed.
         plan: Plan that they are compared with.
-        count: Largest number of plans.
     """
     generator = torch.Generator().manual_seed(search.settings.seed + 4)
     columns = []
@@ -141,7 +136,6 @@ def sensitivity_greedy(search: BilevelSearch, plan: BilevelPlan) -> BilevelPlan 
     learned prices as sensitivities and the plan's own degrees and stages.
 
     Args:
-        search: At its end.
         plan: Its seconds are the budget.
     """
     space, prices = search.space, search.log_slowdown

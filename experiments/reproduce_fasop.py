@@ -155,7 +155,6 @@ class Strategies:
     """Strategies of equal degrees, one for each of B placements, still without their partition.
 
     Args:
-        case: What is planned.
         degrees: Micro-batch size, tp, dp and pp.
         placements: Type of every node in pipeline order, `(B, nodes)`.
         ticks: As `FasopCase.ticks` returns them.

@@ -22,10 +22,6 @@ def publish(
     """Write the page of an experiment and copy its pictures to `pictures/` next to it; returns the page.
 
     Args:
-        name: Of the experiment, and of the page.
-        question: What it answers, its heading.
-        command: What reproduces it.
-        text: Markdown.
         pictures: Files to copy, each with its caption.
         folder: Where pages lie.
         limits: What the answer does not show, in a sentence.

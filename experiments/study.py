@@ -50,8 +50,6 @@ class Report:
     Args:
         parts: Paragraphs, and tables as lists of lines: how it was run, the table, and what follows from it
             in a sentence.
-        pictures: Figure and caption by the name of the file.
-        files: Text of further files by name.
     """
 
     def __init__(
@@ -92,7 +90,6 @@ def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: Study
     """Solve all tasks, write what came out, and return the exit status.
 
     Args:
-        study: What is asked.
         tasks: Every task by the name that is shown when it is done.
         options: Where to write, and how many processes.
     """

@@ -66,10 +66,7 @@ class UpperLevel:
     """Logits of all outer choices and restarts, moved by Adam as in the main search.
 
     Args:
-        space: Priced plans.
-        config: Learning rates, temperatures, penalties and the number of restarts.
         num_steps: Steps over which the schedules anneal.
-        generator: Of the initial logits.
     """
 
     def __init__(
@@ -189,10 +186,7 @@ def price_plans(space: JointSpace, table: int, plans: HardPlans, prices: LogSlow
     """Return the best of some hard plans by the upper objective; None where none fits the memory.
 
     Args:
-        space: Priced plans.
-        table: Number of their table.
         plans: B plans.
-        prices: Prices in steps.
     """
     own = space.tables[table]
     cost = evaluate_batch(own, plans)

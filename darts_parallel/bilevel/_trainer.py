@@ -112,7 +112,6 @@ class WeightTrainer:
         Args:
             tokens: Batch, shape `(B, T + 1)`.
             loss: Loss of the model as it is run now.
-            mixtures: How every block's gradient travels.
         """
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)
@@ -188,8 +187,6 @@ def slopes(
     """Differentiate the validation loss: as it is, or after one weight step, by double backward.
 
     Args:
-        loss: Loss of the mixed model.
-        model: Weights, before the step.
         pair_weights: Weights of the forward pairs, `(blocks, K)`.
         validation: Validation bytes, `(B, T + 1)`.
         train: Training bytes of the step, `(B, T + 1)`.
@@ -217,8 +214,6 @@ def gradient_shortfall(
     delivers later is not seen: the figure overrates what compressed gradients cost.
 
     Args:
-        trainer: Whose step is meant.
-        by_weight: Gradient of the validation loss.
         mean: Exact mean gradients by block, `(P,)`.
         pairs: K data-parallel degrees and bits.
     """

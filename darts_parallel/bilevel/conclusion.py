@@ -94,8 +94,6 @@ def find_learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) 
     """Find the best plan of the space by the learned objective.
 
     Args:
-        space: Priced plans.
-        prices: Prices in steps.
         budget: Wall-clock seconds; after them the best plan found stands without a proof.
     """
     deadline = time.monotonic() + budget
@@ -262,9 +260,7 @@ def fixed_bits_optimum(
     """Return the fastest plan of all whose blocks send the bits of the given ones; None where none fits.
 
     Args:
-        space: Priced plans.
         blocks: Candidates with the bits; their degrees are free.
-        batch: Global batch size.
         budget: Wall-clock seconds.
     """
     tables, bits = _at_fixed_bits(space, blocks, batch)
@@ -289,7 +285,6 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
     """Solve by exhaustive search and by dynamic programming over (dp, tp, pp, ...) at the plan's bits.
 
     Args:
-        space: Priced plans.
         found: The plan that is verified.
         budget: Wall-clock seconds of each method.
     """
@@ -309,13 +304,7 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
 
 
 def search_result(search: BilevelSearch, found: Conclusion, history: Sequence[StepRecord]) -> SearchResult:
-    """Describe the search as `plan.json` and the report do.
-
-    Args:
-        search: At its end.
-        found: What it concluded.
-        history: Records of its logit steps.
-    """
+    """Describe the search as `plan.json` and the report do."""
     raw, gap = found.raw or found.chosen, found.raw_gap
     words = "the logits' own plan" if gap is not None and gap < 1e-9 else "the learned objective's optimum"
     why = f"{words}, least learned time to target" if search.priced else "nothing is known yet of few bits"

@@ -79,9 +79,7 @@ def sample(text: Tensor, count: int, context: int, generator: torch.Generator) -
 
     Args:
         text: Bytes, shape `(N,)`.
-        count: Sequences.
         context: Predicted bytes of each.
-        generator: Draws the positions of the windows.
 
     Returns:
         Bytes as int64, shape `(count, context + 1)`: inputs and, shifted by one, targets.

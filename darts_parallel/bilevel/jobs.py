@@ -14,11 +14,7 @@ Result = TypeVar("Result")
 
 
 class Jobs:
-    """A pool of processes; with one process everything runs where it is called.
-
-    Args:
-        processes: Largest number of trainings at once.
-    """
+    """A pool of processes; with one process everything runs where it is called."""
 
     def __init__(self, processes: int = 1) -> None:
         self._pool: ProcessPoolExecutor | None = None

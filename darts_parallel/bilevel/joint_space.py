@@ -107,7 +107,6 @@ class LogSlowdown:
         Args:
             choices: C strategies.
             layers: Number of layers of the table; those around the blocks travel at 16 bits and cost nothing.
-            first_block: Layer of the first block.
         """
         candidates = [Candidate.of(choice) for choice in choices]
         sums = torch.tensor([self.forward_pairs.index(c.forward_pair) for c in candidates])
@@ -168,7 +167,6 @@ def with_fixed_bits(table: CostTable, bits: Sequence[Bits]) -> CostTable:
 
     Args:
         table: With every strategy at all bits that `bits` names.
-        bits: Of every layer.
     """
     choices = tuple(dict.fromkeys(at_bits(choice, EXACT_BITS) for choice in table.choices))
     index = {choice: c for c, choice in enumerate(table.choices)}
@@ -254,7 +252,6 @@ class JointSpace:
         """Name strategies of a layer that cost exactly the same by one of them.
 
         Args:
-            plan: One of the space.
             table: Number of the table that holds it.
         """
         bits = self.bits_of(plan)

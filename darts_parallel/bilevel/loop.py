@@ -65,10 +65,8 @@ def train_losses(
     """Train a plan from scratch; return the losses of all steps, nats.
 
     Args:
-        settings: Sizes and learning rate.
         text: Training bytes.
         plan: One candidate for each block.
-        steps: Weight steps.
         seed: Of weights and batches: plans of equal seeds see equal batches.
     """
     trainer = WeightTrainer(settings, settings.global_batch_size, seed, measure_noise=False)
@@ -85,7 +83,6 @@ def try_pairs(
         text: Training bytes.
         forward: `(tp, tp_comm_bits)` of the space.
         gradient: `(dp, grad_comm_bits)` of the space.
-        jobs: Runs trials side by side.
     """
     sums, sent = widest(forward), widest(gradient)
     plans: dict[tuple[str, Pair], Candidate] = {("exact", (1, LOSSLESS)): EXACT}
@@ -173,7 +170,6 @@ class BilevelSearch:
         settings: Everything that can be chosen; `settings.seed` gives all random numbers.
         problem: Prices the seconds of a step.
         corpus: Bytes.
-        jobs: Runs trials side by side.
     """
 
     def __init__(

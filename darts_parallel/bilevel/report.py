@@ -14,12 +14,7 @@ from darts_parallel.report import csv_text, markdown_table
 
 
 class BilevelTracker:
-    """Writes one TensorBoard run; TensorBoard is imported here because that takes a second.
-
-    Args:
-        folder: Folder of the run.
-        settings: Settings of the search.
-    """
+    """Writes one TensorBoard run; TensorBoard is imported here because that takes a second."""
 
     def __init__(self, folder: Path, settings: BilevelSettings) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -59,9 +54,6 @@ class BilevelTracker:
         """Write the curves of one training from scratch, one tag for each variant and seed.
 
         Args:
-            variant: Name of the plan.
-            seed: Seed of the training.
-            curves: Losses.
             seconds: Predicted seconds to the target loss.
         """
         name = variant if self._settings.retrain_seeds == 1 else f"{variant}_{seed}"

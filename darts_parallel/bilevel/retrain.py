@@ -126,7 +126,6 @@ def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Re
     """Train from scratch as a plan says.
 
     Args:
-        training: Plan, seed and target.
         settings: Sizes, learning rate, `retrain_steps`.
         corpus: Bytes.
     """
@@ -176,8 +175,6 @@ class Trainings:
         """Return the curves of all trainings in order.
 
         Args:
-            wanted: Trainings.
-            settings: Sizes, learning rate and lengths.
             on_done: Called with the number of trainings that have run and of those that must.
         """
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -52,8 +52,6 @@ def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) 
     """Return each rank's partial sum of the attention's output: its heads, its rows of the projection.
 
     Args:
-        weights: Weights of the whole model.
-        index: Number of the block.
         state: Normalised input, shape `(B, T, H)`.
         ranks: S, a divisor of the heads.
 
@@ -141,7 +139,6 @@ def loss_of(weights: Weights, tokens: Tensor, sums: Sequence[Sums]) -> Tensor:
     """Return the mean next-byte cross-entropy, nats.
 
     Args:
-        weights: Weights of the whole model.
         tokens: Bytes, shape `(B, T + 1)`.
         sums: How every block sums, in order.
     """

@@ -26,9 +26,7 @@ def changed_config(
     """Return a plan's own configuration with what the command changes of it.
 
     Args:
-        own: The configuration in the plan's file.
         source: Key and path of that file, for messages.
-        composed: What the command composed.
         given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
             (`cluster.nodes.0.count=6`) changes it.
         kept: Root keys that always come from the command.
@@ -86,10 +84,6 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     A plan is priced on the problem that it was made for: `plan=FILE cluster.inter_node.bandwidth_GBps=10`
     changes that one figure, `cluster=NAME` the whole group. A named run (`experiment=NAME`) is the problem
     that it names, whatever plan is priced on it.
-
-    Args:
-        composed: What the command composed.
-        given: Its overrides.
 
     Errors:
         ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.

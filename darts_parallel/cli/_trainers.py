@@ -81,11 +81,7 @@ def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
 
 
 def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[str]) -> list[str]:
-    """Say how a trainer gets its plan, and what none that takes this one costs.
-
-    Args:
-        given: Overrides of the command.
-    """
+    """Say how a trainer gets its plan, and what none that takes this one costs."""
     known = posterior()
     lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
     if others and known is not None and not any(offer.takes for offer in found):
@@ -106,7 +102,6 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
 
     Args:
         problem: As it was searched.
-        planned: The chosen plan.
         seconds: Its seconds per iteration.
     """
     config, plan, deadline = problem.config, planned.plan, time.monotonic() + SECONDS

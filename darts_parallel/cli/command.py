@@ -104,7 +104,6 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     A refused job ends the command here: Hydra would print its own lines about an exception.
 
     Args:
-        composed: The configuration.
         began: Wall-clock seconds at which the command began.
         held: Overrides that Hydra has not seen (`deferred_overrides`).
     """

@@ -37,7 +37,6 @@ def to_config(
     """Turn a composed configuration into checked dataclasses: the last line that knows OmegaConf.
 
     Args:
-        composed: What Hydra composed.
         overrides: The overrides that it was composed with, for messages.
         check: Refuses a model that a Hugging Face file describes and the layers do not.
 

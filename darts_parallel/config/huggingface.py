@@ -63,8 +63,6 @@ def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
     """Return the model that a parsed `config.json` describes.
 
     Args:
-        values: The file's object.
-        place: The file in words, for messages.
         name: The model's name where the file gives none.
 
     Errors:
@@ -92,7 +90,6 @@ def resolve_path(
     What the command or a model file gives beside the path wins over the file.
 
     Args:
-        composed: A composed configuration.
         overrides: The overrides that it was composed with.
         check: Refuses a model that is imported wrongly.
     """

@@ -31,7 +31,6 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     """Return options of a dataclass, changed by `key=value` arguments; dots reach into nested ones.
 
     Args:
-        kind: A dataclass whose fields all have defaults.
         arguments: As the shell gives them; a single value stands for a list of one.
 
     Errors:
@@ -95,7 +94,6 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
 
     Args:
         about: Text for `--help`.
-        kind: The options.
     """
     arguments = sys.argv[1:]
 
@@ -116,10 +114,6 @@ def leave_pipe() -> int:
 
 def guarded(name: str, work: Callable[[], int]) -> int:
     """Run a command's work; what ends it early is one sentence, or nothing where its reader has left.
-
-    Args:
-        name: Of the module, for messages.
-        work: Returns the exit status.
 
     Returns:
         The exit status; 2, with one sentence, for an error that the user can correct.

@@ -43,7 +43,6 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
 
     Args:
         tokens: Rows, i.e. tokens of one micro-batch on one rank.
-        tp: Tensor-parallel degree.
         width: Bytes of one element.
     """
     columns = torch.as_tensor(float(gemm.out_features), dtype=tokens.dtype)

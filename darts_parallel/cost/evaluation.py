@@ -113,7 +113,6 @@ def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) 
     """Price hard plans, vectorised.
 
     Args:
-        table: Costs of their pipeline degree.
         plans: B plans. Where they may offload they do so by the given shares, or by the least that fit.
         linear: Whether seconds have second derivatives: simulated ones are then sums along a longest path,
             and `pipeline_end` is not known.
@@ -143,7 +142,6 @@ def pass_seconds(
     """Return the passes of every stage; resharding in a stage is half forward, half backward.
 
     Args:
-        table: Costs of their pipeline degree.
         plans: B plans.
         between: What `neighbour_seconds` gives of them, where it is known.
     """

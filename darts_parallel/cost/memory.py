@@ -134,7 +134,6 @@ def activation_bytes(
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
         tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
         width: Bytes of one element (the specification counts for 2).
-        modules: What selective recomputation computes again.
 
     Returns:
         `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are

@@ -38,10 +38,7 @@ class PipelineModel:
         """Return the model that the user chose.
 
         Args:
-            config: Kind of cost model and of messages.
-            virtual_stages: Stages of a device.
             schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several stages a device.
-            named: Schedules of the space.
         """
         usual = usual_schedule(virtual_stages)
         name = full_name(schedule or (config.schedule if virtual_stages == 1 else usual))
@@ -103,10 +100,6 @@ def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
     inside of attention are gone, gradients have come), and it counts in full. A block that is computed again
     had less before; in flight it then counts as on the device that holds most, too much on the others.
     Of the loss, which the last stage holds, only a part is left.
-
-    Args:
-        table: Costs, but for what is held.
-        virtual_stages: Stages of a device.
     """
     schedule, pp, counts = find(table.pipeline.schedule), table.pp, table.num_micro_batches
     flying = in_flight(pp, counts, table.pipeline.schedule, virtual_stages)

@@ -162,7 +162,6 @@ def simulated_seconds(
         sync: Gradient synchronisation and optimizer of every device, `(B, pp)`.
         counts: Micro-batches, `(B,)`.
         pp: Devices.
-        model: Schedule and kind of message.
         whole: As in `device_ends`.
 
     Returns:

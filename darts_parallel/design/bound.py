@@ -123,7 +123,6 @@ def dual_bound(
 
     Args:
         lines: Gives b `(K,)` and A `(K, n)` of the tangents at a point, or each at its own.
-        money: What the knobs may cost.
     """
     best, at = _dual(prices, *lines(None), money)
     for _ in range(ROUNDS - 1):

@@ -135,11 +135,7 @@ class LabelForms:
     def build(
         costs: OuterCosts, signature: tuple[int, float, float], choices: Sequence[Index]
     ) -> "LabelForms":
-        """Return forms of a kind of stage, its micro-batches in flight and its bytes.
-
-        Args:
-            choices: Useful strategies of every layer.
-        """
+        """Return forms of a kind of stage, its micro-batches in flight and its bytes."""
         kind, in_flight, capacity = signature
         count = float(costs.num_micro_batches)
         memory = costs.static + in_flight * costs.activation
@@ -174,7 +170,6 @@ class LabelForms:
 
         Args:
             first, end, budgets: Of the uses, as `UsableSegments.budgets` names them.
-            groups: Segments by node.
 
         Returns:
             None where there is no use.

@@ -146,7 +146,6 @@ def spread_bounds(seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: T
         sync: Least of every layer for synchronisation, `(B, L)`.
         per_iteration: Least of every layer that are paid once, `(B, L)`.
         count: Micro-batches, `(B,)`.
-        pp: Stages.
     """
     slowest, last = (torch.maximum(x.sum(-1) / pp, x.amax(-1)) for x in (seconds, sync))
     total = seconds.sum(-1) + (count - 1) * slowest + last + per_iteration.sum(-1)
@@ -165,7 +164,6 @@ def outer_lower_bounds(
     ones); where the pipeline is simulated the closed form bounds nothing, and the devices' work does.
 
     Args:
-        table: Costs of one pipeline degree.
         space_kind: One of `config.schema.SPACES`. The bound of `layerwise` holds for all; `uniform` takes
             that of `stagewise`, which is tighter.
         known: Seconds of a known plan; what a looser bound already excludes keeps that.

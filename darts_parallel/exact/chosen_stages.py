@@ -28,7 +28,6 @@ class WaySums:
         """Add up.
 
         Args:
-            costs: The outer choice.
             ways: Strategy of every layer, `(X, L)`; or `(X, 1)`, one strategy for all.
         """
         self.costs, layers = costs, np.arange(costs.num_layers)
@@ -73,7 +72,6 @@ class ChosenStages:
         """Add up.
 
         Args:
-            costs: The outer choice.
             choices: Strategy of every layer, `(L,)` or `(X, L)`.
         """
         self.costs, self.choices = costs, choices
@@ -142,7 +140,6 @@ def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> H
     """Return balanced plans of the strategies that do best on even chunks.
 
     Args:
-        table: Costs.
         outers: Outer choices that count.
         count: Strategies of each outer choice: the fastest that fit; where none does, the fastest, whose
             plan may be repaired, and the lightest.

@@ -92,7 +92,6 @@ class SegmentBounds:
         Args:
             limit: Seconds that a plan may cost.
             rest: Micro-batches less one.
-            rounds: Largest number of sweeps.
         """
         now, done = self, self.completions()
         for sweep in range(rounds):

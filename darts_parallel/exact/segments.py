@@ -125,7 +125,6 @@ class StageSegments:
 
         Args:
             values: Of every segment, `(N, ...)`.
-            join: What is done with the stages' values.
 
         Returns:
             Shape `(K + 1, L + 1, ...)`; infinite where there is no way.
@@ -214,7 +213,6 @@ class StageSegments:
         """Return values that the slowest stage of a split may have, from the least that any split reaches on.
 
         Args:
-            values: Of every segment.
             step: Relative distance that a value must have from the one before.
         """
         limit = self.least_maximum(values)

@@ -85,10 +85,7 @@ def chain_bound(
     """Bound from mixtures of paths, for one outer choice.
 
     Args:
-        table: Costs of one pipeline degree.
-        outer: Its outer choice.
         enough: Seconds beyond which a better bound is of no use.
-        rounds: Plans of the game.
         deadline: `time.monotonic()` after which no further path is added.
         splits: Those of the plans that are bounded; None: all.
 

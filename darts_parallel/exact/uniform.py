@@ -142,8 +142,6 @@ def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -
     """Lower bounds on the iteration time of uniform configurations over all splits.
 
     Args:
-        table: Costs of one pipeline degree.
-        outer: Outer choice.
         choices: Strategy of every configuration, `(B,)`.
         check: Called often; raises `DeadlineError` when the time is over.
 

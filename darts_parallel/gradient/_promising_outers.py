@@ -51,7 +51,6 @@ def relaxed_outers(tables: Sequence[CostTable], known: Sequence[PricedPlan], res
     Args:
         tables: One for each pipeline degree, number of chunks and schedule.
         known: The fastest known plan of every outer choice that has one.
-        restarts: Of every outer choice.
 
     Returns:
         For each table whether an outer choice is relaxed, bool `(O,)`; all that are not simulated are.

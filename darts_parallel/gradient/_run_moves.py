@@ -33,7 +33,6 @@ class RunMoves:
 
         Args:
             table: Priced by the closed form, one stage a device.
-            plan: One plan.
             runs: `(N, 2)`; every run lies inside one stage.
         """
         return RunMoves(plan, runs, _Changes(table, plan, runs).seconds())

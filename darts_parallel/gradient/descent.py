@@ -82,8 +82,6 @@ class GradientSearch:
     Args:
         tables: One for each pipeline degree.
         space_kind: `uniform`, `stagewise` or `layerwise`.
-        config: Settings.
-        seed: Of all random numbers.
         starts: Known plans; half of the restarts of their outer choices begin near them.
         clock: Counts the search's seconds; None begins now.
     """
@@ -305,7 +303,6 @@ def search(
     """Search a plan by gradient descent on relaxed plans.
 
     Args:
-        problem: What to search for.
         seed: Of all random numbers; None takes `problem.config.search.seed`.
         config: Settings; None takes the problem's.
         on_record: Called every `record_every` steps.
@@ -335,7 +332,6 @@ def search_tables(
     """Search over cost tables; None when no feasible plan was met.
 
     Args:
-        starts: Known plans to begin near.
         loop: The optimisation loop; ablations give another one.
     """
     threads = torch.get_num_threads()

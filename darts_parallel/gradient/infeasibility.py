@@ -34,7 +34,6 @@ def explain_infeasible(
 
     Args:
         problem: What was planned.
-        tables: Its costs.
         proven: Whether an exact method says that no plan fits; else bounds may, or none was found.
     """
     space = problem.config.space

@@ -37,7 +37,6 @@ def polish(
     A neighbourhood is asked only where the earlier, cheaper ones have no move.
 
     Args:
-        plan: One plan.
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
         evaluator: Prices the plans of the table, and ends the descent early where it is out of budget; None:
             one that never is. A new one for every descent.

@@ -105,9 +105,6 @@ def polish_pool(
 
     Args:
         pool: Plans that the descent met.
-        space_kind: Space.
-        config: Settings.
-        hurry: Whether the time is over already.
         bounds: Lower bounds of the outer choices of every table, each `(O,)`.
 
     Returns:
@@ -129,8 +126,6 @@ def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None
 
     Args:
         pool: The plans that a search begins with; better ones are added.
-        space_kind: Space.
-        config: Settings.
     """
     polisher = _PoolPolisher(pool, space_kind, config, ())
     for entry in pool.by_outer()[:STARTS]:

@@ -61,7 +61,6 @@ def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
     Args:
         edges: Rising, shape `(..., K - 1)`.
         centres: Centre of every layer, where unit u has u + 0.5, shape `(L,)`.
-        temperature: Of the sigmoid edges, in layers.
 
     Returns:
         Shape `(..., L, K)`, summing to 1 over K.

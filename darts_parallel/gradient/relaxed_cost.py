@@ -92,7 +92,6 @@ class Surrogate:
         """Return the expected costs.
 
         Args:
-            weights: Choice and stage weights.
             sharpness: Sharpness of the smooth maxima; None for exact ones. A simulated pipeline has exact
                 ones whatever it says: its gradient is that of the critical path.
             paths: Critical paths of a simulated pipeline that stand in for it between simulations.

@@ -105,12 +105,7 @@ class RestartBatch:
         return [values for values in learned if values is not None]
 
     def initialize_from(self, plans: HardPlans, preference: float) -> None:
-        """Let the first half of the restarts of some outer choices begin at hard plans.
-
-        Args:
-            plans: Of the whole table.
-            preference: Logit of a plan's strategies above the others'.
-        """
+        """Let the first half of the restarts of some outer choices begin at hard plans."""
         near = max(self.logits.shape[1] // 2, 1)
         with torch.no_grad():
             for position, outer in enumerate(self.outer_index.tolist()):
@@ -136,7 +131,6 @@ class RestartBatch:
         """Return weights of all outer choices and restarts.
 
         Args:
-            schedules: Temperatures.
             gumbel: Source of straight-through samples; None for the plain softmax.
         """
         table, allowed = self.table, self.table.allowed[:, None, None, :]

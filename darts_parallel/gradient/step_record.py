@@ -65,15 +65,7 @@ class LeadingPlan:
         best_time_s: float,
         outer_weights: dict[str, float],
     ) -> StepRecord:
-        """Return the state of the search at a step.
-
-        Args:
-            step: Its number.
-            seconds: Since the search began.
-            schedules: Annealed quantities.
-            best_time_s: Of the best hard plan so far.
-            outer_weights: Weight of every outer choice by name.
-        """
+        """Return the state of the search at a step."""
         place, cost, table = (self.outer, self.restart), self.cost, self.group.table
         probabilities = self.weights.choices[place].detach()
         entropy = -(probabilities * probabilities.clamp(min=1e-30).log()).sum(-1).mean()

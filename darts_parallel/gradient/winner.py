@@ -37,11 +37,7 @@ _Page = tuple[Tensor, ...]
 
 
 class Histories:
-    """Keep pages of all groups; the groups' order is that of the search.
-
-    Args:
-        every: Steps between two pages.
-    """
+    """Keep pages of all groups; the groups' order is that of the search."""
 
     def __init__(self, every: int) -> None:
         self.every = every

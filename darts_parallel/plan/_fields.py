@@ -67,7 +67,6 @@ def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[
 
     Args:
         stages: Of the file; those of one device name equal shares.
-        devices: Device of every stage.
     """
     found: dict[int, tuple[float, float]] = {}
     for index, (stage, device) in enumerate(zip(stages, devices, strict=True)):

@@ -213,8 +213,6 @@ class Plan:
         """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
         Args:
-            names: Of the layers.
-            devices: Of the cluster.
             ranks: Ranks in the order of the pipeline; needed where the plan has a `node_order`.
             experts: The model has experts: every layer names its `ep` and `etp`.
         """

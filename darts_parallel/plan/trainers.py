@@ -14,14 +14,7 @@ def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
 
 
 def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return the settings that the rules of `conf/trainer/` may name, of a layer under outer degrees.
-
-    Args:
-        problem: Model, job and space.
-        pp: Pipeline degree.
-        cp: Context-parallel degree.
-        strategy: Strategy of the layer.
-    """
+    """Return the settings that the rules of `conf/trainer/` may name, of a layer under outer degrees."""
     model, training, shards = problem.model.config, problem.training, strategy.shard_size
     whole = not strategy.zero_stage or shards == strategy.dp * cp
     copies = strategy.dp * cp
@@ -53,15 +46,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
 
 
 def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: LayerStrategy) -> bool:
-    """Return whether `space.trainer` runs this strategy for all layers; true without one.
-
-    Args:
-        problem: Model, job and space.
-        pp: Pipeline degree.
-        cp: Context-parallel degree.
-        schedule: Pipeline schedule.
-        strategy: Strategy of every layer.
-    """
+    """Return whether `space.trainer` runs this strategy for all layers; true without one."""
     name = problem.config.space.trainer
     if name is None:
         return True

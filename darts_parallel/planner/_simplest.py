@@ -28,7 +28,6 @@ def simplest(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
     Args:
         plan: It must fit.
         others: Further plans that may be as fast.
-        problem: Priced stage by stage.
     """
     limit = float(hard_plan(plan, problem)[2].iteration_time[0]) * (1.0 + TIE)
     found = [_merged(own, problem, limit) for own in (plan, *others) if _within(own, problem, limit)]
@@ -67,11 +66,7 @@ def _merged(plan: Plan, problem: Problem, limit: float) -> Plan:
 
 
 def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
-    """Yield the fastest even plans of one strategy that differ in degrees alone, with their seconds.
-
-    Args:
-        tables: Of the whole space.
-    """
+    """Yield the fastest even plans of one strategy that differ in degrees alone, with their seconds."""
     mine = (plan.pp, plan.cp, plan.node_order, plan.virtual_stages)
     degrees = {(layer.dp, layer.tp) for layer in plan.layers[1:2]} if len(set(plan.layers)) == 1 else set()
     for table in tables:

@@ -42,7 +42,6 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
     depend on have 0.
 
     Args:
-        plan: A plan of this problem.
         problem: With any cost model but the Searcher report's, which knows no such figures: then empty.
 
     Returns:
@@ -80,7 +79,6 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
 
     Args:
         plan: A plan that offloads.
-        problem: Its problem.
 
     Returns:
         By kind, `iteration_time_s` and `memory_bytes` for the whole of it at the plan's slope.

@@ -66,9 +66,6 @@ def _moved(problem: Problem, distance: float) -> Problem:
 def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Planned:
     """Return what a search finds on the problem, tightened until its plan keeps `space.out_of_memory`.
 
-    Args:
-        find: Plans a problem.
-
     Errors:
         InfeasibleError: no plan's median peak fits.
     """

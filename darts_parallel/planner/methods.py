@@ -160,7 +160,6 @@ def solve(
 
     Args:
         tables: One for each pipeline degree.
-        space_kind: Space.
         settings: Settings of the search; `max_seconds` limits the checks as it does the search.
         method: Order of the methods.
     """
@@ -180,8 +179,6 @@ def check(problem: Problem, name: str = "dynamic_programming", seconds: float = 
     """Ask one exact method about a problem.
 
     Args:
-        problem: Model, cluster, job and space.
-        name: Name of the method.
         seconds: Seconds of wall-clock that it has.
     """
     session = Session.of(problem, METHODS)

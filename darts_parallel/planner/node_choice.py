@@ -75,12 +75,7 @@ def node_choices(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def rented(problem: Problem, counts: Sequence[int]) -> Problem:
-    """Return the problem on some nodes of its cluster; node groups without nodes drop out.
-
-    Args:
-        problem: On the whole offer.
-        counts: Nodes of every node group.
-    """
+    """Return the problem on some nodes of its cluster; node groups without nodes drop out."""
     config = problem.config
     nodes = [replace(g, count=n) for g, n in zip(config.cluster.nodes, counts, strict=True) if n]
     smaller: Config = replace(config, cluster=replace(config.cluster, nodes=nodes))

@@ -26,7 +26,6 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
     """Find a plan that keeps `space.out_of_memory` and check it, as the command `darts-parallel` does.
 
     Args:
-        problem: Model, cluster, job, and how to search.
         rental: How the nodes of the problem were chosen out of an offer (`choose_nodes`); None chooses
             them here where the objective may.
         watcher: Told what goes on; None: nobody.

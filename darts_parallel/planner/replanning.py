@@ -42,7 +42,6 @@ def replan(
     """Search a plan for `problem`, warm-started.
 
     Args:
-        problem: On the new cluster.
         old_plan: The plan that ran, of the same model.
         seed: Of all random numbers; None takes the problem's.
         tables: Cost tables of the whole space; None builds them.

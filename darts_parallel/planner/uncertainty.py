@@ -193,7 +193,6 @@ def intervals(
     """Return 80 % intervals of a plan's seconds and bytes.
 
     Args:
-        cost: Of the plan.
         elasticities: Of its seconds in every figure of the hardware (`sensitivity`).
 
     Returns:

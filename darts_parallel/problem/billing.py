@@ -84,8 +84,6 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
     """Return the index of the bill that the objective wants; the other figure decides between equals.
 
     Args:
-        objective: What is wanted.
-        bills: Of several plans.
         names: Of those plans, for errors.
 
     Errors:

@@ -122,7 +122,6 @@ def domain_nodes(count: int, most: int) -> int:
     than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it fills them.
 
     Args:
-        count: Nodes of the job.
         most: Nodes of a whole domain; 0 and 1: every node is its own.
     """
     if most <= 1:

@@ -247,11 +247,8 @@ class MeasuredTimes:
         Linear between measured sizes, proportional beyond the largest, constant below the smallest.
 
         Args:
-            device: Name of the device.
-            kind: Of the layer.
             degrees: `tp` and ranks that share the sequence outside its region, each of shape `(C,)`.
             sizes: Sequences of a micro-batch, shape `(O, C)`.
-            name: Of the field.
         """
         entries, pairs = self.by_device[device], zip(*(d.tolist() for d in degrees), strict=True)
         names = [(f"{kind}+sp" if shards > 1 else kind, int(tp)) for tp, shards in pairs]
@@ -282,7 +279,6 @@ def read_measured(
         path: A folder or a file.
         model: Name of the model, as `matching_name` finds it.
         seq_len: Of the job; a source that states another one is refused.
-        devices: Names of the cluster's devices.
         names: Model and GPU as the source spells them; None matches by name.
 
     Errors:

@@ -25,8 +25,6 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
     """Return the orders of the nodes for `pp` equal stages; the empty one stands for rank order.
 
     Args:
-        cluster: Its types and their nodes.
-        pp: Pipeline degree.
         mode: `all` distinct orders; `shifts`: equal nodes side by side, types in all orders, and their
             circular shifts; `adjacent`: without the shifts; `auto`: `all` where there are few, else
             `shifts`; `given`: rank order alone.

@@ -40,11 +40,7 @@ class Software:
     """Added to the logit of a device's share: by field of `DeviceConfig`, then by device (`ANY`: others)."""
 
     def on(self, device: str, config: DeviceConfig) -> DeviceConfig:
-        """Return the device's figures under this framework.
-
-        Args:
-            device: Name of the device file.
-        """
+        """Return the device's figures under this framework."""
         changed: dict[str, Any] = dict(self.values)
         for name, own in self.offsets.items():
             share = getattr(config, name)

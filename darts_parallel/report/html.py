@@ -71,9 +71,6 @@ def report_page(
     Args:
         problem: As it was searched.
         result: None where the plan was given.
-        plan: The plan.
-        cost: Of the plan.
-        answers: Of the exact methods.
         data: Content of `plan.json`.
         tables: Of the printed report, that of the stages first.
         commands: To go on with, one a line, after its label and a colon where it has one.

@@ -54,12 +54,7 @@ def hardened_at(history: Sequence[StepRecord]) -> int | None:
 
 
 def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
-    """Return the picture of a search; None without a history of layers.
-
-    Args:
-        result: Of the search.
-        plan: The final plan.
-    """
+    """Return the picture of a search; None without a history of layers."""
     winner = None if result is None else result.winner
     if result is None or winner is None or winner.probabilities.shape[1] != len(plan.layers):
         return None

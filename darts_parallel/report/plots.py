@@ -37,9 +37,7 @@ def journey_figure(search: Journey, plan: Plan, layer_names: Sequence[str]) -> F
     """Plot layers by steps: the colour is the leading strategy, the opacity its probability.
 
     Args:
-        search: The winning restart.
         plan: The final plan: the last column; its stages are divided by lines.
-        layer_names: Of the model.
     """
     names, first = short_names(layer_names), search.winner.steps[0]
     height = min(max(3.2, 1.4 + 0.13 * len(names)), 9.0)
@@ -79,10 +77,8 @@ def curves_figure(
     """Plot the search: seconds, their causes, outer choices, strategies and memory, each line in a colour.
 
     Args:
-        history: Recorded steps.
         search: The winning restart; may be missing.
         shares: Its memory over capacity, `(S, pp)`; may be missing.
-        final: Of the plan, by stage: points at the end.
     """
     panels = dict(_panels(history, search, shares))
     rows = -(-len(panels) // 2)
@@ -151,9 +147,7 @@ def write_sweep_curve(path: Path, key: str, points: Sequence[tuple[float, dict[s
     """Draw seconds per iteration, and the raw gap where there is one, over the values of a key.
 
     Args:
-        path: Of the picture, PNG.
         key: What was swept.
-        points: Its values with the medians of the measures.
     """
     figure = Figure(figsize=(7.5, 3.8), dpi=110, layout="constrained")
     axes = figure.subplots()

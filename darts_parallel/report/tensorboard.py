@@ -34,7 +34,6 @@ class Tracker:
 
     Args:
         folder: Of the run; made if it is not there.
-        problem: What is searched for.
         overrides: What the command changed, `key=value`: the columns of the HPARAMS tab.
     """
 
@@ -95,7 +94,6 @@ class Tracker:
 
         Args:
             result: None where the plan was given and not searched.
-            plan: The final plan.
             cost: Of that plan.
             elasticities: What `sensitivity` says of the plan; may be missing.
         """

@@ -32,12 +32,7 @@ MOST_SHOWN = 6
 
 
 def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
-    """Return the term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`.
-
-    Args:
-        cost: Of the plan.
-        alternative: Of the slower plan.
-    """
+    """Return the term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`."""
     terms = dict.fromkeys((*cost.breakdown_s, *alternative.breakdown_s))
     grown = {t: alternative.breakdown_s.get(t, 0.0) - cost.breakdown_s.get(t, 0.0) for t in terms}
     if not grown or max(grown.values()) <= 0:
@@ -57,8 +52,6 @@ def alternatives_table(
     """Return the best plans of other outer choices; None where none was met.
 
     Args:
-        problem: What the plans are for.
-        result: Of the search.
         plan: The plan that the report is about.
         cost: Of that plan.
         known: Its intervals, which say what differences mean nothing.
@@ -148,9 +141,7 @@ def render(
     """Print the report, and return its tables.
 
     Args:
-        problem: What the plan is for.
         result: None where the plan was given.
-        plan: The plan to report.
         cost: Of that plan.
         verifications: Answers of the baselines; may be empty.
         console: Where to; lines of a pipe or a file are at least 100 columns wide.

@@ -30,12 +30,7 @@ class Timeline:
 
 
 def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
-    """Simulate one iteration of `plan`, whatever `cost.pipeline` says, with its schedule and messages.
-
-    Args:
-        plan: A plan of this problem.
-        problem: Model, cluster, job and cost model.
-    """
+    """Simulate one iteration of `plan`, whatever `cost.pipeline` says, with its schedule and messages."""
     table, hard, cost = hard_plan(plan, problem)
     model = table.pipeline
     passes = pass_seconds(table, hard)

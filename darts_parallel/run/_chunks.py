@@ -34,11 +34,7 @@ from darts_parallel.run._units import Replicated, Sharded, Unit
 
 
 class LossyRowwise(RowwiseParallel):
-    """A product divided by rows whose partial sums travel at few bits.
-
-    Args:
-        bits: Of both hops of the all-reduce.
-    """
+    """A product divided by rows whose partial sums travel at few bits."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -60,7 +56,6 @@ def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, bits: in
 
     Args:
         layer: Of `transformer.build_layer`.
-        mesh: The tensor-parallel ranks.
         sequence_parallel: Norms and residuals work on a run of the sequence each.
         bits: Of the sums of a block; below 16 only without sequence parallelism.
     """
@@ -144,8 +139,6 @@ class StageChunk(nn.Module):
     Args:
         layers: Modules by name with their strategies, in order.
         before: Layout of the tensor that arrives; None where tokens do.
-        meshes: Groups of the plan.
-        dtype: Of what layers and stages pass on.
     """
 
     def __init__(

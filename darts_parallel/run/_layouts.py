@@ -35,9 +35,7 @@ class Meshes:
     """All groups of a plan on this rank; making them is collective, in one order on every rank.
 
     Args:
-        plan: The plan.
         device: `cpu` or `cuda`.
-        experts: Whether layers have experts, whose groups fold over the same ranks.
     """
 
     def __init__(self, plan: Plan, device: str, experts: bool = False) -> None:
@@ -149,8 +147,6 @@ def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> T
 
     Args:
         state: What this rank holds, shape `(b, t, H)`.
-        before, after: Layouts of the neighbours.
-        meshes: Groups of the plan.
     """
     if before == after:
         return state
@@ -179,7 +175,6 @@ def converted_logits(
 
     Args:
         logits: This rank's columns, shape `(b, T, rows / before)`.
-        rows: Rows of the vocabulary, padding included, under both degrees.
     """
     if before == after:
         return logits

@@ -119,7 +119,6 @@ class ErrorFeedback:
 
     Args:
         bits: 8, 4 or 2.
-        group: Ranks.
     """
 
     def __init__(self, bits: int, group: dist.ProcessGroup) -> None:

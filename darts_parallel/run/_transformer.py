@@ -33,7 +33,6 @@ class Embedding(nn.Module):
     All tokens are of the first type.
 
     Args:
-        config: The model.
         rows: Rows of the table, at least the vocabulary; those beyond it stay unused.
     """
 
@@ -144,7 +143,6 @@ class Head(nn.Module):
     """Final norm and BERT's dense transform where the model has them, and the output projection.
 
     Args:
-        config: The model.
         rows: Rows of the output table, at least the vocabulary.
     """
 
@@ -172,11 +170,7 @@ def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: in
     same ones for the layers that it holds.
 
     Args:
-        config: The model.
-        fused: Fused attention.
         name: As in `problem.model.layers`: `embedding`, `layers.<i>` or `head`.
-        rows: Rows of a vocabulary table, padding included.
-        seed: Of the initial weights.
     """
     layer = empty_layer(config, fused, name, rows).to_empty(device="cpu")
     with torch.no_grad():

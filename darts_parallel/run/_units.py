@@ -189,12 +189,7 @@ class Replicated(Unit):
         return share * self.mesh["shard"].size() if self.sharded else 0.0
 
     def overwrite(self, name: str, values: Tensor) -> None:
-        """Put a gradient in the place of the reduced one.
-
-        Args:
-            name: Name of the parameter.
-            values: What this tensor-parallel rank holds of it.
-        """
+        """Put a gradient in the place of the reduced one."""
         if not self.sharded:
             local(aligned(self.parameters[name])).copy_(values)
             return
@@ -249,7 +244,6 @@ class Sharded(Unit):
     Args:
         modules: One layer, or two that share a table and one `root` that holds both; a layer's experts
             are left to a unit of their own.
-        dtype: Of gathered parameters.
     """
 
     def __init__(
@@ -335,7 +329,6 @@ class TiedTables:
     """Sums the gradients of the two copies once each is reduced, as Megatron-LM's embedding group does.
 
     Args:
-        config: The model.
         units: Units of this rank, by layer.
         group: This rank's partner in the other stage and itself; None where there is one stage.
     """

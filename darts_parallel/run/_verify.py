@@ -53,8 +53,6 @@ class VirtualRows(nn.Linear):
 
     Args:
         whole: The product; its parameters are shared.
-        ranks: Tensor-parallel degree.
-        bits: Of the sums.
     """
 
     def __init__(self, whole: nn.Linear, ranks: int, bits: int) -> None:
@@ -169,8 +167,6 @@ class Reference:
         """Build the model with the weights that `seed` gives every process.
 
         Args:
-            problem: Model and job.
-            seed: Seed of the weights.
             device: Where it trains.
             plan: Whose ranks' rounding is repeated; None rounds nothing.
         """
@@ -334,12 +330,7 @@ class StepComparison:
 
 
 def verify(engine: Engine, seed: int) -> StepComparison:
-    """Compare two training steps of the plan with the same on one process (rank 0); collective.
-
-    Args:
-        engine: Before its first step.
-        seed: Of weights and data.
-    """
+    """Compare two training steps of the plan with the same on one process (rank 0); collective."""
     problem, count = engine.problem, engine.plan.num_micro_batches
     reference = None
     if dist.get_rank() == 0:

@@ -134,7 +134,6 @@ class Engine:
     Args:
         problem: Model and job, trained in float32, or with products and activations of 16 bits.
         plan: Checked by `refuse_unexecutable`.
-        seed: Of the weights.
         device: Where this rank computes.
     """
 

@@ -45,7 +45,6 @@ def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) 
 
     Args:
         problem: In float32.
-        plan: To run.
         asked: `auto` takes the kind that the plan was made for; another value overrules the plan.
         machine: Where it shall run.
 
@@ -118,8 +117,6 @@ def launched(path: Path, seed: int = 0, timeout_s: float = 600.0) -> Iterator["E
     """Join the processes of torchrun, and build this rank's part of a plan in its own precision.
 
     Args:
-        path: A plan file with its configuration.
-        seed: Of the weights.
         timeout_s: Longest wait for another process, seconds.
 
     Errors:
@@ -169,7 +166,6 @@ def require_processes(count: int, *, started: bool = False) -> None:
     """Refuse an environment with some of torchrun's variables only, or of another number of processes.
 
     Args:
-        count: Devices of the plan.
         started: torchrun must have set the variables; else none of them is fine, too.
 
     Errors:

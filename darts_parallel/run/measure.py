@@ -42,13 +42,7 @@ class Measurement:
 
 
 def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
-    """Time `steps` training steps after `warmup` others; collective.
-
-    Args:
-        engine: A plan on this rank.
-        warmup, steps: Numbers of steps.
-        seed: Of the data.
-    """
+    """Time `steps` training steps after `warmup` others; collective."""
     reset_peak(engine.device)
     seconds, losses = [], []
     for step in range(warmup + steps):
@@ -77,12 +71,7 @@ def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
 
 
 def timed_step(engine: Engine, seed: int, step: int) -> tuple[float, float]:
-    """Return the seconds of one training step on the slowest rank, and its loss; collective.
-
-    Args:
-        engine: A plan on this rank.
-        seed, step: Of the data.
-    """
+    """Return the seconds of one training step on the slowest rank, and its loss; collective."""
     batch = global_batch(engine.problem, seed, step)
     dist.barrier()
     clock = Clock(engine.device, exact=True)
@@ -123,7 +112,6 @@ def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) ->
     Args:
         problem: In float32.
         plan: Checked by `refuse_unexecutable`.
-        settings: Of the run.
         device: `cpu` or `cuda`.
     """
     place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -142,7 +130,6 @@ def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) ->
     """Print all that was measured.
 
     Args:
-        outcome: Of the run.
         cost: What the cost model says of the plan in float32; None where it cannot price it.
     """
     if outcome.verdict is not None:

@@ -70,7 +70,6 @@ def process_group(
 
     Args:
         device: `cpu` uses gloo; `cuda` nccl, with gloo for tensors of the CPU.
-        rank, world: This process and the number of all.
         timeout_s: Longest wait for another process, here and in every collective.
         store: Where the processes meet; None: the address in the environment, as torchrun sets it.
 
@@ -150,7 +149,6 @@ class Workers:
     from one job to the next.
 
     Args:
-        count: Number of processes.
         timeout_s: Longest wait for another process, seconds.
         device: `cpu`, or `cuda` for one GPU each.
     """

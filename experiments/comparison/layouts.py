@@ -43,10 +43,6 @@ def megatron_default(blocks: int, stages: int) -> list[str] | None:
     Equal numbers of blocks; else with embedding, loss or both counted as a block each
     (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`); else a last stage
     that is shorter than the others (`--decoder-last-pipeline-num-layers`).
-
-    Args:
-        blocks: Of the model, modules of multi-token prediction left out.
-        stages: Chunks of all devices.
     """
     for embedding, loss in ((0, 0), (1, 1), (0, 1), (1, 0)):
         each, rest = divmod(blocks + embedding + loss, stages)

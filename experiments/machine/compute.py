@@ -94,7 +94,6 @@ def measure_compute(
 
     Args:
         precisions: Those of the products; the first is the main one.
-        largest: Rows and columns of the largest product.
     """
     names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
     times = machine.measure("matrix products", [_gemm(machine, *name) for name in names], 0.5 * seconds)
@@ -131,7 +130,6 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
 
     Args:
         gemms: Of one precision or several; the first product's is the main one.
-        device: With its memory's bandwidth and efficiency.
     """
     by_precision: dict[str, list[GemmTime]] = {}
     for gemm in gemms:

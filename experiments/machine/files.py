@@ -36,7 +36,6 @@ def device_yaml(
 
     Args:
         memory: Bytes of one device, and those that are taken before any model.
-        when: Date and time.
     """
     device, (total, taken) = compute.fit.device, memory
     peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.fit.peaks.items())

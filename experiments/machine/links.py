@@ -49,7 +49,6 @@ def measure_link(
     Args:
         inside: Inside the nodes; else between them, all ranks of a node at once.
         largest: Bytes of the largest message.
-        seconds: Wall-clock of all.
 
     Returns:
         None where such a group has one rank.

@@ -33,8 +33,6 @@ class MeasuredMachine:
         """Time works, all ranks at the same time, and return the median seconds of each over the ranks.
 
         Args:
-            name: Name of the works in the line of progress.
-            works: The same on all ranks.
             seconds: Wall-clock of all of them; rank 0 says how often each is repeated.
         """
         began = time.perf_counter()
