@@ -60,7 +60,6 @@ class PlanSpace:
 
     Args:
         incumbent: Holds the tables, which divide into the same units, and the best plan so far.
-        space_kind: `uniform`, `stagewise` or `layerwise`.
     """
 
     def __init__(self, incumbent: Incumbent, space_kind: str) -> None:

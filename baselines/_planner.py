@@ -21,7 +21,6 @@ class Incumbent:
     tables as they were given.
 
     Args:
-        tables: One for each pipeline degree.
         deadline: `time.monotonic()` at which to stop; None: never.
         keep_all: Keep dominated strategies too, for planners that want a certain one.
         max_steps: After which a planner that never ends by itself stops in any case.
@@ -124,11 +123,8 @@ class Planner:
         """Return the best plan until `deadline`.
 
         Args:
-            tables: One for each pipeline degree.
-            space_kind: `uniform`, `stagewise` or `layerwise`.
             deadline: `time.monotonic()` at which to stop; None: as long as it takes, or `DEFAULT_SECONDS` for
                 a planner that never ends by itself.
-            seed: Of all random numbers; ignored where nothing is random.
             max_steps: After which a planner that never ends by itself stops in any case.
         """
         end = time.monotonic() + DEFAULT_SECONDS if deadline is None and self.seeded else deadline

@@ -81,11 +81,7 @@ class TrainerAnswer:
 
 
 def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
-    """Run one command in a process of its own and read its plan file.
-
-    Args:
-        task: Name of the job, trainer, seconds allowed.
-    """
+    """Run one command in a process of its own and read its plan file."""
     problem, trainer, limit = task
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "darts_parallel", *PROBLEMS[problem].split(), f"trainer={trainer}",

@@ -100,11 +100,7 @@ def at_other_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[l
 
 
 def random_plans_of_equal_time(search: BilevelSearch, plan: BilevelPlan, count: int) -> list[BilevelPlan]:
-    """Draw bits in the plan's own degrees and stages that are as fast as it, or as near as there are.
-
-    Args:
-        plan: Plan that they are compared with.
-    """
+    """Draw bits in the plan's own degrees and stages that are as fast as it, or as near as there are."""
     generator = torch.Generator().manual_seed(search.settings.seed + 4)
     columns = []
     for key in KEYS:
@@ -134,9 +130,6 @@ def sensitivity_greedy(search: BilevelSearch, plan: BilevelPlan) -> BilevelPlan 
 
     The greedy rule of mixed-precision quantization (HAWQ-V2, Dong et al. 2020, arXiv 1911.03852), with the
     learned prices as sensitivities and the plan's own degrees and stages.
-
-    Args:
-        plan: Its seconds are the budget.
     """
     space, prices = search.space, search.log_slowdown
     ladders = [bits_of(space, key) for key in KEYS]

@@ -32,15 +32,10 @@ def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
     ).rstrip()
     caption = "best plan so far against wall-clock, median over seeds of the gap to the best known plan"
     return Report(
-        note,
-        markdown_table(HEADER, [standing.cells() for standing in standings(runs)]),
-        [*default_verdict(runs), *duels(runs)],
-        distribution(runs),
-        remarks(runs),
-        problem_table(runs),
-        pictures={"anytime.png": (curves_figure(runs), caption)},
-        files={"curves.csv": curves_csv(runs)},
-    )
+        note, markdown_table(HEADER, [standing.cells() for standing in standings(runs)]),
+        [*default_verdict(runs), *duels(runs)], distribution(runs), remarks(runs), problem_table(runs),
+        pictures={"anytime.png": (curves_figure(runs), caption)}, files={"curves.csv": curves_csv(runs)},
+    )  # fmt: skip
 
 
 def run(options: CompareOptions) -> int:

@@ -194,7 +194,6 @@ def _after_passes(step: RecordedStep, ends: Floats) -> float:
     stage, and the norm of the gradients by all devices.
 
     Args:
-        step: What was recorded.
         ends: Seconds until the passes have ended, `(dp, pp)`.
     """
 

@@ -301,7 +301,6 @@ def stage_ends(seconds: Floats, send: Floats, send_back: Floats, count: int) -> 
     Args:
         seconds: Forward and backward of a micro-batch, `(pp, B)`, pp at least 2.
         send, send_back: Seconds from stage 0 to stage 1, and from the last stage to the one before, `(B,)`.
-        count: Micro-batches m.
     """
     last, start = len(seconds) - 1, np.zeros(seconds.shape[1])
     warm = [min(last - i, count) for i in range(last + 1)]

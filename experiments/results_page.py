@@ -23,7 +23,6 @@ def publish(
 
     Args:
         pictures: Files to copy, each with its caption.
-        folder: Where pages lie.
         limits: What the answer does not show, in a sentence.
     """
     shown = folder / "pictures"

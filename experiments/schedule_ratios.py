@@ -107,7 +107,6 @@ def problem_of(count: int, slowdown: float = 1.0) -> Problem:
     """Build one pipeline of one micro-batch size, its messages at the same time as the computation.
 
     Args:
-        count: Micro-batches.
         slowdown: Factor on the calibrated seconds of every kernel and every launch.
     """
     plain = load_problem([

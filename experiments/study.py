@@ -91,7 +91,6 @@ def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: Study
 
     Args:
         tasks: Every task by the name that is shown when it is done.
-        options: Where to write, and how many processes.
     """
     folder = Path(options.out or f"outputs/{study.name}")
     done: dict[str, Sequence[Row]] = {}

@@ -96,7 +96,6 @@ def log_delay(curve: Sequence[float], behind: float, end: float) -> float:
 
     Args:
         curve: Losses of the known training, nats, from step 1 on.
-        behind: Nats.
         end: Step at which the other training is behind by so much.
 
     Returns:
@@ -128,7 +127,6 @@ def _least_squares(place: Sequence[float], loss: Sequence[float]) -> tuple[float
 
     Args:
         place: At least three different numbers.
-        loss: As many.
     """
     middle = fsum(place) / len(place)
     first = [x - middle for x in place]

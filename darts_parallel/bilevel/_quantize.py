@@ -19,7 +19,6 @@ def round_blocks(values: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
     Args:
         values: Shape `(ranks, ...)`.
         bits: 2 to 16; 16 returns the values unchanged.
-        block_size: Numbers that share a scale.
 
     Returns:
         The values that the receiver sees, shape of `values`; no gradient.
@@ -46,7 +45,6 @@ def lossy_sum(partials: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
     Args:
         partials: One partial sum of each rank, shape `(ranks, ...)`.
         bits: Bits of both phases.
-        block_size: Numbers that share a scale.
 
     Returns:
         Shape `(...)`; no gradient where `bits` is below 16.

@@ -63,11 +63,7 @@ class UpperStep:
 
 
 class UpperLevel:
-    """Logits of all outer choices and restarts, moved by Adam as in the main search.
-
-    Args:
-        num_steps: Steps over which the schedules anneal.
-    """
+    """Logits of all outer choices and restarts, moved by Adam as in the main search."""
 
     def __init__(
         self, space: JointSpace, config: SearchConfig, num_steps: int, generator: torch.Generator

@@ -111,7 +111,6 @@ class WeightTrainer:
 
         Args:
             tokens: Batch, shape `(B, T + 1)`.
-            loss: Loss of the model as it is run now.
         """
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)

@@ -261,7 +261,6 @@ def fixed_bits_optimum(
 
     Args:
         blocks: Candidates with the bits; their degrees are free.
-        budget: Wall-clock seconds.
     """
     tables, bits = _at_fixed_bits(space, blocks, batch)
     best = find_layerwise_plan(tables, "layerwise", deadline=time.monotonic() + budget).best
@@ -282,12 +281,7 @@ def _at_fixed_bits(
 
 
 def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verification]:
-    """Solve by exhaustive search and by dynamic programming over (dp, tp, pp, ...) at the plan's bits.
-
-    Args:
-        found: The plan that is verified.
-        budget: Wall-clock seconds of each method.
-    """
+    """Solve by exhaustive search and by dynamic programming over (dp, tp, pp, ...) at the plan's bits."""
     entries, uniform = [], None
     tables, bits = _at_fixed_bits(space, found.blocks, found.global_batch_size)
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):
@@ -309,18 +303,8 @@ def search_result(search: BilevelSearch, found: Conclusion, history: Sequence[St
     words = "the logits' own plan" if gap is not None and gap < 1e-9 else "the learned objective's optimum"
     why = f"{words}, least learned time to target" if search.priced else "nothing is known yet of few bits"
     return SearchResult(
-        plan=found.chosen.plan,
-        iteration_time_s=found.chosen.seconds,
-        raw_plan=raw.plan,
-        raw_iteration_time_s=raw.seconds,
-        alternatives=(),
-        history=tuple(history),
-        seconds=found.seconds,
-        steps=search.trainer.step,
-        restarts=search.settings.num_restarts,
-        seed=search.settings.seed,
-        plans_evaluated=found.plans_evaluated,
-        stopped_by=found.stopped_by,
-        method="bilevel",
-        why=why,
-    )
+        plan=found.chosen.plan, iteration_time_s=found.chosen.seconds, raw_plan=raw.plan,
+        raw_iteration_time_s=raw.seconds, alternatives=(), history=tuple(history), seconds=found.seconds,
+        steps=search.trainer.step, restarts=search.settings.num_restarts, seed=search.settings.seed,
+        plans_evaluated=found.plans_evaluated, stopped_by=found.stopped_by, method="bilevel", why=why,
+    )  # fmt: skip

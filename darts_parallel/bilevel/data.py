@@ -79,7 +79,6 @@ def sample(text: Tensor, count: int, context: int, generator: torch.Generator) -
 
     Args:
         text: Bytes, shape `(N,)`.
-        context: Predicted bytes of each.
 
     Returns:
         Bytes as int64, shape `(count, context + 1)`: inputs and, shifted by one, targets.

@@ -65,7 +65,6 @@ def train_losses(
     """Train a plan from scratch; return the losses of all steps, nats.
 
     Args:
-        text: Training bytes.
         plan: One candidate for each block.
         seed: Of weights and batches: plans of equal seeds see equal batches.
     """
@@ -79,8 +78,6 @@ def try_pairs(
     """Try every number of bits at its widest group, all blocks by it, on several seeds.
 
     Args:
-        settings: `trial_steps`, `trial_seeds`, sizes and the seed.
-        text: Training bytes.
         forward: `(tp, tp_comm_bits)` of the space.
         gradient: `(dp, grad_comm_bits)` of the space.
     """
@@ -221,15 +218,10 @@ class BilevelSearch:
             validation_loss = self._price(tokens, outcome, exchange)
             upper = self.upper.step(self.log_slowdown)
         return BilevelRecord(
-            step=self.trainer.step,
-            training_loss=outcome.loss,
-            validation_loss=validation_loss,
-            noise_sequences=self.trainer.noise.sequences,
-            nats_per_efold=exchange,
-            trained=trained,
-            log_slowdown=self.log_slowdown,
-            upper=upper,
-        )
+            step=self.trainer.step, training_loss=outcome.loss, validation_loss=validation_loss,
+            noise_sequences=self.trainer.noise.sequences, nats_per_efold=exchange, trained=trained,
+            log_slowdown=self.log_slowdown, upper=upper,
+        )  # fmt: skip
 
     def _weight_step(self, tokens: Tensor) -> tuple[tuple[Candidate, ...] | None, WeightStep]:
         """Step the weights: exactly in the warm-up, then as the leading relaxed plan says."""
@@ -263,8 +255,6 @@ class BilevelSearch:
         """Take new measurements into the prices; return a validation loss where one was computed.
 
         Args:
-            tokens: Training bytes of the weight step.
-            outcome: Measurements of that step.
             exchange: Nats per e-fold of steps of the run itself.
         """
         noise = self.trainer.noise.sequences or 0.0

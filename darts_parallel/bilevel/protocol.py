@@ -219,19 +219,12 @@ def _row(name: str, plan: BilevelPlan, training: Training, curve: Retrained) -> 
     steps = curve.steps_to(training.target)
     tried = steps if steps is not None else float(curve.test[-1][0])
     return {
-        "variant": name,
-        "retrain_seed": training.seed,
-        "plan": plan.plan.describe(plan.global_batch_size),
+        "variant": name, "retrain_seed": training.seed, "plan": plan.plan.describe(plan.global_batch_size),
         "blocks": [candidate.label() for candidate in plan.blocks],
-        "global_batch_size": plan.global_batch_size,
-        "seconds_per_step": plan.seconds,
-        "test_loss": curve.final_loss,
-        "target": training.target,
-        "reached": steps is not None,
-        "steps_to_target": tried,
-        "time_to_target_s": tried * plan.seconds,
-        "test": curve.test,
-    }
+        "global_batch_size": plan.global_batch_size, "seconds_per_step": plan.seconds,
+        "test_loss": curve.final_loss, "target": training.target, "reached": steps is not None,
+        "steps_to_target": tried, "time_to_target_s": tried * plan.seconds, "test": curve.test,
+    }  # fmt: skip
 
 
 def _search_dict(plan: SeedPlan) -> dict[str, Any]:

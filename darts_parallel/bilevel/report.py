@@ -51,11 +51,7 @@ class BilevelTracker:
                 self._writer.add_scalar(tag, value, record.step)
 
     def retrained(self, variant: str, seed: int, curves: Retrained, seconds: float) -> None:
-        """Write the curves of one training from scratch, one tag for each variant and seed.
-
-        Args:
-            seconds: Predicted seconds to the target loss.
-        """
+        """Write the curves of one training from scratch, one tag for each variant and seed."""
         name = variant if self._settings.retrain_seeds == 1 else f"{variant}_{seed}"
         for step, loss in curves.training:
             self._writer.add_scalar(f"retrain_train/{name}", loss, step)

@@ -70,12 +70,7 @@ def smoothed(curve: Curve) -> Curve:
 
 
 def crossing(curve: Curve, target: float) -> float | None:
-    """Find the step at which a curve first lies at or below a target, on lines between logarithms of steps.
-
-    Args:
-        curve: Steps rising.
-        target: Nats.
-    """
+    """Find the step where a curve first lies at or below a target, on lines between logarithms of steps."""
     for (before, high), (after, low) in zip(curve[:1] + curve[:-1], curve, strict=True):
         if low <= target:
             share = 1.0 if high <= low else (high - target) / (high - low)
@@ -126,7 +121,6 @@ def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Re
     """Train from scratch as a plan says.
 
     Args:
-        settings: Sizes, learning rate, `retrain_steps`.
         corpus: Bytes.
     """
     blocks, target = training.blocks, training.target

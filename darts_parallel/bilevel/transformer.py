@@ -111,7 +111,6 @@ def mixed_reduce(
         partials: Partial sums of the finest division, shape `(S, B, T, H)`.
         pairs: K tensor-parallel degrees and bits.
         pair_weights: Their weights, shape `(K,)`.
-        block_size: Numbers that share a scale where few bits are sent.
 
     Returns:
         Shape `(B, T, H)`.
@@ -140,7 +139,6 @@ def loss_of(weights: Weights, tokens: Tensor, sums: Sequence[Sums]) -> Tensor:
 
     Args:
         tokens: Bytes, shape `(B, T + 1)`.
-        sums: How every block sums, in order.
     """
     inputs = tokens[:, :-1]
     state = weights["embedding"][inputs] + weights["positions"][: inputs.shape[1]]

@@ -102,7 +102,6 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
 
     Args:
         problem: As it was searched.
-        seconds: Its seconds per iteration.
     """
     config, plan, deadline = problem.config, planned.plan, time.monotonic() + SECONDS
     others = planned.result is not None and config.space.offload is None and config.space.trainer is None

@@ -90,11 +90,7 @@ def describe(kind: type[Any]) -> str:
 
 
 def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]) -> int:
-    """Parse the command line and run an experiment; arguments and exit status as `guarded`.
-
-    Args:
-        about: Text for `--help`.
-    """
+    """Parse the command line and run an experiment; arguments and exit status as `guarded`."""
     arguments = sys.argv[1:]
 
     def work() -> int:

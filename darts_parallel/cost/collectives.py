@@ -29,8 +29,6 @@ def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
 
     Args:
         width: Bytes of one number in memory.
-        bits: Of the collective; from `LOSSLESS` on numbers travel as they are.
-        block: Numbers that share one scale.
     """
     return torch.where(bits >= LOSSLESS, float(width), (bits.double() + SCALE_BITS / block) / 8.0)
 
@@ -52,7 +50,6 @@ def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGro
     """Return the groups divided in two levels: neighbouring ranks, and the ranks of equal place among them.
 
     Args:
-        group: Shape of the whole groups, `(C,)`.
         ranks: Their sizes, `(C,)`.
         inner: Ranks of an inner group, divisors of `ranks`, `(C,)`; they fill a node first.
 
@@ -84,7 +81,6 @@ def reduce_scatter(
 
     Args:
         size: Bytes of the full tensor, shape broadcastable to `(..., C)`.
-        group: Shape of the groups, `(C,)`.
         intra: Link inside a node, per GPU unless shared.
         inter: Link between nodes, per node.
         messages: Share of the latencies that the tensor pays: several of one bucket travel as one message.

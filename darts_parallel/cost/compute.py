@@ -212,7 +212,6 @@ def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:
     fine-grained experts are bound by launches until CUDA graphs take them).
 
     Args:
-        kernels: Seconds of the device, communication included.
         launches: Seconds of the processor.
     """
     ratio = launches / kernels

@@ -224,15 +224,11 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
     flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
     return CostBreakdown(
-        iteration_time_s=seconds,
-        memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
+        iteration_time_s=seconds, memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
         capacity_bytes=tuple((table.capacity + reserved + problem.margin * memory).tolist()),
-        feasible=bool(cost.feasible[0]),
-        breakdown_s=parts,
-        stage_times_s=stage_times,
-        tokens_per_s=problem.tokens_per_iteration / seconds,
-        mfu=flops / (seconds * peak),
-    )
+        feasible=bool(cost.feasible[0]), breakdown_s=parts, stage_times_s=stage_times,
+        tokens_per_s=problem.tokens_per_iteration / seconds, mfu=flops / (seconds * peak),
+    )  # fmt: skip
 
 
 def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:

@@ -55,15 +55,11 @@ class HardPlans:
         if table.pipeline.start:
             schedule = find(schedule).code(table.pp, count, table.virtual_stages)
         return Plan(
-            num_micro_batches=count,
-            boundaries=(*starts, len(choices)),
-            layers=tuple(table.choices[c] for c in choices),
-            cp=table.cp,
-            node_order=table.node_order,
-            virtual_stages=table.virtual_stages,
-            schedule=schedule,
+            num_micro_batches=count, boundaries=(*starts, len(choices)),
+            layers=tuple(table.choices[c] for c in choices), cp=table.cp, node_order=table.node_order,
+            virtual_stages=table.virtual_stages, schedule=schedule,
             offload=offloaded_shares(table, self[index : index + 1]),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -113,18 +113,12 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
         working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
     needed = device.activation_factor * needed
     return LayerCosts(
-        forward=forward + sync["forward"],
-        backward=backward + sync["backward"],
-        weight_gradient=weights,
-        terms=seconds | {"sharding": sync["forward"] + sync["backward"]},
-        gradient_sync=sync["iteration"],
-        optimizer=optimizer,
-        static=device.state_factor * static,
-        state=device.state_factor * optimizer_state,
-        activation=activation,
-        for_weights=between_passes(layer, needed, stored["none"], activation),
-        working=working,
-    )
+        forward=forward + sync["forward"], backward=backward + sync["backward"], weight_gradient=weights,
+        terms=seconds | {"sharding": sync["forward"] + sync["backward"]}, gradient_sync=sync["iteration"],
+        optimizer=optimizer, static=device.state_factor * static,
+        state=device.state_factor * optimizer_state, activation=activation,
+        for_weights=between_passes(layer, needed, stored["none"], activation), working=working,
+    )  # fmt: skip
 
 
 def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> list[ShardGroup]:

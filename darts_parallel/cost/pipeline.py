@@ -69,11 +69,7 @@ def pipeline_seconds(
 
 
 def by_device(values: Tensor, devices: Tensor, pp: int) -> Tensor:
-    """Return the sums over the stages of every device from values of stages: `(..., K)` to `(..., pp)`.
-
-    Args:
-        devices: Device of every stage, `(K,)`.
-    """
+    """Return the sums over the stages of every device, `(..., K)` to `(..., pp)`; `devices` is `(K,)`."""
     if len(devices) == pp:
         return values
     return values.new_zeros(*values.shape[:-1], pp).index_add(-1, devices, values)

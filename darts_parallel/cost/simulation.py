@@ -88,7 +88,6 @@ def device_ends(
 
     Args:
         passes: Of B plans with S stages, a multiple of `pp`.
-        schedule: One of `schedules.NAMES`.
         pp: Devices.
         num_micro_batches: The same for all plans.
         whole: Go through every pass even where passes repeat: a gradient then counts those of one path.

@@ -154,16 +154,12 @@ class LabelForms:
         most = np.array([memory[layer, own].max() for layer, own in enumerate(choices)])
         most_working = np.array([costs.working[layer, own].max() for layer, own in enumerate(choices)])
         return LabelForms(
-            weights=np.array(weights),
-            part=np.array([*parts, 3, 3]),
-            added=np.array([*added, capacity, capacity]),
-            needed=prefix_sums(np.stack(least)),
-            working=segment_max(costs.working.min(axis=1)),
-            most=prefix_sums(most),
-            most_working=segment_max(most_working),
-            capacity=capacity,
+            weights=np.array(weights), part=np.array([*parts, 3, 3]),
+            added=np.array([*added, capacity, capacity]), needed=prefix_sums(np.stack(least)),
+            working=segment_max(costs.working.min(axis=1)), most=prefix_sums(most),
+            most_working=segment_max(most_working), capacity=capacity,
             total=np.array([count, 1.0, 1.0]) if costs.pp == 1 else None,
-        )
+        )  # fmt: skip
 
     def limits(self, first: Index, end: Index, budgets: Array, groups: NodeGroups) -> LabelLimits | None:
         """Return limits of every node: the loosest over the segments that share it.

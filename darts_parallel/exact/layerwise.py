@@ -60,7 +60,6 @@ def find_layerwise_plan(
     """Return the optimal plan over all tables and outer choices.
 
     Args:
-        tables: One for each pipeline degree.
         space_kind: One of `config.schema.SPACES`.
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.

@@ -67,18 +67,11 @@ class TableResult:
     ) -> "Verification":
         """Put the answer in terms of the problem; `seconds` of wall-clock went into it."""
         return Verification(
-            name=name,
-            plan=None if self.best is None else self.best.to_plan(tables),
-            iteration_time_s=self.cost,
-            gap=float("nan"),
-            seconds=seconds,
-            plans_evaluated=self.plans_evaluated,
-            proven=self.proven,
-            space=space,
-            lower_bound_s=self.lower_bound,
-            note=self.note or self._usual_note(),
-            curve=self.curve,
-        )
+            name=name, plan=None if self.best is None else self.best.to_plan(tables),
+            iteration_time_s=self.cost, gap=float("nan"), seconds=seconds,
+            plans_evaluated=self.plans_evaluated, proven=self.proven, space=space,
+            lower_bound_s=self.lower_bound, note=self.note or self._usual_note(), curve=self.curve,
+        )  # fmt: skip
 
     def _usual_note(self) -> str:
         if not self.proven and self.lower_bound <= 0:
@@ -131,15 +124,10 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
         return {
-            "iteration_time_s": _finite(self.iteration_time_s),
-            "gap": _finite(self.gap),
-            "seconds": self.seconds,
-            "plans_evaluated": self.plans_evaluated,
-            "proven": self.proven,
-            "space": self.space,
-            "lower_bound_s": _finite(self.lower_bound_s),
-            "note": self.note,
-        }
+            "iteration_time_s": _finite(self.iteration_time_s), "gap": _finite(self.gap),
+            "seconds": self.seconds, "plans_evaluated": self.plans_evaluated, "proven": self.proven,
+            "space": self.space, "lower_bound_s": _finite(self.lower_bound_s), "note": self.note,
+        }  # fmt: skip
 
 
 def _finite(value: float) -> float | None:

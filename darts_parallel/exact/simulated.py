@@ -227,7 +227,6 @@ def simulated_lower_bound(
 
     Args:
         tables: One for each pipeline degree, number of chunks and schedule; simulated.
-        space_kind: `uniform`, `stagewise` or `layerwise`.
         known: Seconds of a plan: bounds of outer choices need not exceed it.
         seconds: Time for the bounds from paths; the outer choice of the least bound comes first.
         deadline: `time.monotonic()` at which they end in any case.
@@ -280,7 +279,6 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
 
     Args:
         tables: One for each pipeline degree; tiny.
-        space_kind: `uniform`, `stagewise` or `layerwise`.
 
     Errors:
         ValueError: there are more than `MAX_PLANS` plans.
@@ -343,7 +341,6 @@ def find_simulated_plan(
 
     Args:
         tables: Simulated, of the whole space.
-        space_kind: `uniform`, `stagewise` or `layerwise`.
         closed_form: Returns the plan that is optimal by the closed form.
         price: Returns the simulated seconds of a plan; infinite where it does not fit or is not in the space.
         deadline: `time.monotonic()` after which bounds are not improved any more.

@@ -34,8 +34,6 @@ def find_uniform_plan(
     """Return the optimal uniform plan over all tables, and the best of the next configurations.
 
     Args:
-        tables: One for each pipeline degree.
-        incumbent: Cost of a known plan, seconds; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
         count: Configurations (stages, micro-batches, strategy) to rank; each with its best split.
 

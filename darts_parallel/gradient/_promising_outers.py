@@ -24,7 +24,6 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
     """Leave out the outer choices that a search does not look at; all that are not simulated stay.
 
     Args:
-        tables: One for each pipeline degree, number of chunks and schedule.
         passes: Of the simulated outer choices together, most promising first; one alone may have more.
 
     Returns:
@@ -49,7 +48,6 @@ def relaxed_outers(tables: Sequence[CostTable], known: Sequence[PricedPlan], res
     """Choose the outer choices to relax: of simulated pipelines those of the fastest known plans.
 
     Args:
-        tables: One for each pipeline degree, number of chunks and schedule.
         known: The fastest known plan of every outer choice that has one.
 
     Returns:

@@ -80,8 +80,6 @@ class GradientSearch:
     """Descend over the relaxed plans of a list of cost tables.
 
     Args:
-        tables: One for each pipeline degree.
-        space_kind: `uniform`, `stagewise` or `layerwise`.
         starts: Known plans; half of the restarts of their outer choices begin near them.
         clock: Counts the search's seconds; None begins now.
     """
@@ -373,19 +371,9 @@ def _search_tables(
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)
     return SearchResult(
-        plan=plan,
-        iteration_time_s=best.time,
-        raw_plan=raw_plan,
-        raw_iteration_time_s=raw.time,
+        plan=plan, iteration_time_s=best.time, raw_plan=raw_plan, raw_iteration_time_s=raw.time,
         alternatives=tuple((entry.time, run.pool.plan(entry)) for entry in run.pool.by_outer()[1:]),
-        history=tuple(records),
-        seconds=clock.seconds,
-        steps=run.step,
-        restarts=config.num_restarts,
-        seed=seed,
-        plans_evaluated=run.pool.evaluated,
-        stopped_by=stopped_by,
-        curve=tuple(run.pool.curve),
-        gradient_iteration_time_s=best.time,
-        winner=run.histories.winner(run.groups, run.merits),
-    )
+        history=tuple(records), seconds=clock.seconds, steps=run.step, restarts=config.num_restarts,
+        seed=seed, plans_evaluated=run.pool.evaluated, stopped_by=stopped_by, curve=tuple(run.pool.curve),
+        gradient_iteration_time_s=best.time, winner=run.histories.winner(run.groups, run.merits),
+    )  # fmt: skip

@@ -33,7 +33,6 @@ def explain_infeasible(
     """Return the error for a problem without a plan: the binding constraint and the smallest way out.
 
     Args:
-        problem: What was planned.
         proven: Whether an exact method says that no plan fits; else bounds may, or none was found.
     """
     space = problem.config.space

@@ -68,7 +68,6 @@ def solve_outer(
     Args:
         case: Outer choice of a table that is priced by the closed form, not interleaved.
         space_kind: `stagewise` or `layerwise`.
-        incumbent: Seconds per iteration of a known plan.
         check: Called often; raises `DeadlineError` to end.
 
     Returns:

@@ -189,16 +189,12 @@ class RestartBatch:
 
         fractions = self.fraction_logits
         return replace(
-            self,
-            table=self.table.select(outer),
-            logits=take(self.logits).requires_grad_(),
-            widths=take(self.widths).requires_grad_(),
-            multipliers=take(self.multipliers),
-            outer_index=self.outer_index[outer],
-            names=[self.names[o] for o in outer.tolist()],
+            self, table=self.table.select(outer), logits=take(self.logits).requires_grad_(),
+            widths=take(self.widths).requires_grad_(), multipliers=take(self.multipliers),
+            outer_index=self.outer_index[outer], names=[self.names[o] for o in outer.tolist()],
             paths=self.paths and PathMemory(self.paths.every),
             fraction_logits=fractions if fractions is None else take(fractions).requires_grad_(),
-        )
+        )  # fmt: skip
 
 
 def _first_fractions(noise: Tensor) -> Tensor:

@@ -233,15 +233,10 @@ class Plan:
         if isinstance(rule, Searched):
             order = {"placement": PLACEMENTS[rule.folded], "order": self.pass_names}
         return {
-            "pp": self.pp,
-            "cp": self.cp,
-            "virtual_stages": self.virtual_stages,
-            "schedule": self.schedule_name,
-            "num_micro_batches": self.num_micro_batches,
-            "stages": stages,
-            "layers": layers,
-            **order,
-        }
+            "pp": self.pp, "cp": self.cp, "virtual_stages": self.virtual_stages,
+            "schedule": self.schedule_name, "num_micro_batches": self.num_micro_batches, "stages": stages,
+            "layers": layers, **order,
+        }  # fmt: skip
 
     @staticmethod
     def from_dict(data: Any) -> "Plan":

@@ -21,28 +21,18 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
     experts = (model.num_experts or 0) if problem.model.has_experts else 0
     sharded = (shards or strategy.dp * cp) if strategy.zero_stage else 1
     return {
-        "pp": pp,
-        "cp": cp,
-        "dp": strategy.dp,
-        "tp": strategy.tp,
-        "etp": strategy.etp,
+        "pp": pp, "cp": cp, "dp": strategy.dp, "tp": strategy.tp, "etp": strategy.etp,
         "copies": max(copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1),
         "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
-        "zero_stage": strategy.zero_stage,
-        "shard_size": 0 if whole else shards,
-        "recompute": strategy.recompute,
-        "sequence_parallel": strategy.sequence_parallel,
-        "optimizer": training.optimizer,
-        "gradient_bits": problem.software.gradient_bits,
-        "lora_rank": training.lora_rank,
-        "tie_embeddings": model.tie_embeddings,
-        "num_encoder_layers": model.num_encoder_layers,
-        "num_experts": experts,
-        "mtp_num_layers": model.mtp_num_layers,
-        "learned_positions": model.learned_positions,
+        "zero_stage": strategy.zero_stage, "shard_size": 0 if whole else shards,
+        "recompute": strategy.recompute, "sequence_parallel": strategy.sequence_parallel,
+        "optimizer": training.optimizer, "gradient_bits": problem.software.gradient_bits,
+        "lora_rank": training.lora_rank, "tie_embeddings": model.tie_embeddings,
+        "num_encoder_layers": model.num_encoder_layers, "num_experts": experts,
+        "mtp_num_layers": model.mtp_num_layers, "learned_positions": model.learned_positions,
         "multi_latent_attention": model.multi_latent_attention,
         "mamba_layers": (model.hybrid_override_pattern or "").count(MAMBA),
-    }
+    }  # fmt: skip
 
 
 def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: LayerStrategy) -> bool:

@@ -205,16 +205,11 @@ class ProductSearch:
         mine, degrees = weights[lead], relaxed_degrees(weights[lead], self.factors)
         shares = degrees.log() / degrees.log().sum().clamp(min=1e-30)
         return StepRecord(
-            step=step,
-            seconds=0.0,
-            schedules=Schedules(temperature, temperature, 1.0),
-            loss=float(seconds[lead].log()),
-            surrogate_time_s=float(seconds[lead]),
+            step=step, seconds=0.0, schedules=Schedules(temperature, temperature, 1.0),
+            loss=float(seconds[lead].log()), surrogate_time_s=float(seconds[lead]),
             best_time_s=min((seconds for seconds, _ in self.running()), default=float("inf")),
             entropy=float(torch.special.entr(mine).sum(-1).mean()) if len(self.factors) else 0.0,
-            outer_weights=dict(zip(OWNERS, shares.tolist(), strict=True)),
-            pp=round(float(degrees[2])),
-            choices=OWNERS,
-            probabilities=mine,
+            outer_weights=dict(zip(OWNERS, shares.tolist(), strict=True)), pp=round(float(degrees[2])),
+            choices=OWNERS, probabilities=mine,
             rows=tuple(f"factor {prime:g}" for prime in self.factors.tolist()),
-        )
+        )  # fmt: skip

@@ -98,21 +98,14 @@ def search_result(session: Session) -> SearchResult:
     if not isinstance(answer, Verification) or answer.plan is None:
         raise ConfigError(f"search.method=exact has no plan: {session.why}; try search.method=gradient.")
     return SearchResult(
-        plan=answer.plan,
-        iteration_time_s=answer.iteration_time_s,
-        raw_plan=answer.plan,
+        plan=answer.plan, iteration_time_s=answer.iteration_time_s, raw_plan=answer.plan,
         raw_iteration_time_s=answer.iteration_time_s,
-        alternatives=_of_other_degrees(answer.plan, session.others),
-        history=(),
-        seconds=time.monotonic() - session.began,
-        steps=0,
-        restarts=0,
-        seed=session.settings.seed,
+        alternatives=_of_other_degrees(answer.plan, session.others), history=(),
+        seconds=time.monotonic() - session.began, steps=0, restarts=0, seed=session.settings.seed,
         plans_evaluated=session.plans_evaluated,
         stopped_by="user" if session.interrupted else None if session.proven else "time_limit",
-        method=answer.name,
-        why=_why_exact(session, answer.name),
-    )
+        method=answer.name, why=_why_exact(session, answer.name),
+    )  # fmt: skip
 
 
 def refined(result: SearchResult, session: Session) -> SearchResult:
@@ -159,9 +152,7 @@ def solve(
     """Solve cost tables, priced by the closed form, in the order of a `search.method`.
 
     Args:
-        tables: One for each pipeline degree.
         settings: Settings of the search; `max_seconds` limits the checks as it does the search.
-        method: Order of the methods.
     """
     session = Session([without_dominated(table) for table in tables], space_kind, settings, methods=METHODS)
     session.budgets = budgets(settings, settings.max_seconds)
@@ -176,11 +167,7 @@ def solve(
 
 
 def check(problem: Problem, name: str = "dynamic_programming", seconds: float = float("inf")) -> Verification:
-    """Ask one exact method about a problem.
-
-    Args:
-        seconds: Seconds of wall-clock that it has.
-    """
+    """Ask one exact method about a problem."""
     session = Session.of(problem, METHODS)
     METHODS[name].run(session, time.monotonic() + seconds)
     return session.answers[name]

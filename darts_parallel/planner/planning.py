@@ -28,7 +28,6 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
     Args:
         rental: How the nodes of the problem were chosen out of an offer (`choose_nodes`); None chooses
             them here where the objective may.
-        watcher: Told what goes on; None: nobody.
 
     Returns:
         The plan, how the search went, and what the checks say of it.

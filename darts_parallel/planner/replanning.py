@@ -43,7 +43,6 @@ def replan(
 
     Args:
         old_plan: The plan that ran, of the same model.
-        seed: Of all random numbers; None takes the problem's.
         tables: Cost tables of the whole space; None builds them.
 
     Errors:
@@ -57,13 +56,9 @@ def replan(
     best = _promising(pruned, old_plan, space_kind)
     config = problem.config.search
     warm = replace(
-        config,
-        num_steps=WARM_STEPS,
-        num_restarts=WARM_RESTARTS,
-        polish_starts=WARM_POLISHED,
-        polish_finalists=1,
-        temperature=[WARM_TEMPERATURE, config.temperature[1]],
-    )
+        config, num_steps=WARM_STEPS, num_restarts=WARM_RESTARTS, polish_starts=WARM_POLISHED,
+        polish_finalists=1, temperature=[WARM_TEMPERATURE, config.temperature[1]],
+    )  # fmt: skip
     parts, starts = _selected(pruned, best)
     result = search_tables(parts, space_kind, warm, chosen, starts=starts) if parts else None
     if result is None:

@@ -125,11 +125,7 @@ class Posterior:
         return result
 
     def largest_residual(self, part: str, problem: Problem) -> float:
-        """Return the standard deviation of what no parameter explains; releases of mixtures differ more.
-
-        Args:
-            part: `seconds` or `memory`.
-        """
+        """Return the standard deviation of what no parameter explains; releases of mixtures differ more."""
         spreads = self.spread[part]
         return float((spreads[EXPERTS] if problem.model.has_experts else spreads)["own"])
 

@@ -177,16 +177,12 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     passes_state = name != "embedding"  # the encoder's output travels on next to the decoder's input
     norms = _norm(config) * (config.embedding_norm + (passes_state and config.final_norm))
     return LayerSpec(
-        name=name,
-        kind=name,
-        vocabulary_parameters=h,
-        replicated_parameters=tables + norms,
+        name=name, kind=name, vocabulary_parameters=h, replicated_parameters=tables + norms,
         replicated_elements=(2 + 3 * config.dropout + 2 * config.embedding_norm) * h,
-        replicated_activation_bytes=(config.dropout + 2 * config.embedding_norm) * h,
-        tp_collectives=1,
+        replicated_activation_bytes=(config.dropout + 2 * config.embedding_norm) * h, tp_collectives=1,
         output_elements=2 * h if passes_state else h,
         tied=config.tie_embeddings or config.num_encoder_layers > 0 or config.mtp_num_layers > 0,
-    )
+    )  # fmt: skip
 
 
 def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
@@ -252,15 +248,11 @@ def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     # pre-activations and the second product's input
     kept, name = 2.0 * (inputs + ffn), "mlp" if experts is None else "shared_experts"
     return LayerSpec(
-        name="",
-        kind="",
-        gemms=gemms,
-        sharded_parameters=weights(gemms) + inputs * bias,
-        replicated_parameters=h * bool(ffn) * bias + router,
-        sharded_elements=float(inputs + ffn),
+        name="", kind="", gemms=gemms, sharded_parameters=weights(gemms) + inputs * bias,
+        replicated_parameters=h * bool(ffn) * bias + router, sharded_elements=float(inputs + ffn),
         sharded_activation_bytes=kept,
         parts=(RecomputedPart(name, gemms, sharded_activation_bytes=kept),) if ffn else (),
-    )
+    )  # fmt: skip
 
 
 def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
@@ -374,19 +366,14 @@ def _head(config: ModelConfig) -> LayerSpec:
     logits = (Gemm(config.vocab_size, h, "vocabulary"),) * states
     gemms = ((Gemm(h, h, "replicated"),) if transform else ()) + logits
     return LayerSpec(
-        name="head",
-        kind="head",
-        gemms=gemms,
-        sharded_parameters=config.vocab_size * config.output_bias,
+        name="head", kind="head", gemms=gemms, sharded_parameters=config.vocab_size * config.output_bias,
         vocabulary_parameters=h,
         replicated_parameters=_norm(config) * norms + (h * h + h * config.linear_bias) * transform,
         replicated_elements=2.0 * norms * h,
         replicated_activation_bytes=(2.0 * states + 2.0 * config.final_norm + 4.0 * transform) * h,
-        tp_collectives_backward=states,
-        output_elements=config.vocab_size * states,
-        fused_to_previous=config.tie_embeddings and states > 1,
-        tied=config.tie_embeddings,
-    )
+        tp_collectives_backward=states, output_elements=config.vocab_size * states,
+        fused_to_previous=config.tie_embeddings and states > 1, tied=config.tie_embeddings,
+    )  # fmt: skip
 
 
 def _loss(config: ModelConfig) -> LayerSpec:

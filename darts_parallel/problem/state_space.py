@@ -37,14 +37,10 @@ def state_space(config: ModelConfig) -> LayerSpec:
     """Describe a state-space layer and its residual, the scales of its norm left aside."""
     h, mask = config.hidden_size, 1 if config.dropout else 0
     return replace(
-        _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config),
-        replicated_elements=5.0 * h,
-        replicated_activation_bytes=(4.0 + mask) * h,
-        tp_collectives=1,
-        tp_collectives_backward=1,
-        output_elements=h,
-        recomputable=True,
-    )
+        _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config), replicated_elements=5.0 * h,
+        replicated_activation_bytes=(4.0 + mask) * h, tp_collectives=1, tp_collectives_backward=1,
+        output_elements=h, recomputable=True,
+    )  # fmt: skip
 
 
 def _inner_size(config: ModelConfig) -> int:

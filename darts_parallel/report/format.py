@@ -51,17 +51,12 @@ def rank_ranges(ranks: Sequence[int]) -> str:
 
 
 TERM_WORDS = {
-    "compute": "compute",
-    "recompute": "recomputation",
-    "tensor_parallel": "tensor-parallel",
-    "context_parallel": "context-parallel",
-    "sharding": "sharding (ZeRO-2/3)",
-    "p2p_and_resharding": "p2p and resharding",
-    "pipeline_bubble": "pipeline bubble",
-    "gradient_sync": "gradient sync",
-    "optimizer": "optimizer",
+    "compute": "compute", "recompute": "recomputation", "tensor_parallel": "tensor-parallel",
+    "context_parallel": "context-parallel", "sharding": "sharding (ZeRO-2/3)",
+    "p2p_and_resharding": "p2p and resharding", "pipeline_bubble": "pipeline bubble",
+    "gradient_sync": "gradient sync", "optimizer": "optimizer",
     "tied_embedding_sync": "tied-embedding sync",
-}
+}  # fmt: skip
 
 
 def seconds(value: float) -> str:

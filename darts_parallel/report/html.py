@@ -70,7 +70,6 @@ def report_page(
 
     Args:
         problem: As it was searched.
-        result: None where the plan was given.
         data: Content of `plan.json`.
         tables: Of the printed report, that of the stages first.
         commands: To go on with, one a line, after its label and a colon where it has one.

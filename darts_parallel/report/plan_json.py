@@ -104,19 +104,13 @@ def _search_dict(problem: Problem, result: SearchResult | None) -> dict[str, Any
     raw = result.raw_iteration_time_s if descended is not None else None
     return {
         "method": problem.config.search.method if problem.config.bilevel is None else result.method,
-        "taken_from": result.method,
-        "why": result.why,
-        "seconds": result.seconds,
-        "steps": result.steps,
-        "restarts": result.restarts,
-        "seed": result.seed,
-        "raw_iteration_time_s": result.raw_iteration_time_s,
-        "gradient_iteration_time_s": descended,
+        "taken_from": result.method, "why": result.why, "seconds": result.seconds, "steps": result.steps,
+        "restarts": result.restarts, "seed": result.seed,
+        "raw_iteration_time_s": result.raw_iteration_time_s, "gradient_iteration_time_s": descended,
         "raw_gap": None if raw is None else raw / best - 1.0,
         "gradient_gap": None if descended is None else descended / best - 1.0,
-        "plans_evaluated": result.plans_evaluated,
-        "stopped_by": result.stopped_by,
-    }
+        "plans_evaluated": result.plans_evaluated, "stopped_by": result.stopped_by,
+    }  # fmt: skip
 
 
 def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:

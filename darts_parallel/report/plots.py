@@ -144,11 +144,7 @@ def _strongest(steps: Sequence[float], values: dict[str, list[float]]) -> list[L
 
 
 def write_sweep_curve(path: Path, key: str, points: Sequence[tuple[float, dict[str, float | None]]]) -> None:
-    """Draw seconds per iteration, and the raw gap where there is one, over the values of a key.
-
-    Args:
-        key: What was swept.
-    """
+    """Draw seconds per iteration, and the raw gap where there is one, over the values of a key."""
     figure = Figure(figsize=(7.5, 3.8), dpi=110, layout="constrained")
     axes = figure.subplots()
     ordered = sorted(points, key=lambda point: point[0])

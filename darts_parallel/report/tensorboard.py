@@ -94,7 +94,6 @@ class Tracker:
 
         Args:
             result: None where the plan was given and not searched.
-            cost: Of that plan.
             elasticities: What `sensitivity` says of the plan; may be missing.
         """
         known = intervals(plan, self.problem, cost, elasticities or {})

@@ -52,8 +52,6 @@ def alternatives_table(
     """Return the best plans of other outer choices; None where none was met.
 
     Args:
-        plan: The plan that the report is about.
-        cost: Of that plan.
         known: Its intervals, which say what differences mean nothing.
         takers: Names the trainers that take a plan; None: they are not named.
     """
@@ -141,9 +139,6 @@ def render(
     """Print the report, and return its tables.
 
     Args:
-        result: None where the plan was given.
-        cost: Of that plan.
-        verifications: Answers of the baselines; may be empty.
         console: Where to; lines of a pipe or a file are at least 100 columns wide.
         elasticities: What `sensitivity` says of the plan; may be missing.
         takers: Names the trainers that take a plan, of alternatives.

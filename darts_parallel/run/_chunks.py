@@ -55,7 +55,6 @@ def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, bits: in
     Every rank holds the same whole weights before, so nothing is sent.
 
     Args:
-        layer: Of `transformer.build_layer`.
         sequence_parallel: Norms and residuals work on a run of the sequence each.
         bits: Of the sums of a block; below 16 only without sequence parallelism.
     """

@@ -32,11 +32,7 @@ def shard_ranks(strategy: LayerStrategy) -> int:
 
 
 class Meshes:
-    """All groups of a plan on this rank; making them is collective, in one order on every rank.
-
-    Args:
-        device: `cpu` or `cuda`.
-    """
+    """All groups of a plan on this rank; making them is collective, in one order on every rank."""
 
     def __init__(self, plan: Plan, device: str, experts: bool = False) -> None:
         self.rank, self.pp = dist.get_rank(), plan.pp

@@ -167,7 +167,6 @@ class Reference:
         """Build the model with the weights that `seed` gives every process.
 
         Args:
-            device: Where it trains.
             plan: Whose ranks' rounding is repeated; None rounds nothing.
         """
         config = problem.model.config

@@ -66,9 +66,6 @@ def part_of_rank(batch: Tensor, num_micro_batches: int, dp: int, index: int) -> 
 
     Every micro-batch is a contiguous run of the global batch, and a rank has a contiguous run of
     every micro-batch: layers of different `dp` then see the same micro-batches.
-
-    Args:
-        batch: Shape `(B, ...)`.
     """
     parts = torch.unflatten(batch, 0, (num_micro_batches, dp, -1))
     return parts[:, index].flatten(0, 1)
@@ -134,7 +131,6 @@ class Engine:
     Args:
         problem: Model and job, trained in float32, or with products and activations of 16 bits.
         plan: Checked by `refuse_unexecutable`.
-        device: Where this rank computes.
     """
 
     def __init__(self, problem: Problem, plan: Plan, seed: int, device: torch.device) -> None:
@@ -247,14 +243,9 @@ class Engine:
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]
         stage = _TimedStage(
-            chunk,
-            place,
-            self.plan.num_chunks,
-            self.device,
-            input_args=self._passed(first - 1),
-            output_args=self._passed(end - 1),
-            group=self.meshes.pipeline,
-        )
+            chunk, place, self.plan.num_chunks, self.device, input_args=self._passed(first - 1),
+            output_args=self._passed(end - 1), group=self.meshes.pipeline,
+        )  # fmt: skip
         stage.clock = self.clock
         return stage
 

@@ -44,9 +44,7 @@ def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) 
     """Return `cpu` or `cuda` for a plan on this machine.
 
     Args:
-        problem: In float32.
         asked: `auto` takes the kind that the plan was made for; another value overrules the plan.
-        machine: Where it shall run.
 
     Errors:
         UnsupportedError: the plan is for other hardware, or its state does not fit.
@@ -140,7 +138,6 @@ def joined(kind: str, timeout_s: float) -> Iterator[torch.device]:
     """Join the group of torchrun's processes, each on its device; errors as `process_group`.
 
     Args:
-        kind: `cpu` or `cuda`.
         timeout_s: Longest wait for another process, seconds.
     """
     from darts_parallel.run.workers import choose_device, process_group

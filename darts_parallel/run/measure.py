@@ -110,9 +110,7 @@ def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) ->
     """Build the plan on this rank, then verify and measure what the settings ask for; collective.
 
     Args:
-        problem: In float32.
         plan: Checked by `refuse_unexecutable`.
-        device: `cpu` or `cuda`.
     """
     place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     engine = Engine(problem, plan, settings.seed, place)

@@ -61,7 +61,6 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
     """Put a problem on the cluster of a file, e.g. of `experiments.profile`; none where `path` is empty.
 
     Args:
-        problem: In float32.
         path: `FOLDER/cluster/NAME.yaml`, whose devices lie in `FOLDER/device`.
 
     Errors:

@@ -49,22 +49,15 @@ class SuiteCase:
 
 
 PRESETS: tuple[tuple[str, str, str], ...] = (
-    ("gpt2_xl", "a10_8x4", "gpt2_xl"),
-    ("gpt2_xl", "a10_4x4", "gpt2_xl"),
-    ("gpt2_xl", "v100_4x8", "gpt2_xl_fp16"),
-    ("gpt2_xl", "a100_40_2x8", "gpt2_xl"),
-    ("bert_345m", "a10_4x4", "bert_345m"),
-    ("bert_345m", "a10_8x4", "bert_345m"),
-    ("bert_345m", "a100_40_2x8", "bert_345m"),
-    ("t5_1_3b", "a10_4x4", "t5_1_3b"),
-    ("t5_1_3b", "a10_8x4", "t5_1_3b"),
-    ("t5_1_3b", "a100_40_2x8", "t5_1_3b"),
-    ("llama2_7b", "h100_1x8", "llama2_7b"),
-    ("llama2_7b", "a100_40_2x8", "llama2_7b"),
-    ("llama2_7b", "a100_40_8x8", "llama2_7b"),
-    ("llama3_8b", "a100_80_8x8", "llama3_8b"),
+    ("gpt2_xl", "a10_8x4", "gpt2_xl"), ("gpt2_xl", "a10_4x4", "gpt2_xl"),
+    ("gpt2_xl", "v100_4x8", "gpt2_xl_fp16"), ("gpt2_xl", "a100_40_2x8", "gpt2_xl"),
+    ("bert_345m", "a10_4x4", "bert_345m"), ("bert_345m", "a10_8x4", "bert_345m"),
+    ("bert_345m", "a100_40_2x8", "bert_345m"), ("t5_1_3b", "a10_4x4", "t5_1_3b"),
+    ("t5_1_3b", "a10_8x4", "t5_1_3b"), ("t5_1_3b", "a100_40_2x8", "t5_1_3b"),
+    ("llama2_7b", "h100_1x8", "llama2_7b"), ("llama2_7b", "a100_40_2x8", "llama2_7b"),
+    ("llama2_7b", "a100_40_8x8", "llama2_7b"), ("llama3_8b", "a100_80_8x8", "llama3_8b"),
     ("llama3_8b", "h100_8x8", "llama3_8b"),
-)
+)  # fmt: skip
 """Model, cluster and training preset of each problem; loose and tight memory are both used."""
 
 LARGE: tuple[tuple[str, str, str, int | None], ...] = (

@@ -62,11 +62,7 @@ class MeasuredMachine:
 
 @contextmanager
 def this_machine(kind: str) -> Iterator[MeasuredMachine]:
-    """Yield the machine, with the process group that `torchrun` asks for.
-
-    Args:
-        kind: `cpu` or `cuda`.
-    """
+    """Yield the machine, with the process group that `torchrun` asks for."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")

@@ -154,20 +154,14 @@ class OffloadedPlans:
             return summed(values[row, kinds, layers, choices], stages, table.num_stages)
 
         return OffloadedPlans(
-            table=table,
-            host=host,
-            static=summed(table.static[row, layers, choices], device, table.pp),
+            table=table, host=host, static=summed(table.static[row, layers, choices], device, table.pp),
             state=summed(host.state[row, layers, choices], device, table.pp),
             kept=summed(table.in_flight[row, stages] * activation, device, table.pp),
             state_seconds=summed(host.state_transfer[row, kinds, layers, choices], device, table.pp),
-            activation=activation,
-            working=table.working[row, layers, choices],
-            device=device,
-            transfer=by_stage(host.transfer),
-            forward=by_stage(table.forward),
-            backward=by_stage(table.backward),
-            counts=table.num_micro_batches[plans.outer],
-        )
+            activation=activation, working=table.working[row, layers, choices], device=device,
+            transfer=by_stage(host.transfer), forward=by_stage(table.forward),
+            backward=by_stage(table.backward), counts=table.num_micro_batches[plans.outer],
+        )  # fmt: skip
 
     def memory(self, fractions: Tensor) -> Tensor:
         """Return the peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
