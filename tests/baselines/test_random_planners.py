@@ -106,7 +106,6 @@ def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     began = time.monotonic()
     result = answer(PLANNERS[name].solve, problem, budget=0.3, seed=1)
     assert time.monotonic() - began < 2.0
-    assert result.plan is not None
     cost = evaluate(result.plan, problem)
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)

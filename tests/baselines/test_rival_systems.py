@@ -55,7 +55,6 @@ def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> 
 
 
 def starts_of(result: TableResult) -> list[int]:
-    assert result.best is not None
     return list(result.best.plan.first_layers[0].tolist())
 
 
@@ -78,7 +77,6 @@ def test_splits_are_the_best_of_all_splits() -> None:
         seconds, rest = rng.random(len(segments)), float(rng.integers(0, 9))
         values = [seconds[segments.rows_of(split)] for split in splits]
         found = cheapest_split(segments, seconds, rest)
-        assert found is not None
         assert found[0] == pytest.approx(min(sum(v) + rest * max(v) for v in values), rel=STEP * (1 + rest))
         slowest = bottleneck_split(segments, seconds)
         assert slowest is not None
@@ -123,7 +121,6 @@ def test_hetpipe_takes_throughput_and_does_not_see_synchronisation_and_the_bubbl
     sync = torch.full((1, 1, 2, 1), 50.0, dtype=torch.float64)
     piped = hand_table([5.0, 5.0], 2, 4, sync=sync)
     result = hetpipe.solve([flat, piped], "uniform")
-    assert result.best is not None
     assert result.best.table == 1
     assert result.cost == pytest.approx(5 + 5 + 3 * 5 + 50)
     assert pipedream.solve([flat, piped], "uniform").cost == pytest.approx(40.0)
@@ -157,7 +154,6 @@ def recompute_table(slower: list[float], freed: list[float], capacity: float) ->
 
 
 def choices_of(result: TableResult) -> list[int]:
-    assert result.best is not None
     return list(result.best.plan.choices[0].tolist())
 
 
@@ -202,14 +198,12 @@ def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewes
     small = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4", "space.tp=[1,2,4]"]
     problem = load_problem([*small, "space=uniform"])
     plan = answer(megatron_rule.solve, problem).plan
-    assert plan is not None
     assert {(s.tp, s.dp, s.zero_stage, s.sequence_parallel) for s in plan.layers} == {(4, 4, 0, False)}
     assert plan.pp == 1
     # with less memory the same rule needs stages: the fewest with which it fits
     less = ["cluster.devices.a10.memory_GiB=1.8", "cluster.devices.a10.reserved_GiB=0.5"]
     tight = load_problem([*small, *less, "space=uniform"])
     result = answer(megatron_rule.solve, tight)
-    assert result.plan is not None
     assert result.plan.pp > 1
     assert {s.tp for s in result.plan.layers} == {4}
     assert evaluate(result.plan, tight).feasible
@@ -228,12 +222,9 @@ def mixed() -> tuple[Problem, float]:
 
 
 @pytest.mark.parametrize("name", [name for name, planner in PLANNERS.items() if not planner.seeded])
-def test_on_mixed_nodes_plans_are_legal_and_never_below_the_optimum(
-    name: str, mixed: tuple[Problem, float]
-) -> None:
+def test_mixed_nodes_plans_are_legal_and_above_the_optimum(name: str, mixed: tuple[Problem, float]) -> None:
     problem, best = mixed
     result = answer(PLANNERS[name].solve, problem)
-    assert result.plan is not None
     cost = evaluate(result.plan, problem)
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)

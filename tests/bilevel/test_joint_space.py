@@ -49,7 +49,6 @@ def test_a_plan_in_words_costs_what_the_table_says_and_its_edges_travel_at_16_bi
         one = plans[index : index + 1]
         priced = price_plans(SPACE, table, one, prices(0))
         plan = SPACE.to_plan(table, one)
-        assert priced is not None
         assert evaluate(plan, PROBLEM).iteration_time_s == pytest.approx(priced.seconds, rel=1e-12)
         assert priced.log_slowdown == pytest.approx(prices(0).of_plan(SPACE.blocks_of(plan), 8), abs=1e-12)
         edges = (*plan.layers[:FIRST_BLOCK], *plan.layers[FIRST_BLOCK + SPACE.num_blocks :])
@@ -82,7 +81,6 @@ def test_the_learned_optimum_is_that_of_brute_force(seed: int) -> None:
     known = prices(seed, scale=(0.02, 0.3, 1.0)[seed])
     found = find_learned_optimum(SPACE, known, 60.0)
     assert found.proven
-    assert found.plan is not None
     best = min(brute_force(number, known) for number in range(len(SPACE.tables)))
     assert found.plan.value == pytest.approx(best, abs=1e-7)
     assert found.lower_bound <= best + 1e-9
@@ -116,8 +114,6 @@ def test_free_bits_make_the_learned_optimum_the_fastest_plan_and_dear_bits_the_e
         find_learned_optimum(SPACE, zero, 60.0),
         find_learned_optimum(SPACE, prices(0, 1e3), 60.0),
     )
-    assert free.plan is not None
-    assert expensive.plan is not None
     assert free.plan.seconds < expensive.plan.seconds
     assert all(
         candidate.lossless
@@ -131,8 +127,6 @@ def test_a_constant_added_to_a_blocks_prices_changes_no_plan() -> None:
         known.forward_pairs, known.gradient_pairs, known.forward - 0.1, known.gradient, known.by_batch
     )
     a, b = find_learned_optimum(SPACE, known, 60.0), find_learned_optimum(SPACE, moved, 60.0)
-    assert a.plan is not None
-    assert b.plan is not None
     assert b.plan.value == pytest.approx(a.plan.value - 0.1 * SPACE.num_blocks, abs=1e-7)
 
 
@@ -144,8 +138,6 @@ def test_the_relaxed_objective_is_the_hard_one_at_one_hot_weights_and_the_logits
     upper = UpperLevel(SPACE, SearchConfig(num_restarts=4), 60, torch.Generator().manual_seed(0))
     for _ in range(60):
         step = upper.step(known)
-    assert step.plan is not None
-    assert found.plan is not None
     assert step.plan.value >= found.plan.value - 1e-9
     assert step.plan.value < found.plan.value + log(1.1)
     # cold weights are nearly one-hot: the leading relaxed plan is priced as its rounding

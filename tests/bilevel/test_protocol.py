@@ -23,14 +23,8 @@ from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_settings
 from tests.support.commands import Command
 
 VARIANTS = {
-    "bilevel",
-    "raw",
-    "all_16_bit",
-    "best_uniform",
-    "time_only",
-    "random_equal_time",
-    "sensitivity_greedy",
-}
+    "bilevel", "raw", "all_16_bit", "best_uniform", "time_only", "random_equal_time", "sensitivity_greedy",
+}  # fmt: skip
 ARGUMENTS = [
     *OVERRIDES[1:], "bilevel.seeds=[0]", "bilevel.retrain_seeds=1", "random_plans=1",
     "space.num_micro_batches=1",
@@ -71,9 +65,7 @@ def test_the_experiment_writes_a_row_for_each_training_and_runs_no_seed_twice_no
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_the_command_chooses_a_whole_plan_that_is_searched_and_verified(
-    tmp_path: Path, command: Command
-) -> None:
+def test_the_command_chooses_a_plan_that_is_searched_and_verified(tmp_path: Path, command: Command) -> None:
     done = command(*OVERRIDES, "bilevel.variants=[bilevel]", f"hydra.run.dir={tmp_path}")
     assert done.status == 0, done.err
     data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
@@ -197,11 +189,9 @@ def test_the_paired_test_counts_ties_as_ties_and_is_exact_for_few_pairs() -> Non
                 "time_to_target_s": time}  # fmt: skip
 
     rows = [
-        row("bilevel", 0, 1.0),
-        row("all_16_bit", 0, 1.0),
-        row("bilevel", 1, 1.0),
+        row("bilevel", 0, 1.0), row("all_16_bit", 0, 1.0), row("bilevel", 1, 1.0),
         row("all_16_bit", 1, 2.0),
-    ]
+    ]  # fmt: skip
     assert "| 1, 1, 0 | 1.000 |" in paired(rows)
     data = [{"runs": [{**{name: None for name in COLUMNS}, **own} for own in rows]}]
     assert median_time(data, "all_16_bit") == 1.5

@@ -102,9 +102,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("argument", "named", "way_out"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_bad_input_ends_in_one_sentence_and_leaves_nothing(
-    command: Command, argument: str, named: str, way_out: str
-) -> None:
+def test_bad_input_ends_in_one_sentence(command: Command, argument: str, named: str, way_out: str) -> None:
     outcome = command(*TOY, argument)
     assert outcome.status == 2
     assert outcome.out == ""

@@ -94,11 +94,9 @@ def test_a_plan_is_priced_on_its_own_problem_with_the_change(command: Command) -
     plan = json.loads((command.folder / "own/plan.json").read_text())
     slower = plan["cluster"]["inter_node"]["bandwidth_GBps"] / 10
     changed = command(
-        "plan=own/plan.json",
-        f"cluster.inter_node.bandwidth_GBps={slower}",
-        "output.tensorboard=false",
+        "plan=own/plan.json", f"cluster.inter_node.bandwidth_GBps={slower}", "output.tensorboard=false",
         "hydra.run.dir=changed",
-    )
+    )  # fmt: skip
     assert changed.status == 0, changed.err
     priced = json.loads((command.folder / "changed/plan.json").read_text())
     assert priced["cluster"]["name"] == "toy"

@@ -17,9 +17,7 @@ def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> Swe
     return SweepJob({"model": "toy", **values}, measures, f"1/2/{int(seconds)}")
 
 
-def test_a_sweep_runs_every_value_and_ends_with_a_table_of_medians_over_seeds_and_files(
-    command: Command,
-) -> None:
+def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(command: Command) -> None:
     # a flag may stand anywhere; one pipeline degree and few strategies make four jobs short
     small = ("space.pp=2", "space.zero_stage=1", "space.recompute=none", "space.num_micro_batches=[2,4]")
     outcome = command(*TOY, *QUIET, *small, "--multirun", "search.num_steps=2,4", "search.seed=0,1")

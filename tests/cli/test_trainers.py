@@ -21,7 +21,6 @@ LLAMA = [*TOY, "model.gated_mlp=true", "model.learned_positions=false", "model.l
 def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes() -> None:
     problem = load_problem(LLAMA)
     planned = plan(problem)
-    assert planned.problem is not None
     seconds = evaluate(planned.plan, planned.problem).iteration_time_s
     found = list(offers(planned.problem, planned, seconds))
     assert [offer.name for offer in found] == list(EXPORTS)

@@ -32,8 +32,6 @@ def test_numbers_of_steps_and_trainings_have_a_least_and_a_largest(key: str) -> 
         ({"batch_candidates": [0]}, "bilevel.batch_candidates=0 must be .*try 1"),
     ],
 )
-def test_values_that_mean_nothing_are_refused_with_the_nearest_that_does(
-    changes: dict[str, Any], sentence: str
-) -> None:
+def test_values_that_mean_nothing_are_refused_with_a_near_one(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         BilevelConfig(**changes)

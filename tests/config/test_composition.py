@@ -40,9 +40,7 @@ def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
-def test_every_named_run_states_its_command_and_changes_something(
-    name: str, default_problem: Problem
-) -> None:
+def test_every_named_run_states_its_command_and_a_change(name: str, default_problem: Problem) -> None:
     lines = (Path(config_dir()) / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1] == f"# darts-parallel experiment={name}"

@@ -46,11 +46,8 @@ def test_dense_decoders_say_heads_biases_norms_and_windows() -> None:
     llama = read("llama", attention_bias=True, tie_word_embeddings=True)
     assert (llama.num_heads, llama.num_kv_heads, llama.head_dim, llama.ffn_hidden_size) == (4, 2, 16, 128)
     assert (llama.gated_mlp, llama.tie_embeddings, llama.dropout, llama.norm_bias) == (
-        True,
-        True,
-        False,
-        False,
-    )
+        True, True, False, False,
+    )  # fmt: skip
     assert (llama.linear_bias, llama.mlp_bias, llama.qkv_bias) == (False, None, True)
     gemma = read("gemma3_text", head_dim=32, sliding_window=128, num_hidden_layers=6)
     assert (gemma.block_norms, gemma.qk_norm, gemma.qk_norm_whole, gemma.head_dim) == (4, True, False, 32)
@@ -78,11 +75,8 @@ def test_experts_latent_attention_and_routing() -> None:
     sinks = read("gpt_oss", num_local_experts=4, head_dim=16)
     assert (sinks.attention_sinks, sinks.moe_router_bias, sinks.linear_bias) == (True, True, True)
     llama4 = {
-        "num_local_experts": 4,
-        "intermediate_size_mlp": 96,
-        "head_dim": 16,
-        "interleave_moe_layer_step": 2,
-    }
+        "num_local_experts": 4, "intermediate_size_mlp": 96, "head_dim": 16, "interleave_moe_layer_step": 2,
+    }  # fmt: skip
     assert read("llama4_text", **llama4).moe_layer_freq == [0, 1, 0, 1]
 
 

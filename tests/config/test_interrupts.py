@@ -62,7 +62,6 @@ def runs(pid: int) -> bool:
 
 def test_idle_workers_end_when_the_process_that_asked_for_them_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", IDLE], stdout=subprocess.PIPE, text=True) as asked:
-        assert asked.stdout is not None
         workers = {int(pid) for pid in asked.stdout.readline().split()}
         assert len(workers) > 2
         assert asked.pid not in workers

@@ -35,11 +35,9 @@ def renamed(problem: Problem, name: str) -> Problem:
     config = problem.config
     (device,) = config.cluster.devices.values()
     cluster = replace(
-        config.cluster,
-        name=name,
-        nodes=[replace(group, device=name) for group in config.cluster.nodes],
+        config.cluster, name=name, nodes=[replace(group, device=name) for group in config.cluster.nodes],
         devices={name: device},
-    )
+    )  # fmt: skip
     return Problem.from_config(replace(config, model=replace(config.model, name=name), cluster=cluster))
 
 
@@ -101,9 +99,7 @@ def test_no_line_of_a_name_is_run_by_the_shell_or_by_python(name: str, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"megatron.sh", "torchrun"}
 
 
-def test_a_plan_file_and_a_hugging_face_file_with_a_line_break_in_a_name_are_refused(
-    command: Command,
-) -> None:
+def test_plan_and_hugging_face_files_with_a_line_break_in_a_name_are_refused(command: Command) -> None:
     problem, plan = CASES["uneven_pipeline"].build()
     names = tuple(layer.name for layer in problem.model.layers)
     config = asdict(problem.config)
@@ -128,12 +124,9 @@ def test_a_plan_file_and_a_hugging_face_file_with_a_line_break_in_a_name_are_ref
 
 def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(command: Command) -> None:
     outcome = command(
-        *TOY,
-        *QUIET,
-        "model.name='[/red] $(touch PWNED)'",
-        "hydra.run.dir='[bold]$(x)/[/red]'",
+        *TOY, *QUIET, "model.name='[/red] $(touch PWNED)'", "hydra.run.dir='[bold]$(x)/[/red]'",
         "export=megatron",
-    )
+    )  # fmt: skip
     assert outcome.status == 0, outcome.err
     assert "[/red] $(touch PWNED) (220,544 parameters) on toy" in outcome.out
     assert f"plan: {command.folder}/[bold]$(x)/[/red]/plan.json" in outcome.out

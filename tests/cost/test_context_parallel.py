@@ -25,9 +25,7 @@ def cost(problem: Problem, cp: int, **fields: object) -> CostBreakdown:
 
 
 @pytest.mark.parametrize(("cp", "zero_stage"), list(product((2, 4), (0, 1, 2, 3))))
-def test_a_context_rank_differs_from_a_data_parallel_one_by_its_keys_and_values(
-    cp: int, zero_stage: int
-) -> None:
+def test_a_context_rank_differs_from_a_data_rank_by_its_keys_and_values(cp: int, zero_stage: int) -> None:
     # the same tokens on a rank, the same copies of the weights: only attention must communicate
     problem = load_problem(PLAIN)
     plain, parted = cost(problem, 1, zero_stage=zero_stage), cost(problem, cp, zero_stage=zero_stage)

@@ -47,9 +47,7 @@ def test_a_critical_path_gives_its_own_seconds_and_bounds_those_of_other_plans(
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_paths_that_are_walked_are_those_that_are_read_off(
-    schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_walked_paths_are_those_read_off(schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pp, model, count = 3, PipelineModel(True, schedule, False), torch.tensor([6, 12, 12, 30])
     passes, sync = pipelines(4, pp * chunks, pp)
     found = []

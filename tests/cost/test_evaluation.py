@@ -12,7 +12,6 @@ def test_utilization_is_six_flop_a_parameter_and_token_over_all_peaks(cluster: s
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", f"cluster={cluster}", "space=uniform"])
     tables = build_tables(problem)
     best = find_uniform_plan(tables).best
-    assert best is not None
     cost = evaluate(best.to_plan(tables), problem)
     peak = sum(g.count * g.gpus * g.device.peak_flops for g in problem.cluster.groups)
     model = 6 * problem.model.num_parameters * cost.tokens_per_s / peak

@@ -146,9 +146,7 @@ def expected(zero: int, again: str, sp: bool) -> Expected:
 
 
 @pytest.mark.parametrize(("index", "case"), list(enumerate(CASES)))
-def test_a_block_costs_what_the_papers_formulas_give(
-    table: CostTable, index: int, case: tuple[int, str, bool]
-) -> None:
+def test_a_block_costs_what_papers_say(table: CostTable, index: int, case: tuple[int, str, bool]) -> None:
     want, block = expected(*case), 1
     for name in ("forward", "backward", "weight_gradient"):
         assert float(getattr(table, name)[0, 0, block, index]) == pytest.approx(

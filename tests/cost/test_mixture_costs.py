@@ -50,9 +50,7 @@ def uniform(problem: Problem, strategy: LayerStrategy, **plan: int) -> Plan:
     ("ep", "capacity", "slower"),
     [(1, "null", True), (4, "null", True), (8, "null", False), (1, "1.0", False)],
 )
-def test_one_expert_of_a_rank_and_padded_ones_are_plain_products(
-    ep: int, capacity: str, slower: bool
-) -> None:
+def test_one_expert_of_a_rank_and_padded_ones_are_products(ep: int, capacity: str, slower: bool) -> None:
     given = [f"model.moe_expert_capacity_factor={capacity}", "cluster.devices.toy.grouped_gemm_efficiency="]
     seconds = [
         evaluate(uniform(problem, LayerStrategy(1, 8, ep=ep)), problem).breakdown_s["compute"]
@@ -121,7 +119,6 @@ def test_states_are_divided_by_the_ranks_that_hold_the_same_experts() -> None:
         table, hard, _ = hard_plan(uniform(problem, strategy, m=2), problem)
         return float(table.static[0, 3, hard.choices[0, 3]])
 
-    assert spec is not None
     whole, split = static(LayerStrategy(1, 8, zero_stage=0)), static(LayerStrategy(1, 8, zero_stage=0, ep=8))
     # bf16: 2 + 4 + 12 bytes a parameter
     assert whole - split == pytest.approx(18 * spec.parameters * 7 / 8)
@@ -182,7 +179,6 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone])
     topology = problem.cluster.stage_topology(0, 1)
     experts = expert_layer(problem.model)
-    assert experts is not None
     choices = ChoiceTensors.build(problem.training, (1,), (LayerStrategy(1, 64, ep=64),))
     stage = StageContext.build(problem, topology, choices)
     flex, plain = (

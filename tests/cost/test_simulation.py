@@ -45,9 +45,7 @@ def reference(passes: PassSeconds, schedule: str, pp: int, count: int, plan: int
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES + V_CASES)
 @pytest.mark.parametrize("seed", range(6))
-def test_the_recursion_equals_an_event_queue_on_random_pipelines(
-    schedule: str, chunks: int, seed: int
-) -> None:
+def test_the_recursion_is_an_event_queue_on_random_pipelines(schedule: str, chunks: int, seed: int) -> None:
     rng = Random(seed)
     pp = rng.randint(1, 5)
     # short pipelines, and long ones of which only a part is simulated
@@ -143,9 +141,7 @@ def test_what_follows_a_frame_waits_for_passes_of_the_frame_or_behind_it(schedul
 
 
 @pytest.mark.parametrize("schedule", FOLDED)
-def test_a_v_of_many_micro_batches_is_simulated_by_a_few(
-    schedule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_v_of_many_micro_batches_takes_a_few(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def remember(*given: object) -> object:

@@ -19,14 +19,9 @@ from tests.support.random_tables import random_table
 def small_table(seed: int) -> CostTable:
     """A table of 1 to 3 stages and 1 to 3 layouts; every third with runs of equal layers."""
     return random_table(
-        seed,
-        pp=1 + seed % 3,
-        num_layers=4 + seed % 2,
-        num_choices=3,
-        num_layouts=1 + seed // 2 % 3,
-        equal_layers=seed % 3 == 0,
-        tightness=0.2 * (seed % 7),
-    )
+        seed, pp=1 + seed % 3, num_layers=4 + seed % 2, num_choices=3, num_layouts=1 + seed // 2 % 3,
+        equal_layers=seed % 3 == 0, tightness=0.2 * (seed % 7),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])

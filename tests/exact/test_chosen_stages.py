@@ -51,11 +51,9 @@ def test_seconds_synchronisation_and_memory_of_stages_are_those_of_evaluate(seed
 def test_strategies_that_fit_come_first_and_the_lightest_where_none_does() -> None:
     table = random_table(5, pp=2, num_layers=6, num_choices=4, tightness=3.0)
     plans = balanced_plans(table, range(table.num_outer), count=1)
-    assert plans is not None
     assert plans.outer.tolist() == [o for o in range(table.num_outer) if bool(table.allowed[o].any())]
     tiny = replace(table, capacity=table.capacity * 1e-3)
     both = balanced_plans(tiny, [0])
-    assert both is not None
     even = even_uniform_plans(tiny)
     even = even[torch.nonzero(even.outer == 0).squeeze(1)]
     cost = evaluate_batch(tiny, even)

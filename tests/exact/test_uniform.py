@@ -86,6 +86,5 @@ def test_an_interleaved_plan_slower_than_what_is_known_is_not_given() -> None:
     )
     tables = build_tables(problem)
     best = find_uniform_plan(tables).best
-    assert best is not None
     assert find_uniform_plan(tables, incumbent=0.7 * best.time).best is None
     assert find_uniform_plan(tables, incumbent=1.1 * best.time).cost == best.time

@@ -124,8 +124,6 @@ def test_a_reader_that_leaves_ends_a_command_in_silence() -> None:
     command = [sys.executable, "-m", "experiments.bilevel", "--help"]
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == READER_LEFT

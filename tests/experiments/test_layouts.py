@@ -35,7 +35,6 @@ def test_stages_begin_where_the_layout_says_and_empty_chunks_are_no_plan() -> No
     problem = load_problem(["model=toy", "training=toy", "cluster=toy", "model.num_layers=6"])
     layers = problem.model.layers
     chunks = default_chunks(layers, 2)
-    assert chunks is not None
     assert first_layers(chunks, layers) == [0, 4]
     assert first_layers(chunks_of("Et*6||L"), layers) is None
     assert first_layers(chunks_of("Et*5|L"), layers) is None

@@ -54,7 +54,7 @@ def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
         assert sorted(ours.nodes) == sorted(theirs.nodes)
 
 
-def test_the_command_leaves_both_plans_of_every_case(
+def test_the_command_leaves_both_plans(
     case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reproduce_fasop, "read_cases", lambda _: ({"tiny": case}, {"tiny": 0.1}))

@@ -57,10 +57,8 @@ def random_settings(rng: random.Random) -> Settings:
     pins: dict[str, list[Any]] = {
         "zero_stage": [[0, 3], [1], [0, 1, 2, 3]],
         "recompute": [["none", "full"], ["none"], ["none", "selective", "full"]],
-        "sequence_parallel": [[False], [False, True]],
-        "cp": [1, [1, 2]],
-        "pp": [[1, 2], [2], [1], [1, 4]],
-    }
+        "sequence_parallel": [[False], [False, True]], "cp": [1, [1, 2]], "pp": [[1, 2], [2], [1], [1, 4]],
+    }  # fmt: skip
     for key, values in pins.items():
         if few or rng.random() < 0.5:
             settings[f"space.{key}"] = rng.choice(values[:2] if few else values)
@@ -130,7 +128,6 @@ def answered(problem: Problem, best: float) -> str:
         if "search.method=exact has no plan" in str(error):
             return "refused"
         raise
-    assert found.result is not None
     answers = [answer for answer in found.answers if answer.space == kind]
     floor = max((answer.lower_bound_s for answer in answers), default=0.0)
     claimed, proven = found.result.iteration_time_s, [x.iteration_time_s for x in answers if x.proven]

@@ -87,7 +87,7 @@ def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
         assert sum(record.terms.values()) == pytest.approx(record.surrogate_time_s, rel=1e-9)
 
 
-def test_the_clock_and_whoever_watches_never_change_a_plan(
+def test_clock_and_watchers_never_change_a_plan(
     toy_problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(QUICK, num_steps=30, max_seconds=100.0)
@@ -134,15 +134,11 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
 
 
 @pytest.mark.parametrize("pipeline", ["closed_form", "simulated"])
-def test_chains_too_long_to_be_cut_exactly_have_a_plan_and_true_bounds(
-    pipeline: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chains_of_many_layers_have_a_plan_and_bounds(pipeline: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", f"cost.pipeline={pipeline}",
                             "search.num_steps=5", "search.num_restarts=2"])  # fmt: skip
     best = plan(problem)
     monkeypatch.setattr("darts_parallel.exact.segments.MAX_SEGMENTS", 0)
     found = plan(problem)
-    assert found.result is not None
-    assert best.result is not None
     assert all(a.lower_bound_s <= best.result.iteration_time_s * (1 + 1e-9) for a in found.answers)
     assert found.result.iteration_time_s >= best.result.iteration_time_s * (1 - 1e-9)

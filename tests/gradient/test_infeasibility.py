@@ -60,7 +60,6 @@ def test_a_hundredth_of_a_gibibyte_less_than_advised_is_too_little() -> None:
     with pytest.raises(InfeasibleError) as caught:
         found(TIGHT[0])
     advised = re.search(r"memory_GiB=(\d+\.\d+)", str(caught.value))
-    assert advised is not None
     less = float(advised.group(1)) - 0.011
     with pytest.raises(InfeasibleError):
         found([*TIGHT[0], f"cluster.devices.toy.memory_GiB={less:.3f}"])

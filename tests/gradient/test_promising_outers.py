@@ -55,9 +55,7 @@ def passes(tables: list[CostTable]) -> int:
     )
 
 
-def test_a_search_looks_at_no_more_passes_than_it_may_and_at_all_where_it_can(
-    tables: list[CostTable],
-) -> None:
+def test_a_search_looks_at_no_more_passes_than_it_may_else_at_all(tables: list[CostTable]) -> None:
     assert promising_outers(tables) is tables
     few = promising_outers(tables, 200)
     assert 0 < passes(few) <= 200 < passes(tables)
@@ -92,7 +90,6 @@ def test_an_outer_choice_of_a_simulated_pipeline_leaves_where_it_is_behind(
     for margin in (1e9, 1e-9):
         monkeypatch.setattr(descent, "PRUNE_MARGIN", margin)
         found = descent.search_tables(tables, "layerwise", config, 0)
-        assert found is not None
         ends.append(len(found.history[-1].outer_weights))
     assert ends[0] > ends[1] >= 1
 

@@ -43,9 +43,7 @@ CASES += [("interleaved", SIMULATED[0])]
 
 
 @pytest.mark.parametrize(("name", "cost"), CASES)
-def test_surrogate_at_one_hot_weights_and_evaluate_give_the_cost_of_the_batch(
-    name: str, cost: list[str]
-) -> None:
+def test_one_hot_surrogate_and_evaluate_give_the_cost_of_the_batch(name: str, cost: list[str]) -> None:
     problem = load_problem(PROBLEMS[name] + cost)
     rng = torch.Generator().manual_seed(0)
     for table in build_tables(problem):

@@ -34,9 +34,7 @@ def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
     [("1f1b", 1, 117.0, 8.0), ("zero_bubble_h1", 1, 103.0, 8.0), ("interleaved", 2, 106.5, 11.5),
      ("zero_bubble_v", 2, 99.5, 8.0), ("v_half", 2, 104.5, 5.0), ("v_min", 2, 109.0, 4.0)],
 )  # fmt: skip
-def test_equal_passes_take_the_published_seconds_and_memory(
-    schedule: str, chunks: int, seconds: float, held: float
-) -> None:
+def test_equal_passes_take_published_figures(schedule: str, chunks: int, seconds: float, held: float) -> None:
     # AMD's simulator, pp 8 and 32 micro-batches (Primus, docs: primus_pipeline.md, simulator_shell.png)
     passes = torch.full((1, 8 * chunks), 1.0 / chunks, dtype=torch.float64)
     given = PassSeconds(passes, 2 * passes, passes, torch.zeros(1, 8 * chunks - 1, dtype=torch.float64))

@@ -27,9 +27,7 @@ TOY = ["model=toy", "cluster=toy", "training=toy", "space.out_of_memory=0.2"]
     ({"grad_comm_bits": 4}, 0.25), ({"etp": 4}, 1.0), ({"shard_size": 0}, 0.1), ({"ep": 8}, 1.0),
     ({"tp": 1, "sequence_parallel": False}, 8.0),
 ])  # fmt: skip
-def test_layouts_and_memory_weigh_most_in_the_distance_of_strategies(
-    changes: dict[str, Any], distance: float
-) -> None:
+def test_layouts_and_memory_weigh_most_between_strategies(changes: dict[str, Any], distance: float) -> None:
     old = LayerStrategy(4, 4, 1, "full", True, shard_size=2, ep=2)
     assert _distance(old, replace(old, **changes)) == pytest.approx(distance)
 
@@ -121,7 +119,7 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 
 
-def test_memory_is_tightened_by_twice_what_the_chance_asks_for_and_loosened_by_halves(
+def test_memory_is_tightened_by_twice_the_need_and_loosened_by_halves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
@@ -159,6 +157,5 @@ def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(monkeypatch:
     monkeypatch.setattr(memory_chance, "any_fits", lambda *given: True)
     monkeypatch.setattr(memory_chance, "out_of_memory", lambda plan, own: 0.4)
     found = within_chance(load_problem(TOY), find)
-    assert found.problem is not None
     assert (found.problem.headroom, found.out_of_memory) == (0.0, 0.4)
     assert found.warning == "no plan keeps space.out_of_memory=0.2; it takes more nodes"

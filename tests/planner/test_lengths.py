@@ -44,9 +44,7 @@ def found_of(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> dict[object, 
 
 @pytest.mark.parametrize("seed", RANDOM)
 @pytest.mark.parametrize("packed", ["true", "false"])
-def test_one_length_is_the_plain_job(
-    tmp_path: Path, seed: int, packed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_length_is_plain(tmp_path: Path, seed: int, packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     length = [64, 128, 512][seed % 3]
     problem = random_job(tmp_path, seed, [length], f"training.packed={packed}")
     plain = replace(problem.config, training=replace(problem.training, lengths=None, seq_len=length))
@@ -80,7 +78,7 @@ def test_padding_costs_seconds_and_memory_and_no_plan_beats_its_mean_step(
         assert all(max(own.memory[:2]) <= own.memory[2] * (1.0 + 1e-9) for own in (less, more))
 
 
-def test_on_one_device_a_packed_step_costs_the_mean_of_its_sequences(
+def test_a_packed_step_costs_the_mean_of_its_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = ("cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1", "training.seq_len=512")

@@ -29,7 +29,6 @@ def test_a_margin_is_left_free_and_more_of_it_never_makes_the_optimum_better(see
     with pytest.raises(InfeasibleError, match=r"freeing space\.memory_margin") as refused:
         plan(load_problem(wide))
     sizes = re.search(r"needs ([\d.]+) GiB of the ([\d.]+) GiB .*memory_GiB=([\d.]+)", str(refused.value))
-    assert sizes is not None
     needed, usable, enough = map(float, sizes.groups())
     whole = float(problem.cluster.groups[0].device.memory)
     assert usable == pytest.approx(0.1 * whole / 2**30, abs=0.006)

@@ -91,7 +91,6 @@ def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: P
 def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> None:
     data, _ = run(tmp_path, "search.num_steps=20")
     planned = darts_parallel.plan(load_problem([*TOY, "search.num_steps=20"]))
-    assert planned.result is not None
     assert planned.result.iteration_time_s == data["predicted"]["iteration_time_s"]
     assert [entry.name for entry in planned.answers] == list(data["verification"])
     assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [s["layers"] for s in data["stages"]]
@@ -133,12 +132,9 @@ def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reaso
     assert " ".join(why.split()) in " ".join(report.split())
 
 
-def test_what_an_exact_method_finds_from_a_poor_start_is_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_exact_method_finds_is_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def poor(*problem: Any, **settings: Any) -> SearchResult:
         found = search_tables(*problem, **settings)
-        assert found is not None
         seconds, plan = found.alternatives[-1]
         return replace(
             found, plan=plan, iteration_time_s=seconds, raw_plan=plan, raw_iteration_time_s=seconds,
@@ -192,7 +188,7 @@ def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
     assert str(exact.value) == str(gradient.value)
 
 
-def test_what_the_descent_misses_is_left_to_the_exact_methods_and_only_a_proof_says_none(
+def test_what_descent_misses_exact_methods_find_and_only_a_proof_says_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_descent_method, "search_tables", lambda *given, **named: None)
@@ -236,7 +232,7 @@ def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_spac
 @pytest.mark.parametrize(
     "overrides", [[], ["search.exact_seconds=1e-9"], ["cost.pipeline=simulated", "space.pp=2"]]
 )
-def test_no_uniform_plan_is_enumerated_twice(
+def test_no_plan_is_enumerated_twice(
     order: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for: list[int] = []
@@ -277,7 +273,6 @@ def test_tables_alone_are_solved_optimally_whether_or_not_the_proof_comes_in_tim
     late = solve(tables, "layerwise", replace(settings, exact_seconds=0.0))
     assert proven.proven
     for answer in (proven, late):
-        assert answer.plan is not None
         assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(best.cost, rel=1e-9)
         assert answer.curve[-1][1] == pytest.approx(answer.iteration_time_s, rel=1e-12)
         assert all(a > b for (_, a), (_, b) in pairwise(answer.curve))

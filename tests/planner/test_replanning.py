@@ -183,10 +183,8 @@ def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command
 @pytest.mark.usefixtures("old")
 def test_replan_as_a_verb_is_the_same_command(command: Command) -> None:
     assert flags_first([*QUIET, "replan", "old/plan.json", "a=1"]) == [
-        *QUIET,
-        "replan.from=old/plan.json",
-        "a=1",
-    ]
+        *QUIET, "replan.from=old/plan.json", "a=1",
+    ]  # fmt: skip
     refused = command("replan", "cluster.nodes.0.count=1")
     assert refused.status == 2
     assert "try darts-parallel replan plan.json." in refused.err

@@ -63,7 +63,6 @@ def test_the_slope_of_relaxed_products_matches_finite_differences() -> None:
 
 def test_the_descent_finds_the_best_product_of_the_toy_by_itself() -> None:
     planned = plan(load_problem([*TOY, "verification.enabled=false"]))
-    assert planned.result is not None
     assert planned.result.method == "gradient"
     assert planned.result.gradient_iteration_time_s == planned.answers[0].iteration_time_s
 
@@ -72,7 +71,6 @@ def test_the_search_descends_is_checked_and_names_what_does_not_run() -> None:
     problem = load_problem(TOY)
     planned = plan(problem)
     result, (answer,) = planned.result, planned.answers
-    assert result is not None
     assert result.steps == 30
     assert result.gradient_iteration_time_s is not None
     assert (answer.name, answer.proven, answer.gap) == ("exhaustive", True, 0.0)
@@ -94,7 +92,6 @@ def test_the_search_descends_is_checked_and_names_what_does_not_run() -> None:
 def test_without_descent_all_products_are_scored(method: str) -> None:
     exact, checked = plan(load_problem([*TOY, f"search={method}"])), plan(load_problem(TOY))
     assert exact.plan == checked.plan
-    assert exact.result is not None
     assert (exact.result.method, exact.result.steps) == ("exhaustive", 0)
 
 

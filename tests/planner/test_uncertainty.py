@@ -53,7 +53,6 @@ def test_the_chance_of_running_out_of_memory_falls_with_more_of_it() -> None:
 
 def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
     shipped = posterior()
-    assert shipped is not None
     quantity = {"prior_sd": {"base": 0.4, "device": 0.3, "framework": 0.2}, "scale": "share"}
     own = Posterior(
         {"gemm_efficiency": quantity},

@@ -24,7 +24,6 @@ def test_a_chunked_scan_has_the_flop_of_its_products() -> None:
     scan = layers([*TOY, "model.hybrid_override_pattern=MMMM", "model.mamba_chunk_size=32", *MIXER])[
         "mamba"
     ].scan
-    assert scan is not None
     heads, groups, state, size, chunk = 8, 4, 16, 16, 32
     scores, inside = (groups, chunk, state, chunk), (heads, chunk, chunk, size)
     states, outputs = (heads, size, chunk, state), (heads, chunk, state, size)
@@ -101,10 +100,8 @@ def test_a_prediction_module_adds_a_block_a_product_and_three_norms() -> None:
 def test_later_modules_and_a_tied_head_share_the_first_ones_table_and_stage() -> None:
     untied = load_problem([*PREDICTION, "model.mtp_num_layers=2"]).model.layers
     assert [(layer.fused_to_previous, layer.vocabulary_parameters) for layer in untied[-4:-1]] == [
-        (False, 64),
-        (True, 0),
-        (False, 64),
-    ]
+        (False, 64), (True, 0), (False, 64),
+    ]  # fmt: skip
     tied = load_problem([*TOY, "model.mtp_num_layers=1"]).model
     assert [(layer.fused_to_previous, layer.vocabulary_parameters) for layer in tied.layers[-3:-1]] == [
         (False, 0),

@@ -95,9 +95,7 @@ def test_what_was_not_measured_is_refused_with_the_nearest_that_was(
         (MULTIPLIER_FILE, ",1.5", ",-1", "multiplier=-1 must be a finite number of at least 0"),
     ],
 )
-def test_a_broken_file_is_refused_with_one_sentence(
-    folder: Path, name: str, old: str, new: str, sentence: str
-) -> None:
+def test_a_broken_file_is_one_sentence(folder: Path, name: str, old: str, new: str, sentence: str) -> None:
     path = folder / name
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:

@@ -24,11 +24,9 @@ def profiled(path: Path, *more: str) -> Problem:
 @pytest.fixture
 def block(tmp_path: Path) -> Path:
     return write(
-        tmp_path / "block.csv",
-        "x,toy,cpu,1,1,transformer,0.010,1,64,0.030,1000",
-        "x,toy,cpu,1,1,transformer,0.016,2,64,0.050,1800",
-        "x,toy,cpu,2,1,transformer,0.006,1,64,0.020,600",
-    )
+        tmp_path / "block.csv", "x,toy,cpu,1,1,transformer,0.010,1,64,0.030,1000",
+        "x,toy,cpu,1,1,transformer,0.016,2,64,0.050,1800", "x,toy,cpu,2,1,transformer,0.006,1,64,0.020,600",
+    )  # fmt: skip
 
 
 def plan(tp: int, micro_batches: int) -> Plan:
@@ -100,9 +98,7 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
         ),
     ],
 )
-def test_bad_profiles_are_refused_with_a_sentence(
-    tmp_path: Path, row: str, more: list[str], sentence: str
-) -> None:
+def test_bad_profiles_are_refused(tmp_path: Path, row: str, more: list[str], sentence: str) -> None:
     from darts_parallel.plan.space import outer_spaces
 
     path = write(tmp_path / "block.csv", row)

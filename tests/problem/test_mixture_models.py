@@ -11,13 +11,8 @@ from darts_parallel.problem.problem import load_problem
 
 def config(**changes: Any) -> ModelConfig:
     sizes = {
-        "name": "m",
-        "num_layers": 4,
-        "hidden_size": 8,
-        "num_heads": 2,
-        "vocab_size": 16,
-        "max_seq_len": 4,
-    }
+        "name": "m", "num_layers": 4, "hidden_size": 8, "num_heads": 2, "vocab_size": 16, "max_seq_len": 4,
+    }  # fmt: skip
     return ModelConfig(**{**sizes, "num_experts": 4, **changes})
 
 
@@ -32,7 +27,6 @@ def test_frequencies_and_first_dense_layers() -> None:
 def test_flops_count_the_experts_that_a_token_passes() -> None:
     one, two = (Model(config(moe_router_topk=k), True).flops_per_token(4) for k in (1, 2))
     experts, _ = mlp_of(config(), 0)
-    assert experts is not None
     assert two - one == 6.0 * 4 * experts.hidden * (experts.inputs + experts.width)
 
 
@@ -40,7 +34,6 @@ def test_flops_count_the_experts_that_a_token_passes() -> None:
 def test_a_token_reaches_between_one_and_top_k_shares_of_the_experts(parts: int) -> None:
     model = load_problem(["model=deepseek_v3"]).model
     experts = model.layers[10].experts
-    assert experts is not None
     assert experts.distinct(parts) + 1e-12 >= 1.0
     assert experts.distinct(parts) <= min(parts, experts.top_k)
     # at most 4 of 8 groups: a token leaves for at most 4 of 8 domains

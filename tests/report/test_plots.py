@@ -21,7 +21,6 @@ from tests.report.conftest import Found
 
 def searched(found: Found) -> tuple[Journey, WinnerHistory]:
     search = journey(found.result, found.plan)
-    assert search is not None
     return search, search.winner
 
 
@@ -50,7 +49,6 @@ def test_strategies_beyond_the_palette_share_a_colour(found: Found) -> None:
     many = replace(winner, steps=tuple(range(steps)), choices=tuple(f"s{i}" for i in range(12)),
                    probabilities=leaders)  # fmt: skip
     search = journey(replace(found.result, winner=many), found.plan)
-    assert search is not None
     legend = search.legend()
     assert len({colour for _, colour in legend}) == len(legend) == len(COLOURS) + 1
     assert legend[-1] == (f"{len(search.colours) - len(COLOURS)} more", OTHERS)

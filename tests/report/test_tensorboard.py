@@ -105,9 +105,7 @@ def test_no_curve_has_one_point(whole: Tracked) -> None:
     assert all(len(whole.run.Scalars(tag)) > 1 for tag in whole.run.Tags()["scalars"])
 
 
-def test_hyperparameters_are_what_the_command_changed_and_stay_in_the_one_run(
-    small: Tracked, tmp_path: Path
-) -> None:
+def test_hyperparameters_are_what_the_command_changed_in_the_one_run(small: Tracked, tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, small.problem, ["search.num_steps=21", "space.recompute=none", "+a.b=true"])
     finish(tracker, small.problem, small.result)
     run = read(tmp_path)
@@ -147,9 +145,7 @@ def test_an_interrupted_search_without_records_is_tracked(small: Tracked, tmp_pa
     assert not read(tmp_path).Tags()["images"]
 
 
-def test_importing_the_module_loads_neither_tensorboard_nor_matplotlib(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_module_imports_neither_tensorboard_nor_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "darts_parallel"]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("tensorboard", "matplotlib", "torch.utils.tensorboard"):

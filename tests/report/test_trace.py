@@ -12,12 +12,10 @@ JOB = ["model=toy", "cluster=toy", "training=toy", "space.pp=4", "search.num_ste
        "search.num_restarts=2", "search.polish=false", "output.tensorboard=false",
        "verification.enabled=false"]  # fmt: skip
 COSTS = [
-    [],
-    ["cost.pipeline=simulated"],
-    ["cost.pipeline=simulated", "cost.schedule=gpipe"],
+    [], ["cost.pipeline=simulated"], ["cost.pipeline=simulated", "cost.schedule=gpipe"],
     ["cost.pipeline=simulated", "cost.schedule=zero_bubble"],
     ["cost.pipeline=simulated", "cost.p2p=overlapped"],
-]
+]  # fmt: skip
 
 
 def uneven_plan(problem: Problem) -> Plan:

@@ -150,7 +150,7 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_
         ({"num_micro_batches": 3}, (), "must divide training.global_batch_size=8"),
     ],
 )
-def test_what_cannot_run_is_refused_with_the_reason(
+def test_what_cannot_run_is_refused(
     change: dict[str, object], overrides: tuple[str, ...], words: str
 ) -> None:
     problem = tiny(4, *overrides)

@@ -17,12 +17,9 @@ PATIENCE_S = 120.0
 ONE = Strategy(1, 1)
 SP = Strategy(2, 1, sequence_parallel=True)
 MIXED = (
-    Strategy(1, 4, 1),
-    Strategy(2, 2, 2, "full"),
-    Strategy(4, 1, 0, "none", True),
-    Strategy(2, 2, 3, "none", True),
-    Strategy(4, 1),
-)
+    Strategy(1, 4, 1), Strategy(2, 2, 2, "full"), Strategy(4, 1, 0, "none", True),
+    Strategy(2, 2, 3, "none", True), Strategy(4, 1),
+)  # fmt: skip
 MIXED_ORDER = "searched:loop;0F0 0F1 0F2 0I0 0F3 0B1 0W0 0I2 0I3 0W2 0W3;1F0 1B0 1F1 1I1 1F2 1W1 1B2 1F3 1B3"
 CASES = {
     # name: (processes, plan, overrides of the model)

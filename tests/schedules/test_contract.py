@@ -50,9 +50,7 @@ def test_numbers_for_which_a_schedule_is_not_defined_are_refused_with_one_for_wh
 
 @pytest.mark.parametrize("schedule", [V_HALF, V_MIN])
 @pytest.mark.parametrize("pp", [3, 4, 7])
-def test_passes_that_move_together_run_no_later_and_are_held_no_more(
-    schedule: BuildingBlock, pp: int
-) -> None:
+def test_passes_that_move_together_run_and_are_held_no_longer(schedule: BuildingBlock, pp: int) -> None:
     slots = repeated(schedule, pp, 2 * pp)
     before = [{entry: time for time, entry in row.items()} for row in slots]
     counts = [held(row) for row in slots]
