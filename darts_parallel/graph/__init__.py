@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from darts_parallel.graph.capture import make_inputs as make_inputs
     from darts_parallel.graph.command import main as main
     from darts_parallel.graph.descent import DescentOptions as DescentOptions
-    from darts_parallel.graph.execute import PlanRun as PlanRun
-    from darts_parallel.graph.execute import RankMesh as RankMesh
     from darts_parallel.graph.layers import captured_block as captured_block
     from darts_parallel.graph.plan import GraphPlan as GraphPlan
     from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
@@ -31,7 +29,6 @@ __getattr__ = lazy_names(
         "capture": ("load_module", "make_inputs"),
         "command": ("main",),
         "descent": ("DescentOptions",),
-        "execute": ("PlanRun", "RankMesh"),
         "layers": ("captured_block",),
         "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_module"),
         "report": ("graph_dict",),

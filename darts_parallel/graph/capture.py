@@ -220,6 +220,7 @@ class _GraphBuilder:
             tied: First name of every parameter: tied ones are one.
         """
         signature, self.nodes = exported.graph_signature, list(exported.graph.nodes)
+        self.constants = exported.constants
         self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))
         self.renamed: dict[str, str] = {}
         """Values that later operators read in the place of others: parameters that are tied, relays."""
@@ -280,7 +281,9 @@ class _GraphBuilder:
         tensors = _tensors(node)
         if tensors and node.name not in self.renamed and (kind != CONSTANT or self.uses[node.name]):
             target = str(node.name if kind == INPUT else spec.target)
-            op = GraphOperator(node.name, kind, (), tuple(tensors), target=target)
+            held = self.constants.get(target) if spec.kind == InputKind.CONSTANT_TENSOR else None
+            arguments = {} if held is None else {"value": held}
+            op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=arguments)
             self._add(op, tensors, trained=kind != CONSTANT)
 
     def _call(self, node: Node) -> None:

@@ -90,8 +90,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "graph.json", graph_dict(planned))
     write_text(folder / "graph.svg", picture(planned))
-    if (script := plan_script(planned)) is not None:
-        write_text(folder / "parallel_plan.py", script)
+    write_text(folder / "parallel_plan.py", plan_script(planned.plan))
     return [*report_lines(planned), f"files: {folder}"]
 
 

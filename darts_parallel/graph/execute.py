@@ -1,275 +1,201 @@
-"""A plan on real processes: every operator on its local tensors, DTensor's redistribution between them.
+"""The plan as a Python file, operator by operator: it needs torch alone.
 
-Each rank calls torch's own operators on its parts. A tensor is brought to its consumers' placements by
-`DTensor.redistribute`, one collective for each that the plan lists; backward sums the gradients of equal
-placement before it moves them.
+Weights and inputs are DTensors; every rank calls torch's own operators on its parts, and DTensor's
+`redistribute` moves a tensor between them, one collective for each that the plan lists.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+import inspect
+import re
+from collections.abc import Collection, Iterator
+from math import isfinite, prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_aggregate
-from torch.nn import functional
 
-from darts_parallel.graph._layouts import State, axis_moves, forward_state, gradient_state, local_shape
-from darts_parallel.graph._rules import PARTIAL, REPLICATED
+from darts_parallel.graph import _layouts, _parts
+from darts_parallel.graph._layouts import State, local_shape
+from darts_parallel.graph._prices import ATTENTION, GROUPED
+from darts_parallel.graph._rules import PARTIAL
 from darts_parallel.graph._space import OperatorChoice
-from darts_parallel.graph.operators import INPUT, OUTPUT, RELAY, SOURCES, GraphOperator
+from darts_parallel.graph.operators import CONSTANT, INPUT, OUTPUT, PARAMETER, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan
 
+FILE = '''\
+"""A plan on a mesh of {ranks}, operator by operator; written by darts-parallel.
+
+    mesh = torch.distributed.device_mesh.init_device_mesh("cuda", {shape}, mesh_dim_names={names})
+    weights = distribute(tensors_of(module.eval()), WEIGHTS, mesh)
+    outputs = forward(mesh, weights, distribute(inputs, INPUTS, mesh))
+
+Weights, inputs and outputs are DTensors by name, between them are a rank's parts. States on every axis of the
+mesh: "S0", "S1", ... split in a dimension; "R" whole; "R*" whole, its gradient is still a sum; "P" a sum.
+"""
+
+{imports}
+
+REPLICATED, VARYING, PARTIAL = "R", "R*", "P"
+State = tuple[str, ...]
+WEIGHTS: dict[str, State] = {{
+{weights}}}
+INPUTS: dict[str, State] = {{
+{inputs}}}
+
+
+{functions}
+
+
+def forward(mesh, weights, inputs):
+    """Run one step on this rank's parts."""
+{lines}
+    return {{{outputs}}}
+'''
 RESHAPES = ("view", "_unsafe_view", "reshape", "expand")
 """Operators that are told the shape of their output."""
+RUNTIME = (
+    *(
+        _layouts.forward_state,
+        _layouts.gradient_state,
+        _layouts.axis_moves,
+        _parts.placement,
+        _parts.distribute,
+    ),
+    *(_parts.tensors_of, _parts.move_axis, _parts.move, _parts.Edges, _parts.edges),
+)
+"""Functions of every file."""
+SPECIAL = (_parts.summed, _parts.own_rows, _parts.split_cross_entropy, _parts.own_head, _parts.own_experts)
+"""Functions of the files that call them."""
 
 
-def placement(state: str, reduction: str = "sum") -> Placement:
-    """Return DTensor's placement of a state."""
-    if state == PARTIAL:
-        return Partial(reduction)
-    return Replicate() if not state.startswith("S") else Shard(int(state[1:]))
+def operators_script(plan: GraphPlan) -> str:
+    """Return the text of a Python file that runs a plan."""
+    writer = _Writer(plan)
+    operators, ranks = plan.space.graph.operators, plan.space.mesh.ranks
+    body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
+    special = [one for one in SPECIAL if f"{one.__name__}(" in body]
+    special += [_parts.summed] * (_parts.split_cross_entropy in special)
+    head = inspect.getsource(_parts).split('"""\n', 1)[1].split("\n\nfrom darts_parallel")[0].strip()
+
+    def states(kinds: Collection[str]) -> str:
+        own = [op for op in operators if op.op in kinds and not op.arguments]
+        found = {op.target: plan.choice(op).outputs[0] for op in own}
+        return "".join(f'    "{name}": {state},\n' for name, state in found.items())
+
+    ends = {op.target: writer.output(op) for op in operators if op.op == OUTPUT}
+    return FILE.format(
+        ranks=" x ".join(map(str, ranks)), shape=ranks, names=tuple(f"axis{k}" for k in range(len(ranks))),
+        imports=head, weights=states({PARAMETER, CONSTANT}), inputs=states({INPUT}), lines=body,
+        functions="\n\n\n".join(inspect.getsource(one).strip() for one in (*RUNTIME, *special)),
+        outputs=", ".join(f'"{name}": {text}' for name, text in ends.items()),
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RankMesh:
-    """A mesh as one of its processes sees it."""
+class _Writer:
+    """Writes the lines of a step, operator by operator."""
 
-    mesh: DeviceMesh
+    def __init__(self, plan: GraphPlan) -> None:
+        self.plan, self.graph, self.ranks = plan, plan.space.graph, plan.space.mesh.ranks
+        self.known: dict[tuple[str, State], str] = {}
+        """How the lines call a value in a state."""
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of every axis."""
-        return tuple(self.mesh.shape)
-
-    def move(self, local: Tensor, source: State, target: State) -> Tensor:
-        """Bring a local tensor from one placement to another, axis by axis."""
-        for axis, old, new in axis_moves(source, target):
-            local = self.move_axis(local, axis, old, new)
-        return local
-
-    def move_axis(self, local: Tensor, axis: int, old: str, new: str, reduction: str = "sum") -> Tensor:
-        """Bring a local tensor from one placement of an axis to another."""
-        if old == new:
-            return local
-        rank = self.mesh.get_local_rank(axis)
-        if new == PARTIAL and old == REPLICATED:  # the first rank has the sum
-            return local if rank == 0 else torch.zeros_like(local)
-        if new == PARTIAL:
-            parts = [torch.zeros_like(local)] * self.ranks[axis]
-            parts[rank] = local
-            return torch.cat(parts, int(old[1:]))
-        own = self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[axis]]  # type: ignore
-        whole = DTensor.from_local(local.contiguous(), own, [placement(old, reduction)], run_check=False)
-        return whole.redistribute(placements=[placement(new, reduction)]).to_local().contiguous()
-
-    def part(self, whole: Tensor, state: State) -> Tensor:
-        """Return a rank's part of a whole tensor."""
-        return self.move(whole, (REPLICATED,) * len(state), forward_state(state))
-
-
-class FanMove(torch.autograd.Function):
-    """Bring a tensor to the states of its consumers, and their gradients back to its own."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mesh: RankMesh, made: State, wanted: list[State], local: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Return a local tensor for every wanted state; equal placements are reached once."""
-        ctx.mesh, ctx.made, ctx.wanted = mesh, made, wanted
-        ctx.set_materialize_grads(False)
-        source, targets = forward_state(made), list(map(forward_state, wanted))
-        reached = {target: mesh.move(local, source, target) for target in dict.fromkeys(targets)}
-        return tuple(reached[target].view_as(reached[target]) for target in targets)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Sum the gradients of equal placement, bring each to the producer's, and sum those."""
-        sums: dict[State, Tensor] = {}
-        for state, gradient in zip(ctx.wanted, gradients, strict=True):
-            if gradient is not None:
-                key = gradient_state(state)
-                sums[key] = sums[key] + gradient if key in sums else gradient
-        target = gradient_state(ctx.made)
-        moved = [ctx.mesh.move(gradient, key, target) for key, gradient in sums.items()]
-        return None, None, None, sum(moved[1:], moved[0]) if moved else None
-
-
-@dataclass
-class PlanRun:
-    """One process's part of a step of a plan.
-
-    Attributes:
-        plan: On as many ranks as the mesh has.
-        mesh: The processes.
-        module: Has the parameters and buffers that the plan's graph names, whole on every process.
-        constants: Further tensors that the capture lifted out of the module.
-    """
-
-    plan: GraphPlan
-    mesh: RankMesh
-    module: nn.Module
-    constants: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        state = dict(self.module.named_parameters(remove_duplicate=False))
-        self.state: dict[str, Any] = {**self.constants, **dict(self.module.named_buffers()), **state}
-        self.leaves: dict[str, Tensor] = {}
-        """Local parameters and inputs, whose gradients backward fills."""
-        self.wanted: dict[str, dict[State, Tensor]] = {}
-
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the graph on this rank.
-
-        Args:
-            inputs: Whole tensors by the name of their input.
-
-        Returns:
-            Local outputs by name; they lie as the plan's outputs do.
-        """
-        outputs = {}
-        for op in self.plan.space.graph.operators:
-            if op.op == OUTPUT:
-                outputs[op.target] = self._inputs(op)[0]
-            elif op.op in SOURCES:
-                whole = inputs[op.target] if op.op == INPUT else self.state[op.target]
-                self._keep(op, self._leaf(op, whole))
-            else:
-                choice = self.plan.choice(op)
-                made = self._inputs(op)[0] if op.op == RELAY else self.call(op, choice, self._inputs(op))
-                for index, tensor in enumerate(made if isinstance(made, (tuple, list)) else [made]):
-                    self._keep(op, tensor, index)
-        return outputs
-
-    def _leaf(self, op: GraphOperator, whole: Tensor) -> Tensor:
-        local = self.mesh.part(whole.detach(), self.plan.choice(op).outputs[0]).clone()
-        if self.plan.space.graph.values[op.outputs[0]].needs_grad:
-            self.leaves[op.target] = local.requires_grad_()
-        return local
-
-    def _keep(self, op: GraphOperator, tensor: Tensor, index: int = 0) -> None:
-        """Bring a new tensor to all states that its consumers want."""
-        name = op.outputs[index]
-        if name not in self.plan.space.graph.consumers:
+    def lines(self, op: GraphOperator) -> Iterator[str]:
+        """Yield the lines that make an operator's outputs and bring them to their consumers' states."""
+        if op.op == OUTPUT:
             return
-        made, wanted = self.plan.produced(name), self.plan.demands(name)
-        local = tensor if self.plan.space.graph.values[name].needs_grad else tensor.detach()
-        tensors = FanMove.apply(self.mesh, made, wanted, local)  # type: ignore[no-untyped-call]
-        self.wanted[name] = dict(zip(wanted, tensors, strict=True))
-
-    def _inputs(self, op: GraphOperator) -> list[Tensor]:
-        states = self.plan.choice(op).inputs
-        return [self.wanted[name][state] for name, state in zip(op.inputs, states, strict=True)]
-
-    def call(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
-        """Call an operator on local tensors; what its splits change of it is changed."""
-        special = getattr(self, f"_{op.op}", None)
-        if special is not None and any(label != "none" for label in choice.labels):
-            return special(op, choice, tensors)
-        if op.op in RESHAPES:
-            whole = self.plan.space.graph.values[op.outputs[0]].shape
-            shape = local_shape(whole, choice.outputs[0], self.mesh.ranks)
-            return tensors[0].expand(shape) if op.op == "expand" else tensors[0].reshape(shape)
-        return self.called(op, tensors)
-
-    def called(self, op: GraphOperator, tensors: list[Tensor], **changed: Any) -> Any:
-        """Call torch's function on local tensors and this device, with other values of some arguments."""
-        given = iter(tensors)
-
-        def local(value: Any) -> Any:
-            if isinstance(value, Node):
-                return next(given) if isinstance(value.meta.get("val"), Tensor) else None
-            return torch.device(self.mesh.mesh.device_type) if isinstance(value, torch.device) else value
-
-        args, named = map_aggregate((op.node.args, op.node.kwargs), local)
-        args = [changed.get(name, value) for name, value in zip(op.arguments, args, strict=False)]
-        return op.node.target(*args, **named)
-
-    def _first(self, axis: int, size: int) -> int:
-        """Return where the part of this rank begins along an axis, for parts of a size."""
-        return self.mesh.mesh.get_local_rank(axis) * size
-
-    def _summed(self, local: Tensor, axis: int) -> Tensor:
-        """Return the sum over an axis, whose gradient every rank has."""
-        whole = (REPLICATED,) * len(self.mesh.ranks)
-        partial = (*whole[:axis], PARTIAL, *whole[axis + 1 :])
-        return FanMove.apply(self.mesh, partial, [whole], local)[0]  # type: ignore[no-untyped-call, no-any-return]
-
-    def _mean(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Tensor:
-        """Return the mean of a part as its share of the whole mean."""
-        ends = zip(choice.inputs[0], choice.outputs[0], self.mesh.ranks, strict=True)
-        share = prod(count for given, made, count in ends if given.startswith("S") and made == PARTIAL)
-        mean: Tensor = self.called(op, tensors)
-        return mean / share
-
-    def _embedding(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
-        """Look up the rows that this rank has; zeros for the others."""
-        if "vocabulary" not in choice.labels:
-            return self.called(op, tensors)
-        table, index = tensors
-        rows, first = len(table), self._first(choice.labels.index("vocabulary"), len(table))
-        inside = (index >= first) & (index < first + rows)
-        padding = int(op.argument("padding_idx", -1)) - first
-        known = padding if 0 <= padding < rows else None
-        found = functional.embedding(torch.where(inside, index - first, 0), table, known)
-        return torch.where(inside[..., None], found, 0.0)
-
-    def _cross_entropy_loss(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Tensor:
-        """Return the loss of split rows or classes."""
-        logits, target = tensors[:2]
-        ignored, reduction = int(op.argument("ignore_index", -100)), int(op.argument("reduction", 1))
-        if "vocabulary" in choice.labels:
-            rows = self._vocabulary_rows(choice.labels.index("vocabulary"), ignored, logits, target)
+        choice, given = self.plan.choice(op), self._inputs(op)
+        if op.op == CONSTANT and op.arguments:
+            whole, state = ("R",) * len(self.ranks), choice.outputs[0]
+            text = f"move(mesh, torch.tensor({_literal(op)}, device=mesh.device_type), {whole}, {state})"
+        elif op.op in SOURCES:
+            text = f'{"inputs" if op.op == INPUT else "weights"}["{op.target}"].to_local()'
         else:
-            rows = functional.cross_entropy(logits, target, reduction="none", ignore_index=ignored)
-        if reduction == 0:
-            return rows
-        count = (target != ignored).sum().to(rows.dtype)
-        for axis, label in enumerate(choice.labels):
-            if label == "rows" and reduction == 1:
-                count = self.mesh.move_axis(count, axis, PARTIAL, REPLICATED)
-        return rows.sum() / count if reduction == 1 else rows.sum()
+            text = given[0] if op.op == RELAY else self._call(op, choice, given)
+        if len(op.outputs) > 1 or op.outputs[0] != op.name:
+            yield f"{_variable(op.name)} = {text}"
+        for name in op.outputs:
+            if name not in self.graph.consumers:
+                continue
+            value, part = _variable(name), name.removeprefix(op.name)
+            made = f"{_variable(op.name)}[{part[1:]}]" if part else text
+            wanted, own = self.plan.demands(name), self.plan.produced(name)
+            made += ".detach()" * self._ends_gradient(op, name)
+            if wanted == [own]:
+                yield from [f"{value} = {made}"] * (value != made)
+                self.known[name, own] = value
+                continue
+            parts = [f"{value}_as_{k}" if k else value for k in range(len(wanted))]
+            self.known |= {(name, state): one for state, one in zip(wanted, parts, strict=True)}
+            yield f"{', '.join(parts)}, = edges(mesh, {made}, {own}, {', '.join(map(str, wanted))})"
 
-    def _vocabulary_rows(self, axis: int, ignored: int, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of rows whose classes are split: maxima, sums and target logits are reduced."""
-        own = target - self._first(axis, logits.shape[1])
-        inside = (own >= 0) & (own < logits.shape[1])
-        top = self.mesh.move_axis(logits.detach().amax(1), axis, PARTIAL, REPLICATED, "max")
-        total = self._summed(torch.exp(logits - top[:, None]).sum(1), axis)
-        picked = logits.gather(1, torch.where(inside, own, 0)[:, None])[:, 0]
-        picked = self._summed(torch.where(inside, picked, 0.0), axis)
-        return torch.where(target != ignored, torch.log(total) + top - picked, 0.0)
+    def output(self, op: GraphOperator) -> str:
+        """Spell an output of the module."""
+        placements = f"list(map(placement, {self.plan.choice(op).inputs[0]}))"
+        return f"DTensor.from_local({self._inputs(op)[0]}, mesh, {placements}, run_check=False)"
 
-    def _grouped(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
-        """Convolve or normalize the groups of this rank."""
-        ranks = (n for label, n in zip(choice.labels, self.mesh.ranks, strict=True) if label == "groups")
-        name = "num_groups" if op.op == "group_norm" else "groups"
-        return self.called(op, tensors, **{name: int(op.argument(name, 1)) // prod(ranks)})
+    def _ends_gradient(self, op: GraphOperator, name: str) -> bool:
+        """Return whether the inputs of an operator have gradients, and none comes through its output."""
+        values, value = self.graph.values, self.graph.values[name]
+        return value.floating and not value.needs_grad and any(values[one].needs_grad for one in op.inputs)
 
-    _conv1d = _conv2d = _conv3d = _group_norm = _grouped
+    def _inputs(self, op: GraphOperator) -> list[str]:
+        return [self.known[pair] for pair in zip(op.inputs, self.plan.choice(op).inputs, strict=False)]
 
-    def _scaled_dot_product_attention(
-        self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]
-    ) -> Any:
-        """Attend with this rank's heads; of whole key-value heads it takes those of its queries."""
-        q, k, v, *rest = tensors
-        for axis, label in enumerate(choice.labels):
-            if label == "heads" and not choice.inputs[1][axis].startswith("S"):
-                own = self._first(axis, k.shape[-3]) // self.mesh.ranks[axis]
-                k, v = (tensor.narrow(-3, own, 1) for tensor in (k, v))
-        return self.called(op, [q, k, v, *rest])
+    def _call(self, op: GraphOperator, choice: OperatorChoice, given: list[str]) -> str:
+        """Spell an operator's call on local tensors; what its splits change of it is changed."""
+        labels, changed = choice.labels, dict[str, Any]()
+        axes = {label: axis for axis, label in enumerate(labels)}
+        if op.op in RESHAPES:
+            shape = local_shape(self.graph.values[op.outputs[0]].shape, choice.outputs[0], self.ranks)
+            return f"{given[0]}.{'expand' if op.op == 'expand' else 'reshape'}({shape})"
+        if op.op == "embedding" and "vocabulary" in axes:
+            padding = int(op.argument("padding_idx", -1))
+            return f"own_rows(mesh, {axes['vocabulary']}, {', '.join(given)}, {padding})"
+        if op.op == "cross_entropy_loss" and {"vocabulary", "rows"} & axes.keys():
+            told = op.argument("ignore_index", -100), op.argument("reduction", 1)
+            return f"split_cross_entropy(mesh, {labels}, {', '.join(given[:2])}, {told[0]}, {told[1]})"
+        if op.op in GROUPED and "experts" in axes:
+            names = ["rows", "weights", "ends"]
+            product = f"lambda {', '.join(names)}: {self._spelled(op, names, changed)}"
+            return f"own_experts(mesh, {axes['experts']}, {product}, {', '.join(given)})"
+        if op.op == ATTENTION:
+            for axis, label in enumerate(labels):
+                if label == "heads" and not choice.inputs[1][axis].startswith("S"):
+                    given[1:3] = [f"own_head(mesh, {axis}, {one})" for one in given[1:3]]
+        share = prod(n for label, n in zip(labels, self.ranks, strict=True) if label == "groups")
+        for name in ("num_groups", "groups"):
+            if share > 1 and name in op.arguments:
+                changed[name] = int(op.argument(name)) // share
+        text = self._spelled(op, given, changed)
+        ends = zip(choice.inputs[0], choice.outputs[0], self.ranks, strict=True) if given else ()
+        parts = prod(n for old, new, n in ends if old.startswith("S") and new == PARTIAL)
+        return f"{text} / {parts}" if op.op == "mean" and parts > 1 else text
 
-    def _grouped_mm_fallback(self, op: GraphOperator, choice: OperatorChoice, tensors: list[Tensor]) -> Any:
-        """Multiply the rows of this rank's experts; zeros for the others."""
-        if "experts" not in choice.labels:
-            return self.called(op, tensors)
-        rows, weights, ends = tensors
-        first = self._first(choice.labels.index("experts"), len(weights))
-        bounds = functional.pad(ends, (1, 0))[first : first + len(weights) + 1]
-        start, stop = int(bounds[0]), int(bounds[-1])
-        made = self.called(op, [rows[start:stop], weights, (bounds[1:] - start).to(ends.dtype)])
-        return functional.pad(made, (0, 0, start, len(rows) - stop))
+    def _spelled(self, op: GraphOperator, given: list[str], changed: dict[str, Any]) -> str:
+        """Spell torch's call with other tensors, and other values of some arguments."""
+        tensors = iter(given)
+
+        def spell(value: Any) -> str:
+            if isinstance(value, Node):
+                return next(tensors) if isinstance(value.meta.get("val"), Tensor) else "None"
+            if isinstance(value, (list, tuple)):
+                return f"[{', '.join(map(spell, value))}]"
+            if isinstance(value, torch.device):
+                return "mesh.device_type"
+            return f'float("{value}")' if isinstance(value, float) and not isfinite(value) else repr(value)
+
+        names = [*op.arguments, *[""] * len(op.node.args)]
+        args = [spell(changed.get(name, value)) for name, value in zip(names, op.node.args, strict=False)]
+        args += [f"{name}={spell(value)}" for name, value in op.node.kwargs.items()]
+        return f"torch.ops.{op.node.target}({', '.join(args)})"
+
+
+def _literal(op: GraphOperator) -> str:
+    """Spell a tensor that the module's code holds."""
+    value: Tensor = op.arguments["value"]
+    return f"{value.tolist()}, dtype={value.dtype}".replace("inf", 'float("inf")').replace("nan", "torch.nan")
+
+
+def _variable(name: str) -> str:
+    """Return a value's name as a variable."""
+    return re.sub(r"\W", "__", name)

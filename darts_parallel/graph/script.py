@@ -1,12 +1,13 @@
-"""The plan as a readable Python file: `parallelize_module` with the styles of its modules."""
+"""The plan as a readable Python file: `parallelize_module` with torch's styles, where these say it."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 from darts_parallel.graph._layouts import State, forward_state
+from darts_parallel.graph.execute import operators_script
 from darts_parallel.graph.operators import INPUT, OUTPUT, PARAMETER, RELAY, GraphOperator
-from darts_parallel.graph.plan import GraphPlan, PlannedGraph
+from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.report import merged, spelled
 
 COLWISE, ROWWISE = "ColwiseParallel", "RowwiseParallel"
@@ -38,15 +39,14 @@ def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 '''
 
 
-def plan_script(planned: PlannedGraph) -> str | None:
-    """Return the text of a Python file that applies a plan of one axis with torch's styles.
+def plan_script(plan: GraphPlan) -> str:
+    """Return the text of a Python file that runs a plan: with torch's styles, or operator by operator.
 
-    None where the plan has other collectives than the styles bring: `PlanRun` runs every plan. The module's
-    own code sees the shapes of a rank's parts.
+    Styles serve one axis, where they bring the plan's collectives and no others; the module's own code then
+    sees the shapes of a rank's parts.
     """
-    plan = planned.plan
     if len(plan.space.mesh.ranks) > 1:
-        return None
+        return operators_script(plan)
     styles, readers, moves = _products(plan)
     norms = _norms(plan)
     for name, paths in readers.items():
@@ -57,7 +57,7 @@ def plan_script(planned: PlannedGraph) -> str | None:
     late = {op.name for op in plan.space.graph.operators
             if op.op == PARAMETER and op.target.rpartition(".")[0] in norms}  # fmt: skip
     if moves + ended != sum(one.name not in late for one in plan.collectives):
-        return None
+        return operators_script(plan)
     entries = "".join(f'    "{path}": {style},\n' for path, style in sorted(merged(styles | norms).items()))
     return FILE.format(ranks=plan.space.mesh.ranks[-1], entries=entries, ends=", ".join(ends))
 

@@ -1,19 +1,24 @@
-"""Run plans on gloo processes and compare them with one process."""
+"""Run the files of plans on gloo processes and compare them with one process."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.graph.execute import PlanRun, RankMesh
-from darts_parallel.graph.plan import GraphPlan, make_mesh, plan_module
+from darts_parallel.graph._layouts import DeviceMeshSpec
+from darts_parallel.graph._programme import GraphProgramme
+from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph.capture import capture
+from darts_parallel.graph.operators import ModuleGraph
+from darts_parallel.graph.plan import GraphPlan, make_mesh
 from darts_parallel.problem.cluster import Cluster
 
 Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
@@ -25,85 +30,72 @@ ON_GLOO = {"all_to_all": "all_gather"}
 """Gloo has no all-to-all: DTensor gathers and takes its part."""
 
 
-def check_module(
-    make: Callable[[], Made], ranks: tuple[int, ...], options: dict[str, Any], seed: int | None = None
-) -> dict[str, Any]:
-    """Plan, run forward and backward, and compare with the whole module; on every process.
+def fast(*ranks: int) -> DeviceMeshSpec:
+    """Return a mesh on fast links."""
+    return make_mesh(Cluster.from_config(load_config(FAST).cluster, "bf16"), ranks)
 
-    Args:
-        make: Returns module, inputs and further inputs by name.
-        ranks: Of the mesh.
-        options: Of `plan_module`.
-        seed: Choose for every operator at random instead.
+
+@cache
+def captured(make: Callable[[], Made]) -> ModuleGraph:
+    """Capture a module once for all of its tests."""
+    return capture(*make())[0]
+
+
+def plan_made(make: Callable[[], Made], ranks: tuple[int, ...], seed: int | None = None) -> GraphPlan:
+    """Plan a module on fast links; with a seed, choose for every operator at random instead."""
+    space = GraphSpace(captured(make), fast(*ranks))
+    if seed is None:
+        return GraphPlan(space, GraphProgramme(space).solve().assignment)
+    rng = np.random.default_rng(seed)
+    return GraphPlan(space, tuple(int(rng.integers(len(group.choices))) for group in space.groups))
+
+
+def listed(plan: GraphPlan) -> dict[str, int]:
+    """Count the collectives of a plan as gloo runs them."""
+    return dict(Counter(ON_GLOO.get(c.step.kind, c.step.kind) for c in plan.collectives))
+
+
+def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> tuple[dict[str, float], Any]:
+    """Run forward and backward of a plan's file and of the whole module; on every process.
 
     Returns:
-        Largest differences of outputs and gradients, relative to their largest entries, collectives that ran
-        and that the plan lists, by kind, and the labels of the operators.
+        Largest differences of outputs and gradients, relative to their largest entries, and the collectives
+        that ran by kind.
     """
+    file: dict[str, Any] = {}
+    exec(text, file)
     torch.manual_seed(0)
     module, inputs, kwargs = make()
-    mesh = make_mesh(Cluster.from_config(load_config(FAST).cluster, "bf16"), ranks)
-    planned = plan_module(module, inputs, mesh, kwargs, **options)
-    if seed is not None:
-        groups, rng = planned.plan.space.groups, np.random.default_rng(seed)
-        picks = tuple(int(rng.integers(len(group.choices))) for group in groups)
-        planned = replace(planned, plan=GraphPlan(planned.plan.space, picks))
-    names = tuple(f"axis{k}" for k in range(len(ranks)))
-    here = RankMesh(init_device_mesh("cpu", ranks, mesh_dim_names=names))
-    run = PlanRun(planned.plan, here, module, planned.exported.constants)
-    tensors = [*inputs, *(value for value in kwargs.values() if isinstance(value, Tensor))]
-    sources = [op for op in planned.graph.operators if op.op == "input"]
-    whole = {op.target: tensor for op, tensor in zip(sources, tensors, strict=True)}
-    with CommDebugMode() as comms:
-        outputs = run.forward(whole)
-        cotangents = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)).to(t.dtype)
-                      for name, t in outputs.items()}  # fmt: skip
-        total = sum((outputs[name] * cotangents[name]).sum() for name in outputs)
-        assert isinstance(total, Tensor)
-        total.backward()  # type: ignore[no-untyped-call]
-    ran: Counter[str] = Counter()
-    for kind, count in comms.get_comm_counts().items():
-        name = str(kind).split(".")[-1]
-        ran[next(k for k in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") if k in name)] += (
-            count
-        )
-    listed = Counter(ON_GLOO.get(c.step.kind, c.step.kind) for c in planned.plan.collectives)
-    differences = _differences(module, inputs, kwargs, run, outputs, cotangents)
-    labels = {op.name: planned.plan.choice(op).labels for op in planned.graph.computing}
-    unknown = [op.op for op in planned.unknown]
-    return {"differences": differences, "ran": dict(ran), "listed": dict(listed), "labels": labels,
-            "unknown": unknown}  # fmt: skip
-
-
-def _differences(
-    module: nn.Module, inputs: list[Tensor], kwargs: dict[str, Any], run: PlanRun, outputs: dict[str, Tensor],
-    cotangents: dict[str, Tensor],
-) -> dict[str, float]:  # fmt: skip
+    module.eval()
+    mesh = init_device_mesh("cpu", ranks, mesh_dim_names=tuple(f"axis{k}" for k in range(len(ranks))))
     leaves = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+    whole = dict(zip(file["INPUTS"], leaves, strict=True))
+    weights = file["distribute"](file["tensors_of"](module), file["WEIGHTS"], mesh)
+    parts = file["distribute"](whole, file["INPUTS"], mesh)
     answer = module(*leaves, **kwargs)
     answer = list(answer.values()) if isinstance(answer, dict) else answer
     flat = [answer] if isinstance(answer, Tensor) else [one for one in answer if isinstance(one, Tensor)]
-    flat = flat[: len(outputs)]
-    total = sum((one * cotangents[name]).sum() for one, name in zip(flat, outputs, strict=True))
-    assert isinstance(total, Tensor)
-    total.backward()  # type: ignore[no-untyped-call]
-    found = {name: _distance(outputs[name], one) for one, name in zip(flat, outputs, strict=True)}
-    by_name = dict(module.named_parameters(remove_duplicate=False))
-    sources = [op for op in run.plan.space.graph.operators if op.op == "input"]
-    by_name |= {op.target: leaf for op, leaf in zip(sources, leaves, strict=False)}
-    produced = {op.target: run.plan.choice(op).outputs for op in run.plan.space.graph.operators if op.target}
+    with CommDebugMode() as comms:
+        outputs = file["forward"](mesh, weights, parts)
+        sums, found = [torch.zeros(())] * 2, dict[str, float]()
+        for made, one in zip(outputs.values(), flat, strict=False):
+            cotangent = torch.randn(one.shape, generator=torch.Generator().manual_seed(1)).to(one.dtype)
+            own = DTensor.from_local(cotangent, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            local = made.to_local() * own.redistribute(placements=made.placements).to_local()
+            sums = [sums[0] + local.sum(), sums[1] + (one * cotangent).sum()]
+        sums[0].backward()  # type: ignore[no-untyped-call]
+    sums[1].backward()  # type: ignore[no-untyped-call]
+    ran: Counter[str] = Counter()
+    for kind, count in comms.get_comm_counts().items():
+        ran[next(k for k in KINDS if k in str(kind))] += count
+    for (name, made), one in zip(outputs.items(), flat, strict=False):
+        found[name] = float((made.full_tensor() - one).abs().max() / one.abs().max().clamp(min=1e-12))
+    by_name = whole | dict(module.named_parameters(remove_duplicate=False))
     unit = max(float(one.grad.abs().max()) for one in by_name.values() if one.grad is not None)
-    for name, leaf in run.leaves.items():
-        reference = by_name[name].grad
-        if reference is None and leaf.grad is None:
-            continue
-        assert reference is not None, name
-        assert leaf.grad is not None, name
-        largest = float(reference.abs().max())
-        part = run.mesh.part(reference, produced[name][0])
-        found[name] = float((leaf.grad - part).abs().max()) / max(largest, 1e-3 * unit)
-    return found
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).detach().abs().max() / b.detach().abs().max().clamp(min=1e-12))
+    for name, part in (weights | parts).items():
+        expected = by_name[name].grad if name in by_name else None
+        assert (expected is None) == (part.grad is None), name
+        if expected is not None:
+            largest = max(float(expected.abs().max()), 1e-3 * unit)
+            found[name] = float((part.grad.full_tensor() - expected).abs().max()) / largest
+    return found, dict(ran)

@@ -1,4 +1,4 @@
-"""Plans run on gloo processes: outputs and gradients of one process, and the plan's collectives."""
+"""Files of plans run on gloo processes: outputs and gradients of one process, and the plan's collectives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from darts_parallel.graph.execute import operators_script
 from darts_parallel.run.workers import Workers
-from tests.graph.running import Made, check_module
+from tests.graph.running import Made, listed, plan_made, run_file
 from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
 
 
@@ -199,12 +200,11 @@ THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
 """Modules of transformers: nobody here wrote them."""
 
 
-def _check(
-    workers: Workers, make: Callable[[], Made], *ranks: int, seed: int | None = None, **options: Any
-) -> None:
-    for answer in workers.run(check_module, make, ranks, options, seed):
-        assert max(answer["differences"].values()) < 1e-5, answer["differences"]
-        assert answer["ran"] == answer["listed"]
+def _check(workers: Workers, make: Callable[[], Made], *ranks: int, seed: int | None = None) -> None:
+    plan = plan_made(make, ranks, seed)
+    for differences, ran in workers.run(run_file, make, operators_script(plan), ranks):
+        assert max(differences.values()) < 1e-5, differences
+        assert ran == listed(plan)
 
 
 @pytest.mark.parametrize("make", OURS + THEIRS)

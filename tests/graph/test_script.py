@@ -9,29 +9,29 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from darts_parallel.graph import load_module, make_inputs, plan_module, plan_script
+from darts_parallel.graph import GraphPlan, load_module, make_inputs, plan_module, plan_script
 from darts_parallel.run.workers import Workers
+from tests.graph.running import Made, listed, plan_made, run_file
 from tests.graph.test_programme import mesh
-
-SHAPES = [[2, 1024, 2048]]
-
-
-def products() -> nn.Module:
-    return nn.Sequential(nn.Linear(2048, 8192), nn.ReLU(), nn.Linear(8192, 2048, bias=False))
+from tests.graph.test_rediscovery import Ends
 
 
-def gated() -> nn.Module:
+def products(hidden: int = 2048) -> nn.Module:
+    return nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.ReLU(), nn.Linear(4 * hidden, hidden, bias=False))
+
+
+def gated(hidden: int = 2048) -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(hidden_size=2048, intermediate_size=8192)
+    config = transformers.LlamaConfig(hidden_size=hidden, intermediate_size=4 * hidden)
     return nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config))
 
 
 class Residual(nn.Module):
     """Two products behind a norm, next to a residual path."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(2048), gated()[0]
+        self.norm, self.mlp = nn.LayerNorm(hidden), gated(hidden)[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.mlp(self.norm(x))
@@ -40,33 +40,33 @@ class Residual(nn.Module):
 class Inside(nn.Module):
     """Products that read the output of a norm inside their own module."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.norm, self.out = nn.LayerNorm(2048), nn.Linear(8192, 2048)
-        self.gate, self.up = nn.Linear(2048, 8192), nn.Linear(2048, 8192)
+        self.norm, self.out = nn.LayerNorm(hidden), nn.Linear(4 * hidden, hidden)
+        self.gate, self.up = nn.Linear(hidden, 4 * hidden), nn.Linear(hidden, 4 * hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(x)
         return x + self.out(torch.relu(self.gate(h)) * self.up(h))
 
 
-def inside() -> nn.Module:
-    return nn.Sequential(Inside())
+def inside(hidden: int = 2048) -> nn.Module:
+    return nn.Sequential(Inside(hidden))
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(Residual(), Residual())
+def normed(hidden: int = 2048) -> nn.Module:
+    return nn.Sequential(Residual(hidden), Residual(hidden))
 
 
 def run_script(name: str, text: str) -> dict[str, Any]:
-    """Run forward and backward of a parallelized module and of the whole one on every process."""
+    """Run forward and backward of a small parallelized module and of the whole one on every process."""
     space: dict[str, Any] = {}
     exec(text, space)
     torch.manual_seed(0)
-    whole, split = globals()[name](), globals()[name]()
+    whole, split = (globals()[name](128) for _ in range(2))
     split.load_state_dict(whole.state_dict())
     split = space["parallelize"](split, init_device_mesh("cpu", (2,)))
-    x = torch.randn(1, 8, 2048)
+    x = torch.randn(1, 8, 128)
     one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
     with CommDebugMode() as comms:
         made = split(two)
@@ -79,13 +79,16 @@ def run_script(name: str, text: str) -> dict[str, Any]:
     return {"ran": ran, "close": close}
 
 
+def plan_of(name: str, *shape: int, **options: Any) -> GraphPlan:
+    module = load_module(f"tests.graph.test_script:{name}")
+    return plan_module(module, make_inputs([shape]), mesh(2), **options).plan
+
+
 @pytest.mark.parametrize("name", ["products", "gated", "inside"])
 def test_the_file_runs_the_plan_with_its_collectives(two: Workers, name: str) -> None:
-    module, inputs = load_module(f"tests.graph.test_script:{name}"), make_inputs(SHAPES)
-    planned = plan_module(module, inputs, mesh(2))
-    text = plan_script(planned)
-    assert text is not None
-    listed = Counter(c.step.kind for c in planned.plan.collectives)
+    plan = plan_of(name, 2, 1024, 2048)
+    text, listed = plan_script(plan), Counter(c.step.kind for c in plan.collectives)
+    assert "parallelize_module" in text
     for answer in two.run(run_script, name, text):
         assert answer["close"]
         assert sum(answer["ran"].values()) == sum(listed.values())
@@ -94,19 +97,37 @@ def test_the_file_runs_the_plan_with_its_collectives(two: Workers, name: str) ->
 
 def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
     """Where memory is short, norms and residuals work on parts of the sequence."""
-    module, inputs = load_module("tests.graph.test_script:normed"), make_inputs([[1, 8192, 2048]])
-    loose = plan_module(module, inputs, mesh(2)).plan
+    loose = plan_of("normed", 1, 8192, 2048)
     memory = loose.space.memory_bytes(loose.assignment) / 2.0**30 - 0.02
-    planned = plan_module(module, inputs, mesh(2), memory=memory)
-    text = plan_script(planned)
-    assert text is not None
+    plan = plan_of("normed", 1, 8192, 2048, memory=memory)
+    text = plan_script(plan)
     assert '"*.norm": tp.SequenceParallel(sequence_dim=1' in text
-    listed = Counter(c.step.kind for c in planned.plan.collectives if c.of == "activation")
+    listed = Counter(c.step.kind for c in plan.collectives if c.of == "activation")
     for answer in two.run(run_script, "normed", text):
         assert answer["close"]
         assert sum(answer["ran"].values()) == sum(listed.values())
 
 
-def test_a_plan_beyond_the_styles_has_no_file() -> None:
-    module, inputs = load_module("tests.graph.test_script:products"), make_inputs(SHAPES)
-    assert plan_script(plan_module(module, inputs, mesh(2, 2))) is None
+class Scaled(nn.Module):
+    """A loss by vocabulary, which no style says, and a tensor of the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = Ends(8192, 64)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.ends(tokens, targets) * torch.tensor([0.5, float("inf")])[0]
+
+
+def scaled() -> Made:
+    tokens = torch.randint(0, 64, (2, 2, 16), generator=torch.Generator().manual_seed(2))
+    return Scaled(), [tokens[0], tokens[1]], {}
+
+
+def test_a_plan_beyond_the_styles_is_written_operator_by_operator(two: Workers) -> None:
+    plan = plan_made(scaled, (2,))
+    text = plan_script(plan)
+    assert "split_cross_entropy(mesh, ('vocabulary',)" in text
+    for differences, ran in two.run(run_file, scaled, text, (2,)):
+        assert max(differences.values()) < 1e-5, differences
+        assert ran == listed(plan)

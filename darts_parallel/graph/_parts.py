@@ -1,0 +1,145 @@
+"""Operate on a rank's parts of tensors: `execute` writes these functions into the file of a plan."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from darts_parallel.graph._layouts import State, axis_moves, forward_state, gradient_state
+
+
+def placement(state: str, reduction: str = "sum") -> Placement:
+    """Return DTensor's placement of a state."""
+    if state == "P":
+        return Partial(reduction)
+    return Replicate() if not state.startswith("S") else Shard(int(state[1:]))
+
+
+def distribute(tensors: Mapping[str, Any], states: Mapping[str, State], mesh: DeviceMesh) -> dict[str, Any]:
+    """Split whole tensors over the mesh as their states say."""
+    return {
+        name: distribute_tensor(tensors[name], mesh, list(map(placement, states[name]))) for name in states
+    }
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name."""
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+
+
+def move_axis(
+    mesh: DeviceMesh, local: Tensor, axis: int, old: str, new: str, reduction: str = "sum"
+) -> Tensor:
+    """Bring a local tensor from one placement of an axis to another."""
+    if old == new:
+        return local
+    rank = mesh.get_local_rank(axis)
+    if new == "P" and old == "R":  # the first rank has the sum
+        return local if rank == 0 else torch.zeros_like(local)
+    if new == "P":
+        parts = [torch.zeros_like(local)] * mesh.size(axis)
+        parts[rank] = local
+        return torch.cat(parts, int(old[1:]))
+    own = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[axis]]  # type: ignore[index]
+    whole = DTensor.from_local(local.contiguous(), own, [placement(old, reduction)], run_check=False)
+    return whole.redistribute(placements=[placement(new, reduction)]).to_local().contiguous()
+
+
+def move(mesh: DeviceMesh, local: Tensor, source: State, target: State) -> Tensor:
+    """Bring a local tensor from one placement to another, axis by axis."""
+    for axis, old, new in axis_moves(source, target):
+        local = move_axis(mesh, local, axis, old, new)
+    return local
+
+
+class Edges(torch.autograd.Function):
+    """Bring a tensor to the states of its consumers, and their gradients back to its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mesh: DeviceMesh, made: State, wanted: Sequence[State], local: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return a local tensor for every wanted state; equal placements are reached once."""
+        ctx.mesh, ctx.made, ctx.wanted = mesh, made, wanted
+        ctx.set_materialize_grads(False)
+        source, targets = forward_state(made), list(map(forward_state, wanted))
+        reached = {target: move(mesh, local, source, target) for target in dict.fromkeys(targets)}
+        return tuple(reached[target].view_as(reached[target]) for target in targets)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Sum the gradients of equal placement, bring each to the producer's, and sum those."""
+        sums: dict[State, Tensor] = {}
+        for state, gradient in zip(ctx.wanted, gradients, strict=True):
+            if gradient is not None:
+                key = gradient_state(state)
+                sums[key] = sums[key] + gradient if key in sums else gradient
+        target = gradient_state(ctx.made)
+        moved = [move(ctx.mesh, gradient, key, target) for key, gradient in sums.items()]
+        return None, None, None, sum(moved[1:], moved[0]) if moved else None
+
+
+def edges(mesh: DeviceMesh, local: Tensor, made: State, *wanted: State) -> tuple[Tensor, ...]:
+    """Redistribute a tensor to every state that its consumers want."""
+    return Edges.apply(mesh, made, wanted, local)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def summed(mesh: DeviceMesh, local: Tensor, axis: int) -> Tensor:
+    """Return the sum over an axis, whose gradient every rank has."""
+    whole = ("R",) * mesh.ndim
+    return edges(mesh, local, (*whole[:axis], "P", *whole[axis + 1 :]), whole)[0]
+
+
+def own_rows(mesh: DeviceMesh, axis: int, table: Tensor, index: Tensor, padding: int = -1) -> Tensor:
+    """Look up the rows of a table that this rank has; zeros for the others."""
+    rows = len(table)
+    first = mesh.get_local_rank(axis) * rows
+    inside = (index >= first) & (index < first + rows)
+    known = padding - first if 0 <= padding - first < rows else None
+    found = functional.embedding(torch.where(inside, index - first, 0), table, known)
+    return torch.where(inside[..., None], found, 0.0)
+
+
+def split_cross_entropy(
+    mesh: DeviceMesh, labels: Sequence[str], logits: Tensor, target: Tensor, ignored: int, reduction: int
+) -> Tensor:
+    """Return the loss of split rows or classes; of classes maxima, sums and target logits are reduced."""
+    if "vocabulary" in labels:
+        axis = labels.index("vocabulary")
+        own = target - mesh.get_local_rank(axis) * logits.shape[1]
+        inside = (own >= 0) & (own < logits.shape[1])
+        top = move_axis(mesh, logits.detach().amax(1), axis, "P", "R", "max")
+        total = summed(mesh, torch.exp(logits - top[:, None]).sum(1), axis)
+        picked = logits.gather(1, torch.where(inside, own, 0)[:, None])[:, 0]
+        picked = summed(mesh, torch.where(inside, picked, 0.0), axis)
+        rows = torch.where(target != ignored, torch.log(total) + top - picked, 0.0)
+    else:
+        rows = functional.cross_entropy(logits, target, reduction="none", ignore_index=ignored)
+    if reduction != 1:
+        return rows.sum() if reduction else rows
+    count = (target != ignored).sum().to(rows.dtype)
+    for axis, label in enumerate(labels):
+        if label == "rows":
+            count = move_axis(mesh, count, axis, "P", "R")
+    return rows.sum() / count
+
+
+def own_head(mesh: DeviceMesh, axis: int, heads: Tensor) -> Tensor:
+    """Return the key-value head of this rank's queries out of all."""
+    first = mesh.get_local_rank(axis) * heads.shape[-3]
+    return heads.narrow(-3, first // mesh.size(axis), 1)
+
+
+def own_experts(
+    mesh: DeviceMesh, axis: int, product: Callable[..., Tensor], rows: Tensor, weights: Tensor, ends: Tensor
+) -> Tensor:
+    """Multiply the rows of this rank's experts; zeros for the others."""
+    first = mesh.get_local_rank(axis) * len(weights)
+    bounds = functional.pad(ends, (1, 0))[first : first + len(weights) + 1]
+    start, stop = int(bounds[0]), int(bounds[-1])
+    made = product(rows[start:stop], weights, (bounds[1:] - start).to(ends.dtype))
+    return functional.pad(made, (0, 0, start, len(rows) - stop))
