@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.run import launched
+from darts_parallel.run import launched, leave
 
 
 def batch(step: int) -> Tensor:
@@ -52,6 +52,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)
 '''
 NAME = "train_torch"
 

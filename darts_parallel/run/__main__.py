@@ -24,6 +24,7 @@ from darts_parallel.run.launch import (
     LocalMachine,
     device_for,
     joined,
+    leave,
     refused_by_the_first,
     require_processes,
     require_torch,
@@ -93,4 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,12 +1,13 @@
 """Where a plan runs: the machine it was made for, the environment of torchrun's processes, their engines."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch.torch_version import TorchVersion
@@ -145,6 +146,18 @@ def joined(kind: str, timeout_s: float) -> Iterator[torch.device]:
     device = choose_device(kind, int(os.environ.get("LOCAL_RANK", "0")))
     with process_group(device, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s):
         yield device
+
+
+def leave(status: int) -> NoReturn:
+    """End this process; one of torchrun's does not take the interpreter down first.
+
+    A thread of gloo may still be freeing tensors of its last message; without an interpreter it aborts.
+    """
+    if "WORLD_SIZE" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.run.__main__ import main
-from darts_parallel.run.launch import LocalMachine, device_for, require_torch
+from darts_parallel.run.launch import LocalMachine, device_for, leave, require_torch
 from darts_parallel.run.workers import GroupError, Workers, preloaded, process_group
 from tests.support.processes import torchrun
 from tests.support.running import TINY, die, hang, tiny, uniform
@@ -76,6 +76,18 @@ def test_ranks_of_torchrun_agree_with_one_process_and_the_first_says_so(tmp_path
     assert said.count("toy on 2 processes (cpu)") == said.count("Against one process") == 1
     assert "differs" not in said
     assert "Warning" not in said
+
+
+@pytest.mark.parametrize(("variables", "ended"), [({}, []), ({"WORLD_SIZE": "2"}, [3])])
+def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ended: list[int]
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(os, "_exit", found.append)
+    monkeypatch.setattr(os, "environ", variables)
+    with pytest.raises(SystemExit, match="3"):
+        leave(3)
+    assert found == ended
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.run import launched
+from darts_parallel.run import launched, leave
 
 
 def batch(step: int) -> Tensor:
@@ -41,3 +41,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)
