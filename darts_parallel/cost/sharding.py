@@ -93,7 +93,7 @@ def sharding_seconds(
     choices, links, software, state = stage.choices, stage.links, stage.software, stage.state
     none, zero = torch.zeros_like(forward), choices.zero_stage
     sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
-    scatter, replicas, gather = none, none, none
+    scatter, reduced, replicas, gather = none, none, none, none
     for part in parts:
         if software.single_ring:
             part = replace(part, inner=single_ring(part.inner, choices.zero_stage == 3))
@@ -106,6 +106,7 @@ def sharding_seconds(
         if part.frozen:
             continue
         scatter = scatter + there * reduce_scatter(gradients, part.inner, *links, messages)
+        reduced = reduced + there * all_reduce(gradients, part.inner, *links, messages)
         replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links, messages)
 
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def sharding_seconds(
     scattered = torch.where(zero == 2, exposed_by(backward, scatter), none)
     per_backward = torch.where(zero == 3, exposed_by(backward, gather + scatter), scattered)
     sharded = torch.where(zero == 1, scatter, 0.0) + replicas
-    last = exposed_by(backward, torch.where(zero == 0, 2.0 * scatter, sharded))
+    last = exposed_by(backward, torch.where(zero == 0, reduced, sharded))
     gathered = torch.where((zero == 1) | (zero == 2), exposed_by(forward, gather), none)
     stages = stage.cluster.num_devices / sum(stage.topology.counts)
     share = stages * parts[0].parameters / stage.model.num_parameters * choices.tp
