@@ -24,6 +24,7 @@ from darts_parallel.config.huggingface import import_model as import_model
 from darts_parallel.config.interrupts import begin_worker as begin_worker
 from darts_parallel.config.interrupts import children_without_interrupts as children_without_interrupts
 from darts_parallel.config.layer_pattern import ATTENTION as ATTENTION
+from darts_parallel.config.layer_pattern import EXPERTS as EXPERTS
 from darts_parallel.config.layer_pattern import MAMBA as MAMBA
 from darts_parallel.config.layer_pattern import MLP as MLP
 from darts_parallel.config.layer_pattern import SYMBOLS as SYMBOLS
@@ -41,6 +42,8 @@ from darts_parallel.config.options import run_main as run_main
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
 from darts_parallel.config.schema import OFFLOADS as OFFLOADS
 from darts_parallel.config.schema import RECOMPUTE as RECOMPUTE
+from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
+from darts_parallel.config.schema import LAYER as LAYER
 from darts_parallel.config.schema import SPACES as SPACES
 from darts_parallel.config.schema import Config as Config
 from darts_parallel.config.schema import CostConfig as CostConfig

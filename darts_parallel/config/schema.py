@@ -103,6 +103,7 @@ COMM_BITS = (16, 8, 4, 2)
 """Bits per number of a collective; 16 sends the numbers as they are."""
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
+CUTS = (LAYER, HALF_BLOCK) = ("layer", "half_block")
 OFFLOADS = ("activation", "optimizer")
 WHOLE = ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "zero_stage", "tp_comm_bits",
          "grad_comm_bits", "shard_size", "virtual_stages", "cp", "ep", "etp")  # fmt: skip
@@ -134,6 +135,9 @@ class SpaceConfig:
     """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`, and
     `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1`
     leaves the number of chunks free. `searched`: any order of passes, found along critical paths."""
+    cut: str = one_of(LAYER, CUTS)
+    """Where stages may begin: at any layer, or also between attention and MLP of a block, which then are
+    layers of their own."""
     cp: Any = ranged(1)
     """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
     ep: Any = ranged(None)
@@ -297,6 +301,19 @@ class Config:
         if self.cluster is not MISSING:
             self.cluster.require_host_links()
 
+    def _check_halves(self) -> None:
+        model, cost = self.model, self.cost
+        others = {
+            f"model={model.name}, whose decoder blocks hold two attentions": model.num_encoder_layers,
+            f"model={model.name}, whose pattern names single layers": model.hybrid_override_pattern,
+            f"model={model.name}, whose blocks come from a module": model.inputs,
+            f"model={model.name}, whose attention and MLP share one norm": (model.block_norms or 2) % 2,
+            "a cost model that knows no stages": cost is not MISSING and not cost.knows_stages,
+            "a bilevel search": self.bilevel is not None,
+        }
+        for words, given in others.items():
+            require(not given, f"space.cut={HALF_BLOCK}", f"not go with {words}", LAYER)
+
     def _check_adapters(self) -> None:
         rank, cost = self.training.lora_rank, self.cost
         require_at_most("training.lora_rank", rank, self.model.hidden_size)
@@ -312,6 +329,8 @@ class Config:
 
     def _check_together(self) -> None:
         self._check_adapters()
+        if self.space is not MISSING and self.space.cut == HALF_BLOCK:
+            self._check_halves()
         if self.space is not MISSING and self.space.trainer and self.model.num_experts:
             layerwise = self.abilities(self.space.trainer).executable
             self.space.kind = self.space.kind if layerwise else "uniform"  # its mixtures have one strategy

@@ -78,6 +78,8 @@ class Trainer:
     """Whether a sharding group must hold whole context-parallel groups."""
     whole_ends: str = "never"
     """Models whose first and last stage must hold a block, one of `WHOLE_ENDS`."""
+    half_blocks: bool = False
+    """Whether a stage may begin between attention and MLP of a block."""
     gradient_bits: dict[str, list[int]] = field(default_factory=dict)
     """Bits of gradients that can be sent besides whole ones, by ZeRO stage."""
     model_parts: list[str] = field(default_factory=list)

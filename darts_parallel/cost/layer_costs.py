@@ -1,7 +1,7 @@
 """Seconds and bytes of one kind of layer on one kind of stage, for all strategies at once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -80,6 +80,10 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     Args:
         counts_table: False where the layer's vocabulary table is another layer's on the same device.
     """
+    if layer.half_of is not None:
+        whole, other = layer.half_of
+        parts = (replace(layer, half_of=None), other, whole)
+        return _half(*(layer_costs(stage, part, counts_table=counts_table) for part in parts))
     device, choices, state = stage.device, stage.choices, stage.state
     shards = shard_groups(stage, layer, counts_table=counts_table)
     added = {term: term.layer_cost(stage, layer) for term in terms_of(layer)}
@@ -119,6 +123,27 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
         state=device.state_factor * optimizer_state, activation=activation,
         for_weights=between_passes(layer, needed, stored["none"], activation), working=working,
     )  # fmt: skip
+
+
+def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:
+    """Return the costs of half a block: its share of those of the whole, which both halves make up.
+
+    So no cut adds a launch, or the block's input that full recomputation keeps. Working memory is the
+    block's: the largest layer of a stage counts.
+    """
+
+    def share(mine: Tensor, rest: Tensor, both: Tensor) -> Tensor:
+        none = mine + rest == 0
+        return both * torch.where(none, 0.5, mine / torch.where(none, 1.0, mine + rest))
+
+    terms = {name: share(own.terms[name], other.terms[name], both) for name, both in whole.terms.items()}
+    parts = {
+        entry.name: share(*(getattr(costs, entry.name) for costs in (own, other, whole)))
+        for entry in fields(whole) if entry.name not in ("terms", "working")
+    }  # fmt: skip
+    # forward and backward have shares of their own
+    terms["compute"] = terms["compute"] + (parts["forward"] + parts["backward"] - sum(terms.values()))
+    return LayerCosts(**parts, terms=terms, working=whole.working)
 
 
 def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> list[ShardGroup]:

@@ -72,6 +72,11 @@ class Request:
         """Sizes of the model."""
         return self.problem.config.model
 
+    @property
+    def half_blocks(self) -> bool:
+        """Whether attention and MLP of a block are layers of their own."""
+        return self.problem.model.half_blocks
+
     @cached_property
     def chunks(self) -> tuple[ChunkContent, ...]:
         """Contents of every chunk in order of layers; chunk c runs on stage `c % pp`."""

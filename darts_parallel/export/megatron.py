@@ -11,6 +11,7 @@ from darts_parallel.export.megatron_layers import (
     prediction_flags,
     require_first_recomputed,
     window_flags,
+    with_halves,
 )
 from darts_parallel.export.mixtures import megatron_model_flags, megatron_recompute_modules
 from darts_parallel.plan import LayerStrategy
@@ -28,6 +29,8 @@ def export(job: Request) -> Exported:
         UnsupportedError: Megatron-LM has no flags for it.
     """
     job.require_one_stack()
+    if job.half_blocks:
+        job = with_halves(job)
     strategy = job.uniform()
     groups = {
         "parallelism": _parallel_flags(job, strategy),
@@ -48,7 +51,7 @@ def _notes(job: Request) -> list[str]:
         "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
         "the epsilon of norms is not in a plan: --norm-epsilon",
     ]
-    hybrid = config.hybrid_override_pattern is not None
+    hybrid = config.hybrid_override_pattern is not None and not job.half_blocks
     if hybrid:
         notes.append("the activation of the MLP is a flag of yours: --squared-relu for Nemotron-H")
     if not config.learned_positions and not hybrid:
@@ -174,8 +177,10 @@ def _recompute_flags(job: Request) -> list[Flag]:
     if "selective" in kinds:
         job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
     full: Flag = ("recompute-granularity", "full")
-    if kinds == {"full"}:
-        return [full, ("recompute-method", "uniform"), ("recompute-num-layers", 1)]
+    if kinds == {"full"}:  # of half blocks two share one kept input, as the plan counts
+        return [full, ("recompute-method", "uniform"), ("recompute-num-layers", 2 if job.half_blocks else 1)]
+    if job.half_blocks:
+        job.refuse("recompute=full for some half blocks only, of which each would keep its input")
     require_first_recomputed(job)
     counts = []
     for chunk in job.chunks:
@@ -201,7 +206,7 @@ def _model_flags(job: Request) -> list[Flag]:
     if config.head_dim is not None:
         flags.append(("kv-channels", config.head_dim))
     # the published hybrids have no positions: their state spaces know the order
-    positions = "learned_absolute" if config.learned_positions else "none" if hybrid else "rope"
+    positions = "learned_absolute" if config.learned_positions else "none" if hybrid and not job.half_blocks else "rope"
     flags += [
         ("max-position-embeddings", config.max_seq_len),
         ("position-embedding-type", positions),

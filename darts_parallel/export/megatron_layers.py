@@ -5,13 +5,32 @@ pipeline segment (one each virtual stage) and takes the place of every other fla
 `/` begins the pattern of a prediction module (`megatron/core/models/hybrid/hybrid_layer_allocation.py`).
 """
 
-from darts_parallel.config import MAMBA
+from dataclasses import replace
+
+from darts_parallel.config import ATTENTION, EXPERTS, LAYER, MAMBA, MLP
 from darts_parallel.export.common import Request
 
 Flag = tuple[str, str | int | float | None]
 SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
 CONVOLUTION, CHUNK = 4, 128
 """Convolution and chunk of its Mamba mixer, which have no flag."""
+
+
+def with_halves(job: Request) -> Request:
+    """Return a job whose model is the hybrid that half blocks are: attention and MLP in turn, same mathematics.
+
+    Errors:
+        UnsupportedError: what numbers whole blocks, or no causal decoder of attention and MLP.
+    """
+    config, (_, *layers, _, _) = job.model, job.problem.model.layers
+    for key, near in (("mtp_num_layers", 0), ("sliding_window_pattern", None), ("causal", True),
+                      ("multi_latent_attention", False)):  # fmt: skip
+        if (value := getattr(config, key)) != near:
+            job.refuse(f"model.{key}={value} with half blocks, which its hybrid models lack", "space.cut=layer")
+    pattern = "".join({"mlp": MLP, "experts": EXPERTS}.get(layer.kind, ATTENTION) for layer in layers)
+    model, every = replace(config, num_layers=len(layers), hybrid_override_pattern=pattern), job.problem.config
+    every = replace(every, model=model, space=replace(every.space, cut=LAYER))
+    return replace(job, problem=replace(job.problem, config=every))
 
 
 def hybrid_flags(job: Request) -> list[Flag]:

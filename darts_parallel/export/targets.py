@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from darts_parallel.config import EXPORTS, read_trainer
+from darts_parallel.config import EXPORTS, HALF_BLOCK, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.plan import LayerStrategy, Plan, parts_beyond, write_text
@@ -50,6 +50,8 @@ def _express(job: Request) -> Exported:
             f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have none",
             f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
         )
+    if job.half_blocks and not job.trainer.half_blocks:
+        raise job.refuse(f"space.cut={HALF_BLOCK}, and its stages hold whole blocks", "cutting at space.cut=layer")
     job.require_abilities()
     return TARGETS[job.target](job)
 

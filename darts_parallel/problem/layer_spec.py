@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import comb
 
-from darts_parallel.config import ATTENTION, MLP, ModelConfig, expert_pattern, symbol
+from darts_parallel.config import ATTENTION, MLP, ModelConfig, expert_pattern
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def _hit(things: int, share: int, drawn: int) -> float:
     return 1.0 - comb(things - share, drawn) / comb(things, drawn)
 
 
-def mlp_of(config: ModelConfig, index: int) -> tuple[Experts | None, int]:
-    """Return the routed experts of block `index`, and the inner size of the MLP that every token passes.
+def mlp_of(config: ModelConfig, index: int, char: str | None) -> tuple[Experts | None, int]:
+    """Return the routed experts of block `index` of symbol `char`, and the inner size of the MLP that every token passes.
 
     That is the block's MLP, or in an expert layer its shared experts; 0 where there is none.
     """
-    char, width = symbol(config, index), config.ffn_hidden_size or 4 * config.hidden_size
+    width = config.ffn_hidden_size or 4 * config.hidden_size
     if char == ATTENTION:
         return None, 0
     if char == MLP or config.num_experts is None or not expert_pattern(config)[index]:
@@ -215,6 +215,8 @@ class LayerSpec:
     computed again alone."""
     parts: tuple[RecomputedPart, ...] = ()
     """Parts that `training.recompute_modules` can name besides the attention core and the experts."""
+    half_of: tuple["LayerSpec", "LayerSpec"] | None = None
+    """Whole block and other half of a layer that is attention or MLP alone: both cost what the block costs."""
 
     @property
     def products(self) -> tuple[Gemm, ...]:

@@ -5,11 +5,11 @@ grouped-query attention, gated MLPs and fused attention change only the terms th
 All per-token figures are for one token of one sequence; "sharded" parts divide by `tp`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from darts_parallel.config import ATTENTION, MAMBA, SYMBOLS, ModelConfig, symbol, windowed
+from darts_parallel.config import ATTENTION, EXPERTS, MAMBA, MLP, SYMBOLS, ModelConfig, symbol, windowed
 from darts_parallel.problem.layer_spec import (
     AttentionCore,
     Experts,
@@ -51,7 +51,9 @@ def with_adapters(layer: LayerSpec, rank: int, targets: Sequence[str]) -> LayerS
         replicated_activation_bytes=layer.replicated_activation_bytes - norms - head,
         sharded_activation_bytes=layer.sharded_activation_bytes - ffn + 2.0 * rank * len(adapted),
         parts=tuple(_part(part, norms, ffn) for part in layer.parts),
-    )
+        half_of=layer.half_of and (with_adapters(layer.half_of[0], rank, targets),
+                                   with_adapters(layer.half_of[1], rank, targets)),
+    )  # fmt: skip
 
 
 def _pair(gemm: Gemm, rank: int) -> tuple[Gemm, Gemm]:
@@ -98,6 +100,8 @@ class Model:
     lora_targets: tuple[str, ...] = ()
     block: LayerSpec | None = None
     """Every block, where a layer source describes it and no key of the model."""
+    half_blocks: bool = False
+    """Attention and MLP of a block are layers of their own (`space.cut`)."""
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -108,7 +112,8 @@ class Model:
             if config.num_encoder_layers and index == config.num_encoder_layers:
                 chain.append(_embedding(config, "decoder_embedding"))
             own = self.block and replace(self.block, name=f"layers.{index}")
-            chain.append(own or _block(config, index, self.fused_attention))
+            own = own or _block(config, index, self.fused_attention)
+            chain += _halves(config, index, self.fused_attention, own) if self.half_blocks else [own]
         chain += [_prediction(config, depth, self.fused_attention) for depth in range(config.mtp_num_layers)]
         layers = (*chain, _head(config), _loss(config))
         if self.lora_rank:
@@ -185,13 +190,22 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     )  # fmt: skip
 
 
-def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
-    h, char = config.hidden_size, symbol(config, index)
+def _halves(config: ModelConfig, index: int, fused: bool, whole: LayerSpec) -> Iterator[LayerSpec]:
+    """Yield attention and MLP of a block as layers."""
+    symbols = {"attention": ATTENTION, "mlp": EXPERTS if whole.experts else MLP}
+    block, *parts = (replace(own, name="") for own in
+                     (whole, *(_block(config, index, fused, char) for char in symbols.values())))
+    for word, own, other in zip(symbols, parts, reversed(parts), strict=True):
+        yield replace(own, name=f"{whole.name}.{word}", half_of=(block, other))
+
+
+def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None) -> LayerSpec:
+    h, char = config.hidden_size, half or symbol(config, index)
     if char == MAMBA:
         mixer = state_space(config)
         scales = mixer.replicated_parameters + _norm(config)
         return replace(mixer, name=f"layers.{index}", replicated_parameters=scales)
-    experts, ffn = mlp_of(config, index)
+    experts, ffn = mlp_of(config, index, char)
     decoder = bool(config.num_encoder_layers) and index >= config.num_encoder_layers
     kind = "decoder" if decoder else "encoder" if config.num_encoder_layers else "block"
     kind = "experts" if experts is not None else SYMBOLS.get(char or "", kind)
@@ -206,7 +220,9 @@ def _block(config: ModelConfig, index: int, fused: bool) -> LayerSpec:
     out_bias = config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
     own = h * attentions * out_bias + attention.replicated_parameters + mlp.replicated_parameters
     sublayers = attentions + (bool(ffn) or experts is not None)
-    norms = config.block_norms if config.block_norms is not None and char is None else sublayers
+    norms = sublayers
+    if config.block_norms is not None and (half or char is None):
+        norms = config.block_norms // (2 if half else 1)
     mask = 1 if config.dropout else 0
     # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group
     collectives = attentions + bool(ffn)

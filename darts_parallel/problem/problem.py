@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from darts_parallel.config import Config, TrainingConfig, load_config
+from darts_parallel.config import HALF_BLOCK, Config, TrainingConfig, load_config
 from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.layer_sources import captured_block
 from darts_parallel.problem.layer_spec import LayerSpec
@@ -76,8 +76,10 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
     """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
     training, hybrid = config.training, config.model.hybrid_override_pattern is not None
     ends = "never" if config.space.trainer is None else config.abilities(config.space.trainer).whole_ends
-    joined, targets = ends == "always" or (hybrid and ends == "hybrids"), tuple(training.lora_targets)
-    return Model(config.model, training.fused_attention, joined, training.lora_rank, targets, block)
+    halves, rank = config.space.cut == HALF_BLOCK, training.lora_rank
+    joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
+    targets = tuple(training.lora_targets)
+    return Model(config.model, training.fused_attention, joined, rank, targets, block, halves)
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -1,5 +1,6 @@
 """Labels of runs of equal or consecutive things, for tables."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -18,7 +19,8 @@ def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
 def layer_ranges(names: Sequence[str]) -> str:
     """Return layer names with consecutive numbers joined, e.g. `embedding, layers 0-4`."""
     parts: list[str] = []
-    numbered = [name.rpartition(".") for name in names]
+    both_halves = re.compile(r"(layers\.\d+)\.attention \1\.mlp\b")
+    numbered = [name.rpartition(".") for name in both_halves.sub(r"\1", " ".join(names)).split()]
     for kind, run in groupby(numbered, key=lambda part: part[0]):
         items = [last for _, _, last in run]
         if not kind:
