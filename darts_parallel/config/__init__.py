@@ -40,10 +40,10 @@ from darts_parallel.config.options import leave_pipe as leave_pipe
 from darts_parallel.config.options import parse as parse
 from darts_parallel.config.options import run_main as run_main
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
-from darts_parallel.config.schema import OFFLOADS as OFFLOADS
-from darts_parallel.config.schema import RECOMPUTE as RECOMPUTE
 from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
 from darts_parallel.config.schema import LAYER as LAYER
+from darts_parallel.config.schema import OFFLOADS as OFFLOADS
+from darts_parallel.config.schema import RECOMPUTE as RECOMPUTE
 from darts_parallel.config.schema import SPACES as SPACES
 from darts_parallel.config.schema import Config as Config
 from darts_parallel.config.schema import CostConfig as CostConfig

@@ -206,7 +206,8 @@ def _model_flags(job: Request) -> list[Flag]:
     if config.head_dim is not None:
         flags.append(("kv-channels", config.head_dim))
     # the published hybrids have no positions: their state spaces know the order
-    positions = "learned_absolute" if config.learned_positions else "none" if hybrid and not job.half_blocks else "rope"
+    unplaced = hybrid and not job.half_blocks
+    positions = "learned_absolute" if config.learned_positions else "none" if unplaced else "rope"
     flags += [
         ("max-position-embeddings", config.max_seq_len),
         ("position-embedding-type", positions),

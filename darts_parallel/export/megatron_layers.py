@@ -17,7 +17,7 @@ CONVOLUTION, CHUNK = 4, 128
 
 
 def with_halves(job: Request) -> Request:
-    """Return a job whose model is the hybrid that half blocks are: attention and MLP in turn, same mathematics.
+    """Return a job whose model is the hybrid that half blocks are: attention and MLP in turn.
 
     Errors:
         UnsupportedError: what numbers whole blocks, or no causal decoder of attention and MLP.
@@ -26,9 +26,14 @@ def with_halves(job: Request) -> Request:
     for key, near in (("mtp_num_layers", 0), ("sliding_window_pattern", None), ("causal", True),
                       ("multi_latent_attention", False)):  # fmt: skip
         if (value := getattr(config, key)) != near:
-            job.refuse(f"model.{key}={value} with half blocks, which its hybrid models lack", "space.cut=layer")
+            job.refuse(
+                f"model.{key}={value} with half blocks, which its hybrid models lack", "space.cut=layer"
+            )
     pattern = "".join({"mlp": MLP, "experts": EXPERTS}.get(layer.kind, ATTENTION) for layer in layers)
-    model, every = replace(config, num_layers=len(layers), hybrid_override_pattern=pattern), job.problem.config
+    model, every = (
+        replace(config, num_layers=len(layers), hybrid_override_pattern=pattern),
+        job.problem.config,
+    )
     every = replace(every, model=model, space=replace(every.space, cut=LAYER))
     return replace(job, problem=replace(job.problem, config=every))
 

@@ -51,7 +51,9 @@ def _express(job: Request) -> Exported:
             f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
         )
     if job.half_blocks and not job.trainer.half_blocks:
-        raise job.refuse(f"space.cut={HALF_BLOCK}, and its stages hold whole blocks", "cutting at space.cut=layer")
+        raise job.refuse(
+            f"space.cut={HALF_BLOCK}, and its stages hold whole blocks", "cutting at space.cut=layer"
+        )
     job.require_abilities()
     return TARGETS[job.target](job)
 

@@ -71,8 +71,8 @@ def _hit(things: int, share: int, drawn: int) -> float:
     return 1.0 - comb(things - share, drawn) / comb(things, drawn)
 
 
-def mlp_of(config: ModelConfig, index: int, char: str | None) -> tuple[Experts | None, int]:
-    """Return the routed experts of block `index` of symbol `char`, and the inner size of the MLP that every token passes.
+def mlp_of(config: ModelConfig, index: int, char: str | None = None) -> tuple[Experts | None, int]:
+    """Return the routed experts of block `index`, and the inner size of the MLP that every token passes.
 
     That is the block's MLP, or in an expert layer its shared experts; 0 where there is none.
     """
@@ -216,7 +216,7 @@ class LayerSpec:
     parts: tuple[RecomputedPart, ...] = ()
     """Parts that `training.recompute_modules` can name besides the attention core and the experts."""
     half_of: tuple["LayerSpec", "LayerSpec"] | None = None
-    """Whole block and other half of a layer that is attention or MLP alone: both cost what the block costs."""
+    """Whole block and other half of a layer that is half a block: both halves cost what the block costs."""
 
     @property
     def products(self) -> tuple[Gemm, ...]:

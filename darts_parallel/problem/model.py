@@ -193,8 +193,10 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
 def _halves(config: ModelConfig, index: int, fused: bool, whole: LayerSpec) -> Iterator[LayerSpec]:
     """Yield attention and MLP of a block as layers."""
     symbols = {"attention": ATTENTION, "mlp": EXPERTS if whole.experts else MLP}
-    block, *parts = (replace(own, name="") for own in
-                     (whole, *(_block(config, index, fused, char) for char in symbols.values())))
+    block, *parts = (
+        replace(own, name="")
+        for own in (whole, *(_block(config, index, fused, char) for char in symbols.values()))
+    )
     for word, own, other in zip(symbols, parts, reversed(parts), strict=True):
         yield replace(own, name=f"{whole.name}.{word}", half_of=(block, other))
 

@@ -133,10 +133,15 @@ def _line(stage: int, layers: str, term: str, value: float) -> Line:
 
 def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]]:
     """Return the layers of a stage that are of one kind and strategy: stage, words, positions."""
-    found: dict[tuple[int, str, LayerStrategy], list[int]] = {}
-    for index, (layer, strategy) in enumerate(zip(problem.model.layers, plan.layers, strict=True)):
-        found.setdefault((plan.stage_of_layer[index], layer.kind, strategy), []).append(index)
-    for (stage, kind, strategy), indices in sorted(found.items(), key=lambda item: (item[0][0], item[1][0])):
+    found: dict[tuple[int, str, int, LayerStrategy], list[int]] = {}
+    model = problem.model
+    for index, (own, number, strategy) in enumerate(
+        zip(model.layers, model.kinds[1], plan.layers, strict=True)
+    ):
+        found.setdefault((plan.stage_of_layer[index], own.kind, number, strategy), []).append(index)
+    for (stage, kind, _, strategy), indices in sorted(
+        found.items(), key=lambda item: (item[0][0], item[1][0])
+    ):
         count = f"{len(indices)} x " if len(indices) > 1 else ""
         yield stage, f"{count}{kind} {strategy.label()}", indices
 
@@ -227,7 +232,10 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         index, kind = indices[0], int(kinds[stage])
         terms = {name: float(table.terms[name][0, kind, index, chosen[index]]) for name in table.terms}
         gradients = _accumulation(problem, plan, index)
-        parts = _compute_parts(problem, plan, index) or {"measured compute": terms["compute"] - gradients}
+        compute = terms["compute"] - gradients
+        parts = _compute_parts(problem, plan, index) or {"measured compute": compute}
+        if problem.model.half_blocks:  # a half has its share of the block's launch
+            parts = {name: value * compute / sum(parts.values()) for name, value in parts.items()}
         terms |= parts | {"gradient accumulation": gradients}
         names = (
             "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",

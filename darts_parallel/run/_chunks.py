@@ -75,12 +75,14 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
         return styles | {"output": ColwiseParallel(input_layouts=outside)}
     assert isinstance(layer, Block)
     if sequence_parallel:
-        styles = {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
+        norms = (name for name, _ in layer.named_children() if name.endswith("norm"))
+        styles = {name: SequenceParallel() for name in norms}
     whole = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
     rows = RowwiseParallel(output_layouts=outside) if bits >= LOSSLESS else LossyRowwise(bits)
-    styles |= {"attention": whole, "attention.out": rows}
-    styles |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-    dense: nn.Module | None = layer.mlp
+    if layer.attention is not None:
+        styles |= {"attention": whole, "attention.out": rows}
+        styles |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+    dense = layer.mlp
     place = "mlp"
     if isinstance(layer.mlp, Mixture):
         styles |= _beside_experts(layer.mlp)
@@ -89,7 +91,7 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
         columns = ["up"] if dense.gate is None else ["up", "gate"]
         styles |= {place: whole, f"{place}.down": rows}
         styles |= {f"{place}.{name}": ColwiseParallel() for name in columns}
-    if layer.attention.query_norm is not None:
+    if layer.attention is not None and layer.attention.query_norm is not None:
         # each rank norms its own heads, the second dimension, with the same scale
         heads = SequenceParallel(sequence_dim=1, use_local_output=True)
         styles |= {"attention.query_norm": heads, "attention.key_norm": heads}
@@ -211,7 +213,7 @@ def _module(
     if isinstance(layer, Block):
         if isinstance(layer.mlp, Mixture):
             layer.mlp.divide(meshes.of_experts(strategy))
-        if strategy.recompute == "selective":
+        if strategy.recompute == "selective" and layer.attention is not None:
             core = checkpoint_wrapper(layer.attention.core, preserve_rng_state=False)
             layer.attention.register_module("core", core)
         elif strategy.recompute == "full":

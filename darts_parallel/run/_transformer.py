@@ -124,18 +124,23 @@ def rotated(heads: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """One pre-norm Transformer block, dense or with experts."""
+    """One pre-norm Transformer block, dense or with experts, or a half of it: `attention` or `mlp`."""
 
-    def __init__(self, config: ModelConfig, fused: bool, index: int) -> None:
+    def __init__(self, config: ModelConfig, fused: bool, index: int, half: str | None = None) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = norm(config), norm(config)
-        self.attention = Attention(config, fused)
-        self.mlp: nn.Module = Mixture(config) if expert_pattern(config)[index] else Mlp(config)
+        attends, maps = half != "mlp", half != "attention"
+        self.attention_norm = norm(config) if attends else None
+        self.mlp_norm = norm(config) if maps else None
+        self.attention = Attention(config, fused) if attends else None
+        kind = Mixture if expert_pattern(config)[index] else Mlp
+        self.mlp: nn.Module | None = kind(config) if maps else None
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
-        state = state + self.attention(self.attention_norm(state))
-        state = state + self.mlp(self.mlp_norm(state))
+        if self.attention is not None and self.attention_norm is not None:
+            state = state + self.attention(self.attention_norm(state))
+        if self.mlp is not None and self.mlp_norm is not None:
+            state = state + self.mlp(self.mlp_norm(state))
         return state
 
 
@@ -170,9 +175,11 @@ def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: in
     same ones for the layers that it holds.
 
     Args:
-        name: As in `problem.model.layers`: `embedding`, `layers.<i>` or `head`.
+        name: As in `problem.model.layers`: `embedding`, `layers.<i>` (of half blocks `layers.<i>.mlp`) or
+            `head`.
     """
     layer = empty_layer(config, fused, name, rows).to_empty(device="cpu")
+    name = ".".join(name.split(".")[:2])  # halves have the weights of their block
     with torch.no_grad():
         for short, weight in layer.named_parameters():
             weight.copy_(initial(config, f"{name}.{short}", weight.shape, seed))
@@ -186,7 +193,8 @@ def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Mo
             return Embedding(config, rows)
         if name == "head":
             return Head(config, rows)
-        return Block(config, fused, int(name.removeprefix("layers.")))
+        _, index, *half = name.split(".")
+        return Block(config, fused, int(index), *half)
 
 
 def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Tensor:

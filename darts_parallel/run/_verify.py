@@ -186,9 +186,10 @@ class Reference:
                 synchronised[name] = VirtualGradients(layer, strategy)
             if isinstance(layer, Block) and few_bit_sums(strategy):
                 tp, bits = strategy.tp, strategy.tp_comm_bits
-                layer.attention.out = VirtualRows(layer.attention.out, tp, bits)
-                assert isinstance(layer.mlp, Mlp)  # experts send whole numbers
-                layer.mlp.down = VirtualRows(layer.mlp.down, tp, bits)
+                if layer.attention is not None:
+                    layer.attention.out = VirtualRows(layer.attention.out, tp, bits)
+                if isinstance(layer.mlp, Mlp):  # experts send whole numbers
+                    layer.mlp.down = VirtualRows(layer.mlp.down, tp, bits)
         return Reference(problem, layers, make_optimizer(problem, parameters), synchronised)
 
     def forward_backward(self, batch: Tensor, num_micro_batches: int) -> float:

@@ -29,6 +29,7 @@ PROBLEMS = {
     "prediction": PREDICTION,
     "adapters": [*MIXTURE, "training.lora_rank=4", "training.lora_targets=[linear_qkv,linear_fc2]"],
     "simulated": [*LLAMA, "cost.pipeline=simulated"],
+    "half blocks": [*MIXTURE, "space.cut=half_block"],
     "recorded iterations": [*LLAMA, "training.cuda_graphs=full_iteration"],
 }  # fmt: skip
 

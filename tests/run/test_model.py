@@ -36,6 +36,14 @@ def test_fused_and_unfused_attention_agree() -> None:
     torch.testing.assert_close(fused(state), unfused(state))
 
 
+def test_halves_compute_what_their_block_computes_bit_for_bit() -> None:
+    config = tiny(1, *LLAMA).model.config
+    state = torch.randn(2, 8, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    names = ("layers.1", "layers.1.attention", "layers.1.mlp")
+    block, first, second = (build_layer(config, True, name, 0, seed=1) for name in names)
+    assert torch.equal(second(first(state)), block(state))
+
+
 def test_the_divided_cross_entropy_ignores_the_padding_of_the_vocabulary() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 7, generator=generator, requires_grad=True)

@@ -16,6 +16,8 @@ PATIENCE_S = 120.0
 """More than a run's own 25 s: eight processes may share the cores with another test's."""
 ONE = Strategy(1, 1)
 SP = Strategy(2, 1, sequence_parallel=True)
+TWO = Strategy(1, 2, 1)
+HALVES = ("space.cut=half_block",)
 MIXED = (
     Strategy(1, 4, 1), Strategy(2, 2, 2, "full"), Strategy(4, 1, 0, "none", True),
     Strategy(2, 2, 3, "none", True), Strategy(4, 1),
@@ -40,6 +42,15 @@ CASES = {
     "searched, whole and split": (2, uniform((0, 2, 5), 4, ONE, schedule=MIXED_ORDER), LLAMA),
     "searched, pp 2 x dp 2": (4, uniform((0, 2, 5), 4, Strategy(1, 2, 1), schedule=MIXED_ORDER), LLAMA),
     "searched, pp 2 x tp 2 x dp 2": (8, uniform((0, 2, 5), 4, Strategy(2, 2), schedule=MIXED_ORDER), LLAMA),
+    "a cut between attention and MLP": (2, uniform((0, 2, 7), 4, ONE), HALVES),
+    "halves of their own strategies": (
+        2,
+        Plan(2, (0, 7), (TWO, SP, TWO, *(replace(own, recompute="full") for own in (TWO, SP)), TWO, TWO)),
+        HALVES,
+    ),
+    "pp 2 x tp 2, halves of a mixture": (
+        4, uniform((0, 4, 7), 2, replace(SP, recompute="selective")), (*MIXTURE, *HALVES),
+    ),
     "tensor parallel, Llama": (2, uniform((0, 5), 2, Strategy(2, 1)), LLAMA),
     "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
     "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
