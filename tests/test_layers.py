@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.sources import ROOT, nodes, nodes_of
+
 LAYERS = ["errors", "schedules", "config", "problem", "plan", "cost", "exact", "gradient", "planner",
           "design", "report", "cli"]  # fmt: skip
 """A file imports from packages to its left, or from its own."""
@@ -26,12 +27,11 @@ USERS = sorted([*ROOT.glob("experiments/**/*.py"), *ROOT.glob("clients/**/*.py")
 @cache
 def face_of(package: str) -> dict[str, bool]:
     """Return names that `darts_parallel.<package>` exports, and whether their modules are imported late."""
-    path = ROOT / "darts_parallel" / package / "__init__.py"
-    tree = ast.parse(path.read_text())
-    late = {id(n) for test in tree.body if isinstance(test, ast.If) for n in ast.walk(test)}
+    every = nodes(ROOT / "darts_parallel" / package / "__init__.py")
+    late = {id(n) for test in every[0].body if isinstance(test, ast.If) for n in ast.walk(test)}
     return {
         alias.asname or alias.name: id(node) in late
-        for node in ast.walk(tree)
+        for node in every
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
@@ -41,7 +41,7 @@ def past_the_face(file: Path, text: str) -> Iterator[str]:
     """Yield imports from another package of darts_parallel that its face does not export."""
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     mine = package_of(module.removesuffix(".__init__"))
-    for _, source, name in imports(ast.parse(text)):
+    for _, source, name in imports(text):
         package = package_of(f"{source}.{name}" if source == "darts_parallel" else source)
         if not source.startswith("darts_parallel") or package == mine:
             continue
@@ -69,9 +69,9 @@ def allowed(importer: str, imported: str) -> bool:
     return LAYERS.index(imported) <= LAYERS.index(last)
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
+def imports(text: str) -> Iterator[tuple[ast.AST, str, str]]:
     """Every import as statement, module and name; a module that is imported whole has an empty name."""
-    for node in ast.walk(tree):
+    for node in nodes_of(text):
         if isinstance(node, ast.ImportFrom):
             yield from ((node, node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -88,11 +88,10 @@ def theirs_late(source: str, name: str) -> bool:
 
 def violations(file: Path, text: str) -> Iterator[str]:
     """Yield what a source breaks."""
-    tree = ast.parse(text)
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     mine = package_of(module.removesuffix(".__init__"))
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
-    for node, source, name in imports(tree):
+    inside = {id(n) for f in nodes_of(text) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node, source, name in imports(text):
         where = f"{module} imports {source}{'.' if name else ''}{name}"
         if source.split(".")[0] == "experiments":
             yield f"{where}: experiments are nobody's ground"
@@ -125,7 +124,7 @@ def test_a_package_has_at_most_30_modules() -> None:
 
 def test_no_package_exports_the_name_of_one_of_its_modules() -> None:
     for face in ROOT.glob("darts_parallel/*/__init__.py"):
-        exported = {name for _, _, name in imports(ast.parse(face.read_text()))}
+        exported = {name for _, _, name in imports(face.read_text())}
         assert not exported & {path.stem for path in face.parent.glob("*.py")}, face
 
 

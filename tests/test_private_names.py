@@ -1,14 +1,12 @@
 """No private name of another package is used, but those listed here, each with the reason."""
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("darts_parallel", "baselines", "experiments", "clients", "tests")
-FILES = [p for d in FOLDERS for p in sorted(ROOT.glob(f"{d}/**/*.py"))]
+from tests.support.sources import FOLDERS, ROOT, SOURCES, nodes
+
 ALLOWED = {
     # the wrapper that FSDP2 and pipelines recompute whole layers by; torch exports it from nowhere else
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("run/_chunks",),
@@ -30,10 +28,10 @@ def private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def own_names(trees: list[ast.Module]) -> set[str]:
+def own_names(every: Iterable[ast.AST]) -> set[str]:
     """List what the project itself defines: functions, classes, variables, fields."""
     names: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in every:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
@@ -42,9 +40,9 @@ def own_names(trees: list[ast.Module]) -> set[str]:
     return names
 
 
-def used(tree: ast.Module) -> Iterator[str]:
-    """Yield the private names that a source imports, or reads of an object."""
-    for node in ast.walk(tree):
+def used(every: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that a source imports, or reads of an object."""
+    for node in every:
         match node:
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] not in FOLDERS:
                 yield from (module if private(module) else a.name for a in node.names)
@@ -59,16 +57,16 @@ def used(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def violations(own: set[str], file: str, tree: ast.Module) -> list[str]:
+def violations(own: set[str], file: str, every: Iterable[ast.AST]) -> list[str]:
     """List what a file uses without being allowed to."""
-    names = {name for name in used(tree) if private(name) and name not in own}
+    names = {name for name in used(every) if private(name) and name not in own}
     return [f"{file}: {n}" for n in sorted(names) if not any(part in file for part in ALLOWED.get(n, ()))]
 
 
 def test_private_names_of_dependencies_are_those_of_the_list() -> None:
-    trees = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in FILES}
-    own = own_names([tree for file, tree in trees.items() if "golden" not in file]) - set(ALLOWED)
-    assert [broken for file, tree in trees.items() for broken in violations(own, file, tree)] == []
+    own = own_names(n for file in SOURCES if "golden" not in file.parts for n in nodes(file)) - set(ALLOWED)
+    files = {file: str(file.relative_to(ROOT)) for file in SOURCES}
+    assert [one for file, name in files.items() for one in violations(own, name, nodes(file))] == []
 
 
 @pytest.mark.parametrize(
@@ -84,4 +82,6 @@ def test_private_names_of_dependencies_are_those_of_the_list() -> None:
     ],
 )
 def test_the_rule_sees_private_names(source: str, broken: bool) -> None:
-    assert bool(violations({"_mine"}, "darts_parallel/config/_keys.py", ast.parse(source))) == broken
+    assert (
+        bool(violations({"_mine"}, "darts_parallel/config/_keys.py", ast.walk(ast.parse(source)))) == broken
+    )
