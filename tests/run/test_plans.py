@@ -16,6 +16,7 @@ PATIENCE_S = 120.0
 """More than a run's own 25 s: eight processes may share the cores with another test's."""
 ONE = Strategy(1, 1)
 SP = Strategy(2, 1, sequence_parallel=True)
+HYBRID = (Strategy(1, 4, 1, shard_size=2), Strategy(1, 4, 3, shard_size=2))
 TWO = Strategy(1, 2, 1)
 HALVES = ("space.cut=half_block",)
 MIXED = (
@@ -28,8 +29,7 @@ CASES = {
     "one process, gradient accumulation": (1, uniform((0, 5), 4, ONE), ()),
     "recompute full": (1, uniform((0, 5), 2, replace(ONE, recompute="full")), ()),
     "recompute selective, BERT": (1, uniform((0, 5), 2, replace(ONE, recompute="selective")), BERT),
-    "ZeRO 0": (2, uniform((0, 5), 2, Strategy(1, 2)), ()),
-    "ZeRO 1": (2, uniform((0, 5), 2, Strategy(1, 2, 1)), ()),
+    "ZeRO 0 and 1": (2, Plan(2, (0, 5), (*(Strategy(1, 2, 1),) * 2, *(Strategy(1, 2),) * 3)), ()),
     "ZeRO 2, tied table": (2, uniform((0, 5), 2, Strategy(1, 2, 2)), ()),
     "ZeRO 3, recomputation": (2, uniform((0, 5), 2, Strategy(1, 2, 3, "full")), LLAMA),
     "pipeline of uneven stages, fewer micro-batches": (2, uniform((0, 1, 5), 1, ONE), ()),
@@ -55,8 +55,7 @@ CASES = {
     "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
     "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
     "dp 2 x tp 2, ZeRO 1": (4, uniform((0, 5), 2, Strategy(2, 2, 1, "selective", True)), ()),
-    "hybrid sharding, ZeRO 1": (4, uniform((0, 5), 1, Strategy(1, 4, 1, shard_size=2)), LLAMA),
-    "hybrid sharding, ZeRO 3": (4, uniform((0, 5), 1, Strategy(1, 4, 3, shard_size=2)), ()),
+    "hybrid sharding, ZeRO 1 and 3": (4, Plan(1, (0, 5), (*HYBRID, *HYBRID, HYBRID[1])), LLAMA),
     "unlike copies of a tied table": (
         4,
         Plan(2, (0, 2, 5), (Strategy(2, 1), Strategy(1, 2, 2), Strategy(1, 2), *(Strategy(1, 2, 3),) * 2)),
