@@ -102,9 +102,7 @@ def listens() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listens")
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the retraining of the second seed, then no more."""
     arguments = [*OVERRIDES, "bilevel.seeds=[0,1]", "bilevel.variants=[bilevel]", f"hydra.run.dir={tmp_path}"]
     arguments += ["output.tensorboard=false", "space.num_micro_batches=1", "bilevel.num_steps=8",

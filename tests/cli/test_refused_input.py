@@ -123,9 +123,7 @@ def composed() -> DictConfig:
 
 
 @pytest.mark.parametrize(("argument", "named", "way_out"), VALUES, ids=[row[0] for row in VALUES])
-def test_a_bad_value_is_refused_in_one_sentence(
-    composed: DictConfig, argument: str, named: str, way_out: str
-) -> None:
+def test_a_bad_value_is_one_sentence(composed: DictConfig, argument: str, named: str, way_out: str) -> None:
     key, _, value = argument.partition("=")
     changed = composed.copy()
     OmegaConf.update(changed, key, yaml.safe_load(value))

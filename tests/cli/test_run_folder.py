@@ -127,9 +127,7 @@ def test_a_plan_that_cannot_be_written_leaves_no_curves_and_one_sentence(
     assert not any("tfevents" in name for name in outcome.files)
 
 
-def test_a_reader_that_has_gone_ends_the_command_as_other_programs_end(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_has_gone_ends_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*arguments: Any) -> None:
         cli.PipedConsole().on_broken_pipe()
 

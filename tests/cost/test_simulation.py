@@ -62,9 +62,7 @@ def test_the_recursion_is_an_event_queue_on_random_pipelines(schedule: str, chun
     ("schedule", "chunks"),
     [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble_v", 2), ("v_min", 2)],
 )
-def test_stages_that_are_equal_but_for_one_part_in_a_million_are_exact_over_many_micro_batches(
-    schedule: str, chunks: int, seed: int
-) -> None:
+def test_nearly_equal_stages_are_exact_over_many_micro_batches(schedule: str, chunks: int, seed: int) -> None:
     # nearly equal bottlenecks take longest to settle
     noise = random_passes(seed, 4 * chunks, plans=1, message=0.0)
     even = equal_passes(4 * chunks, 1.0, 2.0, 1.0)

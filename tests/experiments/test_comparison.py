@@ -157,9 +157,7 @@ TINY = ScheduleCase(
 )
 
 
-def test_schedules_are_compared_at_equal_seconds_with_a_bound_below_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schedules_are_compared_above_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 12
     monkeypatch.setattr(compare_schedules, "CASES", (TINY,))
     given = [f"out={tmp_path}", "seeds=1", "budget=0.2", "search.num_steps=4", "search.num_restarts=2"]

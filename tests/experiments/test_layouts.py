@@ -25,9 +25,7 @@ def test_layouts_are_read_as_megatron_reads_them_and_hold_every_block_of_their_m
         (9, 8, None),
     ],
 )
-def test_the_default_is_even_or_counts_the_ends_or_has_a_short_last_stage(
-    blocks: int, stages: int, wanted: list[str] | None
-) -> None:
+def test_the_default_is_even_or_counts_its_ends(blocks: int, stages: int, wanted: list[str] | None) -> None:
     assert megatron_default(blocks, stages) == wanted
 
 

@@ -54,9 +54,7 @@ def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
         assert sorted(ours.nodes) == sorted(theirs.nodes)
 
 
-def test_the_command_leaves_both_plans(
-    case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_leaves_two(case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce_fasop, "read_cases", lambda _: ({"tiny": case}, {"tiny": 0.1}))
     monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"out={tmp_path}"])
     assert reproduce_fasop.run(reproduce_fasop.FasopOptions(out=str(tmp_path))) == 0

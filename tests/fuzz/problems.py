@@ -144,13 +144,9 @@ def answered(problem: Problem, best: float) -> str:
 
 
 def compare(
-    claimed: float,
-    best: float,
-    problem: Problem | None = None,
-    given: Plan | None = None,
-    *,
+    claimed: float, best: float, problem: Problem | None = None, given: Plan | None = None, *,
     proven: bool = True,
-) -> str:
+) -> str:  # fmt: skip
     """Compare a claim with the truth; infinite says that no plan fits."""
     if problem is not None and given is not None:
         cost = evaluate(given, problem)

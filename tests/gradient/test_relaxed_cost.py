@@ -68,9 +68,7 @@ def test_one_hot_surrogate_and_evaluate_give_the_cost_of_the_batch(name: str, co
     [([], None, 1e-6), ([], 20.0, 0.02), *((cost, None, 1e-5) for cost in SIMULATED)],
 )
 @pytest.mark.parametrize("pp", [1, 2, 4])
-def test_surrogate_gradients_match_finite_differences(
-    pp: int, cost: list[str], sharpness: float | None, tolerance: float
-) -> None:
+def test_gradients_are_slopes(pp: int, cost: list[str], sharpness: float | None, tolerance: float) -> None:
     problem = load_problem([*TOY, *cost, f"space.pp={pp}"])
     (table,) = build_tables(problem)
     rng = torch.Generator().manual_seed(pp)

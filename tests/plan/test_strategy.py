@@ -62,9 +62,7 @@ WRONG: dict[tuple[str | int, ...], list[Any]] = {
 
 
 @pytest.mark.parametrize(("path", "value"), [(path, value) for path in WRONG for value in WRONG[path]])
-def test_a_wrong_field_is_refused_by_its_name_in_one_sentence(
-    toy_problem: Problem, path: tuple[str | int, ...], value: Any
-) -> None:
+def test_a_wrong_field_is_named(toy_problem: Problem, path: tuple[str | int, ...], value: Any) -> None:
     data = plan_of().to_dict(names(toy_problem), 8)
     place = reduce(getitem, path[:-1], data)
     if value is MISSING:

@@ -119,9 +119,7 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 
 
-def test_memory_is_tightened_by_twice_the_need_and_loosened_by_halves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_tightened_by_twice_the_need_then_loosened(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
     monkeypatch.setattr(memory_chance, "posterior", lambda: known)
     problem, distances = load_problem(TOY), []

@@ -61,9 +61,7 @@ def test_one_length_is_plain(tmp_path: Path, seed: int, packed: str, monkeypatch
 
 
 @pytest.mark.parametrize("seed", RANDOM)
-def test_padding_costs_seconds_and_memory_and_no_plan_beats_its_mean_step(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_costs_seconds_and_memory(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [32, 96, 256, 512] if seed % 2 else list(range(16, 512, 31))
     packed, padded = (
         found_of(random_job(tmp_path, seed, values, f"training.packed={word}"), monkeypatch)
@@ -78,9 +76,7 @@ def test_padding_costs_seconds_and_memory_and_no_plan_beats_its_mean_step(
         assert all(max(own.memory[:2]) <= own.memory[2] * (1.0 + 1e-9) for own in (less, more))
 
 
-def test_a_packed_step_costs_the_mean_of_its_sequences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packed_step_costs_the_mean_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = ("cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1", "training.seq_len=512")
     problem = job(tmp_path, {64: 3.0, 256: 1.0}, *alone, "training.global_batch_size=8")
     draws = np.random.default_rng(problem.config.search.seed).choice(2, (lengths.DRAWS, 8), p=[0.75, 0.25])

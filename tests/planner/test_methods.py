@@ -188,9 +188,7 @@ def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
     assert str(exact.value) == str(gradient.value)
 
 
-def test_what_descent_misses_exact_methods_find_and_only_a_proof_says_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_exact_methods_find_what_descent_misses_or_prove_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_descent_method, "search_tables", lambda *given, **named: None)
     assert planning.plan(load_problem(TOY)).result.method == "dynamic_programming"
     with pytest.raises(InfeasibleError, match=r"fits in no layerwise plan that was found on cluster"):
@@ -232,9 +230,7 @@ def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_spac
 @pytest.mark.parametrize(
     "overrides", [[], ["search.exact_seconds=1e-9"], ["cost.pipeline=simulated", "space.pp=2"]]
 )
-def test_no_plan_is_enumerated_twice(
-    order: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_plan_is_counted_twice(order: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[int] = []
 
     def counted(tables: Sequence[CostTable], *given: Any, **settings: Any) -> TableResult:

@@ -72,9 +72,7 @@ def test_without_a_multiplier_file_larger_micro_batches_are_proportional(folder:
         ("tiny", "A10", 4, "{}: tp=4 of model tiny on A10 (AWS g5) must be measured; try 2."),
     ],
 )
-def test_what_was_not_measured_is_refused_with_the_nearest_that_was(
-    folder: Path, model: str, gpu: str, tp: int, sentence: str
-) -> None:
+def test_what_was_not_measured_is_refused(folder: Path, model: str, gpu: str, tp: int, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_profiles(folder).find(model, gpu, tp)
     assert str(caught.value) == sentence.format(folder)

@@ -18,12 +18,9 @@ NAN, INF = float("nan"), float("inf")
 
 
 def render_text(
-    problem: Problem,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
+    problem: Problem, result: SearchResult | None, plan: Plan, cost: CostBreakdown,
     verifications: Sequence[Verification],
-) -> str:
+) -> str:  # fmt: skip
     """The report as a pipe or a file gets it."""
     out = StringIO()
     render(problem, result, plan, cost, verifications, Console(file=out, width=80, color_system=None))

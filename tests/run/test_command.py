@@ -100,11 +100,9 @@ def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(
     ],
 )
 def test_a_wrong_setting_is_one_sentence(
-    arguments: tuple[str, ...],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     assert command(monkeypatch, *arguments) == 2
     assert words in capsys.readouterr().err
 
@@ -162,9 +160,7 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_
         ({"num_micro_batches": 3}, (), "must divide training.global_batch_size=8"),
     ],
 )
-def test_what_cannot_run_is_refused(
-    change: dict[str, object], overrides: tuple[str, ...], words: str
-) -> None:
+def test_what_cannot_run_is_named(change: dict[str, object], overrides: tuple[str, ...], words: str) -> None:
     problem = tiny(4, *overrides)
     layer = replace(LayerStrategy(2, 2), **change.pop("layer", {}))  # type: ignore[arg-type]
     plan = replace(uniform((0, problem.num_layers), 2, layer), **change)  # type: ignore[arg-type]
@@ -254,12 +250,9 @@ def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_wrong_environment_of_torchrun_is_refused(
-    variables: dict[str, str],
-    sentence: str,
-    two: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str], sentence: str, two: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

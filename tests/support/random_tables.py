@@ -12,16 +12,9 @@ from darts_parallel.plan.strategy import LayerStrategy
 
 
 def random_table(
-    seed: int,
-    *,
-    pp: int = 2,
-    num_layers: int = 5,
-    num_choices: int = 3,
-    num_layouts: int = 2,
-    num_outer: int = 2,
-    equal_layers: bool = False,
-    tightness: float = 0.6,
-) -> CostTable:
+    seed: int, *, pp: int = 2, num_layers: int = 5, num_choices: int = 3, num_layouts: int = 2,
+    num_outer: int = 2, equal_layers: bool = False, tightness: float = 0.6,
+) -> CostTable:  # fmt: skip
     """A table of random costs.
 
     Args:

@@ -40,12 +40,9 @@ def tiny(devices: int, *overrides: str) -> Problem:
 
 
 def uniform(
-    boundaries: tuple[int, ...],
-    num_micro_batches: int,
-    strategy: LayerStrategy,
-    chunks: int = 1,
+    boundaries: tuple[int, ...], num_micro_batches: int, strategy: LayerStrategy, chunks: int = 1,
     schedule: str | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """A plan of equal layers."""
     layers = (strategy,) * boundaries[-1]
     return Plan(num_micro_batches, boundaries, layers, virtual_stages=chunks, schedule=schedule)
