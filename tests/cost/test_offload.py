@@ -11,7 +11,7 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.table import CostTable
 from darts_parallel.cost.terms.offload import HostMemory, OffloadedPlans
-from darts_parallel.errors import ConfigError, InfeasibleError, PlanError, UnsupportedError
+from darts_parallel.errors import InfeasibleError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.export import export_plan
@@ -157,23 +157,3 @@ def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all(
         export_plan(problem, plan, "megatron")
     with pytest.raises(UnsupportedError, match="host memory"):
         refuse_unexecutable(plan, problem)
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (["space.offload=[weights]"], "space.offload=weights must be one of activation, optimizer"),
-        (
-            ["space.offload=[activation]", "cluster.devices.toy.host_bandwidth_GBps=0"],
-            "host_bandwidth_GBps=0 must",
-        ),
-        (
-            ["space.offload=[activation]", "search=exact"],
-            "search.method=exact must go with space.offload=null",
-        ),
-        (["space.offload=[optimizer]", "space=executable"], "must be null with space.executable"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(given: list[str], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence.replace("[", r"\[")):
-        load_problem(["model=toy", "cluster=toy", "training=toy", *given])

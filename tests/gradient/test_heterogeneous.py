@@ -188,24 +188,6 @@ def test_a_cluster_that_no_pipeline_divides_is_refused_and_the_advice_works() ->
     assert outer_spaces(with_groups(problem, replace(slow, count=8, gpus=1), odd.cluster.groups[1]))
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("cluster.nodes.1.count=0", r"nodes\[1\]\.count=0 must be at least 1; try 1"),
-        ("cluster.nodes.1.device=toy_fst", r"device=toy_fst must be one of .*; try toy_fast\."),
-        ("cluster.nodes.5.count=1", r"cluster\.nodes has, .*; try cluster\.nodes\.0\.count=1\."),
-        ("space.node_orders=any", r"space\.node_orders=any must be one of .*; try "),
-        (
-            "cluster.nodes.1.price_per_hour_usd=-1",
-            r"nodes\[1\]\.price_per_hour_usd=-1 must be at least 0; try 0",
-        ),
-    ],
-)
-def test_a_wrong_node_group_is_refused_in_one_sentence(override: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        mixed(override)
-
-
 def test_an_alternative_in_another_order_of_the_nodes_names_it() -> None:
     problem = mixed("space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false")
     result = search(problem, seed=0)

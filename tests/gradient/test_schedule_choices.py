@@ -10,7 +10,7 @@ from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.pipeline import by_device, in_flight
 from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
+from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.plan.space import schedule_choices
 from darts_parallel.plan.strategy import LayerStrategy
@@ -112,20 +112,6 @@ def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object
     again = Plan.from_dict(data)
     assert again == result.plan
     assert evaluate(again, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["space.schedules=[1f1b,zigzag]"], "space.schedules"),
-        (["space.schedules=[]"], "space.schedules"),
-        (["space.offload=[optimizer]", "space.schedules=[searched]"], "space.offload"),
-        (["space.schedules=[1f1b]", "cost=searcher"], "cost=analytic"),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_problem([*TOY, *overrides])
 
 
 def test_plans_name_schedules_that_fit_them() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_table
-from darts_parallel.errors import ConfigError
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import domain_nodes
 from darts_parallel.problem.problem import Problem, load_problem
@@ -67,19 +66,6 @@ def test_a_node_group_may_have_a_domain_of_its_own() -> None:
     group = _problem("cluster.nodes.0.nvlink_domain_gpus=8").cluster.groups[0]
     assert group.domain_nodes == 2
     assert replace(group, count=3).node == group.node
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("cluster.nvlink_domain_gpus=70", r"cluster.nvlink_domain_gpus=70 .*try 72"),
-        ("cluster.nodes.0.nvlink_domain_gpus=3", r"nodes\[0\].nvlink_domain_gpus=3 .*try 4"),
-        ("cluster.nodes.0.intra_node.shared=true", r"nvlink_domain_gpus=72 .*shared=true.*try 4"),
-    ],
-)
-def test_a_domain_that_no_switch_makes_is_refused(override: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        _problem(override)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
