@@ -112,14 +112,9 @@ class Planner:
     """It takes part where the schedule is a choice and a device holds chunks: it reads no closed form."""
 
     def solve(
-        self,
-        tables: Sequence[CostTable],
-        space_kind: str,
-        *,
-        deadline: float | None = None,
-        seed: int = 0,
+        self, tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0,
         max_steps: int = ENDLESS,
-    ) -> TableResult:
+    ) -> TableResult:  # fmt: skip
         """Return the best plan until `deadline`.
 
         Args:

@@ -33,14 +33,11 @@ from experiments.comparison.runs import MethodRun, answered, searched
 from experiments.study import Report, Study, StudyOptions, run_study
 
 PROBLEMS = {
-    "gpt2_tight": "gpt2_xl on a10_4x4, tight",
-    "v100_tight": "gpt2_xl on v100_4x8, tight",
-    "mixed": "gpt2_xl on a10_a100_mixed, loose",
-    "bert_tight": "bert_345m on a10_4x4, tight",
-    "bert_uneven": "bert_345m on a10_8x4, uneven",
-    "t5_loose": "t5_1_3b on a10_4x4, loose",
+    "gpt2_tight": "gpt2_xl on a10_4x4, tight", "v100_tight": "gpt2_xl on v100_4x8, tight",
+    "mixed": "gpt2_xl on a10_a100_mixed, loose", "bert_tight": "bert_345m on a10_4x4, tight",
+    "bert_uneven": "bert_345m on a10_8x4, uneven", "t5_loose": "t5_1_3b on a10_4x4, loose",
     "toy_tight": "toy on toy, tight",
-}
+}  # fmt: skip
 """Short names of problems of `comparison/problems.py`."""
 ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
 """Problems where none is named: tight memory, and layers that all differ."""

@@ -41,13 +41,10 @@ def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
 def run(options: CompareOptions) -> int:
     """Run all problems; returns the exit status."""
     study = Study(
-        "compare",
-        "Which method finds the best plan?",
-        "measured seconds; all methods read the same cost tables.",
-        partial(run_case, options=options),
-        partial(report, options=options),
-        page="compare" if options.problems else "compare_whole",
-    )
+        "compare", "Which method finds the best plan?",
+        "measured seconds; all methods read the same cost tables.", partial(run_case, options=options),
+        partial(report, options=options), page="compare" if options.problems else "compare_whole",
+    )  # fmt: skip
     return run_study(study, {case.name: case for case in suite(options.problems)}, options)
 
 

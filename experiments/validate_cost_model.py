@@ -73,14 +73,11 @@ def report(outcomes: Sequence[RowOutcome], parameters: Calibrated, options: Vali
     known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
     jobs = job_rankings(cases, {MODEL: known})
     return Report(
-        METHOD,
-        skipped_summary(outcomes),
-        *held_out_reports(cases, parameters, options.held_out),
+        METHOD, skipped_summary(outcomes), *held_out_reports(cases, parameters, options.held_out),
         "In sample (the shipped parameters saw these rows):",
         markdown_table(ERROR_HEADER, error_rows(outcomes)),
-        markdown_table(RANKING_HEADER, ranking_rows(jobs)),
-        files={"ranking.csv": rankings_csv(jobs)},
-    )
+        markdown_table(RANKING_HEADER, ranking_rows(jobs)), files={"ranking.csv": rankings_csv(jobs)},
+    )  # fmt: skip
 
 
 def validate(options: ValidationOptions) -> int:
@@ -91,13 +88,10 @@ def validate(options: ValidationOptions) -> int:
     unused = skipped_lines(outcomes, others)
     print("\n  ".join([f"Not used ({len(unused)}):" if unused else "Every row was used.", *unused]))
     study = Study(
-        "validate_cost_model",
-        "How far is the cost model from measured runs?",
-        "runs of frameworks and GPUs that nobody has published.",
-        lambda found: found,
-        partial(report, parameters=parameters, options=options),
-        page="validation",
-    )
+        "validate_cost_model", "How far is the cost model from measured runs?",
+        "runs of frameworks and GPUs that nobody has published.", lambda found: found,
+        partial(report, parameters=parameters, options=options), page="validation",
+    )  # fmt: skip
     return run_study(study, {"all runs": outcomes}, options)
 
 

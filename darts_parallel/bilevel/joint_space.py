@@ -146,13 +146,10 @@ def exchange_choices(table: CostTable, choices: Sequence[LayerStrategy], source:
 
     by_layer = [item.name for item in fields(table) if item.metadata.get("axes", "").endswith("LC")]
     return replace(
-        table,
-        **{name: exchanged(getattr(table, name)) for name in by_layer},
-        choices=tuple(choices),
-        layout=table.layout[first],
-        allowed=table.allowed[:, first],
+        table, **{name: exchanged(getattr(table, name)) for name in by_layer}, choices=tuple(choices),
+        layout=table.layout[first], allowed=table.allowed[:, first],
         kind_allowed=None if table.kind_allowed is None else table.kind_allowed[:, first],
-    )
+    )  # fmt: skip
 
 
 def at_bits(strategy: LayerStrategy, bits: Bits) -> LayerStrategy:

@@ -179,14 +179,9 @@ class Job(Watcher):
             return {}
 
     def _write(
-        self,
-        planned: Planned,
-        cost: CostBreakdown,
-        elasticities: dict[str, float],
-        found: Sequence[Offer],
-        rungs: Sequence[Rung],
-        best: dict[str, Any],
-    ) -> dict[str, Any]:
+        self, planned: Planned, cost: CostBreakdown, elasticities: dict[str, float], found: Sequence[Offer],
+        rungs: Sequence[Rung], best: dict[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
         """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
         result, problem = planned.result, planned.problem or self.problem
         if result is not None and planned.interrupted:

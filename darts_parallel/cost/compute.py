@@ -105,16 +105,9 @@ def stream_seconds(size: Tensor, device: Device) -> Tensor:
 
 
 def attention_seconds(
-    core: AttentionCore,
-    tokens: Tensor,
-    seq_len: int,
-    tp: Tensor,
-    device: Device,
-    *,
-    fused: bool,
-    width: int,
-    eight_bit: bool = False,
-) -> Tensor:
+    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, *, fused: bool,
+    width: int, eight_bit: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
     Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask, those

@@ -120,14 +120,9 @@ def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: 
 
 
 def activation_bytes(
-    layer: LayerSpec,
-    tokens: Tensor,
-    seq_len: int,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    width: int,
+    layer: LayerSpec, tokens: Tensor, seq_len: int, tp: Tensor, sequence_shards: Tensor, width: int,
     modules: Sequence[str] = ("core_attn",),
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """Return the bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
 
     Args:

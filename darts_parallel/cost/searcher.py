@@ -67,16 +67,13 @@ class SearcherModel:
         tokens = training.global_batch_size * training.seq_len
         wide = [degree for degree in divisors(cluster.num_devices) if degree > group.gpus]
         return SearcherModel(
-            flops=model.flops_per_token(training.seq_len) * tokens,
-            peak=group.device.peak_flops,
+            flops=model.flops_per_token(training.seq_len) * tokens, peak=group.device.peak_flops,
             gradients=float(model.num_parameters * width),
             activation=float(tokens * model.config.hidden_size * width),
             collectives=sum(layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers),
-            inside=group.intra_node.bandwidth,
-            between=cluster.inter_node.bandwidth,
-            gpus=group.gpus,
+            inside=group.intra_node.bandwidth, between=cluster.inter_node.bandwidth, gpus=group.gpus,
             beyond=float(min(wide, default=float("inf"))),
-        )
+        )  # fmt: skip
 
     def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
         """Return the seconds per iteration by cause, of the shape of the degrees, real and at least 1.

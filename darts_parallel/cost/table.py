@@ -305,16 +305,13 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
             p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
         devices = find(model.schedule).devices(space.pp, space.pp * space.virtual_stages)
         table = replace(
-            first,
-            pipeline=model,
+            first, pipeline=model,
             stage_kind=torch.tensor([kinds.index(own[device]) for device in devices]),
-            boundary_kind=torch.tensor(numbers, dtype=torch.long),
-            p2p=p2p,
+            boundary_kind=torch.tensor(numbers, dtype=torch.long), p2p=p2p,
             per_iteration=tied_seconds(context, cluster, own),
-            capacity=capacities(cluster, own, problem.margin),
-            node_order=cluster.node_order,
+            capacity=capacities(cluster, own, problem.margin), node_order=cluster.node_order,
             order_name=order_label(cluster),
-        )
+        )  # fmt: skip
         if space.num_micro_batches != counts:
             table = table.select([counts.index(count) for count in space.num_micro_batches])
         tables.append(replace(table, **held_fields(table, space.virtual_stages)))

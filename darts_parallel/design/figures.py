@@ -12,14 +12,11 @@ from darts_parallel.problem import Cluster, Problem
 
 MEMORY = "device.memory"
 FIGURES = {
-    "device.peak_flops": (1, "peak_TFLOPs"),
-    MEMORY: (1, "memory_GiB"),
-    "device.memory_bandwidth": (1, "memory_bandwidth_GBps"),
-    "intra_node.bandwidth": (1, "bandwidth_GBps"),
-    "intra_node.latency": (-1, "latency_us"),
-    "inter_node.bandwidth": (1, "bandwidth_GBps"),
+    "device.peak_flops": (1, "peak_TFLOPs"), MEMORY: (1, "memory_GiB"),
+    "device.memory_bandwidth": (1, "memory_bandwidth_GBps"), "intra_node.bandwidth": (1, "bandwidth_GBps"),
+    "intra_node.latency": (-1, "latency_us"), "inter_node.bandwidth": (1, "bandwidth_GBps"),
     "inter_node.latency": (-1, "latency_us"),
-}
+}  # fmt: skip
 """Figures: 1 where more is better or -1 where less is, and the key of the configuration."""
 
 

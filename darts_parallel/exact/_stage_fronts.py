@@ -220,12 +220,9 @@ class LayerwiseFronts:
         values[..., SECONDS] += costs.reshard[kind, layer - 1][labels.current[:, None], layout]
         values[..., WORKING] = np.maximum(labels.values[:, None, WORKING], added[:, WORKING])
         return Labels(
-            values.reshape(-1, 5),
-            np.repeat(labels.first, len(choice)),
-            np.tile(layout, count),
-            np.repeat(np.arange(count), len(choice)),
-            np.tile(choice, count),
-        )
+            values.reshape(-1, 5), np.repeat(labels.first, len(choice)), np.tile(layout, count),
+            np.repeat(np.arange(count), len(choice)), np.tile(choice, count),
+        )  # fmt: skip
 
     def _finish(
         self, labels: dict[int, Labels], budgets: LabelLimits, offsets: "_NodeOffsets", capacity: float

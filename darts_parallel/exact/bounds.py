@@ -87,16 +87,13 @@ class OuterCosts:
 
         runs, shape = table.kind_allowed, (table.forward.shape[1], len(table.choices))
         return OuterCosts(
-            num_micro_batches=int(table.num_micro_batches[outer]),
-            choices=np.arange(len(table.choices)),
+            num_micro_batches=int(table.num_micro_batches[outer]), choices=np.arange(len(table.choices)),
             layout=table.layout.numpy(),
             **{name: costs(name) for name in (*_BY_CHOICE, "reshard", "p2p", "in_flight")},
-            capacity=table.stage_capacity.detach().numpy(),
-            stage_kind=table.stage_kind.numpy(),
-            boundary_kind=table.boundary_kind.numpy(),
-            fused_to_previous=table.fused_to_previous.numpy(),
+            capacity=table.stage_capacity.detach().numpy(), stage_kind=table.stage_kind.numpy(),
+            boundary_kind=table.boundary_kind.numpy(), fused_to_previous=table.fused_to_previous.numpy(),
             kind_allowed=np.ones(shape, dtype=bool) if runs is None else runs.numpy(),
-        )
+        )  # fmt: skip
 
     @cached_property
     def layer_class(self) -> Index:

@@ -29,13 +29,10 @@ class Completions:
     def build(stages: StageSegments, summed: Array, seconds: Array, sync: Array) -> "Completions":
         """Build from bounds of the possible segments, each `(N,)`."""
         return Completions(
-            stages.before(summed, np.add),
-            stages.after(summed, np.add),
-            _finite(stages.before(seconds, np.maximum)),
-            _finite(stages.after(seconds, np.maximum)),
-            _finite(stages.before(sync, np.maximum)),
-            _finite(stages.after(sync, np.maximum)),
-        )
+            stages.before(summed, np.add), stages.after(summed, np.add),
+            _finite(stages.before(seconds, np.maximum)), _finite(stages.after(seconds, np.maximum)),
+            _finite(stages.before(sync, np.maximum)), _finite(stages.after(sync, np.maximum)),
+        )  # fmt: skip
 
     def outside(self, stages: StageSegments) -> tuple[Array, Array, Array]:
         """Sum, bottleneck and largest synchronisation of all other stages, each `(N,)`."""

@@ -74,14 +74,9 @@ def _mixture(payoff: Array) -> Array:
 
 
 def chain_bound(
-    table: CostTable,
-    outer: int,
-    *,
-    enough: float = np.inf,
-    rounds: int = ROUNDS,
-    deadline: float = np.inf,
+    table: CostTable, outer: int, *, enough: float = np.inf, rounds: int = ROUNDS, deadline: float = np.inf,
     splits: FoldedSplits | None = None,
-) -> float:
+) -> float:  # fmt: skip
     """Bound from mixtures of paths, for one outer choice.
 
     Args:

@@ -88,14 +88,9 @@ class GradientSearch:
     """Class that searches orders of passes after polishing; a rival takes another."""
 
     def __init__(
-        self,
-        tables: Sequence[CostTable],
-        space_kind: str,
-        config: SearchConfig,
-        seed: int,
-        starts: Sequence[TablePlans] = (),
-        clock: Stopwatch | None = None,
-    ) -> None:
+        self, tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int,
+        starts: Sequence[TablePlans] = (), clock: Stopwatch | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.space_kind = config, space_kind
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
@@ -209,12 +204,9 @@ class GradientSearch:
             self._collect(weights, costs)
         if last or self.step % self.config.record_every == 0:
             record = LeadingPlan.of(self.groups, merits, weights, costs).record(
-                step=self.step,
-                seconds=self.clock.seconds,
-                schedules=schedules,
-                best_time_s=self.pool.best_time,
-                outer_weights=self._weights_by_outer(),
-            )
+                step=self.step, seconds=self.clock.seconds, schedules=schedules,
+                best_time_s=self.pool.best_time, outer_weights=self._weights_by_outer(),
+            )  # fmt: skip
         self.move()
         return record, merits
 
@@ -318,15 +310,10 @@ def search(
 
 
 def search_tables(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    config: SearchConfig,
-    seed: int,
-    *,
+    tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int, *,
     on_record: Callable[[StepRecord], None] = lambda record: None,
-    loop: type[GradientSearch] = GradientSearch,
-    starts: Sequence[TablePlans] = (),
-) -> SearchResult | None:
+    loop: type[GradientSearch] = GradientSearch, starts: Sequence[TablePlans] = (),
+) -> SearchResult | None:  # fmt: skip
     """Search over cost tables; None when no feasible plan was met.
 
     Args:
@@ -342,14 +329,9 @@ def search_tables(
 
 
 def _search_tables(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    config: SearchConfig,
-    seed: int,
-    on_record: Callable[[StepRecord], None],
-    loop: type[GradientSearch],
-    starts: Sequence[TablePlans],
-) -> SearchResult | None:
+    tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int,
+    on_record: Callable[[StepRecord], None], loop: type[GradientSearch], starts: Sequence[TablePlans],
+) -> SearchResult | None:  # fmt: skip
     clock = Stopwatch()
     tables = [without_needless_simulation(table) for table in tables]
     # known plans name their strategies by number: their tables are without dominated ones already

@@ -199,12 +199,9 @@ class _PoolPolisher:
         alike = not table.pipeline.simulated
         evaluator = MoveEvaluator(table, self.stop, max_work)
         plan, _, evaluated = polish(
-            table,
-            entry.plan,
-            self.space_kind,
-            evaluator=evaluator,
+            table, entry.plan, self.space_kind, evaluator=evaluator,
             visited=self.visited[entry.table] if alike else None,
-        )
+        )  # fmt: skip
         self.pool.evaluated += evaluated
         if table.pipeline.simulated and not evaluator.out_of_budget():
             self.pool.local_optima[entry.table].add(plan_key(plan))

@@ -86,17 +86,14 @@ class RestartBatch:
         sizes = (table.num_outer, restarts, table.num_stages)
         noise = torch.randn(sizes, generator=generator, dtype=torch.float64)
         return RestartBatch(
-            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None,
-            table=table,
-            space_kind=space_kind,
-            logits=logits.requires_grad_(),
+            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None, table=table,
+            space_kind=space_kind, logits=logits.requires_grad_(),
             widths=(WIDTH_NOISE * noise).requires_grad_(),
-            multipliers=torch.zeros_like(noise[..., : table.pp]),
-            table_index=table_index,
+            multipliers=torch.zeros_like(noise[..., : table.pp]), table_index=table_index,
             outer_index=outer,
             paths=PathMemory(config.simulate_every) if table.pipeline.simulated else None,
             names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],
-        )
+        )  # fmt: skip
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -57,14 +57,9 @@ class LeadingPlan:
         return LeadingPlan(groups[lead], weights[lead], costs[lead], least, outer, restart)
 
     def record(
-        self,
-        *,
-        step: int,
-        seconds: float,
-        schedules: Schedules,
-        best_time_s: float,
+        self, *, step: int, seconds: float, schedules: Schedules, best_time_s: float,
         outer_weights: dict[str, float],
-    ) -> StepRecord:
+    ) -> StepRecord:  # fmt: skip
         """Return the state of the search at a step."""
         place, cost, table = (self.outer, self.restart), self.cost, self.group.table
         probabilities = self.weights.choices[place].detach()

@@ -261,14 +261,11 @@ class Plan:
         layers = tuple(_layer(layer, i) for i, layer in enumerate(field(data, "layers", list)))
         boundaries = (stages[0][0], *(end for _, end in stages))
         plan = Plan(
-            num_micro_batches=field(data, "num_micro_batches", int, minimum=1),
-            boundaries=boundaries,
-            layers=layers,
-            cp=field(data, "cp", int, minimum=1, default=1),
+            num_micro_batches=field(data, "num_micro_batches", int, minimum=1), boundaries=boundaries,
+            layers=layers, cp=field(data, "cp", int, minimum=1, default=1),
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
-            node_order=node_order_of(data),
-            schedule=_schedule(data),
-        )
+            node_order=node_order_of(data), schedule=_schedule(data),
+        )  # fmt: skip
         plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
         pp = field(data, "pp", int)
         if pp != plan.pp:

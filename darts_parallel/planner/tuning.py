@@ -208,12 +208,9 @@ def _place(plan: Plan, batch: int) -> tuple[float, ...]:
 def proposal_dict(proposal: Proposal, file: str, command: str, batch: int) -> Mapping[str, object]:
     """Return a proposal for `plan.json`."""
     return {
-        "plan": file,
-        "description": proposal.plan.describe(batch),
+        "plan": file, "description": proposal.plan.describe(batch),
         "predicted_iteration_time_s": proposal.predicted_s,
         "expected_iteration_time_s": proposal.expected_s,
-        "iteration_time_interval_s": list(proposal.interval_s),
-        "trials": proposal.trials,
-        "chance": proposal.chance,
-        "command": command,
-    }
+        "iteration_time_interval_s": list(proposal.interval_s), "trials": proposal.trials,
+        "chance": proposal.chance, "command": command,
+    }  # fmt: skip

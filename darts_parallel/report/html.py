@@ -57,15 +57,10 @@ i{display:inline-block;width:11px;height:11px;margin-right:5px;background:#4878a
 
 
 def report_page(
-    problem: Problem,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
-    answers: Sequence[Verification],
-    data: Mapping[str, Any],
-    tables: Sequence[Table],
+    problem: Problem, result: SearchResult | None, plan: Plan, cost: CostBreakdown,
+    answers: Sequence[Verification], data: Mapping[str, Any], tables: Sequence[Table],
     commands: Sequence[str],
-) -> str:
+) -> str:  # fmt: skip
     """Return the page.
 
     Args:

@@ -65,13 +65,10 @@ class Tracker:
         values = {
             "search/temperature": record.schedules.temperature,
             "search/boundary_temperature": record.schedules.boundary_temperature,
-            "search/sharpness": record.schedules.sharpness,
-            "search/loss": record.loss,
-            "search/surrogate_time_s": record.surrogate_time_s,
-            "search/best_time_s": record.best_time_s,
-            "search/entropy": record.entropy,
-            "search/pp": record.pp,
-        }
+            "search/sharpness": record.schedules.sharpness, "search/loss": record.loss,
+            "search/surrogate_time_s": record.surrogate_time_s, "search/best_time_s": record.best_time_s,
+            "search/entropy": record.entropy, "search/pp": record.pp,
+        }  # fmt: skip
         # a choice that has left weighs nothing; said once, so that no curve is a single point
         weights = dict.fromkeys(self._outer, 0.0) | record.outer_weights
         notable = min(1.0, NOTABLE / max(len(record.outer_weights), 1))

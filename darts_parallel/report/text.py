@@ -127,15 +127,10 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
 
 
 def render(
-    problem: Problem,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
-    verifications: Sequence[Verification],
-    console: Console,
-    elasticities: dict[str, float] | None = None,
+    problem: Problem, result: SearchResult | None, plan: Plan, cost: CostBreakdown,
+    verifications: Sequence[Verification], console: Console, elasticities: dict[str, float] | None = None,
     takers: Takers | None = None,
-) -> list[Table]:
+) -> list[Table]:  # fmt: skip
     """Print the report, and return its tables.
 
     Args:
