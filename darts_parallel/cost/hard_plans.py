@@ -106,10 +106,14 @@ def round_edges(edges: Tensor, num_units: int) -> Tensor:
     return torch.cat([torch.zeros(len(edges), 1, dtype=torch.long), inner], dim=1)
 
 
-def even_uniform_plans(table: CostTable) -> HardPlans:
-    """Return every outer choice with every strategy for all layers, stages as even as they can be."""
+def even_uniform_plans(table: CostTable, *, ends_apart: bool = False) -> HardPlans:
+    """Return every outer choice with every strategy for all layers, stages as even as they can be.
+
+    Args:
+        ends_apart: Even without the first and the last unit, which come on top: trainers cut blocks so.
+    """
     units = unit_starts(table.fused_to_previous)
-    edges = torch.arange(1, table.num_stages) * len(units) / table.num_stages
+    edges = ends_apart + torch.arange(1, table.num_stages) * (len(units) - 2 * ends_apart) / table.num_stages
     starts = units[round_edges(edges.unsqueeze(0), len(units))]
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)

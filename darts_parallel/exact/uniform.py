@@ -6,6 +6,7 @@ and what is still below the best plans so far is solved exactly.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -29,13 +30,19 @@ TOLERANCE = 1e-12
 
 
 def find_uniform_plan(
-    tables: Sequence[CostTable], incumbent: float = inf, deadline: float | None = None, *, count: int = 1
+    tables: Sequence[CostTable],
+    incumbent: float = inf,
+    deadline: float | None = None,
+    *,
+    count: int = 1,
+    even: bool = False,
 ) -> TableResult:
     """Return the optimal uniform plan over all tables, and the best of the next configurations.
 
     Args:
         deadline: `time.monotonic()` at which to stop without a proof.
         count: Configurations (stages, micro-batches, strategy) to rank; each with its best split.
+        even: Interleaved plans have equal chunks; else those of unequal ones are bounded only.
 
     Returns:
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
@@ -45,9 +52,10 @@ def find_uniform_plan(
         return TableResult(None, lowest, False, 0, note=OFFLOADING)
     check, closed = deadline_check(deadline), _quick_bounds(tables)
     known = min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT)
-    found, interleaved_floor = _even_interleaved(tables, incumbent, count)
+    found, interleaved_floor, proven = _even_interleaved(tables, incumbent, count, deadline)
+    even = even and proven
     effort, reached, proven = sum(len(bounds) for _, bounds in closed.values()), 0.0, True
-    interleaved = any(table.virtual_stages > 1 for table in tables)
+    interleaved = any(table.virtual_stages > 1 for table in tables) and not even
     # a number below 0 in the place of the strategy: all of an outer choice, with the least quick bound
     queue = [(bounds.min(), *key, -1) for key, (_, bounds) in closed.items()]
     heapify(queue)
@@ -73,27 +81,46 @@ def find_uniform_plan(
         proven = False
     best = found[0] if found else None
     cost = best.time if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
-    floor = min(cost if proven else min(cost, reached), interleaved_floor)
+    floor = min(cost if proven else min(cost, reached), inf if even else interleaved_floor)
     note = EVEN_ONLY if proven and interleaved else ""
     return TableResult(best, float(floor), proven and not interleaved, effort, tuple(found), note)
 
 
 def _even_interleaved(
-    tables: Sequence[CostTable], incumbent: float, count: int
-) -> tuple[list[PricedPlan], float]:
-    """Return the `count` best interleaved plans of even stages, and a bound on all interleaved ones."""
-    found, floor = list[PricedPlan](), float("inf")
+    tables: Sequence[CostTable], incumbent: float, count: int, deadline: float | None
+) -> tuple[list[PricedPlan], float, bool]:
+    """Return the `count` best interleaved plans of even stages, a bound on all, and whether time sufficed.
+
+    Even are all layers, or all but the first and the last. What the mean work of a device excludes is not
+    simulated, the outer choices of the least bounds first.
+    """
+    found, queue = list[PricedPlan](), list[tuple[float, int, int]]()
     for number, table in enumerate(tables):
-        if table.virtual_stages == 1:
-            continue
-        floor = min(floor, float(outer_lower_bounds(table).min()))
-        plans = even_uniform_plans(table)
-        cost = evaluate_batch(table, plans)
-        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
-        for index in times.argsort(stable=True)[:count].tolist():
-            if float(times[index]) <= incumbent * (1 + AGREEMENT) and bool(cost.feasible[index]):
-                found.append(PricedPlan(number, plans[index : index + 1], float(times[index])))
-    return sorted(found, key=lambda candidate: candidate.time)[:count], floor
+        if table.virtual_stages > 1:
+            queue += [(float(b), number, outer) for outer, b in enumerate(outer_lower_bounds(table))]
+    check = deadline_check(deadline)
+    floor = min((bound for bound, *_ in queue), default=inf)
+    try:
+        for bound, number, outer in sorted(queue):
+            limit = found[count - 1].time if len(found) >= count else incumbent * (1 + AGREEMENT)
+            if bound > limit or bound == inf:
+                break
+            check()
+            one = tables[number].select([outer])
+            for ends_apart in (True, False):
+                plans = even_uniform_plans(one, ends_apart=ends_apart)
+                work = one.time[0].amin(0).sum(0)[plans.choices[:, 0]] * one.num_micro_batches / one.pp
+                plans = plans[work.detach() <= limit]
+                cost = evaluate_batch(one, plans)
+                times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+                for index in times.argsort(stable=True)[:count].tolist():
+                    if times[index] <= limit and cost.feasible[index]:
+                        plan = replace(plans[index : index + 1], outer=torch.tensor([outer]))
+                        found.append(PricedPlan(number, plan, float(times[index])))
+            found = sorted(found, key=lambda candidate: candidate.time)[:count]
+    except DeadlineError:
+        return found, floor, False
+    return found, floor, True
 
 
 def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> PricedPlan | None:

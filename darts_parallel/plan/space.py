@@ -286,6 +286,12 @@ def left_out(problem: Problem) -> tuple[str, ...]:
     degrees = pipeline_degrees(space, problem.model, cluster)
     if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
         found.append("node orders that mix the types (space.node_orders)")
+    if (
+        problem.config.search.method == "exact"
+        and space.kind == "uniform"
+        and space.pinned("virtual_stages") != (1,)
+    ):
+        found.append("unequal chunks of interleaved stages")
     return tuple(found)
 
 

@@ -32,7 +32,8 @@ def enumerate_uniform(session: Session, deadline: float) -> None:
         answer = _simulated(session, "exhaustive", "uniform", deadline)
     else:
         count = RANKED if session.result is None else 1
-        found = find_uniform_plan(session.tables, deadline=deadline, count=count)
+        even = _equal_chunks(session)
+        found = find_uniform_plan(session.tables, deadline=deadline, count=count, even=even)
         session.uniform, answer = found, found.verification(session.tables, 0.0)
         if session.result is None:
             ranked = ((entry.time, entry.to_plan(session.tables)) for entry in found.alternatives)
@@ -69,6 +70,11 @@ def _simulated(session: Session, name: str, space_kind: str, deadline: float) ->
     return find_simulated_plan(session.tables, space_kind, closed_form, session.price, deadline=deadline)
 
 
+def _equal_chunks(session: Session) -> bool:
+    """Return whether interleaved plans are those of equal chunks alone, which are proven."""
+    return session.settings.method == "exact" and session.space_kind == "uniform"
+
+
 def _unable(session: Session) -> str:
     if any(table.host for table in session.tables):
         return "no exact method knows shares in host memory (space.offload)"
@@ -76,8 +82,8 @@ def _unable(session: Session) -> str:
         return "no exact method knows all orders of passes (searched)"
     if session.simulated and number_of_plans(session.tables, session.space_kind) > MAX_PRICED_PLANS:
         return "no exact method prices a simulated pipeline"
-    if any(table.virtual_stages > 1 for table in session.tables):
-        return "exact methods only bound interleaved plans"
+    if not _equal_chunks(session) and any(table.virtual_stages > 1 for table in session.tables):
+        return "exact methods only bound interleaved plans, but uniform ones of equal chunks (space=uniform)"
     return ""
 
 
@@ -85,7 +91,7 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
     """Find a plan of one strategy for the best outer choices: stages even at first, then cut again."""
     found: list[tuple[float, int, HardPlans]] = []
     for number, table in enumerate(tables):
-        plans = even_uniform_plans(table)
+        plans = even_uniform_plans(table, ends_apart=table.virtual_stages > 1)
         times = _seconds(table, plans)
         for outer in range(table.num_outer):
             mine = torch.where(plans.outer == outer, times, torch.inf)
@@ -93,7 +99,8 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
                 best = int(mine.argmin())
                 found.append((float(times[best]), number, plans[best : best + 1]))
     for _, number, plan in sorted(found, key=lambda entry: entry[:1])[:REPARTITIONED]:
-        plans = HardPlans.concatenate([plan, repartitioned(tables[number], plan)])
+        cut = tables[number].virtual_stages == 1
+        plans = HardPlans.concatenate([plan, *([repartitioned(tables[number], plan)] if cut else [])])
         times = _seconds(tables[number], plans)
         best = int(times.argmin())
         yield float(times[best]), plans.to_plan(best, tables[number])

@@ -7,10 +7,12 @@ from darts_parallel.cost.evaluation import evaluate, evaluate_batch, pass_second
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.errors import PlanError
+from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.gradient.descent import search
+from darts_parallel.plan.space import left_out
 from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.planner import plan as find_plan
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
@@ -118,12 +120,31 @@ def test_baselines_say_how_far_their_proof_reaches() -> None:
         assert answer.lower_bound_s <= best
         assert "interleaved" in answer.note
         assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(answer.iteration_time_s)
-    plain = check(load_problem([*TOY, "space.zero_stage=1", "space.recompute=none"]), "exhaustive")
-    (chunked,) = (table for table in tables if table.virtual_stages == 2)
-    even = evaluate_batch(chunked, even_uniform_plans(chunked))
-    fastest = float(even.iteration_time.masked_fill(~even.feasible, torch.inf).min())
+
+
+@pytest.mark.parametrize("blocks", [5, 8])
+def test_equal_chunks_are_proven_over_the_uniform_space(blocks: int) -> None:
+    given = (f"model.num_layers={blocks}", "space.zero_stage=1", "space=uniform", "search=exact")
+    problem, tables = interleaved(*given, virtual_stages="[1,2]")
+    expected = brute_force([table for table in tables if table.virtual_stages == 1], "uniform").cost
+    for table in (table for table in tables if table.virtual_stages == 2):
+        for ends_apart in (False, True):
+            even = evaluate_batch(table, even_uniform_plans(table, ends_apart=ends_apart))
+            expected = min(expected, float(even.iteration_time[even.feasible].min()))
     answer = check(problem, "exhaustive")
-    assert answer.iteration_time_s == pytest.approx(min(plain.iteration_time_s, fastest), rel=1e-12)
+    assert answer.proven
+    assert answer.iteration_time_s == pytest.approx(expected, rel=1e-12)
+    assert answer.lower_bound_s == answer.iteration_time_s
+    assert "unequal chunks of interleaved stages" in left_out(problem)
+
+
+def test_search_exact_proves_uniform_interleaved_plans_and_refuses_others() -> None:
+    given = [*TOY, "space.zero_stage=1", "space.recompute=none", "space.virtual_stages=2", "search=exact"]
+    found = find_plan(load_problem([*given, "space=uniform"])).result
+    assert found.stopped_by is None
+    assert all(seconds >= found.iteration_time_s for seconds, _ in found.alternatives)
+    with pytest.raises(ConfigError, match="uniform ones of equal chunks"):
+        find_plan(load_problem(given))
 
 
 @pytest.mark.parametrize(
