@@ -20,8 +20,8 @@ from darts_parallel.planner import Planned, out_of_memory, posterior
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, table_of
 
-SECONDS = 1.5
-"""Seconds for the best plans of all trainers together."""
+SECONDS = 15.0
+"""Wall-clock seconds at most for the best plans of all trainers; 1.5 are usual."""
 COUNT = 4
 """Plans of a trainer of which the first one that it takes is its best."""
 
@@ -132,9 +132,10 @@ def _own_best(
                 if trainer_runs(own, table.pp, table.cp, schedule, choice)]  # fmt: skip
         if kept:
             mine.append(without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused)))
-    found = find_uniform_plan(mine, deadline=deadline, count=COUNT).alternatives if mine else ()
-    for candidate in found:
+    found = find_uniform_plan(mine, deadline=deadline, count=COUNT)
+    for candidate in found.alternatives:
         plan = candidate.to_plan(mine)
         if not refusals(own, plan, name):
             return Offer(name, plan, candidate.time, candidate.time / chosen - 1.0, out_of_memory(plan, own))
-    return Offer(name, None, why="none of its plans fits or was found in time")
+    why = "none of its plans fits" if found.proven else "none of its plans was found"
+    return Offer(name, None, why=why)

@@ -35,8 +35,10 @@ HALVINGS = 2
 """Searches at most with half of what was left free, where that was twice as safe as asked for."""
 LEAST = 0.02
 """Least tightening, of the logarithm of the memory."""
-RUNG_SECONDS = 1.0
-"""Seconds that the exact methods have for another plan of the ladder, `fastest` or `safe`."""
+SAFE_TRIES = 4
+"""Tightenings at most until the safe plan of a space is found."""
+RUNG_SECONDS = 10.0
+"""Seconds at most of the exact methods for another plan of the ladder, `fastest` or `safe`."""
 
 
 def tightened(problem: Problem, chance: float | None = None) -> Problem:
@@ -146,21 +148,26 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     if config.verification.enabled and config.cost.pipeline == "closed_form" and config.space.offload is None:
         tables = [without_dominated(table) for table in planned.tables]
         if tight.headroom:
-            fastest = _rung("fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS)
+            fastest = _rung(
+                "fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS, config.space.kind
+            )
             found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE) else []
-        found += [_safe(problem, chosen, tables)] if chosen.chance > SURE else []
+        if chosen.chance > SURE:  # uniform plans take a tenth of the seconds, so that one is known
+            kinds = dict.fromkeys(("uniform", config.space.kind))
+            safe = [_safe(problem, chosen, tables, kind) for kind in kinds]
+            found += sorted(filter(None, safe), key=lambda rung: rung.seconds)[:1]
     return sorted(filter(None, found), key=lambda rung: rung.seconds)
 
 
-def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> Rung | None:
-    """Return the safe plan of the ladder: memory is tightened from the chosen plan's on, by small steps."""
+def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str) -> Rung | None:
+    """Return the safe plan of the ladder: memory is tightened from the chosen plan's on, by growing steps."""
     cost, known, deadline = evaluate(chosen.plan, problem), posterior(), time.monotonic() + RUNG_SECONDS
     assert known is not None
     room = min(log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True))
     spread, chance, wanted = known.memory_spread(problem), chosen.chance, SAFER * chosen.chance
-    while (left := deadline - time.monotonic()) > 0.0:
-        room += max((_quantile(wanted) - _quantile(chance)) * spread, LEAST / 2.0)
-        rung = _rung("safe", _moved(problem, room), tables, None, left)
+    for tries in range(SAFE_TRIES):
+        room += (1 + tries) * max((_quantile(wanted) - _quantile(chance)) * spread, LEAST / 2.0)
+        rung = _rung("safe", _moved(problem, room), tables, None, deadline - time.monotonic(), kind)
         if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):
             return None
         if rung.chance <= wanted:
@@ -170,16 +177,17 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> Rung |
 
 
 def _rung(
-    name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None, seconds: float
+    name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None, seconds: float, kind: str
 ) -> Rung | None:
     """Return the best plan of a problem by exact methods; None where none was found in time.
 
     Args:
         tables: Costs, whatever their memory.
         known: A plan that is feasible there, which bounds the search of so many seconds of wall-clock.
+        kind: Of the space.
     """
     own = [with_memory(table, problem.cluster, problem.margin) for table in tables]
-    session = Session(own, problem.config.space.kind, problem.config.search, problem, methods=METHODS)
+    session = Session(own, kind, problem.config.search, problem, methods=METHODS)
     session.result = None if known is None else known.result
     session.budgets = {CHECKS.budget: seconds}
     run_phases(session, (CHECKS,))
