@@ -199,3 +199,12 @@ def test_launches_count_where_the_kernels_are_shorter() -> None:
     assert (both >= longer).all()
     assert (both <= 2**0.25 * longer * (1 + 1e-12)).all()
     assert (launch_gap(kernels, 0.0) == 0.0).all()
+
+
+def test_padded_experts_cost_what_grouped_ones_do_at_full_efficiency() -> None:
+    even = ("training.moe_load_imbalance=1", "cluster.devices.toy.grouped_gemm_efficiency=1.0")
+    padded, grouped = (
+        evaluate(uniform(problem, LayerStrategy(1, 8)), problem).breakdown_s["compute"]
+        for problem in (toy(*even, "model.moe_expert_capacity_factor=1.0"), toy(*even))
+    )
+    assert padded == pytest.approx(grouped, rel=1e-12)

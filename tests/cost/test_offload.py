@@ -9,7 +9,7 @@ from darts_parallel.config.schema import OFFLOADS
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.cost.terms.offload import HostMemory, OffloadedPlans
 from darts_parallel.errors import InfeasibleError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
@@ -157,3 +157,14 @@ def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all(
         export_plan(problem, plan, "megatron")
     with pytest.raises(UnsupportedError, match="host memory"):
         refuse_unexecutable(plan, problem)
+
+
+def test_the_state_that_may_leave_is_that_of_the_node_type_with_most() -> None:
+    def state(factor: float) -> torch.Tensor:
+        factors = (
+            f"cluster.devices.{name}.state_factor={own}" for name, own in (("toy", factor), ("toy_fast", 2))
+        )
+        given = ["model=toy", "training=toy", "cluster=toy_mixed", "space.pp=2", "space.offload=[optimizer]"]
+        return build_tables(load_problem([*given, *factors]))[0].host.state
+
+    assert torch.equal(state(1.0), state(2.0))

@@ -61,3 +61,16 @@ def test_strategies_that_fit_come_first_and_the_lightest_where_none_does() -> No
     wanted = [int(even.choices[int(row), 0]) for row in (cost.iteration_time.argmin(), peaks.argmin())]
     assert both.choices[:, 0].tolist() == wanted
     assert balanced_plans(table, []) is None
+
+
+def test_where_no_plan_fits_the_fastest_and_the_one_of_the_least_full_device_are_balanced() -> None:
+    table = random_table(0, pp=2, num_layers=6, num_choices=3, num_outer=1)
+    none, first = torch.zeros_like(table.static), (torch.arange(6) < 2).double().unsqueeze(1)
+    static = torch.tensor([20.0, 9.0, 90.0]).double() * (
+        first * torch.tensor([1, 0, 0]) + torch.tensor([0, 1, 1])
+    )
+    faster = {name: getattr(table, name) * torch.tensor([1.0, 1.0, 0.1]) for name in ("forward", "backward")}
+    same = {"capacity": torch.ones(2).double(), "allowed": torch.ones(1, 3, dtype=torch.bool)}
+    bytes_ = {"static": static + none, "activation": none, "working": none}
+    plans = balanced_plans(replace(table, **faster, **same, **bytes_), [0])
+    assert plans.choices[:, 0].tolist() == [2, 1]

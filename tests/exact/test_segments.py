@@ -3,6 +3,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from darts_parallel.exact import segments
+from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segments import StageSegments
 
 
@@ -49,3 +51,13 @@ def test_every_stage_has_a_layer_and_begins_where_it_may() -> None:
     assert found == {
         (0, 0, 1), (0, 0, 3), (1, 1, 3), (1, 1, 4), (1, 3, 4), (2, 3, 5), (2, 4, 5),
     }  # fmt: skip
+
+
+def test_more_segments_than_may_be_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = np.zeros(6, dtype=bool)
+    for most in (30, 29):  # 3 stages of 1 to 4 layers, 10 places of each
+        monkeypatch.setattr(segments, "MAX_SEGMENTS", most)
+        if most == 30:
+            assert len(StageSegments.legal(3, free)) <= most
+    with pytest.raises(DeadlineError):
+        StageSegments.legal(3, free)

@@ -8,9 +8,10 @@ import torch
 
 from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.exact.result import deadline_check
 from darts_parallel.exact.simulated import brute_force
-from darts_parallel.exact.uniform import find_uniform_plan, uniform_bounds
+from darts_parallel.exact.uniform import _even_seconds, find_uniform_plan, uniform_bounds
 from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table
 
@@ -88,3 +89,9 @@ def test_an_interleaved_plan_slower_than_what_is_known_is_not_given() -> None:
     best = find_uniform_plan(tables).best
     assert find_uniform_plan(tables, incumbent=0.7 * best.time).best is None
     assert find_uniform_plan(tables, incumbent=1.1 * best.time).cost == best.time
+
+
+def test_even_plans_that_fit_limit_what_is_looked_for() -> None:
+    table = random_table(0, tightness=2.0)
+    cost = evaluate_batch(table, even_uniform_plans(table))
+    assert _even_seconds([table], 1) == float(cost.iteration_time[cost.feasible].min())

@@ -15,6 +15,7 @@ from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import search, search_tables
+from darts_parallel.gradient.rounding import fill
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.problem.cluster import Cluster, Link, NodeGroup
@@ -131,6 +132,7 @@ def test_tensor_parallel_groups_divide_the_nodes_of_their_stage() -> None:
     plans = random_plans(table, 60, torch.Generator().manual_seed(0))
     plans = replace(plans, choices=torch.cat([plans.choices[:40], plans.choices[40:, :1].expand(-1, 7)]))
     cost = evaluate_batch(table, plans)
+    assert evaluate_batch(table, fill(table, plans)).feasible[cost.feasible].all()
     illegal = 0
     for index in range(len(plans)):
         plan = plans.to_plan(index, table)

@@ -10,6 +10,7 @@ from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, round_
 from darts_parallel.cost.pruning import canonical, without_dominated, without_needless_simulation
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
+from darts_parallel.exact.result import DeadlineError
 from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
@@ -185,3 +186,10 @@ def test_a_pool_keeps_no_plan_outside_of_its_space(kind: str) -> None:
         for entry in pool.by_outer():
             assert is_in_space(entry.plan, space)
             assert pool.plan(entry).within(kind)
+
+
+def test_all_of_the_labels_may_be_made() -> None:
+    work = Work(3, lambda: False)
+    work(3)
+    with pytest.raises(DeadlineError):
+        work(1)

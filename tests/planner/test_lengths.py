@@ -152,3 +152,13 @@ def test_the_command_writes_the_best_plan_which_is_used_like_any_other(command: 
     assert "own/plan.json export=galvatron" in done.out
     priced = command("own/plan.json", *QUIET, "hydra.run.dir=priced")
     assert "given plan, not searched" in priced.out, priced.err
+
+
+def test_many_lengths_cost_nearly_what_all_of_them_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {32 * n: 1.0 for n in range(1, 17)}
+    problem = job(tmp_path, rows, "training.seq_len=512", "space.pp=1", "space.tp=1")
+    few = {own.plan: own.seconds[0] for own in plan_lengths(problem)}
+    monkeypatch.setattr(lengths, "LENGTHS", len(rows))
+    assert few == pytest.approx({own.plan: own.seconds[0] for own in plan_lengths(problem)}, rel=0.01)
