@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from baselines.fasop import Integers, fasop_plans, first_partition, minmax_partition, solve
-from darts_parallel.cost.evaluation import evaluate, evaluate_batch
-from darts_parallel.planner.methods import check
-from darts_parallel.problem.problem import load_problem
+from darts_parallel.cost.evaluation import evaluate_batch
 from tests.support.random_tables import random_table
-from tests.support.rivals import answer
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -24,21 +21,6 @@ def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed
     cost = evaluate_batch(table, plans)
     feasible = cost.iteration_time[cost.feasible]
     assert best.cost == (float(feasible.min()) if len(feasible) else float("inf"))
-
-
-def test_on_a_mixed_cluster_its_plan_says_the_order_of_the_nodes_and_is_no_better_than_the_optimum() -> None:
-    names = ["model=bert_345m", "training=bert_345m", "cluster=a10_a100_mixed"]
-    problem = load_problem([*names, "space=uniform", "space.pp=8"])
-    result = answer(solve, problem)
-    assert sorted(result.plan.node_order or range(4)) == [0, 1, 2, 3]
-    cost = evaluate(result.plan, problem)
-    assert cost.feasible
-    assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
-    assert result.iteration_time_s >= check(problem, "exhaustive").iteration_time_s * (1 - 1e-9)
-    widths = [end - first for first, end in pairwise(result.plan.boundaries)]
-    order = result.plan.node_order or (0, 1, 2, 3)
-    on_a100 = [width for stage, width in enumerate(widths) if order[stage // 2] == 0]
-    assert max(on_a100) == max(widths)  # the faster node holds the longest stage
 
 
 def test_the_remainder_goes_to_the_last_stage_and_then_to_the_first_ones() -> None:

@@ -150,14 +150,8 @@ def test_search_exact_proves_uniform_interleaved_plans_and_refuses_others() -> N
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (
-            Plan(3, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2),
-            "multiple of pp=2",
-        ),
-        (
-            Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 8),) * LAYERS, virtual_stages=2),
-            "must be 1 where pp is 1",
-        ),
+        (Plan(3, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2), "multiple of pp"),
+        (Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 8),) * LAYERS, virtual_stages=2), "must be 1 where pp"),
     ],
 )
 def test_a_plan_that_cannot_be_interleaved_is_refused(plan: Plan, words: str) -> None:

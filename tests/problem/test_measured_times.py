@@ -91,11 +91,7 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
         ("x,other,cpu,1,1,transformer,0.01,1,64,0.03,9", [], "cost.profile_model=toy must be one of other"),
         ("x,toy,cpu,1,1,transformer,-1,1,64,0.03,9", [], "forward_s=-1 must be"),
         ("x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9", ["cost.profile=null"], "cost.profile=null must name"),
-        (
-            "x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9",
-            ["cost.profile=no/x.csv"],
-            "no/x.csv must be a folder",
-        ),
+        ("x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9", ["cost.profile=no/x.csv"], "x.csv must be a folder"),
     ],
 )
 def test_bad_profiles_are_refused(tmp_path: Path, row: str, more: list[str], sentence: str) -> None:

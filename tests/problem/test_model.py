@@ -72,10 +72,7 @@ def test_presets_have_the_published_parameters(name: str) -> None:
         ({"mamba_state_dim": 0}, "mamba_state_dim=0 must be at least 1"),
         ({"mamba_num_heads": 0}, "mamba_num_heads=0 must be at least 1"),
         ({"num_experts": 4, "moe_router_topk": 5}, "model.moe_router_topk=5 must be at most 4"),
-        (
-            {"num_experts": 4, "moe_router_num_groups": 3},
-            "moe_router_num_groups=3 must divide model.num_experts=4",
-        ),
+        ({"num_experts": 4, "moe_router_num_groups": 3}, "groups=3 must divide model.num_experts=4"),
         ({"num_experts": 4, "moe_layer_freq": [1, 0]}, "model.moe_layer_freq=a list of 2 must be"),
         ({"num_experts": 4, "moe_layer_freq": 0}, "model.moe_layer_freq=0 must be at least 1"),
         ({"moe_ffn_hidden_size": 4}, "must go with model.num_experts"),
