@@ -57,6 +57,7 @@ def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str,
         # without what is left of its room no device can run it
         less = replace(table, capacity=cost.memory[0] * (1 - 1e-9))
         assert OrderProblem(less, 0, "layerwise").timed(*list(vars(order).values())[:5]).seconds == np.inf
+        assert OrderProblem(less, 0, "layerwise").annealed(order, 9, state).seconds == problem.kernel.NEVER
 
 
 def hard(order: Order) -> HardPlans:
