@@ -7,7 +7,6 @@ device k runs the W of a micro-batch k backwards late, and so fills the bubble a
 from collections.abc import Iterator
 
 from darts_parallel.schedules._schedule import Operation, Schedule
-from darts_parallel.schedules.one_f_one_b import SCHEDULE as ONE_F_ONE_B
 
 
 class ZeroBubbleH1(Schedule):
@@ -16,15 +15,16 @@ class ZeroBubbleH1(Schedule):
     name = "zero_bubble_h1"
     aliases = ("zero_bubble",)
     split = True
+    times = 1
+    """Times that a device runs as far ahead as in 1F1B, and that its weights are as late."""
 
     def passes(self, device: int, pp: int, count: int, chunks: int) -> Iterator[Operation]:
         """Run the passes of 1F1B, and weights `device` backwards late."""
-        for operation in ONE_F_ONE_B.passes(device, pp, count, chunks):
-            yield operation
-            if operation.kind == "B" and operation.micro_batch >= device:
-                yield Operation("W", device, operation.micro_batch - device)
-        for batch in range(max(count - device, 0), count):
-            yield Operation("W", device, batch)
+        ahead = min(self.times * (pp - device - 1), count)
+        late = min(self.times * device, device + max(count - pp, 0))
+        for batch in range(-ahead, count + late):
+            steps = (("F", batch + ahead), ("B", batch), ("W", batch - late))
+            yield from (Operation(kind, device, own) for kind, own in steps if 0 <= own < count)
 
 
 SCHEDULE = ZeroBubbleH1()

@@ -60,6 +60,23 @@ def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str,
         assert OrderProblem(less, 0, "layerwise").annealed(order, 9, state).seconds == problem.kernel.NEVER
 
 
+@pytest.mark.parametrize(("pp", "rule", "least"), [(4, 30, 27), (8, 62, 55)])
+def test_the_search_closes_the_gap_of_zb_v_where_micro_batches_are_few(
+    pp: int, rule: int, least: int
+) -> None:
+    table = free_table(0, "zero_bubble_v", pp, pp, tightness=0.0)
+    ones, table = torch.ones_like(table.forward), table.keep_choices(table.allowed[0].nonzero()[0])
+    ones[:, :, 2 * pp :] = 0.0  # the last stage holds these layers, too
+    none = {name: 0 * getattr(table, name) for name in ("sync", "per_iteration", "reshard", "p2p", "static")}
+    ones = ones[..., :1]
+    table = replace(table, forward=ones, backward=2 * ones, weight_gradient=ones, **none,
+                    capacity=torch.full((pp,), 1e12, dtype=torch.float64))  # fmt: skip
+    zero = torch.zeros(1, table.num_layers, dtype=torch.long)
+    plan = HardPlans(zero[0, :1], zero, torch.arange(2 * pp)[None])
+    assert float(evaluate_batch(table, plan).iteration_time[0]) == rule
+    assert OrderProblem(table, 0, "uniform").starts(plan)[0].seconds == least  # of 6 pp for the work
+
+
 def hard(order: Order) -> HardPlans:
     first, choices = torch.from_numpy(order.first[:-1])[None], torch.from_numpy(order.choices)[None]
     return HardPlans(torch.zeros(1, dtype=torch.long), choices, first)

@@ -7,6 +7,7 @@ from darts_parallel.schedules import NAMES, Schedule, find
 from darts_parallel.schedules._block import BuildingBlock, held, move_together, repeated
 from darts_parallel.schedules.v_half import SCHEDULE as V_HALF
 from darts_parallel.schedules.v_min import SCHEDULE as V_MIN
+from tests.support.event_queue import event_queue_ends
 
 SCHEDULES = [
     (find(name), chunks)
@@ -31,6 +32,16 @@ def test_every_micro_batch_passes_every_stage(schedule: Schedule, chunks: int, p
         assert all(ranks[entry] > ranks[entry._replace(kind="B")] for entry in weights)
     # nobody waits for itself
     assert len(compiled.__wrapped__(schedule.name, pp, count, chunks)) == len(found)
+
+
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (4, 8), (5, 14)])
+def test_zb_h2_waits_for_the_first_forward_passes_alone(pp: int, count: int) -> None:
+    rule, seconds = find("zero_bubble_h2"), {"F": [1.0] * pp, "B": [1.2] * pp, "W": [0.8] * pp}
+    assert max(rule.in_flight(pp, count, 1)) == 2 * pp - 1
+    ends, _ = event_queue_ends(rule.orders(pp, count), seconds, [0.0] * (pp - 1))
+    assert max(ends) == pytest.approx(3 * count + pp - 1)
+    usual, _ = event_queue_ends(find("zero_bubble_h1").orders(pp, count), seconds, [0.0] * (pp - 1))
+    assert max(usual) > max(ends)
 
 
 @pytest.mark.parametrize("name", NAMES)
