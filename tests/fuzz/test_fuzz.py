@@ -15,12 +15,12 @@ FEW = 20
 
 
 def test_some_problems_and_bad_values_are_answered_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--problems", "16", "--limit", str(FEW), "--inputs", "6", "--kills", "0"]
+    sizes = ["--problems", "8", "--limit", str(FEW), "--inputs", "6", "--kills", "0"]
     assert fuzz.main([*sizes, "--seed", "18"]) == 0
     said = capsys.readouterr().out
     assert "Nothing was wrong." in said
     assert "| bad values of keys | 6 | 0 |" in said
-    assert "| random problems | 16 | 0 |" in said
+    assert "| random problems | 8 | 0 |" in said
 
 
 def test_a_false_claim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

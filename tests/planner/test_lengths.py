@@ -16,7 +16,7 @@ from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
 from tests.support.commands import QUIET, Command
 
-RANDOM = range(6)
+RANDOM = range(3)
 
 
 def job(folder: Path, rows: dict[int, float], *more: str) -> Problem:
