@@ -170,6 +170,11 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             "moves; try space.offload=null."
         )
     _refuse_blocks(plan, problem.config.cost.lossy_block)
+    if plan.pp > 1 and plan.passes.splits and any(layer.zero_stage > 1 for layer in plan.layers):
+        raise UnsupportedError(
+            f"plan: schedule={plan.schedule_name} splits backward passes, and with zero_stage=2 or 3 PyTorch "
+            "reduces gradients before those of the weights are there; try space.zero_stage=[0,1]."
+        )
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
         dense = spec.name.startswith("layers.") and spec.experts is None
         _refuse_bits(spec.name, strategy, block=dense)

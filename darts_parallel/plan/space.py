@@ -342,10 +342,13 @@ def _outer_space(
     if problem.cluster.num_devices % (pp * cp):
         return None
     name = schedule or usual_schedule(virtual_stages)
+    # what `refuse_unexecutable` says of split backward passes
+    split = space.executable and pp > 1 and (find(name).split or SEARCHED in (space.schedules or ()))
     choices = tuple(
         choice
         for choice in layer_choices(problem, problem.cluster.num_devices // pp, cp)
         if trainer_runs(problem, pp, cp, name if name in (space.schedules or [name]) else SEARCHED, choice)
+        and not (split and choice.zero_stage > 1)
     )
     if not all(any(admits(gpus, c) for c in choices) for gpus in node_sizes(problem.cluster)):
         return None

@@ -94,6 +94,11 @@ class Schedule(ABC):
         """
         return _fullest_moments(self, pp, min(count, FILLS * pp), chunks)
 
+    @property
+    def splits(self) -> bool:
+        """Whether some backward pass comes in two parts."""
+        return self.split
+
     def chunk_refusal(self, chunks: int) -> str | None:
         """Say in one sentence why a device cannot hold so many stages; None where it can."""
         if chunks == self.chunks or (self.chunks is None and chunks > 1):

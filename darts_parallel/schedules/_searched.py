@@ -39,6 +39,11 @@ class Searched(Schedule):
         """Yield the passes that the code names."""
         yield from self.rows[device]
 
+    @property
+    def splits(self) -> bool:
+        """Whether some backward pass comes in two parts."""
+        return any(entry.kind == "I" for row in self.rows for entry in row)
+
     def count_rule(self, pp: int, count: int) -> tuple[str, int]:
         """Demand its own number."""
         return f"the {self.count} of its order of passes", self.count

@@ -13,7 +13,7 @@ class ZeroBubbleH1(Schedule):
     """1F1B with the gradients of the weights in its bubble."""
 
     name = "zero_bubble_h1"
-    aliases = ("zero_bubble",)
+    aliases: tuple[str, ...] = ("zero_bubble",)
     split = True
     times = 1
     """Times that a device runs as far ahead as in 1F1B, and that its weights are as late."""

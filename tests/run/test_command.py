@@ -157,6 +157,11 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_
         ({"layer": {"grad_comm_bits": 4}}, (), "embedding has grad_comm_bits=4"),
         ({"layer": {"sequence_parallel": True}}, ("training.seq_len=7",), "must divide training.seq_len=7"),
         ({}, ("model.num_encoder_layers=1",), "model.num_encoder_layers=1"),
+        (
+            {"boundaries": (0, 2, 5), "schedule": "zero_bubble_h1", "layer": {"tp": 1, "zero_stage": 2}},
+            (),
+            "splits backward passes",
+        ),
         ({"num_micro_batches": 3}, (), "must divide training.global_batch_size=8"),
     ],
 )
@@ -171,16 +176,17 @@ def test_what_cannot_run_is_named(change: dict[str, object], overrides: tuple[st
 def test_the_executable_space_holds_only_what_runs() -> None:
     overrides = ["training.seq_len=6", "training.precision=fp32"]
     free = load_problem([*TINY, *overrides])
-    bound = load_problem([*TINY, *overrides, "space=executable"])
+    bound = load_problem([*TINY, *overrides, "space=executable", "space.schedules=[1f1b,zero_bubble_h1]"])
     assert bound.config.space.kind == "layerwise"
     choices = {size: set(layer_choices(bound, size)) for size in (1, 2, 4, 8)}
     assert any(c.tp == 4 and c.sequence_parallel for c in layer_choices(free, 4))
     assert not any(c.tp == 4 and c.sequence_parallel for c in choices[4])
     for space in outer_spaces(bound):
-        for choice in choices[8 // space.pp]:
+        for choice in space.choices:
             units = [*range(space.pp), bound.num_layers]
             counts = [m for m in space.num_micro_batches if 8 % (m * choice.dp) == 0]
-            refuse_unexecutable(Plan(counts[0], tuple(units), (choice,) * bound.num_layers), bound)
+            layers = (choice,) * bound.num_layers
+            refuse_unexecutable(Plan(counts[0], tuple(units), layers, schedule=space.schedule), bound)
     with pytest.raises(UnsupportedError, match=r"model\.num_encoder_layers"):
         outer_spaces(load_problem([*TINY, "space=executable", "model.num_encoder_layers=1"]))
     with pytest.raises(DartsParallelError, match=r"space\.tp_comm_bits=8 must be one of 16"):
