@@ -5,6 +5,7 @@ sequence parallelism: Korthikanti et al. 2022, arXiv 2205.05198): projections in
 size are divided by columns, those back by rows, vocabulary tables by rows of the table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -29,7 +30,7 @@ from darts_parallel.problem import Problem
 from darts_parallel.run._experts import ExpertBank, Mixture, Mlp, expert_bank
 from darts_parallel.run._layouts import Layout, Meshes, converted, shard_ranks
 from darts_parallel.run._lossy import straight_through_sum
-from darts_parallel.run._transformer import Block, Embedding, Head, build_layer, parameter_names
+from darts_parallel.run._transformer import Block, Embedding, Head, block_name, build_layer, parameter_names
 from darts_parallel.run._units import Replicated, Sharded, Unit
 
 
@@ -187,11 +188,12 @@ def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch
             continue
         layers = []
         # a layer is divided before the next one is built: a whole stage may not fit on a device
-        for spec, strategy in zip(problem.model.layers[first:end], plan.layers[first:end], strict=True):
-            module = _module(problem, spec.name, strategy, meshes, seed, device)
-            if spec.name not in apart:
-                units |= _units(spec.name, module, strategy, meshes, dtype)
-            layers.append((spec.name, module, strategy))
+        names = [layer.name for layer in problem.model.layers[first:end]]
+        for name, strategy in _joined(names, plan.layers[first:end]):
+            module = _module(problem, name, strategy, meshes, seed, device)
+            if name not in apart:
+                units |= _units(name, module, strategy, meshes, dtype)
+            layers.append((name, module, strategy))
         before = Layout.of(plan.layers[first - 1]) if first else None
         chunks[place] = StageChunk(layers, before, meshes, dtype)
     if shared:
@@ -199,6 +201,18 @@ def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch
         units |= _shared_unit(chunk, meshes, dtype)  # last: its root takes what no other unit has
     head = plan.layers[head_index(problem)]
     return Local(chunks, units, table_rows(problem.model.config.vocab_size, head.tp))
+
+
+def _joined(names: list[str], layers: Sequence[LayerStrategy]) -> list[tuple[str, LayerStrategy]]:
+    """Name layers with their strategies; halves of one strategy are a block, unless they send few bits."""
+    found: list[tuple[str, LayerStrategy]] = []
+    for name, own in zip(names, layers, strict=True):
+        block, whole = block_name(name), min(own.tp_comm_bits, own.grad_comm_bits) == LOSSLESS
+        if name.endswith(".mlp") and found[-1:] == [(f"{block}.attention", own)] and whole:
+            found[-1] = block, own
+        else:
+            found.append((name, own))
+    return found
 
 
 def _module(
@@ -230,9 +244,10 @@ def _units(
     if bank is not None:
         mesh = meshes.of_experts(strategy)
         folded = _effective(strategy, mesh["shard"].size())
-        units[f"{name}.{BANK}"] = _unit(f"{name}.{BANK}", bank, folded, mesh, dtype)
+        place = f"{block_name(name)}.{BANK}"
+        units[place] = _unit(place, bank, folded, mesh, dtype)
     strategy = _effective(strategy, shard_ranks(strategy))
-    return units | {name: _unit(name, module, strategy, meshes.of(strategy), dtype)}
+    return units | {name: _unit(block_name(name), module, strategy, meshes.of(strategy), dtype)}
 
 
 def _unit(

@@ -179,10 +179,9 @@ def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: in
             `head`.
     """
     layer = empty_layer(config, fused, name, rows).to_empty(device="cpu")
-    name = ".".join(name.split(".")[:2])  # halves have the weights of their block
     with torch.no_grad():
         for short, weight in layer.named_parameters():
-            weight.copy_(initial(config, f"{name}.{short}", weight.shape, seed))
+            weight.copy_(initial(config, f"{block_name(name)}.{short}", weight.shape, seed))
     return layer
 
 
@@ -214,6 +213,11 @@ def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Ten
     if name.endswith("norm.weight"):
         values += 1.0
     return values
+
+
+def block_name(name: str) -> str:
+    """Return the name of the block that a layer is a half of, else its own."""
+    return ".".join(name.split(".")[:2])
 
 
 def parameter_names(layer: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:

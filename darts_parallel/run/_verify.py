@@ -22,7 +22,7 @@ from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_
 from darts_parallel.run._experts import Mlp
 from darts_parallel.run._layouts import shard_ranks
 from darts_parallel.run._lossy import padded, rounded
-from darts_parallel.run._transformer import Block, build_layer, parameter_names
+from darts_parallel.run._transformer import Block, block_name, build_layer, parameter_names
 from darts_parallel.run.engine import Engine, global_batch, make_optimizer, part_of_rank
 
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up", "mlp.gate")
@@ -226,7 +226,7 @@ class Reference:
         """Return gradients by the names that the plan's layers use; a tied table has two."""
         result = {}
         for name, layer in self.layers.items():
-            for full, parameter in parameter_names(layer, name):
+            for full, parameter in parameter_names(layer, block_name(name)):
                 assert parameter.grad is not None
                 result[full] = parameter.grad
         return result

@@ -19,6 +19,7 @@ SP = Strategy(2, 1, sequence_parallel=True)
 HYBRID = (Strategy(1, 4, 1, shard_size=2), Strategy(1, 4, 3, shard_size=2))
 TWO = Strategy(1, 2, 1)
 HALVES = ("space.cut=half_block",)
+MIXED_HALVES = (*MIXTURE, *HALVES)
 MIXED = (
     Strategy(1, 4, 1), Strategy(2, 2, 2, "full"), Strategy(4, 1, 0, "none", True),
     Strategy(2, 2, 3, "none", True), Strategy(4, 1),
@@ -48,9 +49,8 @@ CASES = {
         Plan(2, (0, 7), (TWO, SP, TWO, *(replace(own, recompute="full") for own in (TWO, SP)), TWO, TWO)),
         HALVES,
     ),
-    "pp 2 x tp 2, halves of a mixture": (
-        4, uniform((0, 4, 7), 2, replace(SP, recompute="selective")), (*MIXTURE, *HALVES),
-    ),
+    "halves of a mixture, tp 2": (4, uniform((0, 4, 7), 2, replace(SP, recompute="selective")), MIXED_HALVES),
+    "halves of a mixture, ZeRO 3": (4, uniform((0, 4, 7), 2, Strategy(1, 2, 3, "full", ep=2)), MIXED_HALVES),
     "tensor parallel, Llama": (2, uniform((0, 5), 2, Strategy(2, 1)), LLAMA),
     "sequence parallel, BERT": (2, uniform((0, 5), 2, SP), BERT),
     "sequence parallel, normed heads": (2, uniform((0, 5), 1, replace(SP, recompute="full")), LLAMA),
