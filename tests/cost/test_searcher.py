@@ -75,5 +75,6 @@ def test_evaluate_reads_the_same_model(searcher_problem: Problem) -> None:
 
 def test_a_plan_that_mixes_degrees_has_no_price_in_it(searcher_problem: Problem) -> None:
     mixed = Plan(4, (0, 3, 7), (LayerStrategy(2, 2), *(LayerStrategy(1, 4),) * 6))
-    with pytest.raises(PlanError, match="must have one"):
-        evaluate(mixed, searcher_problem)
+    for plan in (mixed, Plan(4, (0, 3, 7), (LayerStrategy(2, 1),) * 7, cp=2)):
+        with pytest.raises(PlanError, match="must have one"):
+            evaluate(plan, searcher_problem)

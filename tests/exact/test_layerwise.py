@@ -13,6 +13,7 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact._pareto import pareto
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.simulated import brute_force
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.optima import assert_same_optimum
@@ -124,3 +125,11 @@ def test_pareto_keeps_a_dominator_of_everything_it_drops(columns: int, states: i
 
     assert all(dominated(row, kept) for row in range(400))
     assert not any(dominated(row, kept[kept != row]) for row in kept.tolist())
+
+
+def test_a_time_that_is_over_leaves_the_uniform_plan() -> None:
+    tables = [random_table(0, tightness=2.0)]
+    uniform = find_uniform_plan(tables)
+    found = find_layerwise_plan(tables, "layerwise", deadline=0.0, uniform=uniform)
+    assert found.best is uniform.best is not None
+    assert not found.proven

@@ -75,18 +75,10 @@ def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exa
 
 
 def test_an_interleaved_plan_slower_than_what_is_known_is_not_given() -> None:
-    problem = load_problem(
-        [
-            "model=toy",
-            "training=toy",
-            "cluster=toy",
-            "space=uniform",
-            "space.virtual_stages=[2]",
-            "space.pp=2",
-        ]
-    )
-    tables = build_tables(problem)
+    toy = ["model=toy", "training=toy", "cluster=toy", "space=uniform"]
+    tables = build_tables(load_problem([*toy, "space.virtual_stages=[2]", "space.pp=2"]))
     best = find_uniform_plan(tables).best
+    assert find_uniform_plan(tables, deadline=0.0).lower_bound <= best.time
     assert find_uniform_plan(tables, incumbent=0.7 * best.time).best is None
     assert find_uniform_plan(tables, incumbent=1.1 * best.time).cost == best.time
 
