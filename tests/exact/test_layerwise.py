@@ -133,3 +133,12 @@ def test_a_time_that_is_over_leaves_the_uniform_plan() -> None:
     found = find_layerwise_plan(tables, "layerwise", deadline=0.0, uniform=uniform)
     assert found.best is uniform.best is not None
     assert not found.proven
+
+
+@pytest.mark.parametrize("seed", [0, 8, 20, 27])
+def test_seconds_that_are_paid_once_count_as_they_cost(seed: int) -> None:
+    table = random_table(seed, pp=2, num_layers=5, tightness=1.0)
+    drawn = torch.rand(table.per_iteration[:, 0].shape, generator=torch.Generator().manual_seed(seed))
+    once = torch.zeros_like(table.per_iteration)
+    once[:, 0] = 20.0 * drawn
+    assert_same_optimum([replace(table, per_iteration=once)], "layerwise")

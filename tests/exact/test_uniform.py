@@ -9,6 +9,7 @@ import torch
 from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import deadline_check
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.exact.uniform import _even_seconds, find_uniform_plan, uniform_bounds
@@ -79,6 +80,7 @@ def test_an_interleaved_plan_slower_than_what_is_known_is_not_given() -> None:
     tables = build_tables(load_problem([*toy, "space.virtual_stages=[2]", "space.pp=2"]))
     best = find_uniform_plan(tables).best
     assert find_uniform_plan(tables, deadline=0.0).lower_bound <= best.time
+    assert not find_layerwise_plan(tables, "layerwise").proven
     assert find_uniform_plan(tables, incumbent=0.7 * best.time).best is None
     assert find_uniform_plan(tables, incumbent=1.1 * best.time).cost == best.time
 

@@ -158,6 +158,8 @@ def test_what_an_exact_method_finds_is_the_answer(tmp_path: Path, monkeypatch: p
 def test_an_exact_answer_is_the_optimum_of_its_space(kind: str) -> None:
     problem = load_problem([*TOY, f"space={kind}"])
     result = search_result(asked("exact", problem))
+    words = "all plans are" if kind == "uniform" else "it proved its plan"
+    assert search_result(asked("auto", problem)).why.startswith(words)
     best = check(problem)
     assert result.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-12)
     assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)
