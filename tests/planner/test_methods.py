@@ -159,7 +159,8 @@ def test_an_exact_answer_is_the_optimum_of_its_space(kind: str) -> None:
     problem = load_problem([*TOY, f"space={kind}"])
     result = search_result(asked("exact", problem))
     words = "all plans are" if kind == "uniform" else "it proved its plan"
-    assert search_result(asked("auto", problem)).why.startswith(words)
+    auto = load_problem([*TOY, f"space={kind}", "search=auto"])
+    assert search_result(asked("auto", auto)).why.startswith(words)
     best = check(problem)
     assert result.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-12)
     assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)
