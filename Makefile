@@ -27,6 +27,7 @@ reproduce_fasop publish=true
 replay_traces publish=true
 schedule_ratios publish=true
 answers publish=true
+graph_blocks publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
 endef
 export PAGES

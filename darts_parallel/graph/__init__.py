@@ -1,7 +1,7 @@
 """Plans of any PyTorch module, operator by operator: captured, searched, proven, run.
 
-`capture` makes a `ModuleGraph`; `rules` says which dimensions of an operator are one; `space` lists choices
-and prices; `programme` proves the optimum and `descent` searches it by gradients; `plan` joins them.
+`capture_module` makes a `ModuleGraph`; `rules` says which dimensions of an operator are one; `space` lists
+choices and prices; `programme` proves the optimum and `descent` searches it by gradients; `plan` joins them.
 """
 
 from typing import TYPE_CHECKING
@@ -11,14 +11,21 @@ from darts_parallel.graph.operators import ModuleGraph as ModuleGraph
 from darts_parallel.problem import LAYER_SOURCES
 
 if TYPE_CHECKING:
+    from darts_parallel.graph._layouts import DeviceMeshSpec as DeviceMeshSpec
+    from darts_parallel.graph._programme import GraphProgramme as GraphProgramme
+    from darts_parallel.graph._template import template_plan as template_plan
+    from darts_parallel.graph.capture import capture_module as capture_module
     from darts_parallel.graph.capture import load_module as load_module
     from darts_parallel.graph.capture import make_inputs as make_inputs
     from darts_parallel.graph.command import main as main
+    from darts_parallel.graph.command import split_arguments as split_arguments
     from darts_parallel.graph.descent import DescentOptions as DescentOptions
+    from darts_parallel.graph.descent import PairDescent as PairDescent
     from darts_parallel.graph.layers import captured_block as captured_block
     from darts_parallel.graph.plan import GraphPlan as GraphPlan
     from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
     from darts_parallel.graph.plan import make_mesh as make_mesh
+    from darts_parallel.graph.plan import plan_graph as plan_graph
     from darts_parallel.graph.plan import plan_module as plan_module
     from darts_parallel.graph.report import graph_dict as graph_dict
     from darts_parallel.graph.script import plan_script as plan_script
@@ -26,11 +33,14 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "capture": ("load_module", "make_inputs"),
-        "command": ("main",),
-        "descent": ("DescentOptions",),
+        "_template": ("template_plan",),
+        "_layouts": ("DeviceMeshSpec",),
+        "_programme": ("GraphProgramme",),
+        "capture": ("capture_module", "load_module", "make_inputs"),
+        "command": ("main", "split_arguments"),
+        "descent": ("DescentOptions", "PairDescent"),
         "layers": ("captured_block",),
-        "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_module"),
+        "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),
         "report": ("graph_dict",),
         "script": ("plan_script",),
     },

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from darts_parallel.cost import RingGroup, all_reduce, reduce_scatter
+from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, reduce_scatter
 from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING
 from darts_parallel.problem import Cluster, Device, Link
 
@@ -23,15 +23,15 @@ def forward_state(state: State) -> State:
 
 def gradient_state(state: State) -> State:
     """Return the placements of its gradient: that of a sum is whole, that of a shared input is a sum."""
-    return tuple({PARTIAL: REPLICATED, VARYING: PARTIAL}.get(one, one) for one in state)
+    return tuple(PARTIAL if s == VARYING else REPLICATED if s.startswith(PARTIAL) else s for s in state)
 
 
 def collective(source: str, target: str) -> str | None:
     """Return the collective from one placement to another; None where every rank has what it needs."""
-    if source in (target, REPLICATED) or target == PARTIAL:
+    if source in (target, REPLICATED) or (target == PARTIAL and source.startswith("S")):
         return None  # a slice, or a rank's share of a sum
-    if source == PARTIAL:
-        return ALL_REDUCE if target == REPLICATED else REDUCE_SCATTER
+    if source.startswith(PARTIAL):
+        return REDUCE_SCATTER if target.startswith("S") else ALL_REDUCE
     return ALL_GATHER if target == REPLICATED else ALL_TO_ALL
 
 
@@ -138,7 +138,9 @@ class DeviceMeshSpec:
         for axis, old, new in axis_moves(source, target):
             now[axis] = REPLICATED
             if (kind := collective(old, new)) is not None:
-                found.append(Step(axis, kind, size * local_share(tuple(now), self.ranks)))
+                bits = int(old.removeprefix(PARTIAL) or LOSSLESS) if old.startswith(PARTIAL) else LOSSLESS
+                sent = size * bits / LOSSLESS
+                found.append(Step(axis, kind, sent * local_share(tuple(now), self.ranks)))
             now[axis] = new
         return found
 

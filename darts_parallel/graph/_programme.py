@@ -12,7 +12,7 @@
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
@@ -57,6 +57,8 @@ class GraphProgramme:
     def __init__(self, space: GraphSpace) -> None:
         self.space = space
         self.cost: list[float] = []
+        self.upper: list[float] = []
+        """Largest value of every variable: 0 for what may not be chosen."""
         self.rows: list[tuple[Sequence[int], Sequence[float], float, float]] = []
         """Columns, their factors, and the least and largest value of every row."""
         self.first = [self._new(seconds) for seconds in space.seconds]
@@ -72,7 +74,13 @@ class GraphProgramme:
         """Add variables from 0 to 1; return the first one's index."""
         first = len(self.cost)
         self.cost.extend(float(c) for c in costs)
+        self.upper.extend(1.0 for _ in costs)
         return first
+
+    def forbid(self, group: int, choices: Iterable[int]) -> None:
+        """Take choices out of a group."""
+        for choice in choices:
+            self.upper[self.first[group] + choice] = 0.0
 
     def _at_least(self, column: int, others: Sequence[int]) -> None:
         """Demand that a variable is no smaller than a sum of others."""
@@ -152,10 +160,14 @@ class GraphProgramme:
             time.perf_counter() - began, len(self.cost),
         )  # fmt: skip
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last variable of every group's choices."""
+        return list(pairwise([*self.first, self.whole]))
+
     def rounded(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the likeliest choice of every group."""
-        ends = [*self.first, self.whole]
-        return tuple(int(values[a:b].argmax()) for a, b in pairwise(ends))
+        return tuple(int(values[a:b].argmax()) for a, b in self.spans)
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the sparse matrix of all rows, and the least and largest value of each."""
@@ -177,7 +189,7 @@ class GraphProgramme:
             costs / UNIT,
             constraints=LinearConstraint(*self.constraints()),
             integrality=whole,
-            bounds=Bounds(0.0, 1.0),
+            bounds=Bounds(0.0, np.array(self.upper)),
             options={"time_limit": limit, "mip_rel_gap": 1e-9},
         )
 

@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+from darts_parallel.cost import LOSSLESS
 from darts_parallel.graph._layouts import (
     ALL_REDUCE,
     DeviceMeshSpec,
@@ -109,6 +110,8 @@ class GraphSpace:
     ends: str = "replicated"
     """`replicated`, or `free`: the module's inputs and outputs of one shape share one placement, which may be
     a split (blocks that follow each other); `d1` splits dimension 1 of all of them."""
+    bits: tuple[int, ...] = (LOSSLESS,)
+    """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -253,6 +256,7 @@ class GraphSpace:
             found += splits(op, self.graph, ranks)
             if any(values[name].needs_grad for name in op.outputs):
                 found.append(alike("none*", VARYING))
+                found += self._lossy(op, found)
         plain = []
         for split in found:
             pairs = list(zip(names, split.inputs + split.outputs, strict=True))
@@ -260,6 +264,13 @@ class GraphSpace:
                 states = tuple(s if values[n].needs_grad or s != VARYING else REPLICATED for n, s in pairs)
                 plain.append(Split(split.label, states[: len(op.inputs)], states[len(op.inputs) :]))
         return plain
+
+    def _lossy(self, op: GraphOperator, found: Iterable[Split]) -> Iterator[Split]:
+        """Yield the splits that make a sum, which is reduced with few bits as soon as it is made."""
+        one = len(op.outputs) == 1 and self.graph.values[op.outputs[0]].elements > 1
+        for split, bits in product([s for s in found if s.outputs == (PARTIAL,)] * one, self.bits):
+            if bits < LOSSLESS and PARTIAL not in split.inputs:
+                yield Split(f"{split.label}@{bits}", split.inputs, (f"{PARTIAL}{bits}",))
 
     def _inner_steps(self, op: GraphOperator, combined: tuple[Split, ...]) -> Iterator[tuple[str, Step]]:
         """Yield the collectives inside an operator: of a cross-entropy, in float32.

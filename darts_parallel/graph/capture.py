@@ -64,10 +64,12 @@ def load_module(path: str, key: str = "module") -> nn.Module:
     try:
         imported = importlib.import_module(name)
     except Exception as error:  # the user's file runs here
-        raise ConfigError(
-            f"{key}={path}: {name} cannot be imported ({type(error).__name__}: {error}); try a file that "
-            f"python -c 'import {name}' runs in this folder."
-        ) from error
+        dotted = ".".join(part for part in name.removesuffix(".py").split("/") if part.strip("."))
+        better = (
+            f"{key}={dotted}:{function}" if dotted != name else f"a file that python -c 'import {name}' runs"
+        )
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{key}={path}: {name} cannot be imported ({said}); try {better}.") from error
     make = getattr(imported, function, None)
     if not callable(make):
         known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
@@ -95,7 +97,9 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
     """
     made = []
     for shape in shapes:
-        entries = list(shape) if isinstance(shape, (list, tuple)) else [shape]
+        if not isinstance(shape, (list, tuple)):
+            raise ConfigError(f"inputs={shapes} must list a shape for each input; try [{list(shapes)}].")
+        entries = list(shape)
         kind = entries.pop() if entries and isinstance(entries[-1], str) else "float"
         if kind not in DTYPES:
             raise ConfigError(
@@ -149,31 +153,28 @@ def _export_sentence(module: nn.Module, error: BaseException) -> str:
     while frame is not None:
         file = frame.tb_frame.f_code.co_filename
         layer = "/torch/nn/modules/" in file and not file.endswith(("module.py", "container.py"))
-        if layer or ("/torch/" not in file and "darts_parallel" not in file and not file.startswith("<")):
+        if Path(file).parent == Path(importlib.__file__).parent.parent:
+            layer = False  # the standard library's own lines say nothing of the module
+        elif layer or ("/torch/" not in file and "darts_parallel" not in file and not file.startswith("<")):
             place = f" at {file}:{frame.tb_lineno} in {frame.tb_frame.f_code.co_name}"
         frame = frame.tb_next
     text = " ".join(str(error).split())
-    rule = "torch.export cannot capture it"
+    rule, better = "torch.export cannot capture it", "inputs of the shapes that its forward takes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
-        rule = "its control flow depends on data"
-    return (
-        f"module {type(module).__name__}: {rule}{place} ({type(error).__name__}: {text[:160].rstrip(' .')}); "
-        "try inputs of the shapes that its forward takes, and torch.where for an if that depends on data."
-    )
+        rule, better = "its control flow depends on data", "torch.where for an if that depends on data"
+    said = f"{type(error).__name__}: {text[:160].rstrip(' .')}"
+    return f"module {type(module).__name__}: {rule}{place} ({said}); try {better}."
 
 
-def capture(
+def capture_module(
     module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any] | None = None
-) -> tuple[ModuleGraph, ExportedProgram]:
+) -> ModuleGraph:
     """Capture a module's operators.
 
     Args:
         module: Not changed; on the meta device nothing is computed.
         inputs: Example inputs on the module's device.
         kwargs: Further inputs by name.
-
-    Returns:
-        The graph that is planned, and torch's own, which an interpreter runs.
 
     Errors:
         UnsupportedError: it does not export.
@@ -185,7 +186,7 @@ def capture(
     named = module.named_parameters(remove_duplicate=False)
     tied = {name: first.setdefault(id(one), name) for name, one in named}
     graph = _GraphBuilder(exported, tied).build()
-    return replace(graph, calls=calls, seconds=time.perf_counter() - began), exported
+    return replace(graph, calls=calls, seconds=time.perf_counter() - began)
 
 
 @contextmanager

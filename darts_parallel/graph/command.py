@@ -11,6 +11,7 @@ import torch
 from darts_parallel.config import describe, guarded, load_config, parse, require_member, require_within
 from darts_parallel.errors import ConfigError
 from darts_parallel.graph._picture import picture
+from darts_parallel.graph._template import template_plan
 from darts_parallel.graph.capture import load_module, make_inputs
 from darts_parallel.graph.descent import DescentOptions
 from darts_parallel.graph.plan import ENDS, make_mesh, plan_module
@@ -63,14 +64,23 @@ class GraphRequest:
                 require_within(key, value, 1e-6, 1e6)
 
 
+def split_arguments(
+    arguments: Sequence[str], more: tuple[str, ...] = ()
+) -> tuple[list[str], list[str], Path]:
+    """Split a command line: its own options, those of the configuration (`more` prefixes), the run folder."""
+    job = [one for one in arguments if one.startswith(("cluster=", "cluster.", "training.", *more))]
+    named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
+    own = [one for one in arguments if one not in job and not one.startswith(FOLDER)]
+    return own, job, Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
+
+
 def run_request(arguments: Sequence[str]) -> list[str]:
     """Plan the module, write its files, and return the lines of the report.
 
     Errors:
         ConfigError: a key that does not exist, a value that breaks a rule, or none where one is needed.
     """
-    own = [one for one in arguments if not one.startswith(("cluster=", "cluster.", "training.", FOLDER))]
-    job = [one for one in arguments if one not in own and not one.startswith(FOLDER)]
+    own, job, folder = split_arguments(arguments)
     request = parse(GraphRequest, own)
     for key, example in (("module", "package.file:make_block"), ("inputs", "[[2,2048,2048]]")):
         if not getattr(request, key):
@@ -85,13 +95,12 @@ def run_request(arguments: Sequence[str]) -> list[str]:
         ends=request.ends, time_limit=request.time_limit,
         descent=DescentOptions(seed=request.seed) if request.descent else None,
     )  # fmt: skip
-    named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
-    folder = Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "graph.json", graph_dict(planned))
+    template = template_plan(planned.plan.space, request.time_limit)
+    write_json(folder / "graph.json", graph_dict(planned, template))
     write_text(folder / "graph.svg", picture(planned))
     write_text(folder / "parallel_plan.py", plan_script(planned.plan))
-    return [*report_lines(planned), f"files: {folder}"]
+    return [*report_lines(planned, template), f"files: {folder}"]
 
 
 def main(arguments: Sequence[str]) -> None:

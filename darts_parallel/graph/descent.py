@@ -69,23 +69,50 @@ def descend(space: GraphSpace, options: DescentOptions | None = None) -> Descent
     )  # fmt: skip
 
 
+class PairDescent:
+    """Probabilities of all choices and pairs of a programme, and the multipliers of its rows.
+
+    Args:
+        balance: Steps of the multipliers over those of the probabilities.
+    """
+
+    def __init__(self, programme: GraphProgramme, balance: float, rng: np.random.Generator) -> None:
+        self.programme = programme
+        self.matrix, self.low, self.high = programme.constraints()
+        self.size = 1.0 / abs(self.matrix).sum(0).clip(1e-9) / balance
+        self.reach = balance / abs(self.matrix).sum(1).clip(1e-9)
+        self.now, self.multipliers = rng.random(len(programme.cost)) * 0.1, np.zeros(len(self.low))
+
+    def step(self, costs: np.ndarray) -> None:
+        """Move down the gradient of the mean seconds.
+
+        Args:
+            costs: Of every variable, as `tied_costs`.
+        """
+        unit = costs[: self.programme.whole].mean().clip(1e-30)
+        then = self.now - self.size * (costs / unit + self.matrix.T @ self.multipliers)
+        then = then.clip(0.0, self.programme.upper)
+        above = self.multipliers / self.reach + self.matrix @ (2.0 * then - self.now)
+        self.multipliers = self.reach * (above - above.clip(self.low, self.high))
+        self.now = then
+
+    def probabilities(self) -> list[np.ndarray]:
+        """Return those of every group's choices."""
+        parts = [self.now[a:b].clip(1e-12) for a, b in self.programme.spans]
+        return [part / part.sum() for part in parts]
+
+
 def _rounded(
     programme: GraphProgramme, options: DescentOptions, balance: float, rng: np.random.Generator
 ) -> Iterator[tuple[int, ...]]:
     """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
-    matrix, low, high = programme.constraints()
-    costs = programme.tied_costs()
-    costs = costs / costs[: programme.whole].mean().clip(1e-30)
-    step, reach = 1.0 / abs(matrix).sum(0).clip(1e-9) / balance, balance / abs(matrix).sum(1).clip(1e-9)
-    now, mean = rng.random(len(costs)) * 0.1, np.zeros(len(costs))
-    multipliers = np.zeros(len(low))
+    descent, costs = PairDescent(programme, balance, rng), programme.tied_costs()
+    mean = np.zeros(len(costs))
     for k in range(1, options.steps + 1):
-        then = (now - step * (costs + matrix.T @ multipliers)).clip(0.0, 1.0)
-        above = multipliers / reach + matrix @ (2.0 * then - now)
-        multipliers = reach * (above - above.clip(low, high))
-        now, mean = then, mean + then
+        descent.step(costs)
+        mean = mean + descent.now
         if k % options.check == 0 or k == options.steps:
-            yield from map(programme.rounded, (now, mean))
+            yield from map(programme.rounded, (descent.now, mean))
             mean = np.zeros(len(costs))
 
 

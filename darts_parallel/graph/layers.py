@@ -14,7 +14,7 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.graph._layouts import DeviceMeshSpec, local_share
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph.capture import capture, load_module, make_inputs
+from darts_parallel.graph.capture import capture_module, load_module, make_inputs
 from darts_parallel.graph.operators import PARAMETER, ModuleGraph
 from darts_parallel.graph.plan import WIDTHS, GraphPlan
 from darts_parallel.problem import AttentionCore, Cluster, Gemm, LayerSpec, Measured, MeasuredTimes
@@ -60,7 +60,7 @@ def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ModuleGraph]:
     """Capture the block on micro-batches of one and of two sequences."""
     module, own = load_module(path, "model.path"), json.loads(shapes)
     sized = [[[b, *shape[1:]] for shape in own] for b in (1, 2)]
-    one, two = (capture(module, make_inputs(inputs))[0] for inputs in sized)
+    one, two = (capture_module(module, make_inputs(inputs)) for inputs in sized)
     return one, two
 
 

@@ -8,14 +8,15 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
+from darts_parallel.config import require_member
+from darts_parallel.cost import LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.graph._layouts import DeviceMeshSpec, State, Step, forward_state, gradient_state
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
 from darts_parallel.graph._rules import is_known
 from darts_parallel.graph._space import GraphSpace, OperatorChoice
-from darts_parallel.graph.capture import capture
+from darts_parallel.graph.capture import capture_module
 from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
 from darts_parallel.problem import Cluster
@@ -104,7 +105,6 @@ class PlannedGraph:
     plan: GraphPlan
     programme: ProgrammeAnswer
     descent: DescentAnswer | None
-    exported: ExportedProgram
     seconds: float
     """Seconds from capture to plan."""
 
@@ -144,12 +144,7 @@ def plan_module(
     inputs: list[Tensor],
     mesh: DeviceMeshSpec,
     kwargs: dict[str, Any] | None = None,
-    *,
-    precision: str = "bf16",
-    memory: float | None = None,
-    ends: str = "replicated",
-    time_limit: float = 60.0,
-    descent: DescentOptions | None = None,
+    **options: Any,
 ) -> PlannedGraph:
     """Plan a module operator by operator.
 
@@ -158,24 +153,42 @@ def plan_module(
         inputs: Example inputs.
         mesh: One or two axes of ranks, and their links (`make_mesh`).
         kwargs: Further inputs by name.
-        precision: `bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors.
-        memory: GiB of a rank for parameters, their optimizer states and kept activations; None: any.
-        ends: `replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split.
-        time_limit: Seconds for each of the two programmes.
-        descent: How to search by gradient descent; None leaves it out.
+        options: Of `plan_graph`.
 
     Errors:
         UnsupportedError: the module does not export.
         InfeasibleError: no plan fits into the memory.
     """
+    return plan_graph(capture_module(module, inputs, kwargs), mesh, **options)
+
+
+def plan_graph(
+    graph: ModuleGraph,
+    mesh: DeviceMeshSpec,
+    *,
+    precision: str = "bf16",
+    memory: float | None = None,
+    ends: str = "replicated",
+    time_limit: float = 60.0,
+    descent: DescentOptions | None = None,
+    bits: tuple[int, ...] = (LOSSLESS,),
+) -> PlannedGraph:
+    """Plan a captured module.
+
+    Args:
+        precision: `bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors.
+        memory: GiB of a rank for parameters, their optimizer states and kept activations; None: any.
+        ends: `replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split.
+        time_limit: Seconds for each of the two programmes.
+        descent: How to search by gradient descent; None leaves it out.
+        bits: Bits that sums may be reduced with, forward.
+    """
     began = time.perf_counter()
-    if precision not in WIDTHS:
-        raise ConfigError(f"precision={precision} must be one of {', '.join(WIDTHS)}; try bf16.")
-    if ends not in ENDS:
-        raise ConfigError(f"ends={ends} must be one of {', '.join(ENDS)}; try replicated.")
-    graph, exported = capture(module, inputs, kwargs)
-    space = GraphSpace(graph, mesh, WIDTHS[precision], None if memory is None else memory * GIB, ends)
+    require_member("precision", precision, tuple(WIDTHS))
+    require_member("ends", ends, ENDS)
+    most = None if memory is None else memory * GIB
+    space = GraphSpace(graph, mesh, WIDTHS[precision], most, ends, bits)
     answer = GraphProgramme(space).solve(time_limit)
     searched = None if descent is None else descend(space, descent)
     plan = GraphPlan(space, answer.assignment)
-    return PlannedGraph(plan, answer, searched, exported, time.perf_counter() - began)
+    return PlannedGraph(plan, answer, searched, time.perf_counter() - began + graph.seconds)

@@ -5,7 +5,7 @@ from typing import Any
 
 from darts_parallel.graph._rules import VARYING
 from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES
-from darts_parallel.graph.plan import PlannedGraph
+from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 
 MIB = 2.0**20
 DESCENT = {
@@ -33,7 +33,7 @@ def claim(planned: PlannedGraph) -> str:
     return f"at most {100.0 * gap:.2f} % above the linear relaxation (the integer programme ran out of time)"
 
 
-def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
+def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict[str, Any]:
     """Return the content of `graph.json`."""
     plan, programme, descent = planned.plan, planned.programme, planned.descent
     operators = []
@@ -65,13 +65,21 @@ def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
         "unknown_count": len(planned.unknown),
         "computing_operators": len(planned.graph.computing),
         "choice_groups": len(plan.space.groups),
+        "plan": summary(plan),
+        "template": None if template is None else summary(template),
         "tp_plan": tensor_parallel_plan(planned),
         "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
     }
 
 
-def report_lines(planned: PlannedGraph) -> list[str]:
+def summary(plan: GraphPlan) -> dict[str, float]:
+    """Return seconds of a step, number of collectives and their bytes."""
+    sizes = [one.step.bytes for one in plan.collectives]
+    return {"seconds": plan.seconds, "collectives": len(sizes), "bytes": sum(sizes)}
+
+
+def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> list[str]:
     """Return the report: what was captured, what splits, what communicates, what is proven."""
     plan, programme, descent = planned.plan, planned.programme, planned.descent
     graph, mesh = planned.graph, plan.space.mesh
@@ -90,6 +98,13 @@ def report_lines(planned: PlannedGraph) -> list[str]:
         f"{1e3 * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
         f"{programme.solve_seconds:.1f} s); {claim(planned)}"
     )
+    if template is not None:
+        known, own = summary(template), summary(plan)
+        lines.append(
+            f"Megatron's template: {1e3 * known['seconds']:.4f} ms, {known['collectives']} collectives of "
+            f"{known['bytes'] / MIB:.2f} MiB, where this plan has {own['collectives']} of "
+            f"{own['bytes'] / MIB:.2f} MiB"
+        )
     if descent is not None:
         above, rounded = (
             100.0 * (s / plan.seconds - 1.0) for s in (descent.seconds, descent.rounded_seconds)

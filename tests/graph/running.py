@@ -16,7 +16,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.graph._layouts import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph.capture import capture
+from darts_parallel.graph.capture import capture_module
 from darts_parallel.graph.operators import ModuleGraph
 from darts_parallel.graph.plan import GraphPlan, make_mesh
 from darts_parallel.problem.cluster import Cluster
@@ -38,7 +38,7 @@ def fast(*ranks: int) -> DeviceMeshSpec:
 @cache
 def captured(make: Callable[[], Made]) -> ModuleGraph:
     """Capture a module once for all of its tests."""
-    return capture(*make())[0]
+    return capture_module(*make())
 
 
 def plan_made(make: Callable[[], Made], ranks: tuple[int, ...], seed: int | None = None) -> GraphPlan:

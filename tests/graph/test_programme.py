@@ -17,7 +17,7 @@ from darts_parallel.graph._layouts import DeviceMeshSpec, Step, axis_moves
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import reshape_groups
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph.capture import capture, make_inputs
+from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import descend
 from darts_parallel.graph.plan import make_mesh, plan_module
@@ -41,7 +41,7 @@ class Gated(nn.Module):
 
 def space(hidden: int = 512, *ranks: int, **options: Any) -> GraphSpace:
     with torch.device("meta"):
-        graph, _ = capture(Gated(hidden), [torch.empty(4, 512, hidden)])
+        graph = capture_module(Gated(hidden), [torch.empty(4, 512, hidden)])
     return GraphSpace(graph, mesh(*(ranks or (2,))), **options)
 
 
@@ -124,7 +124,7 @@ class Branching(nn.Module):
 
 def test_control_flow_on_data_is_refused_with_its_line() -> None:
     with pytest.raises(UnsupportedError, match=r"test_programme.py:\d+ in forward"):
-        capture(Branching(), make_inputs([[2, 3]]))
+        capture_module(Branching(), make_inputs([[2, 3]]))
 
 
 class Unknown(nn.Module):

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.graph import DescentOptions, PlannedGraph, make_mesh, plan_module
+from darts_parallel.graph import (
+    DescentOptions,
+    PlannedGraph,
+    make_mesh,
+    plan_graph,
+    plan_module,
+    template_plan,
+)
 from darts_parallel.problem.cluster import Cluster
 
 
@@ -185,6 +192,20 @@ def test_data_parallelism_where_weights_are_small() -> None:
     assert set(labels(plan, "linear")) == {"rows0"}
     assert not kinds(plan)
     assert set(kinds(plan, "parameter")) == {("backward", "all_reduce")}
+
+
+def test_megatrons_template_is_found_or_beaten() -> None:
+    """One link for all ranks: the template is the optimum; ranks on two nodes: it is not."""
+    plan = planned(lambda: PlainBlock(2048), (2, 2048, 2048))
+    template = template_plan(plan.plan.space)
+    assert template is not None
+    assert template.seconds == pytest.approx(plan.plan.seconds, rel=1e-9)
+    assert len(template.collectives) == len(plan.plan.collectives) == 4
+    apart = plan_graph(plan.graph, make_mesh(cluster("a10_8x4"), (8,)))
+    template = template_plan(apart.plan.space)
+    assert template is not None
+    assert template.seconds > 1.01 * apart.plan.seconds
+    assert template_plan(planned(lambda: MLP(64), (8, 8, 64), mesh=(2, 4)).plan.space) is None
 
 
 def test_two_axes_take_data_and_tensor_parallelism() -> None:

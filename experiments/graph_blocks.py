@@ -1,0 +1,159 @@
+"""Plan blocks of many models operator by operator, and hold Megatron's template next to them.
+
+    python -m experiments.graph_blocks          # 13 blocks, tp 2, 4, 8, two clusters; needs `hf`
+    python -m experiments.graph_blocks blocks=[llama3_8b]
+
+Modules are those of transformers, on the meta device. The template is `graph`'s: columns, then rows; heads;
+vocabulary; whole experts; the programme chooses what it leaves open, so that it is the best plan of its kind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from darts_parallel.config import load_config, require_members, run_main
+from darts_parallel.graph import (
+    DescentOptions,
+    capture_module,
+    graph_dict,
+    make_inputs,
+    make_mesh,
+    plan_graph,
+    template_plan,
+)
+from darts_parallel.problem import Cluster
+from darts_parallel.report import markdown_table
+from experiments.study import Report, Study, StudyOptions, run_study
+
+TWO: dict[str, Any] = {"num_hidden_layers": 2}
+LARGE = TWO | {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+LLAMA = TWO | {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+               "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+TOKENS = [2, 2048, "long"]
+IMAGES = [32, 3, 224, 224]
+CLUSTERS = ("h100_1x8", "a10_8x4")
+BLOCKS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "bert_large": ("Bert", LARGE, [32, 512, "long"]),
+    "vit_large": ("ViT", LARGE, IMAGES),
+    "t5_large": ("T5", {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 1}, [16, 512, "long"]),
+    "resnet_50": ("ResNet", {}, IMAGES),
+    "convnext_tiny": ("ConvNext", {}, IMAGES),
+    "gpt2_xl": ("GPT2", {"n_layer": 2, "n_embd": 1600, "n_head": 25}, [2, 1024, "long"]),
+    "llama3_8b": ("Llama", LLAMA, TOKENS),
+    "llama_2_kv_heads": ("Llama", LLAMA | {"num_key_value_heads": 2}, TOKENS),
+    "qwen3_8b": ("Qwen3", LLAMA | {"intermediate_size": 12288, "vocab_size": 151936}, TOKENS),
+    "gemma2_2b": ("Gemma2", TWO, TOKENS),
+    "phi_2": (
+        "Phi",
+        TWO | {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 32},
+        TOKENS,
+    ),
+    "mixtral_8x7b": ("Mixtral", LLAMA | {"num_hidden_layers": 1, "vocab_size": 32000}, TOKENS),
+    "mamba2": ("Mamba2", {"num_hidden_layers": 1}, TOKENS),
+}
+"""Class of transformers, its sizes where they are not its own, and the input."""
+
+
+class Whole(nn.Module):
+    """Return the loss of a language model, the last state of another."""
+
+    def __init__(self, name: str, sizes: dict[str, Any]) -> None:
+        import transformers
+
+        super().__init__()
+        config = getattr(transformers, f"{name}Config")(**sizes, use_cache=False)
+        self.seq2seq, self.causal = name == "T5", "vocab_size" in dir(config) and name not in ("Bert", "T5")
+        kind = transformers.AutoModelForCausalLM if self.causal else transformers.AutoModel
+        self.model = kind.from_config(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the model on itself as labels, or as the decoder's input."""
+        more = {"labels": x} if self.causal else {"decoder_input_ids": x} if self.seq2seq else {}
+        found: Tensor = self.model(x, **more)[0]
+        return found
+
+
+@dataclass
+class BlockOptions(StudyOptions):
+    """Command line of `python -m experiments.graph_blocks`."""
+
+    blocks: list[str] = field(default_factory=lambda: list(BLOCKS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_members("blocks", self.blocks, tuple(BLOCKS))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one plan and the template's, which has NaN where it does not fit the module."""
+
+    block: str
+    operators: int
+    capture_s: float
+    cluster: str
+    tp: int
+    search_s: float
+    raw_s: float
+    improved_s: float
+    lp_s: float
+    collectives: int
+    mib: float
+    template_s: float
+    template_collectives: float
+    template_mib: float
+
+
+def plans(block: str) -> list[Row]:
+    """Capture a block and plan it on every mesh."""
+    (kind, sizes, shape), rows = BLOCKS[block], list[Row]()
+    with torch.device("meta"):
+        graph = capture_module(Whole(kind, sizes), make_inputs([shape]))
+    for cluster, tp in product(CLUSTERS, (2, 4, 8)):
+        mesh = make_mesh(Cluster.from_config(load_config([f"cluster={cluster}"]).cluster, "bf16"), (tp,))
+        planned = plan_graph(graph, mesh, descent=DescentOptions())
+        found = graph_dict(planned, template_plan(planned.plan.space))
+        own, other = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
+        known = (block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds)
+        times = (found["raw_s"], found["improved_s"], found["lp_s"])
+        own, other = ((one["seconds"], one["collectives"], one["bytes"] / 2**20) for one in (own, other))
+        rows.append(Row(*known, *times, own[1], own[2], *other))
+    return rows
+
+
+def report(rows: Sequence[Row]) -> Report:
+    """Return a line a plan."""
+    header = ("block", "operators", "capture s", "cluster", "tp", "search s", "raw ms", "improved ms",
+              "LP ms", "collectives", "MiB", "template ms", "its collectives", "its MiB")  # fmt: skip
+    cells = []
+    for row in rows:
+        block, operators, capture_s, cluster, tp, search_s, *found = astuple(row)
+        ms = [f"{1e3 * found[k]:.2f}" for k in (0, 1, 2, 5)]
+        other = [ms[3], *(f"{one:.0f}" for one in found[6:])] if row.template_s > 0 else ["-"] * 3
+        known = (block, str(operators), f"{capture_s:.1f}", cluster, str(tp), f"{search_s:.1f}")
+        cells.append((*known, *ms[:3], str(found[3]), f"{found[4]:.0f}", *other))
+    both = [row.template_s / row.improved_s for row in rows if row.template_s > 0]
+    proven = sum(row.improved_s < row.lp_s * (1 + 1e-6) for row in rows)
+    equal = sum(ratio < 1 + 1e-6 for ratio in both)
+    return Report(
+        f"{proven} of {len(rows)} plans are proven by the linear programme. Megatron's template is the "
+        f"optimum in {equal} of {len(both)}, and takes at worst {max(both, default=1.0):.2f} times as long.",
+        markdown_table(header, cells, (0, 3)),
+    )
+
+
+def run(options: BlockOptions) -> int:
+    """Plan all blocks; returns the exit status."""
+    study = Study(
+        "graph_blocks", "What does a plan of operators gain over Megatron's template?",
+        "overlap of collectives with compute, memory-limited plans, a GPU.", plans, report,
+    )  # fmt: skip
+    return run_study(study, {name: name for name in options.blocks}, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.graph_blocks", __doc__, BlockOptions, run))

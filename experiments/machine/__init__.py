@@ -1,0 +1,1 @@
+"""Measure the parts of a machine's profile."""
