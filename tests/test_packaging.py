@@ -49,12 +49,11 @@ def test_the_wheel_holds_the_configuration_the_licence_and_no_tests(wheel: Path)
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in (ROOT / "conf").rglob("*.*"):
         assert f"darts_parallel/{path.relative_to(ROOT)}" in names
-    for package in ("darts_parallel", "baselines"):
-        for path in (ROOT / package).rglob("*.py"):
-            assert str(path.relative_to(ROOT)) in names
+    for path in (ROOT / "darts_parallel").rglob("*.py"):
+        assert str(path.relative_to(ROOT)) in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"darts_parallel", "baselines"}
+    assert tops == {"darts_parallel"}
 
 
 def test_wheel_in_a_fresh_process_refuses_in_one_sentence_then_finds_the_plan_of_a_warm_one(

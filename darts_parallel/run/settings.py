@@ -30,7 +30,7 @@ class RunSettings:
     timeout_s: float = 25.0
     """Longest wait for another process."""
     cluster: str = ""
-    """A cluster file to predict with, e.g. of `experiments.profile`; empty: the plan's own."""
+    """A cluster file to predict with, e.g. of `darts-parallel profile`; empty: the plan's own."""
     output: str = ""
     """A JSON file for all results; empty: none."""
 
@@ -58,7 +58,7 @@ def load(settings: RunSettings) -> tuple[Problem, Plan]:
 
 
 def measured_cluster(problem: Problem, path: str) -> Problem:
-    """Put a problem on the cluster of a file, e.g. of `experiments.profile`; none where `path` is empty.
+    """Put a problem on the cluster of a file, e.g. of `darts-parallel profile`; none where `path` is empty.
 
     Args:
         path: `FOLDER/cluster/NAME.yaml`, whose devices lie in `FOLDER/device`.
@@ -72,7 +72,7 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
     if not file.is_file():
         raise ConfigError(
             f"cluster={path} must be a file; try outputs/measured/cluster/measured.yaml, which "
-            "experiments.profile writes."
+            "darts-parallel profile writes."
         )
     names = [f"cluster={file.stem}", "model=toy", "training=toy", "training.precision=fp32"]
     cluster = load_config(names, str(file.absolute().parent.parent)).cluster
@@ -81,7 +81,7 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
         raise ConfigError(
             f"cluster={path} was measured with {found.cluster.num_devices} processes, and the plan has "
             f"{problem.cluster.num_devices}; try torchrun --nproc-per-node "
-            f"{problem.cluster.num_devices} -m experiments.profile."
+            f"{problem.cluster.num_devices} -m darts_parallel profile."
         )
     return found
 

@@ -13,6 +13,7 @@ from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleErr
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner import plan
 from darts_parallel.problem.problem import Problem
+from darts_parallel.schedules import NAMES
 from tests.fuzz.case import FuzzCase, FuzzOutcome
 from tests.fuzz.oracle import TooManyError, cheapest
 
@@ -23,7 +24,7 @@ TIE = 0.002
 PATIENCE_S = 600.0
 """Seconds for a proof: how busy the machine is must not decide what is claimed."""
 
-SCHEDULES = ("1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v", "v_half", "v_min", "dualpipe")
+SCHEDULES = [name for name in NAMES if name != "interleaved"]
 Settings = dict[str, Any]
 """Values by dotted key, `model`, `cluster`, `training` and `space` being groups."""
 
@@ -70,6 +71,8 @@ def random_settings(rng: random.Random) -> Settings:
             settings["space.schedules"] = rng.sample(SCHEDULES, rng.choice([1, 2, 3]))
     elif rng.random() < 0.15:
         settings["space.offload"] = rng.sample(["activation", "optimizer"], rng.choice([1, 2]))
+    if rng.random() < 0.15:
+        settings["space.cut"] = "half_block"
     for value in settings.values():
         if isinstance(value, list):
             rng.shuffle(value)  # the order of a list means nothing

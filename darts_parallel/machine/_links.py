@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor, distributed
 
-from experiments.machine.profile import MeasuredMachine
+from darts_parallel.machine._timing import MeasuredMachine
 
 SMALLEST = 2**10
 """Bytes of the smallest message; each further one is four times as large."""

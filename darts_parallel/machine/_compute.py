@@ -12,8 +12,8 @@ import torch
 from darts_parallel.bilevel import TransformerShape, Weights, block, initial_weights
 from darts_parallel.config import DeviceConfig
 from darts_parallel.cost import ATTENTION_HALF_SIZE, gemm_seconds
+from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import Device, Gemm
-from experiments.machine.profile import MeasuredMachine
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}

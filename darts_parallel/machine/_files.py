@@ -6,10 +6,10 @@ import resource
 
 import torch
 
+from darts_parallel.machine._compute import MOST_EXTRAPOLATED, ComputeProfile
+from darts_parallel.machine._links import LinkProfile
+from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import GIB
-from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile
-from experiments.machine.links import LinkProfile
-from experiments.machine.profile import MeasuredMachine
 
 
 def node_memory(machine: MeasuredMachine) -> tuple[float, float]:

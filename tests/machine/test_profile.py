@@ -13,14 +13,20 @@ from darts_parallel import load_problem
 from darts_parallel.config.options import parse
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError
+from darts_parallel.machine._compute import (
+    MOST_EXTRAPOLATED,
+    ComputeProfile,
+    GemmTime,
+    fit_gemms,
+    gemm_shapes,
+)
+from darts_parallel.machine._files import device_yaml
+from darts_parallel.machine._links import MessageTime, fit_link
+from darts_parallel.machine._timing import MeasuredMachine
+from darts_parallel.machine.command import ProfileOptions, run
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import Device, Link
 from darts_parallel.problem.layer_spec import Gemm
-from experiments.machine.compute import MOST_EXTRAPOLATED, ComputeProfile, GemmTime, fit_gemms, gemm_shapes
-from experiments.machine.files import device_yaml
-from experiments.machine.links import MessageTime, fit_link
-from experiments.machine.profile import MeasuredMachine
-from experiments.profile import ProfileOptions, run
 from tests.support.processes import run_ranks
 
 DEVICE = Device(

@@ -1,1 +1,0 @@
-"""Measure the parts of a machine's profile."""
