@@ -112,10 +112,8 @@ def test_the_plan_file_keeps_the_contract(command: Command) -> None:
     assert command(*TOY, *FEW).status == 0
     path = command.plan_file()
     plan = json.loads(path.read_text())
-    assert plan["schema"] == "darts-parallel/plan/1"
-    assert plan["model"]["name"] == "toy"
-    assert plan["cluster"]["name"] == "toy"
-    assert plan["training"]["global_batch_size"] == 16
+    assert (plan["schema"], plan["model"]["name"]) == ("darts-parallel/plan/1", "toy")
+    assert (plan["cluster"]["name"], plan["training"]["global_batch_size"]) == ("toy", 16)
     assert plan["pp"] == len(plan["stages"]) == plan["parallelism"]["pp"]
     assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
     assert [layer["name"] for layer in plan["layers"]][:2] == ["embedding", "layers.0"]

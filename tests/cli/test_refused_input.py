@@ -96,9 +96,7 @@ VALUES = [
 @pytest.mark.parametrize(("argument", "named", "way_out"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_bad_input_ends_in_one_sentence(command: Command, argument: str, named: str, way_out: str) -> None:
     outcome = command(*TOY, argument)
-    assert outcome.status == 2
-    assert outcome.out == ""
-    assert len(outcome.err.strip().splitlines()) == 1
+    assert (outcome.status, outcome.out, len(outcome.err.strip().splitlines())) == (2, "", 1)
     assert outcome.err.startswith("darts-parallel: ")
     assert outcome.err.endswith(".\n")
     assert named in outcome.err

@@ -43,8 +43,7 @@ def case(tmp_path: Path) -> FasopCase:
 
 def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
     cases, published = read_cases(str(SHIPPED))
-    assert len(cases) == 12
-    assert len(published) == 5
+    assert (len(cases), len(published)) == (12, 5)
     layers = {"BERT, Homo-small": (26,), "BERT, Hetero-small": (14, 5, 5, 2)}
     for name, expected in layers.items():
         theirs, ours = solve(cases[name])

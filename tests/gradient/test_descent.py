@@ -124,8 +124,7 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
 
     limited = search(problem, seed=0, config=config)
     stopped = search(problem, seed=0, config=replace(config, max_seconds=600.0), on_record=interrupt)
-    assert limited.stopped_by == "time_limit"
-    assert stopped.stopped_by == "user"
+    assert (limited.stopped_by, stopped.stopped_by) == ("time_limit", "user")
     best = check(problem).iteration_time_s
     assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
     assert stopped.iteration_time_s == stopped.raw_iteration_time_s

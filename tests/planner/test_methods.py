@@ -177,9 +177,7 @@ def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest
     session = asked("exact")
     result = search_result(session)
     assert session.interrupted
-    assert result.stopped_by == "user"
-    assert result.method == "exhaustive"
-    assert len(set(result.plan.layers)) == 1
+    assert (result.stopped_by, result.method, len(set(result.plan.layers))) == ("user", "exhaustive", 1)
 
 
 def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:

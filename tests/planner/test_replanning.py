@@ -80,8 +80,7 @@ def test_stages_that_swap_their_nodes_move_all_they_hold() -> None:
     problem = load_problem(TOY)
     plan = plan_of(problem, 2, 1)
     moves = moved_state(plan, problem, replace(plan, node_order=(1, 0)), problem)
-    assert moves.kept_bytes == 0.0
-    assert moves.restored_bytes == 0.0
+    assert (moves.kept_bytes, moves.restored_bytes) == (0.0, 0.0)
     # the tied table is held by both stages
     state = state_bytes("bf16", "adam")
     table = 256 * 64 * (state.parameter + state.optimizer)
@@ -162,8 +161,7 @@ def test_the_command_replans_from_a_file_and_refuses_what_it_cannot_keep(command
     assert data["training"]["global_batch_size"] == 16
     assert data["config"]["search"]["num_restarts"] == 2  # the old plan's own settings
     assert sum(len(stage["ranks"]) for stage in data["stages"]) == 4
-    assert data["cluster"]["nodes"][0]["count"] == 1
-    assert data["replan"]["from"] == "old/plan.json"
+    assert (data["cluster"]["nodes"][0]["count"], data["replan"]["from"]) == (1, "old/plan.json")
     assert data["replan"]["kept_bytes"] > 0
     refused = command("replan.from=old/plan.json", "model.num_layers=6", "hydra.run.dir=refused")
     assert refused.status == 2
