@@ -83,7 +83,8 @@ def _unable(session: Session) -> str:
     if session.simulated and number_of_plans(session.tables, session.space_kind) > MAX_PRICED_PLANS:
         return "no exact method prices a simulated pipeline"
     if not _equal_chunks(session) and any(table.virtual_stages > 1 for table in session.tables):
-        return "exact methods only bound interleaved plans, but uniform ones of equal chunks (space=uniform)"
+        known = "search=exact space=uniform, whose chunks are equal"
+        return f"exact methods only bound interleaved plans, but those of {known}"
     return ""
 
 

@@ -143,7 +143,7 @@ def test_search_exact_proves_uniform_interleaved_plans_and_refuses_others() -> N
     found = find_plan(load_problem([*given, "space=uniform"])).result
     assert found.stopped_by is None
     assert all(seconds >= found.iteration_time_s for seconds, _ in found.alternatives)
-    with pytest.raises(ConfigError, match="uniform ones of equal chunks"):
+    with pytest.raises(ConfigError, match="interleaved plans, but those of search=exact space=uniform"):
         find_plan(load_problem(given))
 
 
