@@ -34,6 +34,7 @@ from experiments.calibration.report import (
     held_out_lines,
     predict_runs,
     ranking_rows,
+    rival_lines,
     skipped_lines,
     skipped_summary,
 )
@@ -108,7 +109,8 @@ def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[s
     found = residuals(cases, parameters, latent)
     held_out = {kind: cross_validate(cases, parameters, latent, found, kind) for kind in kinds}
     pages = [held_out_lines(kind, held_out) for kind in kinds]
-    return [fit_lines(held_out), coverage_lines(held_out), *pages]
+    rivals = [rival_lines(held_out["source"])] if "source" in held_out else []
+    return [fit_lines(held_out), *rivals, coverage_lines(held_out), *pages]
 
 
 if __name__ == "__main__":

@@ -300,22 +300,28 @@ def standardized(held_out: Mapping[str, Sequence[HeldOut]], kind: str, part: str
 
 
 def constant_mfu(held: Sequence[HeldOut]) -> list[HeldOut]:
-    """Predict seconds by one share of the peak for each device: the median of the other folds' runs of it.
+    """Predict seconds by one share of the peak for each device, that of the other folds' runs."""
 
-    A device without runs in other folds gets the median of all.
-    """
-
-    def at_peak(h: HeldOut) -> float:
+    def at_peak(h: HeldOut) -> HeldOut:
         problem = h.case.problem
         flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
-        return flops / (problem.cluster.num_devices * float(problem.cluster.groups[0].device.peak_flops))
+        peak = problem.cluster.num_devices * float(problem.cluster.groups[0].device.peak_flops)
+        return replace(h, predicted=flops / peak)
 
-    peaks = [(h, h.case.run.devices[0], at_peak(h)) for h in held]
+    return one_factor([at_peak(h) for h in held])
+
+
+def one_factor(held: Sequence[HeldOut]) -> list[HeldOut]:
+    """Divide predictions by the median of predicted / measured of the other folds' runs of the device.
+
+    A device without runs in other folds gets the median of all; the only fold stays as it is.
+    """
+    shares = [(h.fold, h.case.run.devices[0], h.predicted / h.measured) for h in held]
     result = []
-    for h, device, seconds in peaks:
-        others = [(name, peak / o.measured) for o, name, peak in peaks if o.fold != h.fold]
-        shares = [share for name, share in others if name == device] or [share for _, share in others]
-        result.append(replace(h, predicted=seconds / float(np.median(shares))) if shares else h)
+    for h, (fold, device, _) in zip(held, shares, strict=True):
+        others = [(name, share) for other, name, share in shares if other != fold]
+        own = [share for name, share in others if name == device] or [share for _, share in others]
+        result.append(replace(h, predicted=h.predicted / float(np.median(own))) if own else h)
     return result
 
 

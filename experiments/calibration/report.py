@@ -1,9 +1,11 @@
 """Write what a validation says: every row with its prediction, and the tables of its page."""
 
+import csv
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -31,6 +33,7 @@ from experiments.calibration.folds import (
     job_of,
     job_rankings,
     mean,
+    one_factor,
     standardized,
 )
 from experiments.calibration.predict import predict
@@ -43,6 +46,8 @@ RANKING_HEADER = ("job", "plans", "Spearman", "model 1", "model 3", "smallest 1"
                   "smallest 3", "chance 1", "chance 3")  # fmt: skip
 FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""
+RIVALS = Path(__file__).parents[1] / "data" / "rivals.csv"
+"""Seconds that other programs predict for the shipped runs."""
 NOMINAL = (0.5, 0.8, 0.9, 0.95)
 BOUNDS = (0.2, 0.5, 0.8, 0.9)
 
@@ -192,6 +197,31 @@ def fit_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
     header = ("left out", "runs", "ran", "refused", "refused %", "out of memory", "said to fit")
     title = "Fit: the median peak is within the capacity (recomputation not printed: that of full)."
     return [title, "", *markdown_table(header, rows, (0, 1))]
+
+
+def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
+    """Write the errors of other programs' seconds next to ours, on the runs that each can express.
+
+    Args:
+        held: Left-out runs; a program gets its factor of a device from the runs of other folds.
+    """
+    own = {(h.case.run.file, str(h.case.run.row)): h for h in held if h.part == PARTS[0]}
+    told: dict[str, list[tuple[HeldOut, HeldOut]]] = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        for cells in csv.DictReader(file):
+            if h := own.get((cells["file"], cells["row"])):
+                theirs = replace(h, predicted=float(cells["seconds"]))
+                told[f"{cells['program']} {cells['version']}"].append((h, theirs))
+    rows = []
+    for (program, pairs), total in product(told.items(), TOTALS[:2]):
+        ours, theirs = ([pair[i] for pair in pairs if pair[0].total == total] for i in (0, 1))
+        who = {"ours": ours, program: theirs, f"{program}, one factor a device": one_factor(theirs)}
+        for name, errors in who.items():
+            if errors:
+                found = summarise(*zip(*((h.predicted, h.measured) for h in errors), strict=True))
+                rows.append((name, total, *found.cells()))
+    title = "Other programs on the runs that each can express ([how](../data/README.md)), ours by source."
+    return [title, "", *markdown_table(("seconds of", "runs of", "runs", *ERRORS), rows, (0, 1))]
 
 
 def skipped_lines(outcomes: Sequence[RowOutcome], other_files: Sequence[tuple[str, str]]) -> list[str]:

@@ -35,6 +35,8 @@ LORA_RANK = 16
 that seconds or bytes show."""
 TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
+TORCHTITAN_RECOMPUTE = "selective: layernorm moe"
+"""Its default keeps products of weights and attention (`_op_sac_save_list`), not the grouped products of experts."""
 MFU_PEAK = 989.5e12
 """FLOP/s of an H100 in bf16, against which the sources print MFU."""
 RATE = r"(\d+(?:\.\d+)?)\s*(?:gbit/s|gbps|gb/s|gb\b|g\b)"
@@ -184,7 +186,7 @@ def _complete(row: TableRow, sizes: Sizes) -> TableRow:
         cells["num_microbatches"] = str(batch // (ranks * micro))
     if row.says("torchtitan") and micro and not batch:
         cells |= {"seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN), "num_microbatches": "1"}
-        cells["recompute"] = cells.get("recompute") or "selective, every second product (its default)"
+        cells["recompute"] = cells.get("recompute") or TORCHTITAN_RECOMPUTE
     implied = re.search(r"global batch (\d+) implied", row.words("notes"))
     if implied and not batch:
         cells["global_batch"] = implied[1]
@@ -413,7 +415,7 @@ def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[tuple[int, st
         size = 1 if total * gpus_per_node == gpus else gpus_per_node if total == gpus else 0
         if size and not any(count % size for count, _ in found):
             return [
-                (count // size, gpu["device"], gpu["link"], gpu["inside"],
+                (count // size, gpu["device"], gpu["link"], _instance(row, gpu).get("inside", gpu["inside"]),
                  *_network(row, gpus_per_node, gpu, several=True))
                 for count, gpu in found
             ]  # fmt: skip
@@ -422,19 +424,21 @@ def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[tuple[int, st
     return []
 
 
+def _instance(row: TableRow, gpu: dict[str, Any]) -> dict[str, Any]:
+    """Find the network of the cloud instance that a row names for a kind of node; empty where none."""
+    named = re.search(gpu.get("instance", "$^"), row.words("gpu", "notes", "source"))
+    return (first("networks", named[0]) if named else None) or {}
+
+
 def _network(row: TableRow, gpus_per_node: int, gpu: dict[str, Any], several: bool = False) -> Link:
     """Find the link out of a node: its instance's where nodes are of `several` kinds.
 
     Else, in this order: what the row's own notes or source print, what its cluster is known to have
     (`networks`), what is usual for the GPU (`gpus`).
     """
-    text = row.words("notes", "source")
-    if several:
-        text = f"{row.words('gpu')} {text}"
-        named = re.search(gpu.get("instance", "$^"), text)
-        known = first("networks", named[0]) if named else None
-        if known:
-            return known["network"], known["out"]
+    text = row.words(*(("gpu",) if several else ()), "notes", "source")
+    if several and (known := _instance(row, gpu)):
+        return known["network"], known["out"]
     printed = _printed_rate(text, gpus_per_node)
     if printed:
         return "ethernet" if printed <= SLOW else "roce", printed
