@@ -209,16 +209,17 @@ def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
     told: dict[str, list[tuple[HeldOut, HeldOut]]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         for cells in csv.DictReader(file):
-            if h := own.get((cells["file"], cells["row"])):
-                theirs = replace(h, predicted=float(cells["seconds"]))
-                told[f"{cells['program']} {cells['version']}"].append((h, theirs))
+            if mine := own.get((cells["file"], cells["row"])):
+                other = replace(mine, predicted=float(cells["seconds"]))
+                told[f"{cells['program']} {cells['version']}"].append((mine, other))
     rows = []
     for (program, pairs), total in product(told.items(), TOTALS[:2]):
         ours, theirs = ([pair[i] for pair in pairs if pair[0].total == total] for i in (0, 1))
-        who = {"ours": ours, program: theirs, f"{program}, one factor a device": one_factor(theirs)}
+        scaled = f"{program}, one factor a device"
+        who = {"ours": ours, program: theirs, scaled: one_factor(theirs)}
         for name, errors in who.items():
             if errors:
-                found = summarise(*zip(*((h.predicted, h.measured) for h in errors), strict=True))
+                found = summarise([h.predicted for h in errors], [h.measured for h in errors])
                 rows.append((name, total, *found.cells()))
     title = "Other programs on the runs that each can express ([how](../data/README.md)), ours by source."
     return [title, "", *markdown_table(("seconds of", "runs of", "runs", *ERRORS), rows, (0, 1))]

@@ -36,7 +36,7 @@ that seconds or bytes show."""
 TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 TORCHTITAN_RECOMPUTE = "selective: layernorm moe"
-"""Its default keeps products of weights and attention (`_op_sac_save_list`), not the grouped products of experts."""
+"""Its default keeps products of weights and attention, not the grouped products of experts."""
 MFU_PEAK = 989.5e12
 """FLOP/s of an H100 in bf16, against which the sources print MFU."""
 RATE = r"(\d+(?:\.\d+)?)\s*(?:gbit/s|gbps|gb/s|gb\b|g\b)"
@@ -437,8 +437,8 @@ def _network(row: TableRow, gpus_per_node: int, gpu: dict[str, Any], several: bo
     (`networks`), what is usual for the GPU (`gpus`).
     """
     text = row.words(*(("gpu",) if several else ()), "notes", "source")
-    if several and (known := _instance(row, gpu)):
-        return known["network"], known["out"]
+    if several and (own := _instance(row, gpu)):
+        return own["network"], own["out"]
     printed = _printed_rate(text, gpus_per_node)
     if printed:
         return "ethernet" if printed <= SLOW else "roce", printed

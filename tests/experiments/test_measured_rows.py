@@ -186,6 +186,12 @@ def test_nodes_of_several_kinds_are_groups_of_their_own(gpu: str, kinds: list[tu
     assert [(group.device.name, group.count) for group in groups] == kinds
 
 
+def test_links_of_a_cloud_instance_are_its_own() -> None:
+    mixed = dict(gpu="12 V100-16GB + 4 T4", gpus_per_node="4", n_gpus="16", dp="8", global_batch="64")
+    assert run_of(**mixed).intra_GBps == (150.0, 15.75)
+    assert run_of(**mixed, source="AMP (NeurIPS 2022)").intra_GBps == (21.25, 15.75)
+
+
 def test_a_slow_ethernet_is_filled_and_a_fast_one_is_not() -> None:
     shares = {"inter_efficiency": torch.tensor(0.25)}
     rates = []
