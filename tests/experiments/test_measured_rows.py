@@ -186,12 +186,6 @@ def test_nodes_of_several_kinds_are_groups_of_their_own(gpu: str, kinds: list[tu
     assert [(group.device.name, group.count) for group in groups] == kinds
 
 
-def test_links_of_a_cloud_instance_are_its_own() -> None:
-    mixed = dict(gpu="12 V100-16GB + 4 T4", gpus_per_node="4", n_gpus="16", dp="8", global_batch="64")
-    assert run_of(**mixed).intra_GBps == (150.0, 15.75)
-    assert run_of(**mixed, source="AMP (NeurIPS 2022)").intra_GBps == (21.25, 15.75)
-
-
 def test_a_slow_ethernet_is_filled_and_a_fast_one_is_not() -> None:
     shares = {"inter_efficiency": torch.tensor(0.25)}
     rates = []
@@ -262,14 +256,14 @@ def test_a_framework_is_recognised_by_its_words(cells: dict[str, str], name: str
 def test_runs_are_written_and_read_as_they_are(tmp_path: Path) -> None:
     several = dict(gpu="12 V100-16GB + 4 T4", gpus_per_node="4", n_gpus="16", dp="8", global_batch="64")
     staged = dict(pp="2", dp="2", num_microbatches="8", memory_gb="11.5")
-    write_rows(tmp_path / "a.csv", [{}, several, {"layers": ""}, staged])
+    write_rows(tmp_path / "a.csv", [{}, several | {"source": "AMP"}, {"layers": ""}, staged])
     out = tmp_path / "out" / "runs.csv"
     out.parent.mkdir()
     assert normalize.normalize(NormalizeOptions(data=str(tmp_path), out=str(out))) == 0
     runs = read_folder(str(tmp_path))[0]
     assert [bool(run.skipped) for run in runs] == [False, False, True, False]
     assert read_runs(out) == runs
-    assert runs[1].nodes == (3, 1)
+    assert (runs[1].nodes, runs[1].intra_GBps) == ((3, 1), (21.25, 15.75))  # of its instances
 
 
 def test_the_shipped_runs_are_whole_and_have_sources() -> None:
