@@ -175,7 +175,7 @@ def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[
     ]
     rows = [
         (name, f"{bought.factor:.4g}", f"{bought.value:.4g}", f"{bought.cost:,.0f}",
-         f"{1e9 * bought.worth * seconds:.3g}")
+         f"{1e9 * bought.worth * seconds + 0.0:.3g}")
         for name, bought in answer.knobs.items()
     ]  # fmt: skip
     return [*lines, *markdown_table(("figure", "factor", "value", "costs", "a million more saves, ms"), rows)]
