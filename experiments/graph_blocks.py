@@ -35,6 +35,7 @@ LLAMA = TWO | {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_h
                "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
 TOKENS = [2, 2048, "long"]
 IMAGES = [32, 3, 224, 224]
+MIB = 2**20
 CLUSTERS = ("h100_1x8", "a10_8x4")
 BLOCKS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "bert_large": ("Bert", LARGE, [32, 512, "long"]),
@@ -47,11 +48,7 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "llama_2_kv_heads": ("Llama", LLAMA | {"num_key_value_heads": 2}, TOKENS),
     "qwen3_8b": ("Qwen3", LLAMA | {"intermediate_size": 12288, "vocab_size": 151936}, TOKENS),
     "gemma2_2b": ("Gemma2", TWO, TOKENS),
-    "phi_2": (
-        "Phi",
-        TWO | {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 32},
-        TOKENS,
-    ),
+    "phi_2": ("Phi", TWO | {"hidden_size": 2560, "intermediate_size": 10240}, TOKENS),
     "mixtral_8x7b": ("Mixtral", LLAMA | {"num_hidden_layers": 1, "vocab_size": 32000}, TOKENS),
     "mamba2": ("Mamba2", {"num_hidden_layers": 1}, TOKENS),
 }
@@ -98,12 +95,12 @@ class Row:
     cluster: str
     tp: int
     search_s: float
-    raw_s: float
-    improved_s: float
-    lp_s: float
+    raw_ms: float
+    improved_ms: float
+    lp_ms: float
     collectives: int
     mib: float
-    template_s: float
+    template_ms: float
     template_collectives: float
     template_mib: float
 
@@ -119,8 +116,10 @@ def plans(block: str) -> list[Row]:
         found = graph_dict(planned, template_plan(planned.plan.space))
         own, other = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
         known = (block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds)
-        times = (found["raw_s"], found["improved_s"], found["lp_s"])
-        own, other = ((one["seconds"], one["collectives"], one["bytes"] / 2**20) for one in (own, other))
+        times = (1e3 * found["raw_s"], 1e3 * found["improved_s"], 1e3 * found["lp_s"])
+        own, other = (
+            (1e3 * one["seconds"], one["collectives"], one["bytes"] / 2**20) for one in (own, other)
+        )
         rows.append(Row(*known, *times, own[1], own[2], *other))
     return rows
 
@@ -129,15 +128,10 @@ def report(rows: Sequence[Row]) -> Report:
     """Return a line a plan."""
     header = ("block", "operators", "capture s", "cluster", "tp", "search s", "raw ms", "improved ms",
               "LP ms", "collectives", "MiB", "template ms", "its collectives", "its MiB")  # fmt: skip
-    cells = []
-    for row in rows:
-        block, operators, capture_s, cluster, tp, search_s, *found = astuple(row)
-        ms = [f"{1e3 * found[k]:.2f}" for k in (0, 1, 2, 5)]
-        other = [ms[3], *(f"{one:.0f}" for one in found[6:])] if row.template_s > 0 else ["-"] * 3
-        known = (block, str(operators), f"{capture_s:.1f}", cluster, str(tp), f"{search_s:.1f}")
-        cells.append((*known, *ms[:3], str(found[3]), f"{found[4]:.0f}", *other))
-    both = [row.template_s / row.improved_s for row in rows if row.template_s > 0]
-    proven = sum(row.improved_s < row.lp_s * (1 + 1e-6) for row in rows)
+    cells = [tuple("-" if one != one else str(one) if isinstance(one, (str, int)) else f"{one:.2f}"
+                   for one in astuple(row)) for row in rows]  # fmt: skip
+    both = [row.template_ms / row.improved_ms for row in rows if row.template_ms > 0]
+    proven = sum(row.improved_ms < row.lp_ms * (1 + 1e-6) for row in rows)
     equal = sum(ratio < 1 + 1e-6 for ratio in both)
     return Report(
         f"{proven} of {len(rows)} plans are proven by the linear programme. Megatron's template is the "

@@ -4,6 +4,8 @@ Exact parallelism does not change the loss. Three things do couple a plan with t
 package is built on them: lossy communication, the batch size, and the measured speed of learning.
 """
 
+from typing import TYPE_CHECKING
+
 from darts_parallel.bilevel.conclusion import BilevelPlan as BilevelPlan
 from darts_parallel.bilevel.conclusion import find_learned_optimum as find_learned_optimum
 from darts_parallel.bilevel.conclusion import uniform_plan as uniform_plan
@@ -29,3 +31,9 @@ from darts_parallel.bilevel.settings import TransformerShape as TransformerShape
 from darts_parallel.bilevel.transformer import Weights as Weights
 from darts_parallel.bilevel.transformer import block as block
 from darts_parallel.bilevel.transformer import initial_weights as initial_weights
+from darts_parallel.errors import lazy_names
+
+if TYPE_CHECKING:
+    from darts_parallel.bilevel.operators import train_operators as train_operators
+
+__getattr__ = lazy_names(__name__, {"operators": ("train_operators",)})

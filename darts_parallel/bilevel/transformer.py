@@ -5,6 +5,7 @@ groups. Axes: B sequences, T positions, H width, S tensor-parallel ranks, K forw
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -140,10 +141,17 @@ def loss_of(weights: Weights, tokens: Tensor, sums: Sequence[Sums]) -> Tensor:
     Args:
         tokens: Bytes, shape `(B, T + 1)`.
     """
+    return loss_through(
+        weights, tokens, [partial(block, ranks=ranks, reduce=reduce) for ranks, reduce in sums]
+    )
+
+
+def loss_through(weights: Weights, tokens: Tensor, blocks: Sequence[Callable[..., Tensor]]) -> Tensor:
+    """Return the loss where every block maps weights, its number and a state to the next state."""
     inputs = tokens[:, :-1]
     state = weights["embedding"][inputs] + weights["positions"][: inputs.shape[1]]
-    for index, (ranks, reduce) in enumerate(sums):
-        state = block(weights, index, state, ranks, reduce)
+    for index, run in enumerate(blocks):
+        state = run(weights, index, state)
     scores = _norm(state, weights["norm"], weights["shift"]) @ weights["head"]
     return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 

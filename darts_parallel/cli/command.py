@@ -50,9 +50,10 @@ class PipedConsole(Console):
 def main() -> None:
     """Run the command: exit status 0, or 2 with one sentence for an error that the user can correct."""
     if sys.argv[1:2] == ["graph"]:
+        from darts_parallel.bilevel import train_operators
         from darts_parallel.graph import main as plan_graph
 
-        plan_graph(sys.argv[2:])
+        plan_graph(sys.argv[2:], *[train_operators] * ("train=true" in sys.argv))
         return
     if sys.argv[1:2] == ["design"]:
         spend_budget(sys.argv[2:])

@@ -128,12 +128,7 @@ class DeviceMeshSpec:
         return float(reduce_scatter(size, group, *self.links))
 
     def steps(self, source: State, target: State, size: float) -> list[Step]:
-        """Return the collectives between placements, axis by axis.
-
-        Args:
-            source, target: Placements of a tensor, or of a gradient.
-            size: Bytes of the whole tensor.
-        """
+        """Return the collectives between placements of a tensor of some bytes, axis by axis."""
         found, now = [], list(source)
         for axis, old, new in axis_moves(source, target):
             now[axis] = REPLICATED

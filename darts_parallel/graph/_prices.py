@@ -159,13 +159,7 @@ def operator_seconds(
     width: int,
     training: bool = True,
 ) -> float:
-    """Return the seconds of an operator, forward and backward, on one rank.
-
-    Args:
-        shapes: Of the rank's parts of inputs and outputs.
-        width: Bytes of a floating element.
-        training: Backward counts too.
-    """
+    """Return the seconds of an operator, forward and where it is `training` backward, on one rank's parts."""
     inputs, outputs = shapes
     values = graph.values
     grads = sum(values[name].needs_grad for name in op.inputs) if training else 0

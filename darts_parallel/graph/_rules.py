@@ -1,15 +1,9 @@
 """Named dimensions of operators: which dimensions of inputs and outputs are one, and may be split together.
 
 A rule yields `Split`s. Splitting one named dimension over a mesh axis gives every tensor of the operator a
-*state*, i.e. a placement of the tensor and one of its gradient:
-
-| state | forward | gradient | |
-| --- | --- | --- | --- |
-| `S0`, `S1`, ... | `Shard(d)` | `Shard(d)` | the tensor has the dimension |
-| `R` | `Replicate` | `Replicate` | all ranks do the same |
-| `R*` | `Replicate` | `Partial` | the tensor lacks the dimension: each rank adds to its gradient |
-| `P` | `Partial` | `Replicate` | the dimension is summed over |
-
+*state*, i.e. a placement of the tensor and one of its gradient: `S0`, `S1`, ... (both `Shard`) where it has
+the dimension; `R` (both `Replicate`) where all ranks do the same; `R*` (gradient `Partial`) where it lacks
+the dimension, as each rank adds to its gradient; `P` (`Partial`, then `Replicate`) where it is summed over.
 An operator without a rule has no split: it is replicated, and reported.
 """
 

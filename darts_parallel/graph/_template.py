@@ -11,22 +11,17 @@ from darts_parallel.graph._prices import ATTENTION, GROUPED
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph.operators import PARAMETER, SOURCES, ModuleGraph, kinds
+from darts_parallel.graph.operators import PARAMETER, SOURCES, ModuleGraph
 from darts_parallel.graph.plan import GraphPlan
 
 WHOLE = ("none", "none*", "partial", REPLICATED, VARYING, PARTIAL)
 """Labels of operators that all ranks run."""
-NORMS = kinds("layer_norm rms_norm native_layer_norm group_norm batch_norm")
 NARROW = 64
 """Products with fewer columns than inputs over this (a router) stay whole."""
 
 
 def template_plan(space: GraphSpace, time_limit: float = 60.0) -> GraphPlan | None:
-    """Return the fastest plan with Megatron's splits; None on two axes, or where nothing has a pair.
-
-    Args:
-        time_limit: Seconds for each programme.
-    """
+    """Return the fastest plan with Megatron's splits; None on two axes, or where nothing has a pair."""
     fixed = dict(_labels(space.graph)) if len(space.mesh.ranks) == 1 else {}
     if not fixed:
         return None
@@ -62,8 +57,6 @@ def _labels(graph: ModuleGraph) -> Iterator[tuple[str, tuple[str, ...]]]:
             found[op.name], made = "vocabulary", frozenset()
         elif op.op in GROUPED:
             found[op.name], made = "experts", frozenset()
-        elif op.op in NORMS and before:
-            made = before
         elif op.op == ATTENTION and before:
             found[op.name] = "heads"
         inside[op.name] = before | made

@@ -50,9 +50,6 @@ SOURCE_KINDS = {InputKind.PARAMETER: PARAMETER, InputKind.USER_INPUT: INPUT}
 def load_module(path: str, key: str = "module") -> nn.Module:
     """Import `package.file:make_block` and call it on the meta device; this runs the user's code.
 
-    Args:
-        key: Where the path stands in the configuration, for messages.
-
     Errors:
         ConfigError: no such file or function, or it makes no module.
     """
@@ -80,10 +77,8 @@ def load_module(path: str, key: str = "module") -> nn.Module:
         with torch.device("meta"):
             made = make()
     except Exception as error:
-        raise ConfigError(
-            f"{key}={path}: {function}() fails ({type(error).__name__}: {error}); try a function without "
-            "arguments that also runs on the meta device."
-        ) from error
+        said = f"{key}={path}: {function}() fails ({type(error).__name__}: {error})"
+        raise ConfigError(f"{said}; try a function without arguments that the meta device runs.") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{key}={path} must return a torch.nn.Module; try a function that makes one.")
     return made
@@ -115,12 +110,7 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
 
 
 def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Export a module in its functional form, every operator whole.
-
-    Args:
-        module: Set to evaluation: dropout is left out.
-        inputs: Positional ones.
-        kwargs: Further ones by name.
+    """Export a module in its functional form, every operator whole, in evaluation: dropout is left out.
 
     Errors:
         UnsupportedError: the module does not export; names the user's line.
@@ -169,12 +159,7 @@ def _export_sentence(module: nn.Module, error: BaseException) -> str:
 def capture_module(
     module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any] | None = None
 ) -> ModuleGraph:
-    """Capture a module's operators.
-
-    Args:
-        module: Not changed; on the meta device nothing is computed.
-        inputs: Example inputs on the module's device.
-        kwargs: Further inputs by name.
+    """Capture a module's operators with example inputs; on the meta device nothing is computed.
 
     Errors:
         UnsupportedError: it does not export.
@@ -215,11 +200,7 @@ class _GraphBuilder:
     """Turns torch's graph into a `ModuleGraph`: first back from the outputs, then node by node."""
 
     def __init__(self, exported: ExportedProgram, tied: dict[str, str]) -> None:
-        """Name the sources.
-
-        Args:
-            tied: First name of every parameter: tied ones are one.
-        """
+        """Name the sources; `tied` has the first name of every parameter: tied ones are one."""
         signature, self.nodes = exported.graph_signature, list(exported.graph.nodes)
         self.constants = exported.constants
         self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))

@@ -1,6 +1,6 @@
 """`darts-parallel graph`: plan any PyTorch module operator by operator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,8 @@ Importing the module runs its code.
   ends=replicated|free           free: inputs and outputs of one shape share a placement, maybe a split
   descent=true                   search by gradient descent too, and compare
   time_limit=60                  seconds of each programme
+  train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
+                                 of a module; further keys are overrides of that experiment
   hydra.run.dir=FOLDER           gets graph.json, graph.svg, parallel_plan.py (default: outputs/DATE/TIME)
 
 Options, with their defaults:
@@ -64,14 +66,10 @@ class GraphRequest:
                 require_within(key, value, 1e-6, 1e6)
 
 
-def split_arguments(
-    arguments: Sequence[str], more: tuple[str, ...] = ()
-) -> tuple[list[str], list[str], Path]:
-    """Split a command line: its own options, those of the configuration (`more` prefixes), the run folder."""
-    job = [one for one in arguments if one.startswith(("cluster=", "cluster.", "training.", *more))]
+def run_folder(arguments: Sequence[str]) -> Path:
+    """Return the folder that a command line names, or one of the time."""
     named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
-    own = [one for one in arguments if one not in job and not one.startswith(FOLDER)]
-    return own, job, Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
+    return Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
 
 
 def run_request(arguments: Sequence[str]) -> list[str]:
@@ -80,7 +78,8 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: a key that does not exist, a value that breaks a rule, or none where one is needed.
     """
-    own, job, folder = split_arguments(arguments)
+    own = [one for one in arguments if not one.startswith(("cluster=", "cluster.", "training.", FOLDER))]
+    job = [one for one in arguments if one not in own and not one.startswith(FOLDER)]
     request = parse(GraphRequest, own)
     for key, example in (("module", "package.file:make_block"), ("inputs", "[[2,2048,2048]]")):
         if not getattr(request, key):
@@ -95,6 +94,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
         ends=request.ends, time_limit=request.time_limit,
         descent=DescentOptions(seed=request.seed) if request.descent else None,
     )  # fmt: skip
+    folder = run_folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     template = template_plan(planned.plan.space, request.time_limit)
     write_json(folder / "graph.json", graph_dict(planned, template))
@@ -103,13 +103,13 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     return [*report_lines(planned, template), f"files: {folder}"]
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str], run: Callable[[Sequence[str]], list[str]] = run_request) -> None:
     """Run the command: exit status 0, or 2 with one sentence for an error that the user can correct."""
     torch.set_num_threads(1)
 
     def work() -> int:
         asked = not arguments or {"--help", "-h"} & set(arguments)
-        print(HELP + describe(GraphRequest) if asked else "\n".join(run_request(arguments)))
+        print(HELP + describe(GraphRequest) if asked else "\n".join(run(arguments)))
         return 0
 
     if status := guarded("darts-parallel", work):

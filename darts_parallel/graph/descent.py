@@ -49,12 +49,7 @@ class DescentAnswer:
 
 
 def descend(space: GraphSpace, options: DescentOptions | None = None) -> DescentAnswer:
-    """Search by gradient descent on relaxed choices; the best rounded plan after coordinate descent.
-
-    Args:
-        space: What may be chosen.
-        options: Steps, restarts, seed.
-    """
+    """Search by gradient descent on relaxed choices; the best rounded plan after coordinate descent."""
     chosen, began = options or DescentOptions(), time.perf_counter()
     programme, rng = GraphProgramme(space), np.random.default_rng(chosen.seed)
     rounded = dict.fromkeys(
@@ -84,11 +79,7 @@ class PairDescent:
         self.now, self.multipliers = rng.random(len(programme.cost)) * 0.1, np.zeros(len(self.low))
 
     def step(self, costs: np.ndarray) -> None:
-        """Move down the gradient of the mean seconds.
-
-        Args:
-            costs: Of every variable, as `tied_costs`.
-        """
+        """Move down the gradient of the mean seconds, by the costs of all variables."""
         unit = costs[: self.programme.whole].mean().clip(1e-30)
         then = self.now - self.size * (costs / unit + self.matrix.T @ self.multipliers)
         then = then.clip(0.0, self.programme.upper)
@@ -122,12 +113,7 @@ def _merit(space: GraphSpace, plan: Sequence[int]) -> tuple[float, float]:
 
 
 def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50) -> list[int]:
-    """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds.
-
-    Args:
-        start: A choice for every group.
-        sweeps: Most passes over all groups.
-    """
+    """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
     fans: dict[int, list[Fan]] = defaultdict(list)
     for fan in space.fans:

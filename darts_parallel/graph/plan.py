@@ -150,9 +150,8 @@ def plan_module(
 
     Args:
         module: Any module that `torch.export` captures; nothing is computed where it is on the meta device.
-        inputs: Example inputs.
+        inputs, kwargs: Example inputs.
         mesh: One or two axes of ranks, and their links (`make_mesh`).
-        kwargs: Further inputs by name.
         options: Of `plan_graph`.
 
     Errors:

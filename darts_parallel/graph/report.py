@@ -39,38 +39,22 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
     operators = []
     for op in planned.graph.operators:
         choice = plan.choice(op)
-        operators.append({
-            "name": op.name,
-            "op": op.op,
-            "module": op.module,
-            "target": op.target,
-            "shape": list(planned.graph.values[(op.outputs + op.inputs)[0]].shape),
-            "split": list(choice.labels),
-            "inputs": [[spelled(s) for s in state] for state in choice.inputs],
-            "outputs": [[spelled(s) for s in state] for state in choice.outputs],
-            "seconds": choice.seconds,
-        })  # fmt: skip
+        shape = planned.graph.values[(op.outputs + op.inputs)[0]].shape
+        about = {"name": op.name, "op": op.op, "module": op.module, "target": op.target, "shape": list(shape)}
+        ends = {"inputs": choice.inputs, "outputs": choice.outputs}
+        placed = {end: [[spelled(s) for s in state] for state in states] for end, states in ends.items()}
+        operators.append({**about, "split": list(choice.labels), **placed, "seconds": choice.seconds})
     found = {key: getattr(descent, name, None) for key, name in DESCENT.items()}
     return {
-        "mesh": list(plan.space.mesh.ranks),
-        "cluster": plan.space.mesh.cluster.name,
-        "operators": operators,
-        "collectives": [one.entry() for one in plan.collectives],
-        **found,
-        "improved_s": plan.seconds,
-        "lp_s": programme.lp_seconds,
-        "claim": claim(planned),
-        "proven": programme.proven,
-        "unknown_operators": sorted({op.op for op in planned.unknown}),
-        "unknown_count": len(planned.unknown),
-        "computing_operators": len(planned.graph.computing),
-        "choice_groups": len(plan.space.groups),
-        "plan": summary(plan),
-        "template": None if template is None else summary(template),
-        "tp_plan": tensor_parallel_plan(planned),
-        "capture_s": planned.graph.seconds,
+        "mesh": list(plan.space.mesh.ranks), "cluster": plan.space.mesh.cluster.name, "operators": operators,
+        "collectives": [one.entry() for one in plan.collectives], **found, "improved_s": plan.seconds,
+        "lp_s": programme.lp_seconds, "claim": claim(planned), "proven": programme.proven,
+        "unknown_operators": sorted({op.op for op in planned.unknown}), "unknown_count": len(planned.unknown),
+        "computing_operators": len(planned.graph.computing), "choice_groups": len(plan.space.groups),
+        "plan": summary(plan), "template": None if template is None else summary(template),
+        "tp_plan": tensor_parallel_plan(planned), "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
-    }
+    }  # fmt: skip
 
 
 def summary(plan: GraphPlan) -> dict[str, float]:

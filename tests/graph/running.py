@@ -56,12 +56,7 @@ def listed(plan: GraphPlan) -> dict[str, int]:
 
 
 def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> tuple[dict[str, float], Any]:
-    """Run forward and backward of a plan's file and of the whole module; on every process.
-
-    Returns:
-        Largest differences of outputs and gradients, relative to their largest entries, and the collectives
-        that ran by kind.
-    """
+    """Return differences of a plan's file and the whole module over their largest entries, and moves."""
     file: dict[str, Any] = {}
     exec(text, file)
     torch.manual_seed(0)

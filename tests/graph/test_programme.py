@@ -15,7 +15,6 @@ from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.graph._layouts import DeviceMeshSpec, Step, axis_moves
 from darts_parallel.graph._programme import GraphProgramme
-from darts_parallel.graph._rules import reshape_groups
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
@@ -102,12 +101,6 @@ def test_an_axis_that_splits_parts_of_another_is_gathered_first() -> None:
     assert axis_moves(("R", "R"), ("S0", "S0")) == [(0, "R", "S0"), (1, "R", "S0")]
     assert axis_moves(("R", "S0"), ("S0", "S0")) == [(1, "S0", "R"), (0, "R", "S0"), (1, "R", "S0")]
     assert axis_moves(("S0", "S1"), ("S1", "S0"))[0] == (0, "S0", "R")
-
-
-def test_a_reshape_splits_into_the_smallest_equal_groups() -> None:
-    groups = list(reshape_groups((2, 6, 4), (12, 2, 2)))
-    assert groups == [([0, 1], [0]), ([2], [1, 2])]
-    assert list(reshape_groups((4, 1), (4,))) == [([0], [0]), ([1], [])]
 
 
 def test_too_little_memory_is_refused() -> None:

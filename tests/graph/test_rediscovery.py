@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.graph import (
-    DescentOptions,
-    PlannedGraph,
-    make_mesh,
-    plan_graph,
-    plan_module,
-    template_plan,
-)
+from darts_parallel.graph import PlannedGraph, make_mesh, plan_graph, plan_module, template_plan
 from darts_parallel.problem.cluster import Cluster
 
 
@@ -228,10 +221,3 @@ def test_repeated_blocks_share_their_choice_and_multiply_their_seconds() -> None
     assert three.plan.seconds < 3.0 * one.plan.seconds * (1.0 + 1e-9)
     assert max(len(group.operators) for group in three.plan.space.groups) == 3
     assert len(three.plan.space.groups) <= len(one.plan.space.groups) + 4
-
-
-def test_descent_is_never_below_the_programme() -> None:
-    plan = planned(lambda: PlainBlock(1024), (1, 2048, 1024), descent=DescentOptions(steps=60))
-    assert plan.descent is not None
-    assert plan.descent.rounded_seconds >= plan.descent.seconds >= plan.plan.seconds * (1.0 - 1e-6)
-    assert plan.plan.seconds >= plan.programme.lp_seconds * (1.0 - 1e-9)

@@ -102,7 +102,6 @@ def unet() -> Made:
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4
 }  # fmt: skip
-SMALL = {"hidden_sizes": [16, 32], "depths": [1, 1]}
 
 
 def _language(config: str, **changes: Any) -> Made:

@@ -1,0 +1,27 @@
+"""Operators and weights that move together, on the toy Transformer's block."""
+
+import pytest
+import torch
+
+from darts_parallel.bilevel.jobs import Jobs
+from darts_parallel.bilevel.operators import DEFAULTS, OperatorSearch
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.graph import make_mesh
+from darts_parallel.problem.problem import load_problem
+
+
+@pytest.mark.parametrize(("price", "gains"), [(0.0, True), (1.0, False)])
+def test_what_bits_cost_decides_what_operators_split(
+    price: float, gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OperatorSearch, "slowdown", lambda _, plans, *more: [price] * len(plans))
+    problem = load_problem([*DEFAULTS, "bilevel.num_steps=3", "bilevel.warmup_steps=0"])
+    settings, mesh = BilevelSettings.of(problem, 0), make_mesh(problem.cluster, (4,))
+    text = torch.randint(0, 256, (5000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    search = OperatorSearch(settings, mesh, (16, 4), text, Jobs())
+    search.run()
+    plan = search.entry(search.improved())
+    assert bool(plan["sums"]) == gains
+    assert plan["time_ratio"] < 0.9 if gains else plan["time_ratio"] == pytest.approx(1.0)
+    assert plan["split"]["matmul_1"] == ("batch1" if gains else "batch0")  # heads, or sequences
+    assert all(record["train/loss"] < 6.5 for record in search.records)
