@@ -40,7 +40,7 @@ pages: develop  ## every page of results, with the seconds that each takes; ARGS
 	@test -n "$(ARGS)" || $(VENV)/bin/python -m tests.fuzz --problems 500 --publish
 
 test-clients: $(CLIENTS)/installed  ## the real trainers read the golden exports; MEGATRON, GALVATRON, TORCHTITAN=FOLDER: checkouts
-	MEGATRON="$(MEGATRON)" GALVATRON="$(GALVATRON)" PYTHONPATH="$(TORCHTITAN)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
+	MEGATRON="$(MEGATRON)" GALVATRON="$(GALVATRON)" TORCHTITAN="$(TORCHTITAN)" $(CLIENTS)/bin/python -m pytest -c /dev/null -p no:cacheprovider --rootdir clients -q clients $(ARGS)
 
 lint: develop  ## ruff and mypy
 	$(VENV)/bin/ruff check .

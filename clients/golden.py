@@ -1,10 +1,15 @@
 """The exports that the programs read: golden ones of `tests/golden/export`, and plans drawn at random."""
 
+import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from darts_parallel import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan, require_trainers, write_export
@@ -13,9 +18,11 @@ from darts_parallel.problem import Problem, load_problem
 from tests.export.test_trainers import random_plans
 from tests.support.export_plans import CASES, GOLDEN, NAMES
 
-DRAWN = 12  # random plans of every trainer
 MODELS = ("gpt2_xl", "llama3_8b", "llama2_70b", "mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2",
-          "nemotron_h_8b", "toy", "toy_moe")  # fmt: skip
+          "nemotron_h_8b", "nemotron3_nano_30b_a3b", "gpt_oss_20b", "bloom_176b", "toy",
+          "toy_moe")  # fmt: skip
+DRAWN, SEED = int(os.environ.get("DRAWN") or len(MODELS)), os.environ.get("SEED") or "0"
+"""Random plans of every trainer, a model each where it takes the model."""
 CLUSTERS = ("h100_1x8", "h100_8x8", "a100_40_2x8", "a10_4x4")
 SPACE = ("space.cp=null", "space.virtual_stages=null", "space.num_micro_batches=[4,8,16]")
 FOLDER = Path(tempfile.mkdtemp(prefix="darts-parallel-clients-"))
@@ -23,7 +30,7 @@ FOLDER = Path(tempfile.mkdtemp(prefix="darts-parallel-clients-"))
 
 def cases(target: str) -> list[str]:
     """Names of the golden plans that a target can express, and of random ones."""
-    return [name for name, other in NAMES if other == target] + [f"{target}-{n}" for n in range(DRAWN)]
+    return [name for name, other in NAMES if other == target] + [f"{target}-{SEED}-{n}" for n in range(DRAWN)]
 
 
 def path(name: str, file: str) -> Path:
@@ -37,15 +44,26 @@ def read(name: str, file: str) -> str:
     return path(name, file).read_text(encoding="utf-8")
 
 
+def answers(words: list[str], rows: Any, checkout: str) -> list[Any]:
+    """Return what a program on a checkout reads of every row."""
+    env = {**os.environ, "PYTHONPATH": checkout}
+    run = [sys.executable, *words]
+    done = subprocess.run(run, input=json.dumps(rows), env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("READ ")]
+
+
 @cache
 def built(name: str) -> tuple[Problem, Plan]:
     """Problem and plan of an export; a random one is written."""
     if name in CASES:
         return CASES[name].build()
-    rng, target = random.Random(name), name.partition("-")[0]
+    rng, (target, _, number) = random.Random(name), name.split("-")
+    model = MODELS[int(number) % len(MODELS)]
     while True:
-        model, cluster = rng.choice(MODELS), rng.choice(CLUSTERS)
+        cluster = rng.choice(CLUSTERS)
         job = [f"model={model}", f"cluster={cluster}", f"training={model}", f"trainer={target}", *SPACE]
+        job += ["model.mtp_num_layers=1"] * (target == "megatron" and int(number) % 2)
         with suppress(ConfigError, UnsupportedError):
             problem = load_problem([*job, "training.global_batch_size=256"])
             require_trainers(problem)
@@ -53,3 +71,4 @@ def built(name: str) -> tuple[Problem, Plan]:
             (FOLDER / name).mkdir(exist_ok=True)
             write_export(export_plan(problem, plan, target), FOLDER / name)
             return problem, plan
+        model = rng.choice(MODELS)  # the target lacks that one, or the plan

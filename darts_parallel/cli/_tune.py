@@ -123,8 +123,8 @@ def _number(value: Any, key: str) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not 0.0 < number < float("inf"):
-        raise ConfigError(f"{key}={value} must be a number above 0; try 1.0.")
+    if not 1e-12 <= number <= 1e12:
+        raise ConfigError(f"{key}={value} must be a number from 1e-12 to 1e12; try 1.0.")
     return number
 
 

@@ -19,7 +19,6 @@ BLOCKS = (
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)
 
-
 WORDS = {"activation": "activations", "optimizer": "optimizer state"}
 """Kinds of state that may be offloaded, in a sentence."""
 

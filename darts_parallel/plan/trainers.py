@@ -23,6 +23,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
     return {
         "pp": pp, "cp": cp, "dp": strategy.dp, "tp": strategy.tp, "etp": strategy.etp,
         "copies": max(copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1),
+        "ep": strategy.ep,
         "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
         "zero_stage": strategy.zero_stage, "shard_size": 0 if whole else shards,
         "recompute": strategy.recompute, "sequence_parallel": strategy.sequence_parallel,

@@ -64,9 +64,9 @@ def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
     [
         ("torchtitan", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and it has no expert tensor"),
         ("deepspeed", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2 with num_experts=8, and its AutoEP"),
+        ("deepspeed", LayerStrategy(2, 32, 2, ep=1), 1, "ep=1 and num_experts=8, and its AutoEP"),
         ("torchtitan", LayerStrategy(1, 64, 0, ep=4), 1, "ep_across_replicas=4, and its expert groups"),
         ("nanotron", LayerStrategy(1, 64, 1, ep=4), 1, "num_experts=8"),
-        ("accelerate", LayerStrategy(1, 64, 2, ep=4), 1, "num_experts=8"),
     ],
 )
 def test_what_a_target_lacks_is_refused_by_name(

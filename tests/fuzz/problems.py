@@ -21,8 +21,7 @@ TOLERANCE = 1e-9
 """Relative difference that is rounding: sums in another order differ by less."""
 TIE = 0.002
 """Seconds that the plan may cost above the proven one for fewer strategies and even stages, as it says."""
-PATIENCE_S = 600.0
-"""Seconds for a proof: how busy the machine is must not decide what is claimed."""
+PATIENCE_S = 600.0  # for a proof: how busy the machine is must not decide what is claimed
 
 SCHEDULES = [name for name in NAMES if name != "interleaved"]
 Settings = dict[str, Any]

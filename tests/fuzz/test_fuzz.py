@@ -10,8 +10,7 @@ from tests.fuzz import problems
 from tests.fuzz.case import GOOD
 from tests.fuzz.oracle import cheapest
 
-FEW = 20
-"""Plans of a problem here."""
+FEW = 20  # plans of a problem here
 
 
 def test_some_problems_and_bad_values_are_answered_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
