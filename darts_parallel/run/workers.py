@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -31,8 +31,6 @@ LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", 
         "monitoredbarrier", "recvbytes failed", "sendbytes failed", "failed to recv",
         "shutting down")  # fmt: skip
 """Words of torch's errors where another process of the group is gone."""
-
-
 Job = Callable[..., Any]
 
 
@@ -142,7 +140,7 @@ def preloaded() -> ForkServerContext:
     return context
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """A fixed number of processes in one process group, which run one job after the other.
 
     Starting them costs no import (see `preloaded`). The group stays for all jobs: DTensor remembers meshes
@@ -159,16 +157,17 @@ class Workers:
         self._pools: list[ProcessPoolExecutor] = []
         self._processes: list[BaseProcess] = []
         context = preloaded()
-        for _ in range(count):
-            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
-            others = set(multiprocessing.active_children())
-            with children_without_interrupts():
-                pool.submit(os.getpid)
-            self._pools.append(pool)
-            self._processes += set(multiprocessing.active_children()) - others
-
-    def __enter__(self) -> "Workers":
-        return self
+        try:
+            with children_without_interrupts():  # a process that no list holds would outlive its semaphores
+                for _ in range(count):
+                    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
+                    others = set(multiprocessing.active_children())
+                    pool.submit(os.getpid)
+                    self._pools.append(pool)
+                    self._processes += set(multiprocessing.active_children()) - others
+        except KeyboardInterrupt:
+            self.close()
+            raise
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
 import socket
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from darts_parallel.run.workers import GroupError, Workers, preloaded, process_g
 from tests.support.processes import torchrun
 from tests.support.running import TINY, die, hang, tiny, uniform
 
-LARGE = LocalMachine((), 2.0**40)
+LARGE, CPU = LocalMachine((), 2.0**40), torch.device("cpu")
 
 
 def plan_file(folder: Path, plan: Plan, problem: Problem) -> Path:
@@ -77,16 +79,14 @@ def test_ranks_of_torchrun_agree_with_one_process_and_the_first_says_so(tmp_path
     assert "Warning" not in said
 
 
-@pytest.mark.parametrize(("variables", "ended"), [({}, []), ({"WORLD_SIZE": "2"}, [3])])
-def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ended: list[int]
-) -> None:
+def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     monkeypatch.setattr(os, "_exit", found.append)
-    monkeypatch.setattr(os, "environ", variables)
-    with pytest.raises(SystemExit, match="3"):
-        leave(3)
-    assert found == ended
+    for variables, ended in (({}, []), ({"WORLD_SIZE": "2"}, [3])):
+        monkeypatch.setattr(os, "environ", variables)
+        with pytest.raises(SystemExit, match="3"):
+            leave(3)
+        assert found == ended
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,14 @@ def test_a_process_that_dies_stops_all_others_at_once() -> None:
         assert not any(alive(pid) for pid in pids)
 
 
+def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, others = ProcessPoolExecutor.submit, multiprocessing.active_children()
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *a: (submit(*a), signal.raise_signal(2)))
+    with pytest.raises(KeyboardInterrupt):
+        Workers(2)
+    assert set(multiprocessing.active_children()) <= set(others)
+
+
 def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
     workers = Workers(2, timeout_s=2.0)
     pids = workers.pids
@@ -221,10 +229,7 @@ def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
 
 def test_a_process_that_never_comes_is_named_after_the_timeout(tmp_path: Path) -> None:
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
-    with (
-        pytest.raises(GroupError, match="rank 0 lost another process"),
-        process_group(torch.device("cpu"), 0, 2, 0.5, store),
-    ):
+    with pytest.raises(GroupError, match="rank 0 lost another"), process_group(CPU, 0, 2, 0.5, store):
         raise AssertionError("the group must not stand")
     assert not torch.distributed.is_initialized()
 
@@ -236,10 +241,7 @@ def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         port = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_ADDR", "localhost")
         monkeypatch.setenv("MASTER_PORT", str(port))
-        with (
-            pytest.raises(GroupError, match=f"the port localhost:{port} is taken"),
-            process_group(torch.device("cpu"), 0, 1, 5.0),
-        ):
+        with pytest.raises(GroupError, match=f"localhost:{port} is taken"), process_group(CPU, 0, 1, 5.0):
             raise AssertionError("the group must not stand")
 
 
