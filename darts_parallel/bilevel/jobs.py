@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import starmap
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from darts_parallel.config import begin_worker, children_without_interrupts
 Result = TypeVar("Result")
 
 
-class Jobs:
+class Jobs(AbstractContextManager["Jobs"]):
     """A pool of processes; with one process everything runs where it is called."""
 
     def __init__(self, processes: int = 1) -> None:
@@ -25,9 +26,6 @@ class Jobs:
             with children_without_interrupts():  # the processes import while the caller does something else
                 for _ in range(processes):
                     self._pool.submit(torch.get_num_threads)
-
-    def __enter__(self) -> "Jobs":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._pool is not None:

@@ -45,11 +45,7 @@ class ChunkContent:
 
 @dataclass(frozen=True)
 class Request:
-    """A plan and its problem, as a target asks for them.
-
-    Args:
-        target: Name of the target, for refusals.
-    """
+    """A plan and its problem, as a target asks for them."""
 
     target: str
     problem: Problem
@@ -205,7 +201,6 @@ class Request:
         """Return the strategy of the first of some layers; a field in which another one differs is refused.
 
         Args:
-            layers: Name and strategy of each, and the fields that it shares.
             why: What the target has for all of them alike, in one clause.
         """
         (first_name, first, _), *others = layers

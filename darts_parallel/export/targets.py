@@ -24,9 +24,7 @@ def export_plan(
     """Express `plan` in the words of `target`.
 
     Args:
-        problem: What the plan was made for.
         plan: A plan that is legal for it.
-        target: A name of `TARGETS`.
         price: Seconds per iteration of a plan, for refusals; infinite where it does not fit.
 
     Errors:
@@ -102,7 +100,6 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
     """Write the files whole and return their paths, the main one first.
 
     Args:
-        folder: Where they go.
         main: Path of the main file instead; further ones stand next to it under their own names.
 
     Errors:

@@ -134,9 +134,6 @@ class GraphProgramme:
     def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
         """Solve the relaxation, and the integer programme where that is not whole.
 
-        Args:
-            limit: Seconds for each.
-
         Errors:
             InfeasibleError: no plan fits into the memory, or none was found in time.
         """

@@ -150,9 +150,7 @@ def plan_module(
 
     Args:
         module: Any module that `torch.export` captures; nothing is computed where it is on the meta device.
-        inputs, kwargs: Example inputs.
         mesh: One or two axes of ranks, and their links (`make_mesh`).
-        options: Of `plan_graph`.
 
     Errors:
         UnsupportedError: the module does not export.

@@ -31,8 +31,8 @@ SAFER, MOST_EXTRA = 0.5, 0.15
 """Share of the chosen plan's chance that a safe plan has at most, and relative seconds that it may cost."""
 ROUNDS = 4
 """Searches at most, each with less memory than the one before."""
-HALVINGS = 2
-"""Searches at most with half of what was left free, where that was twice as safe as asked for."""
+LOOSER = (0.5, 0.25, 0.0)
+"""Shares of what was left free, for further searches where the plan is twice as safe as asked for."""
 LEAST = 0.02
 """Least tightening, of the logarithm of the memory."""
 SAFE_TRIES = 4
@@ -89,12 +89,14 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
     else:
         assert found is not None
         return replace(found, warning=f"no plan that keeps space.out_of_memory={allowed:g} was found")
-    for _ in range(HALVINGS):  # one spread for all compositions may leave more free than the plan needs
-        chance, distance = found.out_of_memory, -log(1.0 - tight.headroom) / 2.0
-        if chance is None or not SURE / 100.0 < chance <= allowed / 2.0 or not distance or found.interrupted:
+    distance = -log(1.0 - tight.headroom)
+    for share in LOOSER:  # one spread for all compositions may leave more free than the plan needs
+        chance = found.out_of_memory
+        if chance is None or chance > allowed / 2.0 or not distance or found.interrupted:
             break
-        tight = _moved(problem, distance)
-        own = find(tight)
+        if (chance < SURE / 100.0 or not share) and not _gains(problem, found):
+            break
+        own = find(tight := _moved(problem, share * distance))
         found = replace(found, interrupted=own.interrupted)
         chance = out_of_memory(own.plan, tight)
         if chance is None or chance > allowed or own.interrupted:
@@ -103,6 +105,22 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
         if new <= old * (1.0 - TIE):
             found = replace(own, problem=tight, out_of_memory=chance)
     return found
+
+
+def _gains(problem: Problem, found: Planned) -> bool:
+    """Return whether exact methods know a faster plan whose median peak fits."""
+    tables, kind = _checked(problem, found), problem.config.space.kind
+    if found.result is None or not tables:
+        return False
+    rung = _rung("fastest", tightened(problem, 0.5), tables, found, RUNG_SECONDS, kind)
+    return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - 2.0 * TIE)
+
+
+def _checked(problem: Problem, found: Planned) -> list[CostTable]:
+    """Return the tables that exact methods check; none of simulated or unchecked jobs."""
+    config = problem.config
+    closed = config.cost.pipeline == "closed_form" and config.space.offload is None
+    return [without_dominated(t) for t in found.tables] if closed and config.verification.enabled else []
 
 
 def _safest(
@@ -145,8 +163,7 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
         return []
     chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
     found: list[Rung | None] = [chosen]
-    if config.verification.enabled and config.cost.pipeline == "closed_form" and config.space.offload is None:
-        tables = [without_dominated(table) for table in planned.tables]
+    if tables := _checked(problem, planned):
         if tight.headroom:
             fastest = _rung(
                 "fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS, config.space.kind
@@ -184,7 +201,6 @@ def _rung(
     Args:
         tables: Costs, whatever their memory.
         known: A plan that is feasible there, which bounds the search of so many seconds of wall-clock.
-        kind: Of the space.
     """
     own = [with_memory(table, problem.cluster, problem.margin) for table in tables]
     session = Session(own, kind, problem.config.search, problem, methods=METHODS)
