@@ -47,7 +47,7 @@ def device_yaml(
         f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest: measure larger ones.\n"
     )
     return f"""\
-# {machine_words(machine)}; measured {when} by experiments.profile on {machine.world} processes at once.
+# {machine_words(machine)}; measured {when} by darts-parallel profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one.
 # gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.fit.error:.1%}.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
@@ -82,7 +82,7 @@ def cluster_yaml(
     no_intra = "one device a node, so nothing crosses it: the memory's bandwidth stands there"
     no_inter = "one node, so nothing crosses it: the figures inside the node stand there"
     return f"""\
-# {machine.nodes} x {machine.ranks_per_node} devices; measured {when} by experiments.profile over {backend}.
+# {machine.nodes} x {machine.ranks_per_node} devices; {when}, by darts-parallel profile over {backend}.
 # Links: least squares on relative errors of all-reduce, all-gather and messages of all sizes.
 # intra_node: {no_intra if intra is None else _words(intra)}.
 # inter_node: {no_inter if inter is None else _words(inter)}.
