@@ -109,20 +109,18 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
         problem, layerwise = load_problem(given), load_problem([*given, "space=layerwise"])
         planned, number = plan(layerwise), f"_{job + 1}" if job else ""
         even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
-        files[f"plan{number}.json"] = plan_dict(problem, own, even, None, [])
-        files[f"layerwise{number}.json"] = (
-            plan_dict(layerwise, own, even, None, [])
-            if even.iteration_time_s < cost.iteration_time_s
-            else plan_dict(layerwise, planned.plan, cost, planned.result, planned.answers)
-        )
+        files[f"plan{number}.json"] = found = plan_dict(problem, own, even, None, [])
+        if even.iteration_time_s >= cost.iteration_time_s:
+            found = plan_dict(layerwise, planned.plan, cost, planned.result, planned.answers)
+        files[f"layerwise{number}.json"] = found
     return files
 
 
 def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the content of `design.json`: SI units, money in the design's unit."""
     seconds, predicted = answer.iteration_time_s, [file["predicted"] for file in plans.values()]
-    intervals = [p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in predicted[::2]
-                 if "iteration_time_interval_s" in p]  # fmt: skip
+    known = [p for p in predicted[::2] if "iteration_time_interval_s" in p]
+    widest = max((p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in known), default=0.0)
     layerwise = zip(design.weights, predicted[1::2], strict=True)
     parts = {"knobs": "value", "factors": "factor", "costs": "cost", "elasticities": "elasticity"}
     return {
@@ -136,9 +134,7 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
         "target_s": design.target or None,
         "iteration_time_s": seconds,
         # fitted figures err together: jobs are as unsure as the least sure one
-        "iteration_time_interval_s": [seconds / max(intervals), seconds * max(intervals)]
-        if intervals
-        else None,
+        "iteration_time_interval_s": [seconds / widest, seconds * widest] if widest else None,
         "job_iteration_times_s": list(answer.seconds),
         "layerwise_iteration_time_s": exp(sum(w * log(p["iteration_time_s"]) for w, p in layerwise)),
         "bound_iteration_time_s": answer.bound_iteration_time_s,
@@ -154,12 +150,8 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
 def _front_row(answer: Answer) -> dict[str, Any]:
     """Return a row of `pareto.csv`; factors of knobs are relative to their references."""
     names = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s")
-    return {
-        **{name: getattr(answer, name) for name in names},
-        "planner_calls": answer.calls,
-        "option": answer.option.name,
-        **{f"factor {n}": f for n, f in answer.factors.items()},
-    }
+    row = {name: getattr(answer, name) for name in names} | {"planner_calls": answer.calls}
+    return row | {"option": answer.option.name} | {f"factor {n}": f for n, f in answer.factors.items()}
 
 
 def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[str]:
@@ -175,7 +167,7 @@ def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[
     ]
     rows = [
         (name, f"{bought.factor:.4g}", f"{bought.value:.4g}", f"{bought.cost:,.0f}",
-         f"{1e9 * bought.worth * seconds + 0.0:.3g}")
+         "at its bound" if bought.at_bound else f"{1e9 * bought.worth * seconds + 0.0:.3g}")
         for name, bought in answer.knobs.items()
     ]  # fmt: skip
     return [*lines, *markdown_table(("figure", "factor", "value", "costs", "a million more saves, ms"), rows)]

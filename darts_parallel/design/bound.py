@@ -55,14 +55,10 @@ class Prices:
         return np.asarray(self.price * np.exp(self.exponent * z))
 
     def spend(self, slopes: Array, money: Array) -> tuple[Array, Array]:
-        """Return the least value of `slopes @ z` over what money buys, and where it is.
+        """Return the least values `(P,)` of `slopes @ z` over what money `(P,)` buys, and their z `(P, n)`.
 
-        Args:
-            slopes: `(P, n)`; of log seconds, 0 or below where the knob helps.
-            money: `(P,)`.
-
-        Returns:
-            Values `(P,)`, infinite where not even the least goodness can be bought; and z `(P, n)`.
+        Slopes `(P, n)` of log seconds are 0 or below where a knob helps; a value is infinite where not even
+        the least goodness can be bought.
         """
         if not len(self.price):
             return np.where(money >= 0.0, 0.0, np.inf), slopes
@@ -102,13 +98,9 @@ def _rate(worth: Array, least: Array, most: Array, money: Array) -> Array:
 
 
 def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> tuple[Array, Array]:
-    """Return b and A of log T(z) >= b + A z, the tangents at `at` of the bounds that points give.
+    """Return b `(...)` and A `(..., n)` of log T(z) >= b + A z, the tangents at `at` of the bounds of points.
 
-    Args:
-        heights: Log seconds at the points, `(...)`.
-        slopes: In z, `(..., n)`.
-        points: `(..., n)`.
-        at: `(..., n)`.
+    At the points `(..., n)` log seconds have these heights `(...)` and slopes `(..., n)`.
     """
     parts = -slopes * np.exp(points - at)
     total = np.maximum(1.0 + slopes.sum(-1), 0.0) + parts.sum(-1)
@@ -119,10 +111,9 @@ def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> tup
 def dual_bound(
     prices: Prices, lines: Callable[[Array | None], tuple[Array, Array]], money: float
 ) -> tuple[float, Array]:
-    """Return the bound of one plan from all its points, and where it is reached.
+    """Return the bound of one plan from its K points, and where it is reached.
 
-    Args:
-        lines: Gives b `(K,)` and A `(K, n)` of the tangents at a point, or each at its own.
+    `lines` gives b `(K,)` and A `(K, n)` of the tangents at a point, or each at its own.
     """
     best, at = _dual(prices, *lines(None), money)
     for _ in range(ROUNDS - 1):

@@ -4,6 +4,7 @@
 that of the second group alone. Links are `intra_node` and `inter_node`.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -67,19 +68,24 @@ def reference(name: str, cluster: Cluster) -> float:
 
 
 def scaled(problem: Problem, factors: dict[str, Any]) -> Problem:
-    """Return the problem with figures, by name, times factors, which may be tensors."""
+    """Return the problem with figures, by name, times factors."""
+    names = [(name, place) for name in factors for place in places(name, problem.cluster)]
+    return scaled_at(problem, [(name, place, factors[name]) for name, place in names])
+
+
+def scaled_at(problem: Problem, factors: Iterable[tuple[str, int | None, Any]]) -> Problem:
+    """Return the problem with figures, by name and place, times factors, which may be tensors."""
     cluster = problem.cluster
-    for name, factor in factors.items():
+    for name, place, factor in factors:
         part, field = figure_of(name).split(".")
-        for place in places(name, problem.cluster):
-            owner = owner_of(name, place, cluster)
-            changed = {part: replace(owner, **{field: getattr(owner, field) * factor})}
-            if place is None:
-                cluster = replace(cluster, **changed)
-            else:
-                groups = list(cluster.groups)
-                groups[place] = replace(groups[place], **changed)
-                cluster = replace(cluster, groups=tuple(groups))
+        owner = owner_of(name, place, cluster)
+        changed = {part: replace(owner, **{field: getattr(owner, field) * factor})}
+        if place is None:
+            cluster = replace(cluster, **changed)
+        else:
+            groups = list(cluster.groups)
+            groups[place] = replace(groups[place], **changed)
+            cluster = replace(cluster, groups=tuple(groups))
     return replace(problem, cluster=cluster)
 
 
@@ -96,10 +102,8 @@ def overrides_of(problem: Problem, factors: dict[str, float]) -> list[str]:
             if part == "device":
                 where, owner = f"cluster.devices.{owner}", config.devices[owner]
             value = getattr(owner, key)
-            peaks = (
-                {f".{kind}": peak for kind, peak in value.items()} if isinstance(value, dict) else {"": value}
-            )
-            found |= {f"{where}.{key}{kind}": number for kind, number in peaks.items()}
+            peaks = {f".{kind}": peak for kind, peak in value.items()} if isinstance(value, dict) else {}
+            found |= {f"{where}.{key}{kind}": number for kind, number in (peaks or {"": value}).items()}
         for key, number in found.items():
             values[key] = values.get(key, number) * factor
     return [f"{key}={value!r}" for key, value in values.items()]

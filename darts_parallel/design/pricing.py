@@ -19,7 +19,7 @@ from darts_parallel.cost import (
     even_uniform_plans,
 )
 from darts_parallel.design.bound import Array
-from darts_parallel.design.figures import MEMORY, places, scaled
+from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, scaled, scaled_at
 from darts_parallel.design.request import Knob
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.plan import Plan, outer_spaces
@@ -34,7 +34,11 @@ Priced = list[tuple[CostTable, HardPlans, BatchCost]]
 class Pricing:
     """All even uniform plans of one job on one cluster, P of them, with n knobs and M more of memory.
 
+    Seconds are convex in what places have: knobs that name one place, `inter_node.bandwidth` and
+    `nodes.0.inter_node.bandwidth`, multiply there, so slopes are those in F factors, by the knobs in them.
+
     Attributes:
+        factors: 1 where a knob is in a factor, `(F, n)`; without such knobs one for each.
         start: Log goodness of the reference, within the bounds, `(n,)`.
         needs: Factor of every memory knob that plans need, `(P, M)`.
         simulated: Whether the order of a plan's passes is simulated, `(P,)`.
@@ -44,11 +48,18 @@ class Pricing:
     """
 
     def __init__(self, problem: Problem, knobs: tuple[Knob, ...], memories: tuple[Knob, ...]) -> None:
-        self.problem, self.knobs = tightened(problem), knobs
+        self.problem, inside = tightened(problem), dict[tuple[str, int | None], list[int]]()
+        for index, knob in enumerate(knobs):
+            for place in places(knob.name, problem.cluster):
+                inside.setdefault((figure_of(knob.name), place), []).append(index)
+        products = list(dict.fromkeys(map(tuple, inside.values())))
+        self._places = [(*place, products.index(tuple(own))) for place, own in inside.items()]
+        self.factors: Array = np.array([[float(k in own) for k in range(len(knobs))] for own in products])
+        self.factors.shape = len(products), len(knobs)
         self.start = np.clip(0.0, np.log([k.low for k in knobs]), np.log([k.high for k in knobs]))
         self.ample = scaled(problem, {MEMORY: AMPLE})
         self.spaces = outer_spaces(self.ample)
-        point = torch.tensor(self.start, requires_grad=True)
+        point = torch.tensor(self.factors @ self.start, requires_grad=True)
         self._begun = self._priced(point)
         needs = self._needs(memories)
         most = torch.tensor([*(knob.high for knob in memories), 1.0], dtype=torch.float64)
@@ -67,9 +78,9 @@ class Pricing:
         self.at_start = self._log_seconds(self._begun), point
 
     def _priced(self, z: Tensor) -> Priced:
-        """Return tables, their even uniform plans and costs at log goodness `z`."""
-        factors = {knob.name: (knob.sense * y).exp() for knob, y in zip(self.knobs, z, strict=True)}
-        tables = build_tables(scaled(self.ample, factors), self.spaces)
+        """Return tables, their even uniform plans and costs where the log goodness of factors is `z`."""
+        factors = [(name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places]
+        tables = build_tables(scaled_at(self.ample, factors), self.spaces)
         plans = [even_uniform_plans(table) for table in tables]
         linear = torch.is_grad_enabled() and z.requires_grad
         return [(t, p, evaluate_batch(t, p, linear=linear)) for t, p in zip(tables, plans, strict=True)]
@@ -95,8 +106,13 @@ class Pricing:
         return torch.cat(rows)
 
     def log_seconds(self, z: Tensor) -> Tensor:
-        """Return log seconds per iteration of every plan at log goodness `z`, `(P,)`."""
-        return self._log_seconds(self._priced(z))
+        """Return log seconds per iteration of every plan at log goodness `z` of the knobs, `(P,)`."""
+        return self._log_seconds(self._priced(torch.tensor(self.factors) @ z))
+
+    def at(self, z: Array) -> tuple[Tensor, Tensor]:
+        """Return log seconds, and the log goodness of factors in which they have slopes."""
+        point = torch.tensor(self.factors @ z, requires_grad=True)
+        return self._log_seconds(self._priced(point)), point
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
@@ -109,10 +125,9 @@ class Pricing:
 
 
 def slopes_of(heights: Tensor, point: Tensor) -> Array:
-    """Return the gradients `(P, n)` of heights `(P,)` in the point `(n,)`.
+    """Return the gradients `(P, n)` of heights `(P,)` in the point `(n,)`, all plans at once.
 
-    The gradient of a mixture of plans with weights w is linear in w, so its own gradients in w are the
-    columns, all plans at once.
+    The gradient of a mixture of plans with weights w is linear in w: its own gradients in w are the columns.
     """
     if not len(point):
         return np.zeros((len(heights), 0))

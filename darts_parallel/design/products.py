@@ -1,7 +1,9 @@
 """Worth of better figures of a cluster to a plan, without prices: 10 % more, and the next product."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +65,10 @@ def upgrades(plan: Plan, problem: Problem) -> list[Upgrade]:
 def _names(cluster: Cluster) -> Iterator[str]:
     """Yield figures, and those of single node groups where there are several."""
     yield from FIGURES
-    for group in range(len(cluster.groups) if len(cluster.groups) > 1 else 0):
-        for figure in FIGURES:
-            try:
-                places(f"nodes.{group}.{figure}", cluster)
-            except ConfigError:  # it is not the group's alone
-                continue
-            yield f"nodes.{group}.{figure}"
+    for group, figure in product(range(len(cluster.groups) if len(cluster.groups) > 1 else 0), FIGURES):
+        with suppress(ConfigError):  # it is not the group's alone
+            places(name := f"nodes.{group}.{figure}", cluster)
+            yield name
 
 
 def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:

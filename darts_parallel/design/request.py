@@ -82,11 +82,7 @@ class Design:
 
 
 def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] | None = None) -> Design:
-    """Read and check a design.
-
-    Args:
-        folder: Where `NAME.yaml` lies; None: `conf/design`.
-        changes: Values that take the place of the file's.
+    """Read and check `NAME.yaml` of a folder, or else of `conf/design`, where changes take precedence.
 
     Errors:
         ConfigError: whatever breaks a rule, in one sentence.
@@ -137,11 +133,8 @@ def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str,
     cluster = problems[0].cluster
     if any(problem.cluster.num_devices != cluster.num_devices for problem in problems):
         raise ConfigError(f"{place} must give every job the same cluster; try cluster= in it, not in jobs.")
-    counts, prices = (
-        _counts(range(len(cluster.groups)), problems[0]),
-        _fields(f"{place}.fixed", given["fixed"], FIXED),
-    )
-    fixed = sum(counts[unit] * price for unit, price in prices.items())
+    counts = _counts(range(len(cluster.groups)), problems[0])
+    fixed = sum(counts[unit] * p for unit, p in _fields(f"{place}.fixed", given["fixed"], FIXED).items())
     merged = (knobs | given["knobs"]).items()
     return Option(str(name), problems, overrides, fixed,
                   tuple(_knob(str(key), value, problems[0]) for key, value in merged))  # fmt: skip

@@ -69,33 +69,29 @@ class Branch:
         """Price all plans at log goodness `z`."""
         self._last = [pricing.at_start for pricing in self.pricings]
         if self.points:
-            points = [torch.tensor(z, requires_grad=True) for _ in self.pricings]
-            self._last = [(p.log_seconds(own), own) for p, own in zip(self.pricings, points, strict=True)]
+            self._last = [pricing.at(z) for pricing in self.pricings]
         self.points.append(z)
         self.heights.append([heights.detach().numpy() for heights, _ in self._last])
 
     def slopes(self, point: int, row: int) -> Array:
         """Return the slopes `(n,)` of the weighted log seconds of a combination at a point."""
-        if point < len(self._slopes):
-            own = [slopes[plan] for slopes, plan in zip(self._slopes[point], self.plans[row], strict=True)]
-        else:
-            pairs = zip(self._last, self.plans[row], strict=True)
-            own = [slopes_of(heights[[plan]], z)[0] for (heights, z), plan in pairs]
-        return np.asarray(np.sum([w * slope for w, slope in zip(self.weights, own, strict=True)], axis=0))
+        total, known = np.zeros(len(self.knobs)), point < len(self._slopes)
+        for job, ((heights, z), plan) in enumerate(zip(self._last, self.plans[row], strict=True)):
+            own = self._slopes[point][job][plan] if known else _gradient(heights[plan], z)
+            total += self.weights[job] * own @ self.pricings[job].factors
+        return total
 
     def lines(self, point: int, rows: Rows, at: Array) -> tuple[Array, Array]:
-        """Return b `(c,)` and A `(c, n)`: tangents at `at` of what the slopes at a point say of combinations.
-
-        The slopes of the last point are computed once they are asked for.
-        """
+        """Return b `(c,)` and A `(c, n)`: tangents at `at` of what slopes at a point say of combinations."""
         if len(self._slopes) < len(self.points):
             self._slopes.append([slopes_of(*own) for own in self._last])
         b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs)))
         for job, weight in enumerate(self.weights):
             plans = self.plans[rows, job]
             heights, slopes = self.heights[point][job][plans], self._slopes[point][job][plans]
-            own, steeper = log_tangents(heights, slopes, self.points[point], at)
-            b, a = b + weight * own, a + weight * steeper
+            factors = self.pricings[job].factors
+            own, steeper = log_tangents(heights, slopes, factors @ self.points[point], at @ factors.T)
+            b, a = b + weight * own, a + weight * steeper @ factors
         return b, a
 
     def incumbent(self, budget: float, best: "BestUse | None") -> "BestUse | None":
@@ -112,8 +108,7 @@ class Branch:
     def lowest(self, budget: float, limit: float) -> tuple[float, Array]:
         """Return the lowest bound that any combination of plans has, and where it is.
 
-        Points bound a plan one by one, as far as it is below a limit, and together only where it may be the
-        lowest.
+        Points bound a plan one by one while it is below a limit, together only where it may be the lowest.
         """
         rest = budget - self.option.fixed - self.memory
         bounds = np.where(rest < self.prices.cost(self.prices.low).sum(), inf, -inf)
@@ -167,7 +162,9 @@ class Bought:
     elasticity: float
     """d log(seconds) / d log(figure) of the weighted mean; of memory 0."""
     worth: float
-    """Share of the seconds that one more unit of money saves here."""
+    """Share of the seconds that one more unit of money saves here; 0 at the bound."""
+    at_bound: bool
+    """Whether no more of it can be bought."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +306,13 @@ class Designer:
         )  # fmt: skip
 
 
+def _gradient(height: Tensor, point: Tensor) -> Array:
+    """Return the slopes of one plan at the last point."""
+    return np.asarray(torch.autograd.grad(height, point, retain_graph=True)[0].numpy())
+
+
 def _bought(knob: Knob, z: float, slope: float) -> Bought:
     """Return a knob at log goodness `z`, where log seconds have this slope."""
-    cost, factor = knob.price * exp(knob.exponent * z), exp(knob.sense * z)
-    return Bought(factor * knob.reference, factor, cost, knob.sense * slope, -slope / (knob.exponent * cost))
+    cost, factor, most = knob.price * exp(knob.exponent * z), exp(knob.sense * z), z >= log(knob.high) - 1e-9
+    worth = 0.0 if most else -slope / (knob.exponent * cost)
+    return Bought(factor * knob.reference, factor, cost, knob.sense * slope, worth, most)

@@ -91,18 +91,18 @@ def test_the_dual_is_the_least_value_of_the_tangents() -> None:
     assert prices.cost(point).sum() <= money * (1 + 1e-9)
 
 
-def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path) -> None:
-    design = written(tmp_path)
+@pytest.mark.parametrize("more", [{}, {"nodes.0.device.peak_flops": {"price": 9}}])
+def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path, more: dict[str, Any]) -> None:
+    design = written(tmp_path, knobs=TOY["knobs"] | more)  # two knobs of one place multiply
     designer = Designer(design)
     answer = designer.solve(design.budget)
     assert 0.0 <= answer.gap <= 1e-3
     assert answer.spent <= design.budget * (1 + 1e-9)
     assert answer.calls <= 12
     pricing, prices = pricing_of(design), designer.branches[0].prices
-    memory = designer.branches[0].memory
-    rng = np.random.default_rng(2)
+    memory, rng = designer.branches[0].memory, np.random.default_rng(2)
     for _ in range(60):
-        shares = rng.dirichlet(np.ones(5))
+        shares = rng.dirichlet(np.ones(len(prices.price)))
         rest = design.budget - design.options[0].fixed - np.quantile(memory, rng.random())
         z = np.log(np.maximum(rest * shares, 1e-9) / prices.price) / prices.exponent
         z = np.clip(z, prices.low, prices.high)
@@ -245,11 +245,11 @@ def test_no_memory_that_can_be_paid_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_combination_of_factors_is_priced_like_the_configuration(tmp_path: Path) -> None:
-    design = written(tmp_path)
-    pricing, option = pricing_of(design), design.options[0]
+    (branch,) = Designer(written(tmp_path)).branches
+    pricing, option = branch.pricings[0], branch.option
     for signs in list(product([-0.4, 0.4], repeat=5))[::9]:
         z = np.array(signs)
-        factors = {k.name: float(np.exp(k.sense * y)) for k, y in zip(pricing.knobs, z, strict=True)}
+        factors = {k.name: float(np.exp(k.sense * y)) for k, y in zip(branch.knobs, z, strict=True)}
         changed = load_problem([*option.overrides[0], *overrides_of(option.problems[0], factors)])
         seconds = evaluate(pricing.plan(0), changed).iteration_time_s
         assert np.log(seconds) == pytest.approx(log_seconds(pricing, z)[0], abs=1e-9)
