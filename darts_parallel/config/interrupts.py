@@ -14,14 +14,21 @@ def children_without_interrupts() -> Iterator[None]:
     """Keep Ctrl-C from processes started inside, from their first import on; this one hears it at the end.
 
     What a child sets itself comes too late: importing torch takes seconds, in which Ctrl-C would print the
-    child's traceback. A blocked signal stays blocked in children; here it waits, unless another
-    thread of the process hears it.
+    child's traceback. A blocked signal stays blocked in children; here it waits, and where another thread
+    of the process hears it, the handler does.
     """
+    heard: list[Any] = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    first = threading.current_thread() is threading.main_thread()  # no other one may set handlers
+    before = signal.signal(signal.SIGINT, lambda *given: heard.append(given)) if first else None
     try:
         yield
     finally:
+        if first:
+            signal.signal(signal.SIGINT, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if heard and callable(before):
+            before(*heard[0])
 
 
 def begin_worker() -> None:

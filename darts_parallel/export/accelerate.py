@@ -93,27 +93,20 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if fsdp else "MULTI_GPU" if devices > 1 else "NO",
-        "machine_rank": 0,
-        "main_training_function": "main",
+        "machine_rank": 0, "main_training_function": "main", "num_machines": nodes, "num_processes": devices,
         "mixed_precision": PRECISION[job.problem.training.precision],
-        "num_machines": nodes,
-        "num_processes": devices,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": False,
-    }
+        "rdzv_backend": "static", "same_network": True, "use_cpu": False,
+    }  # fmt: skip
     if nodes > 1:
         values |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500}
     if fsdp:
         values["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_reshard_after_forward": strategy.zero_stage == 3,
-            "fsdp_activation_checkpointing": job.recompute() == "full",
-            "fsdp_offload_params": False,
+            "fsdp_activation_checkpointing": job.recompute() == "full", "fsdp_offload_params": False,
             "fsdp_cpu_ram_efficient_loading": strategy.tp == 1,  # it would load parts as if whole
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
+        }  # fmt: skip
     if not _replicas_only(job, strategy):
         sizes = parallelism(job, strategy).items()
         values["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes}
@@ -130,6 +123,8 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     sharded, context = _fsdp(job, strategy), job.plan.cp > 1
     beside, again = sharded and strategy.tp > 1, sharded and job.recompute() == "full"
     loads = strategy.tp > 1 or again
+    whole = ["        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit"]
+    whole *= sharded and count > 1
     imports = {
         "from typing import Any\n": loads or context,
         "import torch": context,
@@ -151,11 +146,7 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         "def planned_accelerator() -> Accelerator:",
         '    """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""',
         "    return Accelerator(",
-        *(
-            ["        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit"]
-            if sharded and count > 1
-            else []
-        ),
+        *whole,
         "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
         f"            num_steps={count}, sync_each_batch={sharded and count > 1}",
         "        ),",

@@ -66,26 +66,19 @@ def _pipeline(job: Request) -> str:
     layers = len(job.problem.model.layers) - 1
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]
     interval = int(job.recompute() == "full")
-    lines = ['"""DeepSpeed pipeline of a plan."""', "", *job.headline(), ""]
-    lines += [
+    lines = [
+        '"""DeepSpeed pipeline of a plan."""', "", *job.headline(), "",
         "from collections.abc import Sequence",
-        "from typing import Any",
-        "",
-        "from deepspeed.pipe import PipelineModule",
-        "",
+        "from typing import Any", "",
+        "from deepspeed.pipe import PipelineModule", "",
         f"PARTS = {parts}",
-        '"""First layer of every stage, and the end: embedding, blocks, head."""',
-        "",
-        "",
+        '"""First layer of every stage, and the end: embedding, blocks, head."""', "", "",
         "class PlannedPipeline(PipelineModule):",
-        '    """Stages as the plan cuts them; DeepSpeed has no setting for that."""',
-        "",
+        '    """Stages as the plan cuts them; DeepSpeed has no setting for that."""', "",
         '    def _partition_layers(self, method: str = "plan") -> None:',
         "        stage = self._topo.get_coord(self.global_rank).pipe",
         "        self.parts = PARTS",
-        "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",
-        "",
-        "",
+        "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])", "", "",
         "def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> PlannedPipeline:",
         f'    """The module for deepspeed.initialize: {layers} layers (LayerSpec, TiedLayerSpec or modules).',
         "",
@@ -101,7 +94,6 @@ def _pipeline(job: Request) -> str:
         f"        num_stages={job.plan.pp},",
         "        loss_fn=loss_fn,",
         f"        activation_checkpoint_interval={interval},",
-        "        checkpointable_layers=[block],",
-        "    )",
-    ]
+        "        checkpointable_layers=[block],", "    )",
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"

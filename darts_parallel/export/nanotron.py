@@ -36,20 +36,14 @@ def _check(job: Request) -> None:
     job.require_precision(DTYPE, "its dtype cannot say")
     own, config = stages(job.model, job.plan.pp), job.model
     if config.qk_norm or config.qkv_bias:
-        job.refuse(
-            f"model={config.name} has qk_norm or qkv_bias, which its Llama lacks",
-            "a model such as model=llama3_8b",
-        )
+        what = f"model={config.name} has qk_norm or qkv_bias, which its Llama lacks"
+        job.refuse(what, "a model such as model=llama3_8b")
     if config.head_dim not in (None, config.hidden_size // config.num_heads):
-        job.refuse(
-            f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another",
-            "a model with heads of hidden_size / num_heads",
-        )
+        what = f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another"
+        job.refuse(what, "a model with heads of hidden_size / num_heads")
     if own != (mine := [_blocks(job, index) for index in range(job.plan.pp)]):
-        job.refuse(
-            f"stages of {mine} blocks, and nanotron itself cuts {own} at pp={job.plan.pp}",
-            "space=uniform space.pp=1",
-        )
+        what = f"stages of {mine} blocks, and nanotron itself cuts {own} at pp={job.plan.pp}"
+        job.refuse(what, "space=uniform space.pp=1")
 
 
 def _blocks(job: Request, index: int) -> int:
@@ -82,29 +76,20 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     return {
         "general": {"project": "darts-parallel", "run": config.name, "seed": 42},
         "parallelism": {
-            "dp": strategy.dp,
-            "pp": plan.pp,
-            "tp": strategy.tp,
-            "expert_parallel_size": 1,
-            "context_parallel_size": plan.cp,
-            "pp_engine": "1f1b",
+            "dp": strategy.dp, "pp": plan.pp, "tp": strategy.tp, "expert_parallel_size": 1,
+            "context_parallel_size": plan.cp, "pp_engine": "1f1b",
             "tp_mode": "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE",
-            "tp_linear_async_communication": False,
-            "recompute_layer": job.recompute() == "full",
+            "tp_linear_async_communication": False, "recompute_layer": job.recompute() == "full",
         },
         "tokens": {
-            "sequence_length": training.seq_len,
-            "micro_batch_size": job.micro_batch_size(strategy),
-            "batch_accumulation_per_replica": plan.num_micro_batches,
-            "train_steps": 100,
+            "sequence_length": training.seq_len, "micro_batch_size": job.micro_batch_size(strategy),
+            "batch_accumulation_per_replica": plan.num_micro_batches, "train_steps": 100,
             "val_check_interval": -1,
         },
         "optimizer": _optimizer(job, strategy),
         "model": {
-            "dtype": DTYPE[training.precision],
-            "init_method": {"std": 0.02},
-            "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
-            "ddp_bucket_cap_mb": 25,
+            "dtype": DTYPE[training.precision], "init_method": {"std": 0.02},
+            "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE, "ddp_bucket_cap_mb": 25,
             "model_config": _model(config),
         },
         "tokenizer": {"tokenizer_name_or_path": config.name, "tokenizer_revision": None},
@@ -124,10 +109,8 @@ def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     }  # fmt: skip
     narrow = job.problem.training.precision == "fp16" or job.problem.software.gradient_bits == 16
     return {
-        "zero_stage": strategy.zero_stage,
-        "accumulate_grad_in_fp32": not narrow,
-        "weight_decay": 0.01,
-        "clip_grad": 1.0,
+        "zero_stage": strategy.zero_stage, "accumulate_grad_in_fp32": not narrow,
+        "weight_decay": 0.01, "clip_grad": 1.0,
         "optimizer_factory": factories[job.problem.training.optimizer],
         "learning_rate_scheduler": {
             "learning_rate": 3e-4, "lr_warmup_steps": 10, "lr_warmup_style": "linear",
@@ -138,19 +121,11 @@ def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 def _model(config: ModelConfig) -> dict[str, Any]:
     return {
-        "is_llama_config": True,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
+        "is_llama_config": True, "hidden_act": "silu", "hidden_size": config.hidden_size,
         "intermediate_size": config.ffn_hidden_size or 4 * config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
-        "max_position_embeddings": config.max_seq_len,
-        "tie_word_embeddings": config.tie_embeddings,
-        "vocab_size": config.vocab_size,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-        "rms_norm_eps": 1e-5,
-        "use_cache": False,
-    }
+        "max_position_embeddings": config.max_seq_len, "tie_word_embeddings": config.tie_embeddings,
+        "vocab_size": config.vocab_size, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
+        "rms_norm_eps": 1e-5, "use_cache": False,
+    }  # fmt: skip

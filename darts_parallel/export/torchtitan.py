@@ -36,11 +36,8 @@ def export(job: Request) -> Exported:
         path = f'str(Path(__file__).with_name("{ORDER}"))'
         lines += [f"    config.parallelism.pipeline_parallel_schedule_csv = {path}"]
         lines.insert(lines.index("from torchtitan.trainer import Trainer"), "from pathlib import Path\n")
-    lines += [
-        "    config.training.mixed_precision_param = "
-        + _literal(MIXED_PARAMETER[job.problem.training.precision])
-    ]
-    lines += ['    config.training.mixed_precision_reduce = "float32"']
+    types = {"param": MIXED_PARAMETER[job.problem.training.precision], "reduce": "float32"}
+    lines += [f'    config.training.mixed_precision_{name} = "{own}"' for name, own in types.items()]
     strategies = [strategy, job.experts or strategy]
     if job.plan.pp > 1 or max(each.ep for each in strategies) > 1:
         lines += ["    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"]
@@ -61,29 +58,21 @@ def export(job: Request) -> Exported:
 def _head(job: Request, recompute: bool) -> list[str]:
     """Write the module down to the function's first lines, which refuse a model of another depth."""
     lines = [
-        '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
-        "",
+        '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.', "",
         "Call it in a config function of the model's config_registry.py, on the configuration of its sizes:",
         "    def planned() -> Trainer.Config:",
-        "        return apply_plan(llama3_8b())",
-        '"""',
-        "",
-        *job.headline(),
-        "",
-    ]
+        "        return apply_plan(llama3_8b())", '"""', "", *job.headline(), "",
+    ]  # fmt: skip
     if recompute:
         lines.append("from torchtitan.distributed.activation_checkpoint import FullAC")
-    lines += ["from torchtitan.trainer import Trainer", "", ""]
-    lines += ["def apply_plan(config: Trainer.Config) -> Trainer.Config:"]
-    lines += [
-        '    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""'
-    ]
     return [
-        *lines,
+        *lines, "from torchtitan.trainer import Trainer", "", "",
+        "def apply_plan(config: Trainer.Config) -> Trainer.Config:",
+        '    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""',
         '    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)',
         f"    if layers is not None and len(layers) != {job.model.num_layers}:",
         f'        raise ValueError(f"{{len(layers)}} layers, but the plan has {job.model.num_layers}")',
-    ]
+    ]  # fmt: skip
 
 
 def _note(job: Request) -> str:
@@ -102,10 +91,8 @@ def _check(job: Request) -> None:
     own_heads = job.model.head_dim in (None, job.model.hidden_size // job.model.num_heads)
     if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
         what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"
-        job.refuse(
-            f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack",
-            "a model such as model=llama3_8b",
-        )
+        what = f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack"
+        job.refuse(what, "a model such as model=llama3_8b")
     job.require_precision(MIXED_PARAMETER, "its fields cannot set")
 
 
@@ -113,15 +100,12 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the fields of its `ParallelismConfig`."""
     plan, (replicas, sharded) = job.plan, job.shard_degrees(strategy)
     values: dict[str, Any] = {
-        "data_parallel_replicate_degree": replicas,
-        "data_parallel_shard_degree": sharded,
+        "data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": sharded,
         "fsdp_reshard_after_forward": "always" if strategy.zero_stage == 3 else "never",
-        "tensor_parallel_degree": strategy.tp,
-        "enable_sequence_parallel": strategy.sequence_parallel,
-        "context_parallel_degree": plan.cp,
-        "pipeline_parallel_degree": plan.pp,
+        "tensor_parallel_degree": strategy.tp, "enable_sequence_parallel": strategy.sequence_parallel,
+        "context_parallel_degree": plan.cp, "pipeline_parallel_degree": plan.pp,
         **({"expert_parallel_degree": job.experts.ep} if job.experts else {}),
-    }
+    }  # fmt: skip
     if plan.pp > 1:
         # an order in a CSV still needs a class, which decides where the stages lie
         usual = find(usual_schedule(plan.virtual_stages)).pytorch

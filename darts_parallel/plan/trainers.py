@@ -23,7 +23,7 @@ def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[s
     return {
         "pp": pp, "cp": cp, "dp": strategy.dp, "tp": strategy.tp, "etp": strategy.etp,
         "copies": max(copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1),
-        "ep": strategy.ep,
+        "ep": strategy.ep, "grad_comm_bits": strategy.grad_comm_bits,
         "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
         "zero_stage": strategy.zero_stage, "shard_size": 0 if whole else shards,
         "recompute": strategy.recompute, "sequence_parallel": strategy.sequence_parallel,
@@ -44,7 +44,7 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
     rules, given = problem.config.abilities(name), facts(problem, pp, cp, strategy)
     sharded = given["shard_size"] or strategy.dp * cp
     return (
-        schedule in trainer_schedules(rules)
+        (pp == 1 or schedule in trainer_schedules(rules))  # one device has no order to choose
         and not (rules.own_stages and pp > 1)
         and not (rules.whole_context_groups and sharded % cp)
         and min(strategy.tp_comm_bits, strategy.grad_comm_bits) == max(COMM_BITS)

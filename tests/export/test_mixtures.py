@@ -64,7 +64,13 @@ def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
     [
         ("torchtitan", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and it has no expert tensor"),
         ("deepspeed", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2 with num_experts=8, and its AutoEP"),
-        ("deepspeed", LayerStrategy(2, 32, 2, ep=1), 1, "ep=1 and num_experts=8, and its AutoEP"),
+        ("deepspeed", LayerStrategy(2, 32, 2, ep=4), 1, "tp=2 with num_experts=8, and its AutoEP restores"),
+        (
+            "deepspeed",
+            LayerStrategy(1, 64, 3, ep=4, grad_comm_bits=4),
+            1,
+            "grad_comm_bits=4 with zero_stage=3",
+        ),
         ("torchtitan", LayerStrategy(1, 64, 0, ep=4), 1, "ep_across_replicas=4, and its expert groups"),
         ("nanotron", LayerStrategy(1, 64, 1, ep=4), 1, "num_experts=8"),
     ],

@@ -18,16 +18,8 @@ from tests.support.running import LLAMA, MIXTURE, tiny, uniform
 
 SEQUENCE = Strategy(2, 1, 0, "selective", True)
 ONE_STAGE = Plan(2, (0, 5), (Strategy(1, 2, 3), SEQUENCE, Strategy(1, 2, 2, "full"), *(Strategy(2, 1),) * 2))
-STAGES = Plan(
-    2,
-    (0, 2, 5),
-    (
-        Strategy(2, 1),
-        Strategy(1, 2, 2, "full"),
-        Strategy(1, 2, 1),
-        *(replace(SEQUENCE, recompute="none"),) * 2,
-    ),
-)
+SECOND = (Strategy(1, 2, 1), *(replace(SEQUENCE, recompute="none"),) * 2)
+STAGES = Plan(2, (0, 2, 5), (Strategy(2, 1), Strategy(1, 2, 2, "full"), *SECOND))
 """Unequal stages of two devices each, whose layers differ in tp, ZeRO and recomputation."""
 
 
@@ -52,13 +44,9 @@ EXPERTS = Plan(2, (0, 5), (Strategy(1, 2, 1), replace(SEQUENCE, etp=2), *(Strate
 
 @pytest.mark.parametrize(
     ("devices", "plan", "overrides", "error"),
-    [
-        (4, STAGES, (), 2e-6),
-        (2, ONE_STAGE, LLAMA, 2e-6),
-        (2, V_SHAPED, (*LLAMA, HALF), 2e-3),
-        (2, EXPERTS, (*MIXTURE, HALF), 2e-3),
-    ],
-)
+    [(4, STAGES, (), 2e-6), (2, ONE_STAGE, LLAMA, 2e-6), (2, V_SHAPED, (*LLAMA, HALF), 2e-3),
+     (2, EXPERTS, (*MIXTURE, HALF), 2e-3)],
+)  # fmt: skip
 def test_a_layer_wise_plan_trains_as_one_process_does(
     devices: int, plan: Plan, overrides: tuple[str, ...], error: float, tmp_path: Path
 ) -> None:

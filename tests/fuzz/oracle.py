@@ -13,8 +13,9 @@ import torch
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import build_table
+from darts_parallel.export import refusals
 from darts_parallel.plan.space import OuterSpace
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import find
 
@@ -27,7 +28,7 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
     """Return the seconds of the best plan (infinite where none fits), and how many plans were priced.
 
     Args:
-        problem: Tiny, without interleaved stages; nothing lies in host memory here.
+        problem: Tiny; nothing lies in host memory here.
         limit: Plans that it may have.
 
     Errors:
@@ -72,18 +73,12 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
     space, batch = problem.config.space, problem.training.global_batch_size
     devices = problem.cluster.num_devices
     for pp, cp in product(_divisors(devices), _divisors(devices)):
-        if (
-            not (_allows(space.pp, pp) and _allows(space.cp, cp))
-            or devices % (pp * cp)
-            or not _cp_legal(problem, cp)
-        ):
+        pinned = not (_allows(space.pp, pp) and _allows(space.cp, cp))
+        if pinned or devices % (pp * cp) or not _cp_legal(problem, cp):
             continue
         choices = tuple(_strategies(problem, devices // (pp * cp), cp))
-        for order, name in product(_orders(problem, pp), space.schedules or [None]):
-            schedule = find(name or "1f1b")
-            chunks = schedule.chunks or 1
-            if chunks > 1 and pp == 1:
-                continue
+        for order, (name, chunks) in product(_orders(problem, pp), _schedules(problem, pp)):
+            schedule = find(name or ("interleaved" if chunks > 1 else "1f1b"))
             counts = tuple(
                 count
                 for count in _divisors(batch)
@@ -91,8 +86,37 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
                 and schedule.count_refusal(pp, count) is None
                 and any(batch % (c.dp * count) == 0 for c in choices)
             )
-            if counts:
-                yield OuterSpace(pp, counts, choices, cp, chunks, order, name)
+            if counts and (
+                own := tuple(c for c in choices if _taken(problem, pp, cp, counts, name, chunks, c))
+            ):
+                yield OuterSpace(pp, counts, own, cp, chunks, order, name)
+
+
+def _schedules(problem: Problem, pp: int) -> Iterator[tuple[str | None, int]]:
+    """Yield the schedules with the stages that a device holds, several in a pipeline alone."""
+    space, blocks = problem.config.space, problem.config.model.num_layers
+    for name, chunks in product(space.schedules or [None], range(1, len(problem.model.layers))):
+        fixed = find(name).chunks if name else None
+        free = _allows(space.virtual_stages, chunks) or (chunks > 1 and name and space.virtual_stages == 1)
+        even = space.virtual_stages is not None or chunks == 1 or blocks % (pp * chunks) == 0
+        if (pp == 1 and chunks > 1) or (fixed != chunks if fixed else not free or not even):
+            continue
+        if name != "interleaved" or chunks > 1:
+            yield name, chunks
+
+
+def _taken(
+    problem: Problem, pp: int, cp: int, counts: Sequence[int], name: str | None, chunks: int,
+    own: LayerStrategy,
+) -> bool:  # fmt: skip
+    """Return whether the trainer's exporter writes a plan of one strategy; true without a trainer."""
+    trainer, layers = problem.config.space.trainer, problem.num_layers
+    fitting = [m for m in counts if problem.training.global_batch_size % (own.dp * m) == 0]
+    row, first = next(_plans(problem, pp * chunks, (own,)), ([], []))
+    if trainer is None or not fitting or not row:
+        return trainer is None
+    plan = Plan(fitting[0], (*first, layers), tuple(row), cp=cp, virtual_stages=chunks, schedule=name)
+    return not refusals(problem, plan, trainer)
 
 
 def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:

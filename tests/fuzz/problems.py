@@ -10,6 +10,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
+from darts_parallel.export import refusals, require_trainers
 from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner import plan
 from darts_parallel.problem.problem import Problem
@@ -23,19 +24,20 @@ TIE = 0.002
 """Seconds that the plan may cost above the proven one for fewer strategies and even stages, as it says."""
 PATIENCE_S = 600.0  # for a proof: how busy the machine is must not decide what is claimed
 
-SCHEDULES = [name for name in NAMES if name != "interleaved"]
+TRAINERS = ("megatron", "deepspeed", "accelerate", "galvatron", "torch", "torchtitan")
 Settings = dict[str, Any]
 """Values by dotted key, `model`, `cluster`, `training` and `space` being groups."""
 
 
 def random_settings(rng: random.Random) -> Settings:
     """Draw a tiny problem: equal or mixed nodes of 1 to 4 GPUs, tight or loose memory, a few pins."""
-    mixed = rng.random() < 0.3
-    kind = rng.choice(["uniform", "stagewise", "layerwise"])
+    mixed, trainer = rng.random() < 0.3, rng.choice(TRAINERS) if rng.random() < 0.3 else None
+    kind = "uniform" if trainer else rng.choice(["uniform", "stagewise", "layerwise"])
     heads = rng.choice([1, 2, 4, 8])
     settings: Settings = {
         "cluster": "toy_mixed" if mixed else "toy",
-        "space.kind": kind,
+        "space.kind": kind, "space.trainer": trainer,
+        "space.virtual_stages": rng.choice([1, 1, None, [1, 2]]),
         "model.num_layers": rng.choice([1, 1, 2] if kind == "layerwise" else [1, 2, 3, 4]),
         "model.num_heads": heads, "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
         "model.vocab_size": rng.choice([128, 1000, 8192]), "model.tie_embeddings": rng.choice([True, False]),
@@ -67,7 +69,7 @@ def random_settings(rng: random.Random) -> Settings:
     if rng.random() < 0.4:
         settings["cost.pipeline"] = "simulated"
         if rng.random() < 0.8:
-            settings["space.schedules"] = rng.sample(SCHEDULES, rng.choice([1, 2, 3]))
+            settings["space.schedules"] = rng.sample(NAMES, rng.choice([1, 2, 3]))
     elif rng.random() < 0.15:
         settings["space.offload"] = rng.sample(["activation", "optimizer"], rng.choice([1, 2]))
     if rng.random() < 0.15:
@@ -106,6 +108,7 @@ def judge(settings: Settings, limit: int) -> FuzzOutcome:
     name = " ".join(f"{key}={value}".replace(" ", "") for key, value in settings.items())
     try:
         problem = problem_of(settings)
+        require_trainers(problem)
         best, plans = cheapest(problem, limit)
     except (TooManyError, DartsParallelError):  # too large, or values that break a rule
         return FuzzOutcome(name, "skipped")
@@ -135,8 +138,9 @@ def answered(problem: Problem, best: float) -> str:
     claimed, proven = found.result.iteration_time_s, [x.iteration_time_s for x in answers if x.proven]
     if floor > best * (1 + TOLERANCE):
         return f"proves a bound of {floor} s, but a plan of {best} s fits"
-    if not found.plan.within(kind):
-        return f"returns a plan that is not {kind}"
+    trainer = problem.config.space.trainer
+    if not found.plan.within(kind) or (trainer and refusals(problem, found.plan, trainer)):
+        return f"returns a plan that is not {kind}, or that {trainer} refuses"
     if proven and claimed > best * (1.0 + TIE) and min(proven) <= best * (1.0 + TOLERANCE):
         return f"returns {claimed} s, far above its own proven {min(proven)} s"
     said = [compare(seconds, best, problem) for seconds in proven]  # the plan itself may be a simpler one
