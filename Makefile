@@ -66,7 +66,8 @@ $(VENV)/developed: $(VENV)/installed
 
 $(CLIENTS)/installed: clients/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install --quiet -r clients/requirements.txt -c constraints.txt -e .
+	grep -v '^transformers' constraints.txt > $(CLIENTS)/constraints.txt
+	$(CLIENTS)/bin/pip install --quiet -r clients/requirements.txt -c $(CLIENTS)/constraints.txt -e .
 	touch $@
 
 clean:

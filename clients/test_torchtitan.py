@@ -1,15 +1,25 @@
 import runpy
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 import golden
 import pytest
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from darts_parallel.export import Request
+
+utils = pytest.importorskip("torchtitan.tools.utils")
+utils.device_type, utils.device_module = "cpu", torch.cpu  # before its other modules ask
+distributed = pytest.importorskip("torchtitan.distributed")
 registry = pytest.importorskip("torchtitan.models.llama3.config_registry")
 
 
-@pytest.mark.parametrize("name", golden.cases("torchtitan"))
-def test_the_release_takes_the_plan(name: str) -> None:
-    problem, plan = golden.built(name)
+def configured(name: str) -> Any:
+    """The trainer's configuration with a plan, on one of its own models of the plan's depth."""
+    problem, _ = golden.built(name)
     scope = runpy.run_path(str(golden.path(name, "torchtitan_plan.py")))
     if problem.model.has_experts:
         from torchtitan.models.qwen3 import config_registry, model_registry
@@ -25,13 +35,69 @@ def test_the_release_takes_the_plan(name: str) -> None:
             scope["apply_plan"](config)
     deeper = replace(model, layers=(list(model.layers) * layers)[:layers])
     config.model_spec = replace(config.model_spec, model=deeper)
-    made = scope["apply_plan"](config)
-    length = getattr(made.training, "seq_len", None) or made.training.max_context_length  # 0.3.0, main
-    assert length == problem.training.seq_len
+    return scope["apply_plan"](config)
+
+
+@pytest.mark.parametrize("name", golden.cases("torchtitan"))
+def test_the_trainer_takes_the_plan(name: str) -> None:
+    problem, plan = golden.built(name)
+    made = configured(name)
+    sequences, length = problem.training.global_batch_size, problem.training.seq_len
+    if hasattr(made.training, "num_tokens_per_train_step"):
+        assert made.training.num_tokens_per_train_step == sequences * length
+    else:
+        assert (made.training.global_batch_size, made.training.seq_len) == (sequences, length)
     assert made.parallelism.pipeline_parallel_degree == plan.pp
     assert made.parallelism.expert_parallel_degree == plan.layers[1].ep
     # what the program checks before it starts
     made.parallelism.__post_init__()
     made.__post_init__()
-    distributed = pytest.importorskip("torchtitan.distributed")
     distributed.ParallelDims.from_config(made.parallelism, problem.cluster.num_devices)
+
+
+def parts(config: Any, world: int) -> list[Any]:
+    """Build what a rank holds on the meta device: the chunks of its stage, or the whole model."""
+    config.parallelism.spmd_backend = "partial_dtensor"  # the other one wants a nightly torch
+    distributed.utils.set_spmd_backend(config.parallelism.spmd_backend)
+    spec, meshes = config.model_spec, distributed.ParallelDims.from_config(config.parallelism, world)
+    meshes.build_mesh()
+    spec.model.update_from_config(config=config)
+    with torch.device("meta"):
+        model = spec.model.build()
+    given = {
+        "parallel_dims": meshes, "training": config.training, "parallelism": config.parallelism,
+        "compile_config": config.compile, "dump_folder": "", "ac_config": config.activation_checkpoint,
+    }  # fmt: skip
+    if config.parallelism.pipeline_parallel_degree == 1:
+        return [spec.parallelize_fn(model, **given)]
+    return spec.pipelining_fn(
+        model, **given, device=torch.device("cpu"), model_config=spec.model,
+        parallelize_fn=spec.parallelize_fn, loss_fn=lambda logits, labels: logits.sum(),
+    )[1]  # fmt: skip
+
+
+def degree(parameter: Any) -> int:
+    """Return the ranks that share a parameter."""
+    pairs = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    return prod(size for size, placement in pairs if placement.is_shard())
+
+
+@pytest.mark.parametrize("name", [n for n in golden.cases("torchtitan") if golden.built(n)[1].cp == 1])
+def test_its_model_has_the_stages_and_shards_of_the_plan(name: str) -> None:
+    """Its context parallelism wants CUDA."""
+    problem, plan = golden.built(name)
+    job, world, strategy = Request("torchtitan", problem, plan), problem.cluster.num_devices, plan.layers[1]
+    found = []
+    for stage in range(plan.pp):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=stage * world // plan.pp, world_size=world)
+        for part in parts(configured(name), world):
+            blocks = sorted(int(key) for key in part.layers)
+            ends = part.tok_embeddings is not None, part.lm_head is not None
+            shards = {degree(p) for n, p in part.named_parameters() if "wo.weight" in n}
+            found.append((ends[0], blocks[:1], len(blocks), ends[1], shards))
+    pieces, chunks = [strategy.tp * job.sharded_over(strategy)], job.chunks
+    expected = [(c.embedding, [c.first_block][: c.num_blocks], c.num_blocks, c.head, {*pieces[:c.num_blocks]})
+                for c in chunks]  # fmt: skip
+    assert sorted(found, key=str) == sorted(expected, key=str)

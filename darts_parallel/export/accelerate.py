@@ -137,22 +137,15 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
     lines += [line for line, wanted in imports.items() if wanted]
     lines += [
-        "",
-        f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
+        "", f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
         '"""Sequences of one batch of the data loader, per process."""',
-        *([f"CONTEXT_PARALLEL = {job.plan.cp}"] if context else []),
-        "",
-        "",
+        *([f"CONTEXT_PARALLEL = {job.plan.cp}"] if context else []), "", "",
         "def planned_accelerator() -> Accelerator:",
         '    """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""',
-        "    return Accelerator(",
-        *whole,
-        "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
-        f"            num_steps={count}, sync_each_batch={sharded and count > 1}",
-        "        ),",
-        *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]),
-        "    )",
-    ]
+        "    return Accelerator(", *whole, "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
+        f"            num_steps={count}, sync_each_batch={sharded and count > 1}", "        ),",
+        *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]), "    )",
+    ]  # fmt: skip
     if loads:
         mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh' if strategy.tp > 1 else ""
         lines += [

@@ -50,24 +50,16 @@ def settings(job: Request) -> dict[str, Any]:
     ep, etp = _text(s.ep for s in blocks), _text(s.etp for s in blocks)
     degrees = {"ep_sizes_enc": ep, "tp_of_ep_sizes_enc": etp}
     return {
-        "pp_deg": plan.pp,
-        "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
-        "tp_consecutive_flags": _text(1 for _ in blocks),
-        "cp_sizes_enc": _text(plan.cp for _ in blocks),
+        "pp_deg": plan.pp, "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
+        "tp_consecutive_flags": _text(1 for _ in blocks), "cp_sizes_enc": _text(plan.cp for _ in blocks),
         "dp_types_enc": _text(int(strategy.zero_stage == 3) for strategy in blocks),
-        **(degrees if job.problem.model.has_experts else {}),
-        "use_sp": _text(0 for _ in blocks),
+        **(degrees if job.problem.model.has_experts else {}), "use_sp": _text(0 for _ in blocks),
         "checkpoint": _text(int(strategy.recompute == "full") for strategy in blocks),
-        "global_bsz": job.problem.training.global_batch_size,
-        "chunks": plan.num_micro_batches,
-        "pp_division": _text(chunk.num_blocks for chunk in job.chunks),
-        "pipeline_type": "pipedream_flush",
-        "default_dp_type": default,
-        "vtp": outer.tp,
-        "vsp": 0,
-        "vcp": plan.cp,
+        "global_bsz": job.problem.training.global_batch_size, "chunks": plan.num_micro_batches,
+        "pp_division": _text(chunk.num_blocks for chunk in job.chunks), "pipeline_type": "pipedream_flush",
+        "default_dp_type": default, "vtp": outer.tp, "vsp": 0, "vcp": plan.cp,
         "vocab_sdp": int(outer.zero_stage == 3),
-    }
+    }  # fmt: skip
 
 
 def _text(values: Iterable[int]) -> str:

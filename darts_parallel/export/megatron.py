@@ -158,13 +158,10 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     if zero == 1:
         return flags + ([("num-distributed-optimizer-instances", groups)] if groups > 1 else [])
     return [
-        *flags,
-        *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),
-        ("use-megatron-fsdp", None),
-        ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
-        ("no-gradient-accumulation-fusion", None),
-        ("ckpt-format", "fsdp_dtensor"),
-    ]
+        *flags, *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),
+        ("use-megatron-fsdp", None), ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
+        ("no-gradient-accumulation-fusion", None), ("ckpt-format", "fsdp_dtensor"),
+    ]  # fmt: skip
 
 
 def _recompute_flags(job: Request) -> list[Flag]:
@@ -235,13 +232,10 @@ def _training_flags(job: Request) -> list[Flag]:
     half: list[Flag] = [("bf16", None)]
     half += [("grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32", None)]
     precision: dict[str, list[Flag]] = {
-        "bf16": half,
-        "fp16": [("fp16", None)],
-        "fp8": [*half, ("fp8-format", "hybrid")],
+        "bf16": half, "fp16": [("fp16", None)], "fp8": [*half, ("fp8-format", "hybrid")],
         "mxfp8": [*half, ("fp8-format", "e4m3"), ("fp8-recipe", "mxfp8")],
-        "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
-        "fp32": [],
-    }
+        "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")], "fp32": [],
+    }  # fmt: skip
     fused = training.fused_attention and training.precision != "fp32"  # flash kernels are for 16 bits
     return [
         ("seq-length", training.seq_len),
