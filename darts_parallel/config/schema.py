@@ -1,6 +1,6 @@
 """Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -265,6 +265,10 @@ class Config:
     """Print what fills the memory, and how far the plan is from the best of its space (the verb `price`)."""
 
     def __post_init__(self) -> None:
+        for part in fields(self):  # behind an interpolation OmegaConf lets a text pass
+            value, mapping = getattr(self, part.name), is_dataclass(part.type)
+            text = mapping and isinstance(value, str) and value != MISSING
+            require(not text, f"{part.name}={value}", "be a mapping", f"{part.name}.KEY=VALUE")
         require_printable_texts("", self)
         if self.trainer is not MISSING:
             require_member("trainer.name", self.trainer.name, (NONE, *EXPORTS))

@@ -36,6 +36,7 @@ REFUSED = [
     ("model.num_layers=???", "model.num_layers is missing", "; try "),
     # wrong types
     ("cluster.inter_node=${cluster.name}", "cluster.inter_node=toy must be a mapping", "latency_us: 5.0}."),
+    ("output=${model.name}", "output=toy must be a mapping", "; try "),
     ("model.num_layers=x", "model.num_layers=x must be a whole number", "try 1."),
     ("model.num_layers=1.5", "model.num_layers=1.5 must be a whole number", "try 2."),
     ("model.num_layers=null", "model.num_layers=null", "; try "),

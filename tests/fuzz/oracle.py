@@ -80,12 +80,9 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
         for order, (name, chunks) in product(_orders(problem, pp), _schedules(problem, pp)):
             schedule = find(name or ("interleaved" if chunks > 1 else "1f1b"))
             counts = tuple(
-                count
-                for count in _divisors(batch)
-                if _allows(space.num_micro_batches, count)
-                and schedule.count_refusal(pp, count) is None
-                and any(batch % (c.dp * count) == 0 for c in choices)
-            )
+                m for m in _divisors(batch) if _allows(space.num_micro_batches, m)
+                and schedule.count_refusal(pp, m) is None and any(batch % (c.dp * m) == 0 for c in choices)
+            )  # fmt: skip
             if counts and (
                 own := tuple(c for c in choices if _taken(problem, pp, cp, counts, name, chunks, c))
             ):
@@ -126,7 +123,7 @@ def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
         return [()]
     seen: dict[tuple[int, ...], tuple[int, ...]] = {}
     nodes = range(len(cluster.node_types))
-    for order in permutations(nodes):
+    for order in [tuple(nodes)] if problem.config.space.node_orders == "given" else permutations(nodes):
         seen.setdefault(tuple(cluster.node_types[node] for node in order), order)
     pure = [order for order in seen.values() if cluster.arranged(order).stages_are_pure(pp)]
     return [() if order == tuple(nodes) else order for order in pure]

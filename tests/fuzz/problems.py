@@ -47,9 +47,7 @@ def random_settings(rng: random.Random) -> Settings:
         "cluster.inter_node.bandwidth_GBps": rng.choice([0.05, 1.0, 25.0, 400.0]),
     }  # fmt: skip
     for group in range(2 if mixed else 1):
-        settings[f"cluster.nodes.{group}.count"] = rng.choice(
-            [1, 1, 2] if kind == "layerwise" else [1, 1, 2, 3]
-        )
+        settings[f"cluster.nodes.{group}.count"] = rng.choice([1, 1, 2] + [3] * (kind != "layerwise"))
         settings[f"cluster.nodes.{group}.gpus"] = rng.choice([1, 2] if kind == "layerwise" else [1, 2, 2, 4])
     for device in ("toy", "toy_fast") if mixed else ("toy",):
         settings[f"cluster.devices.{device}.memory_GiB"] = rng.choice([0.012, 0.02, 0.05, 0.3, 1.0])
@@ -74,6 +72,9 @@ def random_settings(rng: random.Random) -> Settings:
         settings["space.offload"] = rng.sample(["activation", "optimizer"], rng.choice([1, 2]))
     if rng.random() < 0.15:
         settings["space.cut"] = "half_block"
+    several = settings["space.virtual_stages"] != 1 or "interleaved" in settings.get("space.schedules", ())
+    if kind == "uniform" and several and settings["search.method"] == "exact":
+        settings["search.method"] = "auto"  # alone it proves equal chunks, as it says, and all are enumerated
     for value in settings.values():
         if isinstance(value, list):
             rng.shuffle(value)  # the order of a list means nothing
@@ -93,6 +94,7 @@ def problem_of(settings: Settings) -> Problem:
                 place = getattr(place, name)
         if path:
             setattr(place, last, value)
+    config.space.__post_init__()  # what a trainer means for the others
     return Problem.from_config(config)
 
 
