@@ -44,7 +44,7 @@ class CalibrationOptions:
     out: str = "outputs/calibration"
     start: str = ""
     """A calibrated.yaml to begin at, which saves steps; the prior's mean without it."""
-    steps: int = 15
+    steps: int = 60
     """Most evaluations of the dense runs, and then of the mixtures."""
     cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
     """Leave out whole models, sources, framework families; none: in-sample errors only, no intervals."""
@@ -125,8 +125,8 @@ def write_files(
     when, spread = f"(python -m experiments.calibrate, {date.today()})", spreads(held_out)
     out = Path(options.out)
     for folder in (out, Path(config_dir())) if options.shipped else (out,):
-        write_presets(folder, fitted, when)
         fitted.write(folder / SHIPPED.name, note, spread)
+        write_presets(folder, Calibrated.read(folder / SHIPPED.name), when)  # of the digits that are kept
     header = ("fold_kind", "fold", "file", "row", "figure", "measured", "predicted")
     rows = [
         (kind, h.fold, h.case.run.file, h.case.run.row, h.part,

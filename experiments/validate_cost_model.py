@@ -97,11 +97,7 @@ def validate(options: ValidationOptions) -> int:
 
 
 def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[str]) -> list[list[str]]:
-    """Refit without every fold of some kinds, each by one Gauss-Newton step from the parameters given.
-
-    Args:
-        start: Parameters near the optimum of these runs.
-    """
+    """Refit without every fold of some kinds, each by one Gauss-Newton step from `start`, near theirs."""
     if not kinds:
         return []
     parameters = Parameters(Place.of_run(case.run) for case in cases)

@@ -34,6 +34,8 @@ ATTENTION_HALF_SIZE = 32.0
 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
 LAUNCH_EXPONENT = 4.0
 """Exponent of the mean of launching and running experts' kernels: 19 % above either where they are alike."""
+IN_BLOCKS = ("column", "row")
+"""Splits of the products that run below 16 bits."""
 CAST_BYTES = 3.0
 """Memory traffic per element that is cast from 16 to 8 bits."""
 
@@ -55,7 +57,7 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
         columns = padded_vocabulary(gemm.out_features, tp)
     half = device.gemm_half_size
     saturation = (tokens / (tokens + half)) * (columns / (columns + half)) * (inner / (inner + half))
-    eight_bit = device.eight_bit and gemm.split in ("column", "row")
+    eight_bit = device.eight_bit and gemm.split in IN_BLOCKS
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
     rate = speed * device.gemm_efficiency * saturation * alignment(columns, device) * alignment(inner, device)
     arithmetic = 2.0 * tokens * columns * inner / rate
@@ -74,7 +76,7 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
     Args:
         share: Part of the layer's weights that a rank casts.
     """
-    elements = weights(g for g in layer.trained if g.split in ("column", "row"))
+    elements = weights(g for g in layer.trained if g.split in IN_BLOCKS)
     return stream_seconds(CAST_BYTES * elements * device.eight_bit * share, device)
 
 

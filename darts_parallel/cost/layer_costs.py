@@ -10,6 +10,7 @@ from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost.collectives import all_reduce, reduce_scatter, split_group, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
+    IN_BLOCKS,
     computation_seconds,
     exposed,
     recomputed_seconds,
@@ -203,8 +204,16 @@ def _tensor_parallel_seconds(stage: StageContext, layer: LayerSpec, full: Tensor
     elements = choices.tokens * stage.model.config.hidden_size
     ring = ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
     sent = wire_bytes(stage.width, choices.tp_comm_bits, stage.lossy_block)
-    collective = all_reduce(sent * elements, ring, *stage.links)
-    exact = all_reduce(stage.width * elements, ring, *stage.links)
+    # inputs of products in 8 bits are cast before sequence parallelism gathers them: half of an all-reduce
+    # moves a byte an element (Transformer Engine, pytorch/module/layernorm_linear.py: ln_out)
+    narrow = stage.device.eight_bit and any(gemm.split in IN_BLOCKS for gemm in layer.gemms)
+    cast = (choices.sequence_shards > 1) & narrow
+    collective, exact = (
+        all_reduce(
+            torch.where(cast, (width + width.clamp(max=1.0)) / 2.0, width) * elements, ring, *stage.links
+        )
+        for width in (sent, torch.full_like(sent, stage.width))
+    )
     shown = 1.0 - stage.device.tp_hidden_share
     forward = shown * stage.measured_figure(layer, "tp_forward", layer.tp_collectives * collective)
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.problem import VOCABULARY_MULTIPLE, Cluster, LayerSpec, StageTopology
+from darts_parallel.problem import COMMON, VOCABULARY_MULTIPLE, Cluster, LayerSpec, Software, StageTopology
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class StateBytes:
     parameter: float
     gradient: float
     optimizer: float
+    copy: float = 0.0
+    """A 16-bit gradient beside the float32 one that accumulates it."""
 
 
 ROUNDING = 4e-12
@@ -27,21 +29,18 @@ ROUNDING = 4e-12
 take a smaller one, so that what they find fits when it is priced again."""
 
 
-def state_bytes(precision: str, optimizer: str, gradient_bits: int | None = None) -> StateBytes:
+def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> StateBytes:
     """Return bytes per parameter.
 
     16-bit training keeps float32 master weights next to Adam's two moments. Gradients are float32 with
     bf16 and fp8 (Megatron-LM's `--accumulate-allreduce-grads-in-fp32`, its default there) and 16-bit
     with fp16 (ZeRO, section 3.1: 16 bytes in all), where the framework does not say otherwise.
-
-    Args:
-        gradient_bits: Width of an accumulated gradient below float32 training; None: as above.
     """
     moments = {"adam": 8.0, "sgd": 4.0}[optimizer]
     if precision == "fp32":
         return StateBytes(4.0, 4.0, moments)
-    bits = gradient_bits or (16 if precision == "fp16" else 32)
-    return StateBytes(2.0, bits / 8.0, 4.0 + moments)
+    bits = software.gradient_bits or (16 if precision == "fp16" else 32)
+    return StateBytes(2.0, bits / 8.0, 4.0 + moments, 2.0 * (software.gradient_copy and bits > 16))
 
 
 def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:
@@ -66,8 +65,8 @@ def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: 
     def sharded(size: float, from_stage: int) -> Tensor:
         return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
 
-    per_parameter = sharded(state.optimizer, 1) + sharded(state.gradient, 2) + sharded(state.parameter, 3)
-    return parameters * per_parameter
+    per_parameter = sharded(state.optimizer, 1) + sharded(state.gradient + state.copy, 2)
+    return parameters * (per_parameter + sharded(state.parameter, 3))
 
 
 def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:

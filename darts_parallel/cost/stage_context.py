@@ -70,7 +70,7 @@ class StageContext:
     @property
     def state(self) -> StateBytes:
         """Bytes per parameter of trained weights."""
-        return state_bytes(self.training.precision, self.training.optimizer, self.software.gradient_bits)
+        return state_bytes(self.training.precision, self.training.optimizer, self.software)
 
     def measured_figure(self, layer: LayerSpec, name: str, otherwise: Tensor) -> Tensor:
         """Return a field of `Measured` for a layer, `(O, C)`; `otherwise` where it was not measured."""

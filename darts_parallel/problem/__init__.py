@@ -33,6 +33,7 @@ from darts_parallel.problem.problem import Problem as Problem
 from darts_parallel.problem.problem import load_problem as load_problem
 from darts_parallel.problem.referee import check_import as check_import
 from darts_parallel.problem.software import ANY as ANY
+from darts_parallel.problem.software import COMMON as COMMON
 from darts_parallel.problem.software import HABITS as HABITS
 from darts_parallel.problem.software import Software as Software
 from darts_parallel.problem.state_space import tensor_divided as tensor_divided

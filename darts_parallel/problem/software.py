@@ -19,7 +19,7 @@ from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
-HABITS = ("gradient_bits", "owner_broadcast_ms", "single_ring")
+HABITS = ("gradient_bits", "owner_broadcast_ms", "single_ring", "gradient_copy")
 OFFSETS = "offsets"
 
 
@@ -34,6 +34,8 @@ class Software:
     """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0: gathered."""
     single_ring: bool = False
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its adapters."""
+    gradient_copy: bool = False
+    """The 16-bit gradient stays in memory beside the float32 one that accumulates it."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Fields of `DeviceConfig` that the framework decides, by name."""
     offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -72,9 +74,10 @@ def read_software(name: str | None) -> Software:
         raise ConfigError(f"training.software={name} must be null or one of {', '.join(names)}; try {near}.")
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
-    offsets, (gradient, broadcast, ring) = data.pop(OFFSETS, {}), (data.pop(key, None) for key in HABITS)
+    offsets = data.pop(OFFSETS, {})
+    gradient, broadcast, ring, copy = (data.pop(key, None) for key in HABITS)
     known = {entry.name for entry in fields(DeviceConfig)}
     for key in (*data, *offsets):
         if key not in known:
             raise ConfigError(f"conf/software/{name}.yaml: {key} is not a field of a device.")
-    return Software(name, gradient, (broadcast or 0.0) * 1e-3, bool(ring), data, offsets)
+    return Software(name, gradient, (broadcast or 0.0) * 1e-3, bool(ring), bool(copy), data, offsets)

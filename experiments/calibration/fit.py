@@ -52,11 +52,7 @@ class Residuals:
         return torch.where(self.mixture, SIGMA_OF_MIXTURES, SIGMA).to(torch.float64)
 
     def where(self, keep: Tensor) -> "Residuals":
-        """Return some of the figures.
-
-        Args:
-            keep: Whether a figure is one of them, `(N,)`.
-        """
+        """Return the figures whose place in `keep`, `(N,)`, is true."""
         return Residuals(
             self.case[keep], self.part[keep], self.error[keep], self.jacobian[keep], self.mixture[keep]
         )
@@ -120,8 +116,6 @@ def fit(
     2015, Statistics and Computing 25, section 2).
 
     Args:
-        cases: Measured runs.
-        parameters: Index of the latent numbers.
         start: Where to begin; the prior's mean without it.
         options: Further arguments of `scipy.optimize.least_squares`.
     """

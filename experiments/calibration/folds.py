@@ -219,8 +219,6 @@ def cross_validate(
     """Predict every fold with parameters fitted to all others.
 
     Args:
-        cases: Measured runs.
-        parameters: Index of the latent numbers.
         optimum: Fit to all runs; a fold's fit is the minimum of the problem linearized there.
         found: Errors and Jacobian at `optimum`.
         kind: A key of `KINDS`.

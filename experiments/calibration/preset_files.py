@@ -33,12 +33,7 @@ def three_digits(value: float) -> str:
 
 
 def write_presets(folder: Path, fitted: Calibrated, when: str) -> None:
-    """Write the device, cluster and framework files that the search reads into `folder`.
-
-    Args:
-        folder: Folder for `--config-dir`; may be the shipped one.
-        when: Command and date of the fit, in brackets.
-    """
+    """Write the files of `--config-dir` into a folder, with command and date of the fit in brackets."""
     for kind in ("device", "cluster", "software"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     for name in device_names():

@@ -52,7 +52,8 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
         DartsParallelError: the cost model cannot express it; the message says why.
     """
     config = replace(base_config(), model=_model(run), cluster=_cluster(run), training=_training(run))
-    software = Software(run.framework, run.gradient_bits, run.owner_broadcast_ms * 1e-3, run.single_ring)
+    broadcast = run.owner_broadcast_ms * 1e-3
+    software = Software(run.framework, run.gradient_bits, broadcast, run.single_ring, run.gradient_copy)
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem)
     return MeasuredCase(run, problem, plan)

@@ -26,7 +26,7 @@ STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "voc
           "sequence_parallel", "precision")  # fmt: skip
 """Cells whose absence a run's note tells."""
 SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
-FACTS = {"fused_attention": True, "owner_broadcast_ms": 0.0, "single_ring": False}
+FACTS = {"fused_attention": True, "owner_broadcast_ms": 0.0, "single_ring": False, "gradient_copy": False}
 """Fields of a framework that its runs have, and what they are where `words.yaml` does not say."""
 EXPERT_CELLS = {"num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn"}
 HEAD_SIZE = 128

@@ -71,6 +71,8 @@ class MeasuredRun:
     """Milliseconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters."""
     single_ring: bool = False
     """ZeRO-3 moves each tensor over one ring, by one network adapter of a node."""
+    gradient_copy: bool = False
+    """The 16-bit gradient stays in memory beside the float32 one."""
 
     architecture: str = ""
     """Sizes of mixtures and hybrids: a file of `conf/model`, then fields that differ, as `key=value`."""
