@@ -9,6 +9,7 @@ page where `publish=true`. Ctrl-C keeps what is done.
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -153,6 +154,7 @@ def solve_all(
         return
     from joblib import Parallel, delayed  # an extra; one process needs none
 
+    warnings.filterwarnings("ignore", message=".* tasks which were still being processed")  # after Ctrl-C
     with children_without_interrupts():
         workers = Parallel(
             jobs, "loky", "generator_unordered", initializer=_begin_worker, initargs=(os.getpid(),)

@@ -155,7 +155,8 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         near = "[{count: 1, gpus: 1, device: ..., intra_node: ...}]"
-        require(bool(self.nodes), "cluster.nodes=[]", "list at least one node group", near)
+        listed = bool(self.nodes) and not isinstance(self.nodes, str)  # which an interpolation may hide
+        require(listed, f"cluster.nodes={self.nodes}", "list at least one node group", near)
         near = f"{{{self.nodes[0].device}: ...}}"
         require(bool(self.devices), "cluster.devices={}", "define the devices of cluster.nodes", near)
         check_fields("cluster", self)

@@ -133,8 +133,8 @@ class SpaceConfig:
     """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
     schedules: Any = None
     """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`, and
-    `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1`
-    leaves the number of chunks free. `searched`: any order of passes, found along critical paths."""
+    `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1` tries
+    2 chunks and numbers dividing the blocks. `searched`: any order of passes, found along critical paths."""
     cut: str = one_of(LAYER, CUTS)
     """Where stages may begin: at any layer, or also between attention and MLP of a block, which then are
     layers of their own."""

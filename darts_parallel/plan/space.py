@@ -304,7 +304,7 @@ def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[tuple[in
     """Return stages a device and schedules that a pipeline of `pp` devices may have.
 
     A single device takes equally long whatever the order of passes: it has the schedule of one stage a device
-    that holds the fewest micro-batches, of equals the first listed.
+    that holds the fewest micro-batches, of equals the first listed; a split one holds more of each.
     """
     pinned, named = space.pinned("virtual_stages"), space.pinned("schedules")
     if named is not None and SEARCHED in named:
@@ -318,8 +318,10 @@ def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[tuple[in
         return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
     plain = [name for name in named if find(name).chunks == 1]
     if pp == 1:
-        held = {name: (find(name).in_flight(1, 2, 1)[0], find(name).split) for name in plain}
-        return [(1, min(plain, key=held.__getitem__))] if plain else []
+        held = {name: find(name).in_flight(1, 2, 1)[0] for name in plain}
+        whole, split = ([n for n in plain if find(n).split is kind] for kind in (False, True))
+        least = [min(names, key=held.__getitem__) for names in (whole, split) if names]
+        return [(1, name) for name in least if name == least[0] or held[name] < held[least[0]]]
     result: list[tuple[int, str | None]] = [(1, name) for name in plain]
     several = None if pinned == (1,) else pinned
     for name in named:

@@ -27,12 +27,8 @@ class TooManyError(Exception):
 def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
     """Return the seconds of the best plan (infinite where none fits), and how many plans were priced.
 
-    Args:
-        problem: Tiny; nothing lies in host memory here.
-        limit: Plans that it may have.
-
     Errors:
-        TooManyError: it has more.
+        TooManyError: the problem, with nothing in host memory, has more than `limit`.
     """
     best, count = float("inf"), 0
     spaces = list(_spaces(problem))
@@ -95,7 +91,8 @@ def _schedules(problem: Problem, pp: int) -> Iterator[tuple[str | None, int]]:
     for name, chunks in product(space.schedules or [None], range(1, len(problem.model.layers))):
         fixed = find(name).chunks if name else None
         free = _allows(space.virtual_stages, chunks) or (chunks > 1 and name and space.virtual_stages == 1)
-        even = space.virtual_stages is not None or chunks == 1 or blocks % (pp * chunks) == 0
+        even = blocks % (pp * chunks) == 0 or chunks <= (1 if space.virtual_stages is None else 2)
+        even |= space.virtual_stages not in (None, 1)  # as `space.virtual_stages` says of its default
         if (pp == 1 and chunks > 1) or (fixed != chunks if fixed else not free or not even):
             continue
         if name != "interleaved" or chunks > 1:

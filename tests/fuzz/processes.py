@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -23,6 +24,10 @@ RUN = ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000")
 COMMANDS = (COMMAND, RUN, ("-m", "experiments.compare", "problems=toy"))
 """Commands that get a signal at random moments, the imports among them."""
 PATIENCE_S = 120.0
+OWN = re.compile(
+    r"Exception ignored in: <function Weak[^\n]*>\n(?:Traceback[^\n]*\n)?(?: [^\n]*\n)*KeyboardInterrupt:? *"
+)
+"""Words of Python itself about a Ctrl-C inside its weak references, whatever the program does."""
 LATE = "tensorboard/events.out.tfevents.9.other.1.0"
 OTHERS = ("notes.txt", "rows/1.csv", "tensorboard/events.out.tfevents.1.other.1.0", ".hidden", "a.log")
 """Files of other people where a run is refused, interrupted or killed; `LATE` comes meanwhile."""
@@ -70,9 +75,6 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
     """Run a command: one of the `good` statuses, at most a sentence, whole plans, no process left.
 
     Args:
-        folder: Where it runs.
-        arguments: Of Python.
-        good: Exit statuses that are correct.
         sent: Signal that the command gets; 0: none.
         moment: Seconds from the start to the signal.
         limit: Bytes that a file may have; -1: any.
@@ -96,7 +98,7 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
             process.kill()
             return FuzzOutcome(subject, f"no end within {PATIENCE_S:.0f} s")
         error.seek(0)
-        said = error.read().strip()
+        said = OWN.sub("", error.read()).strip()
     told = "\n" in said and status != -signal.SIGKILL  # then Python's resource tracker warns
     if status not in good or "Traceback" in said or told:
         return FuzzOutcome(subject, f"exit status {status}: {said[-300:]}")

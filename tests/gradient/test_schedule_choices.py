@@ -132,5 +132,5 @@ def test_one_device_has_the_lightest_schedule_in_every_order_of_the_list() -> No
     for names in ("gpipe,1f1b", "1f1b,gpipe", "zero_bubble_h1,gpipe,1f1b"):
         problem = load_problem([*TOY, f"space.schedules=[{names}]"])
         assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "1f1b")]
-    problem = load_problem([*TOY, "space.schedules=[gpipe]"])
-    assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "gpipe")]
+    problem = load_problem([*TOY, "space.schedules=[gpipe,zero_bubble_h2]"])  # fewer, but more of each
+    assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "gpipe"), (1, "zero_bubble_h2")]
