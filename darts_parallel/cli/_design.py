@@ -103,9 +103,9 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
 
     The planner keeps the chance of the whole job, the design that of one device: the better plan stands.
     """
-    files = {}
+    files, factors = {}, {name: bought.factor for name, bought in answer.knobs.items()}
     for job, own in enumerate(answer.plans):
-        given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], answer.factors)]
+        given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], factors)]
         problem, layerwise = load_problem(given), load_problem([*given, "space=layerwise"])
         planned, number = plan(layerwise), f"_{job + 1}" if job else ""
         even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
@@ -151,7 +151,7 @@ def _front_row(answer: Answer) -> dict[str, Any]:
     """Return a row of `pareto.csv`; factors of knobs are relative to their references."""
     names = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s")
     row = {name: getattr(answer, name) for name in names} | {"planner_calls": answer.calls}
-    return row | {"option": answer.option.name} | {f"factor {n}": f for n, f in answer.factors.items()}
+    return row | {"option": answer.option.name} | {f"factor {n}": k.factor for n, k in answer.knobs.items()}
 
 
 def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[str]:

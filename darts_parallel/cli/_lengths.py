@@ -16,7 +16,12 @@ from darts_parallel.report import seconds as seconds_label
 def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     """Write and print the plans for sequences of many lengths; return the expected seconds of the best."""
     found, training, file, entries = plan_lengths(problem), problem.training, folder / "plan.json", []
-    title = f"{problem.config.model.name} on {problem.config.cluster.name}, lengths of {training.lengths}"
+    kind, by = "packed" if training.packed else "padded", training.software or "an average framework"
+    title = (
+        f"{problem.config.model.name} on {problem.config.cluster.name}, {training.global_batch_size:,} "
+        f"sequences of {training.lengths}, {kind} · {training.precision} · {training.optimizer} · by {by}\n"
+        "seconds of a step, memory of its longest micro-batch: mean, 95 %, most drawn; fits: the longest"
+    )
     names = ("seconds", "95 %", "memory", "95 %", "most", "fits")
     table = table_of(title, *((name, "right") for name in names), ("plan", "left"))
     for own in found:

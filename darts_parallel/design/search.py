@@ -187,11 +187,6 @@ class Answer:
     """Points at which all tables were built for this answer; the passes of slopes are as many."""
 
     @property
-    def factors(self) -> dict[str, float]:
-        """Return the factors of all knobs."""
-        return {name: bought.factor for name, bought in self.knobs.items()}
-
-    @property
     def gap(self) -> float:
         """Return the share by which the seconds may be above the optimum."""
         return self.iteration_time_s / self.bound_iteration_time_s - 1.0

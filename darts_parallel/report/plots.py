@@ -100,10 +100,14 @@ def curves_figure(
             axes.scatter(ends, final, color=colours, marker="D", s=16, zorder=3)
     for axes in places[len(panels) :]:
         axes.set_visible(False)
+    figure.text(0.98, 0.01, READING, ha="right", va="bottom", fontsize=8)
     return figure
 
 
 MEMORY = "memory over capacity, by stage (points: the plan)"
+READING = """The plan is the best rounded one that was met, not the last step's. The surrogate may rise:
+as temperature falls and sharpness grows, mixtures that no plan is become whole strategies; where another
+outer choice leads, its seconds are shown; once edges harden, a layer that moves shifts all its seconds."""
 
 
 def _panels(

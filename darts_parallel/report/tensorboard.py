@@ -104,8 +104,9 @@ class Tracker:
 
     def _search(self, result: SearchResult, plan: Plan, cost: CostBreakdown) -> None:
         """Draw the whole search: lines in colours, whole, as no chart of TensorBoard shows them."""
-        from darts_parallel.report.plots import curves_figure, journey_figure
+        from darts_parallel.report.plots import READING, curves_figure, journey_figure
 
+        self._writer.add_text("reading", READING, self._step)
         found, shares = journey(result, plan), None
         if found is not None:
             shares = memory_shares(found.winner.memory, plan, self.problem)
