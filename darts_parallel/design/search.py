@@ -77,7 +77,10 @@ class Branch:
         """Return the slopes `(n,)` of the weighted log seconds of a combination at a point."""
         total, known = np.zeros(len(self.knobs)), point < len(self._slopes)
         for job, ((heights, z), plan) in enumerate(zip(self._last, self.plans[row], strict=True)):
-            own = self._slopes[point][job][plan] if known else _gradient(heights[plan], z)
+            if known:
+                own = self._slopes[point][job][plan]
+            else:
+                own = torch.autograd.grad(heights[plan], z, retain_graph=True)[0].numpy()
             total += self.weights[job] * own @ self.pricings[job].factors
         return total
 
@@ -182,7 +185,6 @@ class Answer:
     seconds: tuple[float, ...]
     """Seconds per iteration by job."""
     plans: tuple[Plan, ...]
-    """Plans by job."""
     calls: int
     """Points at which all tables were built for this answer; the passes of slopes are as many."""
 
@@ -196,8 +198,7 @@ class Designer:
     """A search that keeps its tangents from budget to budget.
 
     Attributes:
-        history: Discrete choice, money by knob, the best seconds so far and the moment in CPU seconds, by
-            call: whenever the tables of all jobs were built.
+        history: Discrete choice, money by knob, best seconds so far and moment in CPU seconds, by call.
 
     Errors:
         InfeasibleError: a job fits nowhere.
@@ -299,11 +300,6 @@ class Designer:
             branch.option, knobs, spent, budget, exp(best.value), exp(bound),
             tuple(exp(own[k]) for _, own, k in every), tuple(p.plan(k) for p, _, k in every), calls,
         )  # fmt: skip
-
-
-def _gradient(height: Tensor, point: Tensor) -> Array:
-    """Return the slopes of one plan at the last point."""
-    return np.asarray(torch.autograd.grad(height, point, retain_graph=True)[0].numpy())
 
 
 def _bought(knob: Knob, z: float, slope: float) -> Bought:
