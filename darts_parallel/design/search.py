@@ -4,8 +4,7 @@ At a point: seconds of all plans of all jobs (one call), and their slopes where 
 bound every plan everywhere (`bound`); the next point is where the bound of the most promising plan is lowest,
 with exactly the memory that the plan needs. Discrete choices take turns by their bounds, and end once those
 are above the best that was found.
-Tangents know nothing of budgets: one search serves the whole Pareto front, and the least money that a target
-takes: less than that at which the bound itself reaches the target does not.
+Tangents know nothing of budgets: one search serves the whole Pareto front and the least money for a target.
 """
 
 import time
