@@ -1,11 +1,15 @@
 import json
 import runpy
+from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import golden
 import pytest
 
+from darts_parallel.export import refusals
 from darts_parallel.plan import LayerStrategy
+from tests.support.export_plans import MIXTURE, plan_of, problem_of
 
 config = pytest.importorskip("deepspeed.runtime.config")
 
@@ -36,6 +40,18 @@ def _check_experts(given: Any, world: int, strategy: LayerStrategy) -> None:
     validate_autoep_config(given, world, 1, strategy.tp, 1)
     spec = build_folding_spec(world_size=world, pp_size=1, tp_size=strategy.tp, ep_size=given.autoep_size)
     validate_folding_global(spec, zero_stage=strategy.zero_stage)
+
+
+@pytest.mark.parametrize(("tp", "zero", "ep"), product((1, 2), range(4), (1, 2, 4)))
+def test_autoep_takes_the_degrees_that_the_export_takes(tp: int, zero: int, ep: int) -> None:
+    from deepspeed.module_inject.auto_ep_config import AutoEPConfig
+
+    problem = problem_of(tuple(MIXTURE))
+    strategy, given = LayerStrategy(tp, 8 // tp, zero, ep=ep), AutoEPConfig(enabled=True, autoep_size=ep)
+    why = refusals(problem, plan_of(problem, strategy, 2), "deepspeed")
+    assert bool(why) == (tp > 1)  # it restores rows that have no price here
+    with pytest.raises(ValueError, match="AutoEP") if tp > ep == 1 else nullcontext():
+        _check_experts(given, 8, strategy)
 
 
 @pytest.mark.parametrize("name", [n for n in golden.cases("deepspeed") if golden.built(n)[1].pp > 1])

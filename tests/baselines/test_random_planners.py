@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from baselines import annealing, evolution, flexflow, random_search
+from baselines import annealing, flexflow, random_search
 from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
 from baselines._planner import Incumbent
 from baselines.annealing import metropolis
@@ -16,8 +16,7 @@ from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import tables_of_one_model
 from tests.support.rivals import answer
 
-PLANNERS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow,
-            "evolution": evolution}  # fmt: skip
+PLANNERS = {"random_search": random_search, "annealing": annealing, "flexflow": flexflow}
 EVERY_MOVE = MoveWeights(layer=1, run=1, stage=1, whole=1, edge=1, outer=1, jump=1)
 
 

@@ -14,7 +14,6 @@ from baselines import (
     amp,
     annealing,
     dapple,
-    evolution,
     flexflow,
     galvatron,
     hetpipe,
@@ -187,7 +186,7 @@ def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_
     assert result.cost == pytest.approx(10 + 7 * 7)
 
 
-@pytest.mark.parametrize("module", [annealing, evolution, flexflow, random_search])
+@pytest.mark.parametrize("module", [annealing, flexflow, random_search])
 def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> None:
     result = module.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise", seed=0, max_steps=5)
     assert starts_of(result) == [0, 3]

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baselines import SCHEDULE_PLANNERS
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import parse
-from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.errors import ConfigError
 from experiments import compare, compare_schedules
 from experiments.comparison.curves import median_gaps
@@ -171,12 +169,3 @@ def test_schedules_are_compared_above_a_bound(tmp_path: Path, monkeypatch: pytes
     assert "of 1 problems" in text
     with pytest.raises(ConfigError, match="elephants"):
         compare_schedules.run(parse(kind, ["problems=[elephants]"]))
-
-
-@pytest.mark.parametrize("name", ["even_split", "min_max_chunks", "bottleneck_moves"])
-def test_planners_of_schedules_give_valid_plans_of_the_cost_that_they_claim(name: str) -> None:
-    tables = TINY.tables()
-    found = SCHEDULE_PLANNERS[name](tables, "layerwise", deadline=None)
-    cost = evaluate_batch(tables[found.best.table], found.best.plan)
-    assert bool(cost.feasible[0])
-    assert float(cost.iteration_time[0]) == pytest.approx(found.cost, rel=1e-12)

@@ -57,6 +57,7 @@ def test_the_same_plan_on_the_same_nodes_moves_nothing(pp: int, tp: int, zero: i
     assert moves.moved_bytes == pytest.approx(0.0, abs=1e-6)
     assert moves.restored_bytes == pytest.approx(0.0, abs=1e-6)
     assert moves.kept_bytes > 0
+    assert zero < 3 or moves.kept_bytes == pytest.approx(total_state(problem), rel=0.15)  # norms on every GPU
 
 
 def test_plain_data_parallelism_on_half_the_nodes_keeps_everything_in_place() -> None:
