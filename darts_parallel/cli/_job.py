@@ -163,10 +163,8 @@ class Job(Watcher):
     def _next_lines(self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]) -> list[str]:
         """Print and return the commands to go on."""
         lines = trainer_sentences(found, problem, self.overrides)
-        for rung in rungs:
-            if rung.name != CHOSEN:
-                start = start_command(problem, rung.plan, self.folder / rung.file)
-                lines.append(f"{rung.name}: {start}")
+        others = [rung for rung in rungs if rung.name != CHOSEN]
+        lines += [f"{r.name}: {start_command(problem, r.plan, self.folder / r.file)}" for r in others]
         for line in lines:
             self._print_line(line)
         return lines

@@ -92,8 +92,10 @@ def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[
                 f"{100 * best.slower:.1f} %, less than the model can tell ({100 * difference:.0f} %)."
             )
     if others:
-        again = " ".join(["darts-parallel", *given])
-        lines.append(f"another's own plan, by its own figures: {again} trainer=NAME")
+        named = problem.config.space.trainer
+        again = " ".join(["darts-parallel", *(own for own in given if not own.startswith("trainer="))])
+        whose = f"the other trainers' plans are of those that {named} has; " if named else ""
+        lines.append(f"{whose}another's own plan, by its own figures: {again} trainer=NAME")
     return lines
 
 
@@ -104,8 +106,8 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
         problem: As it was searched.
     """
     config, plan, deadline = problem.config, planned.plan, time.monotonic() + SECONDS
-    others = planned.result is not None and config.space.offload is None and config.space.trainer is None
-    others = others and config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
+    closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
+    others = closed and planned.result is not None and config.space.offload is None
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         if not refused:
@@ -137,5 +139,5 @@ def _own_best(
         plan = candidate.to_plan(mine)
         if not refusals(own, plan, name):
             return Offer(name, plan, candidate.time, candidate.time / chosen - 1.0, out_of_memory(plan, own))
-    why = "none of its plans fits" if found.proven else "none of its plans was found"
+    why = "no plan of this space that it runs " + ("fits" if found.proven else "was found")
     return Offer(name, None, why=why)

@@ -12,8 +12,8 @@ from rich.table import Table
 from darts_parallel.cli._trainers import start_command
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
-from darts_parallel.plan import read_plan, write_json
-from darts_parallel.planner import Proposal, Trial, Tuning, proposal_dict, tune
+from darts_parallel.plan import Plan, read_plan, write_json
+from darts_parallel.planner import Proposal, Trial, Tuning, tune
 from darts_parallel.problem import GIB, Problem
 from darts_parallel.report import fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
@@ -32,27 +32,40 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     settings = problem.config.tune
     source = str(settings["from"])
     trials = read_trials(problem, settings["measured"])
-    state = tune(problem, read_plan(source, problem.model, "tune.from"), trials)
-    batch = problem.training.global_batch_size
-    best, following = state.proposals[0], state.next(int(settings["top"]))
-    entries = []
-    for number, proposal in enumerate(following, 1):
-        file = folder / f"plan_{number}.json"
+    first = read_plan(source, problem.model, "tune.from")
+    state = tune(problem, first, trials, _beside(problem, source))
+    best, following = state.proposals[0], enumerate(state.next(int(settings["top"])), 1)
+    files = {folder / f"plan_{number}.json": proposal for number, proposal in following}
+    for file, proposal in files.items():
         write_json(file, _plan_file(problem, proposal))
-        entries.append(proposal_dict(proposal, str(file), start_command(problem, proposal.plan, file), batch))
     found = {
         "from": source,
         "scale": state.scale,
         "excluded": state.excluded,
         "trials": [{"plan": t.name, "seconds": t.seconds, "memory_bytes": t.memory_bytes} for t in trials],
-        "best": proposal_dict(
-            best, str(folder / "plan.json"), start_command(problem, best.plan, folder / "plan.json"), batch
-        ),
-        "next": entries,
+        "best": _entry(problem, best, folder / "plan.json"),
+        "next": [_entry(problem, proposal, file) for file, proposal in files.items()],
     }
     write_json(folder / "plan.json", _plan_file(problem, best) | {"tune": found})
-    _print(problem, state, following, trials, folder, console)
+    _print(problem, state, files, trials, folder, console)
     return best.expected_s
+
+
+def _beside(problem: Problem, source: str) -> list[Plan]:
+    """Read the plans of the ladder of the tuned one, which lie next to it."""
+    text, rungs = read_text(source), (Path(source).with_name(f"plan_{x}.json") for x in ("fastest", "safe"))
+    files = [str(path) for path in rungs if f'"{path.name}"' in text and path.exists()]
+    return [read_plan(file, problem.model, "tune.from") for file in files]
+
+
+def _entry(problem: Problem, proposal: Proposal, file: Path) -> Mapping[str, object]:
+    """Return a proposal for `plan.json`."""
+    return {
+        "plan": str(file), "description": proposal.plan.describe(problem.training.global_batch_size),
+        "predicted_iteration_time_s": proposal.predicted_s, "expected_iteration_time_s": proposal.expected_s,
+        "iteration_time_interval_s": list(proposal.interval_s), "trials": proposal.trials,
+        "chance": proposal.chance, "command": start_command(problem, proposal.plan, file),
+    }  # fmt: skip
 
 
 def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
@@ -128,36 +141,31 @@ def _number(value: Any, key: str) -> float | None:
     return number
 
 
+def _told(trial: Trial) -> str:
+    """Write a trial as `tune.measured` takes it."""
+    found = "oom: true" if trial.seconds is None else f"seconds: {trial.seconds:g}"
+    memory = "" if trial.memory_bytes is None else f", memory_gb: {trial.memory_bytes / GIB:g}"
+    return f"{{plan: {trial.name}, {found}{memory}}}, "
+
+
 def _print(
-    problem: Problem,
-    state: Tuning,
-    following: Sequence[Proposal],
-    trials: Sequence[Trial],
-    folder: Path,
-    console: Console,
-) -> None:
-    batch = problem.training.global_batch_size
+    problem: Problem, state: Tuning, files: Mapping[Path, Proposal], trials: Sequence[Trial],
+    folder: Path, console: Console,
+) -> None:  # fmt: skip
     console.print(f"{problem.config.model.name} on {problem.config.cluster.name}", highlight=False)
     if trials:
         ran = sum(trial.seconds is not None for trial in trials)
-        console.print(
-            f"{len(trials)} trials, {ran} ran; measured / predicted {state.scale:.3f}; "
-            f"{state.excluded} plans left out for their memory",
-            highlight=False,
-        )
-    console.print(_table(state, batch))
+        told = f"{len(trials)} trials, {ran} ran; measured / predicted {state.scale:.3f}"
+        console.print(f"{told}; {state.excluded} plans left out for their memory", highlight=False)
+    console.print(_table(state, problem.training.global_batch_size))
     console.print("\nTry next", style="bold")
-    for number, proposal in enumerate(following, 1):
-        line = start_command(problem, proposal.plan, folder / f"plan_{number}.json")
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
-    if not following:
+    for file, proposal in files.items():
+        console.print(f"  {start_command(problem, proposal.plan, file)}", highlight=False, soft_wrap=True)
+    if not files:
         console.print("  nothing: every candidate was tried", highlight=False)
-    given = "".join(f"{{plan: {t.name}, seconds: {t.seconds:g}}}, " for t in trials if t.seconds is not None)
-    console.print(
-        f"then: darts-parallel tune {problem.config.tune['from']} 'tune.measured=[{given}{{plan: "
-        f"{folder / 'plan_1.json'}, seconds: ...}}]'",
-        highlight=False, soft_wrap=True, markup=False,
-    )  # fmt: skip
+    given = "".join(map(_told, trials)) + f"{{plan: {folder / 'plan_1.json'}, seconds: ...}}"
+    line = f"then: darts-parallel tune {problem.config.tune['from']} 'tune.measured=[{given}]'"
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _table(state: Tuning, batch: int) -> Table:

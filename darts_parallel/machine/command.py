@@ -29,6 +29,9 @@ from darts_parallel.machine._timing import MeasuredMachine, this_machine
 from darts_parallel.plan import write_json, write_text
 from darts_parallel.problem import load_problem
 
+ROUGH = 0.5
+"""Median relative error of a fit above which its figures are warned of."""
+
 
 @dataclass
 class ProfileOptions:
@@ -106,15 +109,13 @@ def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[
     """
     result = []
     for layer in compute.blocks:
-        if (
-            layer.backward_s <= 0.0
-        ):  # a difference of two measurements, which a loaded machine can turn around
+        if layer.backward_s <= 0.0:  # a difference of measurements: a loaded machine can turn it around
             continue
         width = layer.width
         problem = load_problem(
             ["model=gpt2_xl", f"cluster={name}", "training=toy", "training.fused_attention=false",
-             "space=uniform", "space.pp=1", "space.tp=1",
-             "space.num_micro_batches=1", "space.recompute=none", "space.zero_stage=0",
+             "space=uniform", "space.pp=1", "space.tp=1", "space.num_micro_batches=1",
+             "space.recompute=none", "space.zero_stage=0",
              f"model.hidden_size={width}", f"model.num_heads={max(width // 64, 1)}", "model.num_layers=1",
              f"model.max_seq_len={layer.seq_len}", f"training.seq_len={layer.seq_len}",
              "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1",
@@ -154,15 +155,19 @@ def _summary(
         f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; "
         f"a block of one token {float(device.layer_overhead) * 1e6:.3g} us",
     ]
+    errors = {"products": compute.fit.error}
     for name, link in links.items():
         if link is not None:
-            lines.append(
-                f"links {name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us; "
-                f"within {link.error:.1%} (median) of the fit"
-            )
+            errors[f"links {name}"] = link.error
+            speed = f"links {name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
+            lines.append(f"{speed}; within {link.error:.1%} (median) of the fit")
     for words, forward, backward in block_errors(options.out, options.name, compute):
         lines.append(f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}")
-    lines.append(f"use: darts-parallel --config-dir {options.out} cluster={options.name}")
+    for name, error in errors.items():
+        if error > ROUGH:
+            lines.append(f"warning: the fit of {name} is {error:.0%} off; measure again, on an idle machine")
+    usable = "" if "bf16" in compute.fit.peaks else f" training.precision={next(iter(compute.fit.peaks))}"
+    lines.append(f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}")
     return "\n".join(lines)
 
 

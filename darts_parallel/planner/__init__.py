@@ -5,6 +5,8 @@ from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity
 from darts_parallel.planner.elasticities import time_elasticities as time_elasticities
 from darts_parallel.planner.lengths import plan_lengths as plan_lengths
+from darts_parallel.planner.memory_chance import MOST_EXTRA as MOST_EXTRA
+from darts_parallel.planner.memory_chance import SURE as SURE
 from darts_parallel.planner.memory_chance import ladder as ladder
 from darts_parallel.planner.memory_chance import tightened as tightened
 from darts_parallel.planner.methods import check as check
@@ -19,7 +21,6 @@ from darts_parallel.planner.state_moves import StateTransfer as StateTransfer
 from darts_parallel.planner.tuning import Proposal as Proposal
 from darts_parallel.planner.tuning import Trial as Trial
 from darts_parallel.planner.tuning import Tuning as Tuning
-from darts_parallel.planner.tuning import proposal_dict as proposal_dict
 from darts_parallel.planner.tuning import tune as tune
 from darts_parallel.planner.uncertainty import BASE as BASE
 from darts_parallel.planner.uncertainty import EXPERTS as EXPERTS

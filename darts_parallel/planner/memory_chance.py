@@ -158,20 +158,17 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     the chosen one fits with 99 % (`SURE`), or where such a plan costs more than `MOST_EXTRA`. They come from
     the exact methods, each within `RUNG_SECONDS`, where plans are checked at all.
     """
-    tight, result, config = planned.problem, planned.result, problem.config
+    tight, result, kind = planned.problem, planned.result, problem.config.space.kind
     if tight is None or result is None or planned.out_of_memory is None:
         return []
     chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
     found: list[Rung | None] = [chosen]
     if tables := _checked(problem, planned):
         if tight.headroom:
-            fastest = _rung(
-                "fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS, config.space.kind
-            )
+            fastest = _rung("fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS, kind)
             found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE) else []
         if chosen.chance > SURE:  # uniform plans take a tenth of the seconds, so that one is known
-            kinds = dict.fromkeys(("uniform", config.space.kind))
-            safe = [_safe(problem, chosen, tables, kind) for kind in kinds]
+            safe = [_safe(problem, chosen, tables, own) for own in dict.fromkeys(("uniform", kind))]
             found += sorted(filter(None, safe), key=lambda rung: rung.seconds)[:1]
     return sorted(filter(None, found), key=lambda rung: rung.seconds)
 

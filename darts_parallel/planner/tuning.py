@@ -7,7 +7,7 @@ on (maximum a posteriori, prior: the shipped posterior), and, where the structur
 residual over dp, tp, pp and micro-batch that near plans share. The order hardly changes; the seconds do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
 
@@ -83,17 +83,18 @@ class Tuning:
         return [proposal for proposal in self.proposals if not proposal.trials][:top]
 
 
-def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
+def tune(problem: Problem, first: Plan, trials: Sequence[Trial], others: Sequence[Plan] = ()) -> Tuning:
     """Return the expected seconds of the best plans after some trials.
 
     Args:
         first: The plan that the search found; it is a candidate, uniform or not.
         trials: What was measured; none yet at the first call.
+        others: Further candidates, of any space.
 
     Errors:
         PlanError: every candidate is left out by trials that ran out of memory.
     """
-    plans = _candidates(problem, first, trials)
+    plans = _candidates(problem, (first, *others), trials)
     costs = [evaluate(plan, problem) for plan in plans]
     tried = [[t for t in trials if t.plan == plan] for plan in plans]
     fits = _fitting(costs, tried)
@@ -116,15 +117,15 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial]) -> Tuning:
     return Tuning(ranked, scale, len(plans) - len(proposals))
 
 
-def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
-    """Return the best plans of the uniform space, the plan that was found, and all that were tried."""
+def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]) -> list[Plan]:
+    """Return the best plans of the uniform space, those that were given, and all that were tried."""
     tables = build_tables(problem)
     if problem.config.cost.pipeline == "simulated" or any(table.host for table in tables):
         found = _cut_again(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
     ranked = [candidate.to_plan(tables) for candidate in found]
-    return list(dict.fromkeys([first, *(trial.plan for trial in trials), *ranked]))
+    return list(dict.fromkeys([*given, *(trial.plan for trial in trials), *ranked]))
 
 
 def _cut_again(tables: list[CostTable]) -> Sequence[PricedPlan]:
@@ -203,14 +204,3 @@ def _place(plan: Plan, batch: int) -> tuple[float, ...]:
     again = sum(("none", "selective", "full").index(layer.recompute) for layer in plan.layers) / count
     micro = log2(batch / plan.num_micro_batches) - dp
     return dp, tp, log2(plan.pp), micro, zero, again
-
-
-def proposal_dict(proposal: Proposal, file: str, command: str, batch: int) -> Mapping[str, object]:
-    """Return a proposal for `plan.json`."""
-    return {
-        "plan": file, "description": proposal.plan.describe(batch),
-        "predicted_iteration_time_s": proposal.predicted_s,
-        "expected_iteration_time_s": proposal.expected_s,
-        "iteration_time_interval_s": list(proposal.interval_s), "trials": proposal.trials,
-        "chance": proposal.chance, "command": command,
-    }  # fmt: skip

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from darts_parallel.planner import CHOSEN, Planned, Rung, StateTransfer
+from darts_parallel.planner import CHOSEN, MOST_EXTRA, SURE, Planned, Rung, StateTransfer
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
 from darts_parallel.report.format import fits_label, seconds, size, table_of
@@ -36,12 +36,14 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
         console.print(Text(f"{planned.warning}.", "red"))
     if len(rungs) < 2:
         return []
-    chosen = next(rung.seconds for rung in rungs if rung.name == CHOSEN)
+    chosen = next(rung for rung in rungs if rung.name == CHOSEN)
     table = table_of("\nLadder", ("plan", "left"), ("seconds", "right"), ("against chosen", "right"),
                      ("fits", "right"), ("file", "left"))  # fmt: skip
     for rung in rungs:
-        change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen - 1):+.1f} %"
+        change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen.seconds - 1):+.1f} %"
         table.add_row(rung.name, seconds(rung.seconds), change, fits_label(rung.chance), rung.file)
+    if all(rung.name != "safe" for rung in rungs) and chosen.chance > SURE:
+        table.add_row("safe", "none found", f"up to +{100 * MOST_EXTRA:.0f} %", "", "")
     console.print(table)
     return [table]
 

@@ -119,11 +119,12 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     if not bounds:
         return "best found; no lower bound is known"
     slack = cost.iteration_time_s / max(bounds) - 1.0
-    if any(v.proven for v in mine) and abs(slack) <= 1e-9:
-        return f"optimal in the model, over {space}"
     proven = any(v.proven for v in mine)
+    if proven and abs(slack) <= 1e-9:
+        return f"optimal in the model, over {space}"
+    above = _percent(slack, 2) if slack >= 1e-4 else "less than 0.01 %"
     bound = "the plan that is optimal in the model" if proven else "a proven lower bound"
-    return f"best found; {_percent(slack, 2)} above {bound}, over {space}"
+    return f"best found; {above} above {bound}, over {space}"
 
 
 def render(
@@ -193,10 +194,8 @@ def _print_indistinguishable(
     close = sum(known.indistinguishable(cost.iteration_time_s, s) for s, _ in result.alternatives)
     if close:
         width = 100 * (exp(known.difference) - 1.0)
-        console.print(
-            f"≈ indistinguishable: the model tells two plans of a job apart from {width:.0f} % on (80 %)",
-            style="dim", highlight=False,
-        )  # fmt: skip
+        line = f"≈ indistinguishable: the model tells two plans of a job apart from {width:.0f} % on (80 %)"
+        console.print(line, style="dim", highlight=False)
 
 
 def _headline(
@@ -319,16 +318,13 @@ def _search_lines(result: SearchResult, console: Console) -> None:
         who = "" if descended is not None else f"{result.method.replace('_', ' ')}: "
         console.print(f"{who}{result.why}", highlight=False, markup=False)
     if descended is None:
-        plans = f"{result.plans_evaluated:,} plans or parts of plans"
-        console.print(f"{plans} in {result.seconds:.1f} s", highlight=False)
+        count = f"{result.plans_evaluated:,} plans or parts of plans"
+        console.print(f"{count} in {result.seconds:.1f} s", highlight=False)
         return
     console.print(_taken_steps(result, descended), highlight=False)
-    stopped = STOPPED[result.stopped_by]
-    console.print(
-        f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}, "
-        f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s{stopped}",
-        highlight=False,
-    )
+    counts = f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}"
+    seconds = f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s"
+    console.print(f"{counts}, {seconds}{STOPPED[result.stopped_by]}", highlight=False)
 
 
 def _taken_steps(result: SearchResult, descended: float) -> str:

@@ -18,8 +18,9 @@ LLAMA = [*TOY, "model.gated_mlp=true", "model.learned_positions=false", "model.l
          "model.norm_bias=false", "model.vocab_size=512", "verification.enabled=false"]  # fmt: skip
 
 
-def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes() -> None:
-    problem = load_problem(LLAMA)
+@pytest.mark.parametrize("trainer", ["none", "galvatron"])
+def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes(trainer: str) -> None:
+    problem = load_problem([*LLAMA, f"trainer={trainer}"])
     planned = plan(problem)
     seconds = evaluate(planned.plan, planned.problem).iteration_time_s
     found = list(offers(planned.problem, planned, seconds))

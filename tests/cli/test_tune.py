@@ -65,7 +65,7 @@ def test_the_loop_closes_right_here(command: Command, first: Path, monkeypatch: 
     rows = ["plan,seconds,memory_gb,oom", *(f"{path},{seconds!r},," for path, seconds in trials)]
     (command.folder / "trials.csv").write_text("\n".join(rows) + "\n")
     done = command("tune", "first/plan.json", *QUIET, "tune.measured=trials.csv", "hydra.run.dir=after")
-    assert done.status == 0, done.err
+    assert f"{{plan: {trials[1][0]}, seconds: {trials[1][1]:g}}}, {{plan: " in done.out, done.err
     after = json.loads((command.folder / "after/plan.json").read_text())["tune"]
     assert after["scale"] != 1.0
     tried = {entry["plan"]: entry["seconds"] for entry in after["trials"]}
