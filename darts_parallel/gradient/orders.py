@@ -141,7 +141,7 @@ class OrderProblem:
         return self.timed(words, np.array([len(row) for row in rows]), first, choices, split)
 
     def starts(self, plan: HardPlans) -> list[Order]:
-        """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's.
+        """Return the orders of all rules of the placement that fit, split and whole, and decoded ones.
 
         Where the order stays it is the only one.
         """
@@ -156,6 +156,8 @@ class OrderProblem:
                 found.append(self.order(passes, *stages, rule.split))
                 found += [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
                 found += [self.order(passes, *stages, True)] if self.free else []
+        timed = [order for order in found if self.free and order.split and order.seconds < np.inf]
+        found += [self.dispatched(*stages, self.run(order)[1]) for order in timed]
         return sorted((order for order in found if order.seconds < np.inf), key=attrgetter("seconds"))
 
     def leaner(self, order: Order) -> Order:
@@ -301,8 +303,7 @@ class OrderSearch:
                 begun += [(start.seconds, entry.table, problem, starts) for start in starts[:1]]
         begun = sorted(begun, key=lambda job: job[0])[:ANNEALED]
         for _, number, problem, starts in begun:
-            less = LESS if free and not problem.free else 2
-            self._best(number, problem, starts, passes // less // len(begun))
+            self._best(number, problem, starts, passes // (LESS if free > problem.free else 2) // len(begun))
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.late:
