@@ -32,8 +32,7 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     settings = problem.config.tune
     source = str(settings["from"])
     trials = read_trials(problem, settings["measured"])
-    first = read_plan(source, problem.model, "tune.from")
-    state = tune(problem, first, trials, _beside(problem, source))
+    state = tune(problem, read_plan(source, problem.model, "tune.from"), trials, _beside(problem, source))
     best, following = state.proposals[0], enumerate(state.next(int(settings["top"])), 1)
     files = {folder / f"plan_{number}.json": proposal for number, proposal in following}
     for file, proposal in files.items():

@@ -178,7 +178,8 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str
     cost, known, deadline = evaluate(chosen.plan, problem), posterior(), time.monotonic() + RUNG_SECONDS
     assert known is not None
     room = min(log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True))
-    spread, chance, wanted = known.memory_spread(problem), chosen.chance, SAFER * chosen.chance
+    chance, wanted = chosen.chance, SAFER * chosen.chance
+    spread = max(known.memory_spread(problem), room / _quantile(min(chance, 0.49)))  # as the chosen plan's
     for tries in range(SAFE_TRIES):
         room += (1 + tries) * max((_quantile(wanted) - _quantile(chance)) * spread, LEAST / 2.0)
         rung = _rung("safe", _moved(problem, room), tables, None, deadline - time.monotonic(), kind)

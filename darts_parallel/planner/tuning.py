@@ -64,7 +64,7 @@ class Proposal:
     trials: int
     """How often it was tried."""
     chance: float | None
-    """Probability that the job runs out of memory, by the model alone; None where it counts for nothing."""
+    """Probability that the job runs out of memory, after the peaks that trials measured; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def tune(problem: Problem, first: Plan, trials: Sequence[Trial], others: Sequenc
             "another space (space.recompute=null) or more devices."
         )
     mean, variance = _posterior_of(problem, plans, costs, tried)
-    proposals = []
+    proposals, peaks = [], [(t.plan, t.memory_bytes) for t in trials if t.memory_bytes is not None]
     for i in range(len(plans)):
         if fits[i]:
             seconds, half = costs[i].iteration_time_s, exp(NORMAL * float(variance[i]) ** 0.5)
             middle = seconds * exp(mean[i])
-            around, chance = (middle / half, middle * half), out_of_memory(plans[i], problem)
+            around, chance = (middle / half, middle * half), out_of_memory(plans[i], problem, peaks)
             proposals.append(Proposal(plans[i], seconds, middle, around, len(tried[i]), chance))
     ratios = [error for _, error in _errors(costs, tried)]
     scale = exp(sum(ratios) / len(ratios)) if ratios else 1.0
@@ -124,8 +124,7 @@ def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]
         found = _cut_again(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
-    ranked = [candidate.to_plan(tables) for candidate in found]
-    return list(dict.fromkeys([*given, *(trial.plan for trial in trials), *ranked]))
+    return list(dict.fromkeys([*given, *(t.plan for t in trials), *(own.to_plan(tables) for own in found)]))
 
 
 def _cut_again(tables: list[CostTable]) -> Sequence[PricedPlan]:
@@ -155,12 +154,9 @@ def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -
 
 def _errors(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[tuple[int, float]]:
     """Return candidate and log(measured / predicted seconds) of every trial that ran."""
-    return [
-        (row, log(trial.seconds / cost.iteration_time_s))
-        for row, (trials, cost) in enumerate(zip(tried, costs, strict=True))
-        for trial in trials
-        if trial.seconds is not None
-    ]
+    return [(row, log(trial.seconds / cost.iteration_time_s))
+            for row, (trials, cost) in enumerate(zip(tried, costs, strict=True))
+            for trial in trials if trial.seconds is not None]  # fmt: skip
 
 
 def _posterior_of(

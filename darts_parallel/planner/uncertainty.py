@@ -23,7 +23,7 @@ from torch import Tensor
 from darts_parallel.config import config_dir
 from darts_parallel.cost import CostBreakdown, evaluate, hard_plan
 from darts_parallel.plan import Plan
-from darts_parallel.problem import Cluster, Device, Problem
+from darts_parallel.problem import Problem
 
 STEPS = 127
 """Steps of a correlation of 1 in the file."""
@@ -211,16 +211,26 @@ def intervals(
     )  # fmt: skip
 
 
-def out_of_memory(plan: Plan, problem: Problem) -> float | None:
-    """Return the probability that a job runs out of memory; None where no run has calibrated the model."""
+def out_of_memory(plan: Plan, problem: Problem, measured: Sequence[tuple[Plan, float]] = ()) -> float | None:
+    """Return the probability that a job runs out of memory; None where no run has calibrated the model.
+
+    Args:
+        measured: Plans and the peak bytes of their fullest device; they move what plans have in common.
+    """
     known = posterior()
     if known is None or not problem.config.cost.knows_stages:
         return None
-    cost = evaluate(plan, problem)
+    cost, spread, rows, errors = evaluate(plan, problem), known.memory_spread(problem), [], []
+    for other, peak in measured:
+        used = evaluate(other, problem).memory_bytes
+        rows.append(_memory_slopes(other, problem)[used.index(max(used))])
+        errors.append(log(peak / max(used)))
     pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
     room = torch.tensor([log(capacity / used) for capacity, used in pairs], dtype=torch.float64)
-    covariance = known.covariances(_memory_slopes(plan, problem))
-    return any_above(room, covariance, known.memory_spread(problem))
+    whole, count = known.covariances([*rows, *_memory_slopes(plan, problem)]), len(rows)
+    gain = torch.linalg.solve(whole[:count, :count] + spread**2 * torch.eye(count), whole[:count, count:]).T
+    room = room - gain @ torch.tensor(errors, dtype=torch.float64)
+    return any_above(room, whole[count:, count:] - gain @ whole[:count, count:], spread)
 
 
 def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:
@@ -259,12 +269,11 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
         if not elasticity or not field:
             continue
         if owner.startswith("devices."):
-            device = _device(cluster, owner.removeprefix("devices."))
-            quantity = narrow if field == "fp8_efficiency" else next(
-                (q for q, own in FIGURES.items() if own == field), field
-            )  # fmt: skip
-            value = float(getattr(device, field))
-            value *= 1e6 if quantity.endswith("_us") else 1.0
+            own = owner.removeprefix("devices.")
+            device = next(group.device for group in cluster.groups if group.device.name == own)
+            named = {figure: quantity for quantity, figure in FIGURES.items()}.get(field, field)
+            quantity = narrow if field == "fp8_efficiency" else named
+            value = float(getattr(device, field)) * (1e6 if quantity.endswith("_us") else 1.0)
             place = (_family(device.name), framework, "", "")
         else:
             side = "inter" if owner.endswith("inter_node") else "intra"
@@ -285,10 +294,6 @@ def _per_unit(quantity: Mapping[str, Any], value: float) -> float:
         return max(1.0 - value, 0.0)
     above = float(quantity["scale"]["above"])
     return max(value - above, 0.0) / value
-
-
-def _device(cluster: Cluster, name: str) -> Device:
-    return next(group.device for group in cluster.groups if group.device.name == name)
 
 
 def _link(problem: Problem, owner: str, side: str) -> tuple[float, float]:

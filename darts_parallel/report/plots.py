@@ -116,7 +116,7 @@ def _panels(
     """Yield the titles and lines of all panels."""
     steps = [record.step for record in history]
     times = ([r.surrogate_time_s for r in history], [r.best_time_s for r in history])
-    names = ("surrogate, leading relaxed plan", "best rounded plan so far")
+    names = ("surrogate of the leading plan", "best rounded plan so far")
     colours = (COLOURS[1], COLOURS[0])
     lines: list[Line] = list(zip(names, colours, (steps, steps), times, strict=True))
     yield "seconds per iteration", lines

@@ -84,6 +84,16 @@ def test_a_plan_that_ran_out_of_memory_takes_the_fuller_ones_with_it(job: tuple[
         tune(problem, lightest, [Trial("a", lightest, None)])
 
 
+def test_a_measured_peak_moves_the_chance_of_every_plan(job: tuple[Problem, Tuning]) -> None:
+    first = job[1].proposals[0]
+    peak = 0.9 * max(evaluate(first.plan, job[0]).memory_bytes)
+    after = tune(job[0], first.plan, [Trial("a", first.plan, first.predicted_s, peak)])
+    before = {p.plan: p.chance for p in job[1].proposals}
+    known = [(p.chance, before[p.plan]) for p in after.proposals if before.get(p.plan, 0.0) > 1e-6]
+    assert known
+    assert all(now < then for now, then in known)
+
+
 def test_a_plan_measured_faster_than_expected_becomes_the_best(job: tuple[Problem, Tuning]) -> None:
     problem, before = job
     first, second = before.proposals[0], before.proposals[5]
