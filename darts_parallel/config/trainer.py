@@ -41,11 +41,7 @@ class Lack:
     """Overrides of the closest space without the combination."""
 
     def holds(self, facts: Mapping[str, Any]) -> bool:
-        """Return whether every setting has one of the values.
-
-        Args:
-            facts: Values of all settings (`plan.trainers.facts`).
-        """
+        """Return whether every setting of `plan.trainers.facts` has one of the values."""
         return all(
             facts[key] > ABOVE[wanted] if isinstance(wanted, str) else facts[key] in wanted
             for key, wanted in self.when.items()

@@ -5,7 +5,7 @@ the next one. Prefix sums over the layers give the difference for every run and 
 pricing thousands of whole plans reads every layer of each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,7 @@ class RunMoves:
 
     @staticmethod
     def price(table: CostTable, plan: HardPlans, runs: Index) -> "RunMoves":
-        """Price all changes of a plan.
-
-        Args:
-            table: Priced by the closed form, one stage a device.
-            runs: `(N, 2)`; every run lies inside one stage.
-        """
+        """Price all changes of runs inside stages, `(N, 2)`, of a plan without chunks by the closed form."""
         return RunMoves(plan, runs, _Changes(table, plan, runs).seconds())
 
     def best(self) -> tuple[HardPlans, float]:
@@ -43,8 +38,7 @@ class RunMoves:
         first, end = self.runs[row]
         choices = self.plan.choices.clone()
         choices[0, first:end] = choice
-        changed = HardPlans(self.plan.outer, choices, self.plan.first_layers)
-        return changed, float(self.seconds[row, choice])
+        return replace(self.plan, choices=choices), float(self.seconds[row, choice])
 
 
 class _Changes:

@@ -110,13 +110,11 @@ def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) ->
 
 
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
-    count = len(choices)
-    return HardPlans(plan.outer.expand(count), choices, plan.first_layers.expand(count, -1))
+    return HardPlans(plan.outer.expand(len(choices)), choices, plan.first_layers.expand(len(choices), -1))
 
 
 def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
-    choices = torch.arange(len(table.choices)).unsqueeze(1).expand(-1, table.num_layers)
-    return _with_choices(plan, choices)
+    return _with_choices(plan, torch.arange(len(table.choices)).unsqueeze(1).expand(-1, table.num_layers))
 
 
 def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:

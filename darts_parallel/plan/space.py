@@ -26,7 +26,7 @@ from darts_parallel.plan.degrees import (
 )
 from darts_parallel.plan.legality import refuse_model
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import trainer_parts, trainer_runs
+from darts_parallel.plan.trainers import lacking, trainer_parts, trainer_runs
 from darts_parallel.problem import Cluster, Model, Problem, node_orders, orders_are_all
 from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, usual_schedule
 
@@ -253,9 +253,11 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
         pin = f"trainer={space.trainer}" if space.trainer else f"schedules={space.schedules}"
+        free = replace(problem.config, space=replace(space, trainer=None))
+        why = lacking(problem, outer_spaces(Problem.from_config(free))) if space.trainer else ""
         raise ConfigError(
             f"space.{pin} runs no plan that the other pins of the space allow on "
-            f"{cluster.num_devices} GPUs; try space.{pin.partition('=')[0]}=null, or fewer pins."
+            f"{cluster.num_devices} GPUs{why}; try space.{pin.partition('=')[0]}=null, or fewer pins."
         )
     return result
 

@@ -1,5 +1,7 @@
 """Leave out of a space what the trainer of `space.trainer` lacks (`conf/trainer/`)."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer
@@ -50,6 +52,14 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
         and min(strategy.tp_comm_bits, strategy.grad_comm_bits) == max(COMM_BITS)
         and not any(lack.holds(given) for lack in rules.lacks)
     )
+
+
+def lacking(problem: Problem, spaces: Sequence[Any]) -> str:
+    """Return a clause with what keeps `space.trainer` from most strategies of outer spaces, or nothing."""
+    rules = problem.config.abilities(str(problem.config.space.trainer))
+    given = (facts(problem, own.pp, own.cp, choice) for own in spaces for choice in own.choices)
+    found = Counter(lack.sentence(row) for row in given for lack in rules.lacks if lack.holds(row))
+    return f": {max(found, key=lambda why: (found[why], ' with ' in why))}" if found else ""
 
 
 def trainer_parts(config: Config, choices: tuple[LayerStrategy, ...]) -> list[tuple[LayerStrategy, ...]]:

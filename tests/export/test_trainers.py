@@ -128,9 +128,9 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
 
 
 def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"space\.trainer=accelerate runs no plan.*; try "):
+    with pytest.raises(ConfigError, match=r"=accelerate runs no plan.*: pp=2, and it has no pipeline; try "):
         outer_spaces(load_problem([*TOY, "space.trainer=accelerate", "space.pp=2"]))
-    with pytest.raises(ConfigError, match=r"space\.trainer=deepspeed runs no plan.*; try "):
+    with pytest.raises(ConfigError, match=r"=deepspeed runs no plan.*: pp=2 with num_experts=.*; try "):
         outer_spaces(load_problem([*MIXTURE, "space.trainer=deepspeed", "space.pp=2"]))
     with pytest.raises(ConfigError, match=r"space\.trainer=megatrn must be one of"):
         load_problem([*TOY, "space.trainer=megatrn"])
