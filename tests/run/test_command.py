@@ -212,6 +212,7 @@ def test_a_process_that_dies_stops_all_others_at_once() -> None:
 
 
 def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     submit, others = ProcessPoolExecutor.submit, multiprocessing.active_children()
     monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *a: (submit(*a), signal.raise_signal(2)))
     with pytest.raises(KeyboardInterrupt):
