@@ -141,7 +141,7 @@ class OrderProblem:
         return self.timed(words, np.array([len(row) for row in rows]), first, choices, split)
 
     def starts(self, plan: HardPlans) -> list[Order]:
-        """Return the orders of all rules of the placement that fit, split and whole, and decoded ones.
+        """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's.
 
         Where the order stays it is the only one.
         """
@@ -156,8 +156,6 @@ class OrderProblem:
                 found.append(self.order(passes, *stages, rule.split))
                 found += [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
                 found += [self.order(passes, *stages, True)] if self.free else []
-        timed = [order for order in found if self.free and order.split and order.seconds < np.inf]
-        found += [self.dispatched(*stages, self.run(order)[1]) for order in timed]
         return sorted((order for order in found if order.seconds < np.inf), key=attrgetter("seconds"))
 
     def leaner(self, order: Order) -> Order:
