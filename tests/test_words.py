@@ -73,7 +73,7 @@ def test_names_in_backticks_exist() -> None:
     """A name is known by code or configuration that uses it, a key by the schema, a path by its file."""
     names, keys, broken = known_names() | OTHERS, set(all_keys(Config)), []
     prefixes = {key[:end] for key in keys for end in range(len(key) + 1) if key[end : end + 1] in (".", "")}
-    groups = {key.partition(".")[0] for key in keys if "." in key} - {"tune", "replan"}  # keys of commands
+    groups = {key.partition(".")[0] for key in keys if "." in key} - {"tune"}  # keys of commands
     for file, node in docstrings():
         for span in re.findall(r"`([^`\n]+)`", node.value):
             if re.fullmatch(r"[\w./]+\.(py|yaml|md|json|csv)", span):

@@ -8,10 +8,8 @@ from typing import NoReturn
 from darts_parallel.cli._job_config import COMPOSED, PRINTED
 from darts_parallel.errors import ConfigError
 
-VERBS = {"replan": "the plan that ran", "tune": "the plan of the job"}
-"""Verbs of the command, and the plan that each names first."""
-PRICING = ("price", "explain")
-"""Verbs that price a plan: of a file, or for `price` by its own degrees."""
+VERBS = {"tune": "the plan of the job", "price": "a plan", "explain": "a plan"}
+"""Verbs of the command, and the plan that each names; `price` takes degrees of its own, too."""
 DEGREES = ("pp", "tp", "dp", "cp", "num_micro_batches", "micro_batch_size", "virtual_stages", "zero_stage",
            "recompute", "sequence_parallel")  # fmt: skip
 """Keys of the space that `price` takes without their group."""
@@ -45,8 +43,7 @@ class FlagParser(ArgumentParser):
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Put flags before overrides, as Hydra wants them, and write verbs and own flags as overrides.
 
-    `replan plan.json` becomes `replan.from=plan.json`, `tune plan.json --top 3` sets `tune.from` and
-    `tune.top`, `--explain` sets `explain`.
+    `tune plan.json --top 3` sets `tune.from` and `tune.top`, `--explain` sets `explain`.
 
     Errors:
         ConfigError: a flag that does not exist or lacks its value; an override that cannot be read.
@@ -68,7 +65,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 def _without_verb(given: list[str], top: str | None) -> list[str]:
     """Write a verb, the plan after it and `--top` as overrides; a plan's file alone is priced."""
-    verb = next((argument for argument in given if argument in (*VERBS, *PRICING)), None)
+    verb = next((argument for argument in given if argument in VERBS), None)
     if top is not None and (verb != "tune" or not top.isdigit()):
         raise ConfigError(
             f"--top {top} must be a whole number of plans of the verb tune; try "
@@ -76,16 +73,15 @@ def _without_verb(given: list[str], top: str | None) -> list[str]:
         )
     place = 0 if verb is None else given.index(verb)
     rest = given if verb is None else given[:place] + given[place + 1 :]
-    key = f"{verb}.from" if verb in VERBS else "plan"
+    key = "tune.from" if verb == "tune" else "plan"
     degrees = [f"space.{given}" if given.partition("=")[0] in DEGREES else given for given in rest]
     if rest[place:] and "=" not in rest[place] and (verb is not None or rest[place].endswith(".json")):
         rest = [*rest[:place], f"{key}={rest[place]}", *rest[place + 1 :]]
     elif verb == "price" and degrees != rest:  # the user's own degrees: their best plan, whatever its chance
         rest = ["space=uniform", "space.out_of_memory=0.5", *degrees]
     elif verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
-        plan = VERBS.get(verb, "a plan")
-        raise ConfigError(f"{verb} needs {plan}; try darts-parallel {verb} plan.json.")
-    rest = [*rest, f"{verb}=true"] if verb in PRICING else rest
+        raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
+    rest = [*rest, f"{verb}=true"] if verb in ("price", "explain") else rest
     return [*rest, *([] if top is None else [f"tune.top={top}"])]
 
 
@@ -96,8 +92,7 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     group itself is given (`cluster=...`), they belong to that.
     """
     names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
-    sources = {"plan", *(f"{verb}.from" for verb in VERBS)}
-    if not names & sources or "experiment" in names or "--multirun" in arguments:
+    if not names & {"plan", "tune.from"} or "experiment" in names or "--multirun" in arguments:
         return list(arguments), []
     own = re.compile(r"^[+]{0,2}(\w+)\.[^=]+=")
     held = [

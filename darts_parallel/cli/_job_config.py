@@ -11,12 +11,11 @@ from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan import own_config, required_config
 from darts_parallel.problem import check_import
 
-COMPOSED = ("output", "replan", "tune", "verification")
+COMPOSED = ("output", "tune", "verification")
 """Root keys that always come from the command."""
 PRINTED = ("plan", "export", "explain", "price", "output")
 """Root keys that change only what is written and printed, not the problem."""
-SOURCES = {"tune.from": "tries plans of its own", "replan.from": "searches a new plan",
-           "plan": "evaluates a given one"}  # fmt: skip
+SOURCES = {"tune.from": "tries plans of its own", "plan": "evaluates a given one"}
 """Keys that name a plan, and what the command does with it."""
 
 
@@ -53,27 +52,24 @@ def changed_config(
     return to_config(merged, given, check_import)
 
 
-def replan_config(
-    path: str, composed: DictConfig, given: Sequence[str], source: str = "replan.from"
-) -> Config:
-    """Return the configuration of the plan at `path`, which the key `source` names, as `changed_config`.
+def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Config:
+    """Return the configuration of the plan at `path`, which `tune.from` names, as `changed_config`.
 
     Errors:
         PlanError: the file is no plan with a configuration, or of another model.
         ConfigError: the global batch would change, or a value breaks a rule.
     """
-    own = required_config(path, source)
-    config = changed_config(own, f"{source}={path}", composed, given, COMPOSED)
+    own, source = required_config(path, "tune.from"), f"tune.from={path}"
+    config = changed_config(own, source, composed, given, COMPOSED)
     if asdict(config.model) != asdict(own.model):
         raise PlanError(
-            f"{source}={path} was made for model={own.model.name}, and this command asks for another "
+            f"{source} was made for model={own.model.name}, and this command asks for another "
             f"(model={config.model.name}); try model={own.model.name} with its own sizes."
         )
     batch, old = config.training.global_batch_size, own.training.global_batch_size
     if batch != old:
         raise ConfigError(
-            f"training.global_batch_size={batch} must stay what the plan in {source}={path} trains with; "
-            f"try {old}."
+            f"training.global_batch_size={batch} must stay what the plan in {source} trains with; try {old}."
         )
     return config
 
@@ -97,8 +93,8 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
             f"{key}={path} {SOURCES[key]}, and {other} {SOURCES[others[0][0]]}: one command does one of "
             f"both; try {key}={path} alone."
         )
-    if key in ("tune.from", "replan.from"):
-        return replan_config(str(path), composed, given, key)
+    if key == "tune.from":
+        return tuned_config(str(path), composed, given)
     named = key == "" or any(override.startswith("experiment=") for override in given)
     own = None if named else own_config(str(path))
     if own is None:

@@ -25,7 +25,7 @@ MOST_VALUES = 100_000
 """Values of a configuration file; all shipped ones together have fewer."""
 
 
-JOBS = {"training", "experiment", "plan", "tune.from", "replan.from"}
+JOBS = {"training", "experiment", "plan", "tune.from"}
 """Overrides that say which job it is."""
 ANY = "training=any"
 """The job of models without a file of their name in the group."""

@@ -252,8 +252,6 @@ class Config:
     plan: str | None = None
     """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
     command changes more than what is written and printed, on the composed one."""
-    replan: dict[str, str | None] = field(default_factory=lambda: {"from": None})
-    """`from`: the plan.json that ran before nodes were lost or added; the search begins there."""
     tune: dict[str, Any] = field(default_factory=lambda: {"from": None, "top": 3, "measured": None})
     """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far, a list of
     {plan, seconds or oom, memory_gb} or a CSV file with these columns."""
@@ -272,7 +270,6 @@ class Config:
         require_printable_texts("", self)
         if self.trainer is not MISSING:
             require_member("trainer.name", self.trainer.name, (NONE, *EXPORTS))
-        require_members("replan key", self.replan, ("from",))
         require_members("tune key", self.tune, ("from", "top", "measured"))
         require_within("tune.top", self.tune.get("top", 3), 1, MAX_SIZE)
         if self.export is not None:

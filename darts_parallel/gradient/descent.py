@@ -80,7 +80,6 @@ class GradientSearch:
     """Descend over the relaxed plans of a list of cost tables.
 
     Args:
-        starts: Known plans; half of the restarts of their outer choices begin near them.
         clock: Counts the search's seconds; None begins now.
     """
 
@@ -89,32 +88,29 @@ class GradientSearch:
 
     def __init__(
         self, tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int,
-        starts: Sequence[TablePlans] = (), clock: Stopwatch | None = None,
+        clock: Stopwatch | None = None,
     ) -> None:  # fmt: skip
         self.config, self.space_kind = config, space_kind
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
         self.clock = Stopwatch() if clock is None else clock
         self.pool = PlanPool(list(tables), space_kind, self.clock)
-        if not starts:
-            lightest = enumerate(lightest_plans(tables, space_kind))
-            self.pool.add_all(TablePlans(index, plans) for index, plans in lightest)
+        lightest = enumerate(lightest_plans(tables, space_kind))
+        self.pool.add_all(TablePlans(index, plans) for index, plans in lightest)
         # where the restarts begin: one strategy for all layers, and even stages
         self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
-        self.pool.add_all(starts)
         known = self.pool.best_time * TOLERANCE
         limit = descent_seconds(config)
         self.bounds = [
             outer_lower_bounds(table, known=known, late=lambda: self.clock.seconds >= limit)
             for table in tables
         ]
-        simulated = [i for i, table in enumerate(tables) if table.pipeline.simulated and not starts]
+        simulated = [i for i, table in enumerate(tables) if table.pipeline.simulated]
         for index in simulated:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * TOLERANCE).flatten()
             self.pool.add_balanced(index, alive.tolist())
         # restarts begin at plans that are not polished: where those would lead to, polishing has been
         near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
-        near += [(start.table, start.plans) for start in starts]
         if simulated and config.polish:
             polish_starts(self.pool, space_kind, config)
         self.groups = self._initial_groups(tables)
@@ -312,7 +308,7 @@ def search(
 def search_tables(
     tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int, *,
     on_record: Callable[[StepRecord], None] = lambda record: None,
-    loop: type[GradientSearch] = GradientSearch, starts: Sequence[TablePlans] = (),
+    loop: type[GradientSearch] = GradientSearch,
 ) -> SearchResult | None:  # fmt: skip
     """Search over cost tables; None when no feasible plan was met.
 
@@ -323,23 +319,22 @@ def search_tables(
     # on one thread sums keep one order, and small tensors are faster
     torch.set_num_threads(1)
     try:
-        return _search_tables(tables, space_kind, config, seed, on_record, loop, starts)
+        return _search_tables(tables, space_kind, config, seed, on_record, loop)
     finally:
         torch.set_num_threads(threads)
 
 
 def _search_tables(
     tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int,
-    on_record: Callable[[StepRecord], None], loop: type[GradientSearch], starts: Sequence[TablePlans],
+    on_record: Callable[[StepRecord], None], loop: type[GradientSearch],
 ) -> SearchResult | None:  # fmt: skip
     clock = Stopwatch()
     tables = [without_needless_simulation(table) for table in tables]
-    # known plans name their strategies by number: their tables are without dominated ones already
-    pruned = tables if starts else [without_dominated(table) for table in tables]
-    promising = pruned if starts else promising_outers(pruned)
-    run = loop(promising, space_kind, config, seed, starts, clock)
+    pruned = [without_dominated(table) for table in tables]
+    promising = promising_outers(pruned)
+    run = loop(promising, space_kind, config, seed, clock)
     if run.pool.best is None and promising is not pruned:
-        run = loop(pruned, space_kind, config, seed, starts, clock)
+        run = loop(pruned, space_kind, config, seed, clock)
     records = run.run(on_record)
     raw, stopped_by = run.pool.best, run.stopped_by
     if raw is None:

@@ -14,7 +14,7 @@ from darts_parallel.errors import DartsParallelError, PlanError, read_json
 from darts_parallel.plan.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
 
-ONCE = ("plan", "export", "tune", "replan")
+ONCE = ("plan", "export", "tune")
 """Root keys that say how a plan came about, and nothing of its problem."""
 
 

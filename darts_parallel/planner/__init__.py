@@ -17,7 +17,6 @@ from darts_parallel.planner.planning import plan as plan
 from darts_parallel.planner.result import CHOSEN as CHOSEN
 from darts_parallel.planner.result import Planned as Planned
 from darts_parallel.planner.result import Rung as Rung
-from darts_parallel.planner.state_moves import StateTransfer as StateTransfer
 from darts_parallel.planner.tuning import Proposal as Proposal
 from darts_parallel.planner.tuning import Trial as Trial
 from darts_parallel.planner.tuning import Tuning as Tuning

@@ -4,20 +4,18 @@ from dataclasses import replace
 from itertools import islice
 
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
+from darts_parallel.errors import InfeasibleError, PlanError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import Plan, read_own_problem, read_plan
+from darts_parallel.plan import read_plan
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Session
 from darts_parallel.planner._simplest import NEIGHBOURS, TIE, neighbours, simplest, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.memory_chance import tightened, within_chance
-from darts_parallel.planner.methods import CHECKS, METHODS, ORDERS, run_phases, search_result
+from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
 from darts_parallel.planner.node_choice import Rental, rent
-from darts_parallel.planner.replanning import replan
 from darts_parallel.planner.result import Planned
-from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.problem import Problem, price_per_hour
 
@@ -41,28 +39,13 @@ def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | N
         return Planned(read_plan(config.plan, problem.model))
     if rental is None:
         problem, rental = choose_nodes(problem)
-    source = config.replan.get("from")
-    old = None if source is None else read_plan(source, problem.model, "replan.from")
-    if old is not None and not config.cost.knows_stages:
-        raise ConfigError(
-            "replan.from must go with cost=analytic or profiled, since cost=searcher knows no stages; "
-            "try cost=analytic."
-        )
-    planned = within_chance(problem, lambda tight: _searched(tight, rental, old, watcher))
-    if old is None or source is None:
-        return planned
-    moves = moved_state(old, read_own_problem(source), planned.plan, problem)
-    return replace(planned, moves=moves, source=source)
+    return within_chance(problem, lambda tight: _searched(tight, rental, watcher))
 
 
-def _searched(problem: Problem, rental: Rental | None, old: Plan | None, watcher: Watcher | None) -> Planned:
-    """Search and check a plan of a problem, from an old plan where there is one."""
-    config = problem.config
-    session, phases = new_session(problem, watcher), ORDERS[config.search.method]
-    if old is not None:
-        session.result, phases = replan(problem, old, tables=session.tables), (CHECKS,)
-        session.interrupted = session.result.stopped_by == "user"
-    run_phases(session, phases)
+def _searched(problem: Problem, rental: Rental | None, watcher: Watcher | None) -> Planned:
+    """Search and check a plan of a problem."""
+    config, session = problem.config, new_session(problem, watcher)
+    run_phases(session, ORDERS[config.search.method])
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)

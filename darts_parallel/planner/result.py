@@ -1,7 +1,7 @@
 """A verified plan, and what `plan.json` and the end of the report say with it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from darts_parallel.cost import CostTable
@@ -9,7 +9,6 @@ from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import Plan
 from darts_parallel.planner.node_choice import Rental
-from darts_parallel.planner.state_moves import StateTransfer
 from darts_parallel.problem import Problem
 
 CHOSEN = "chosen"
@@ -45,10 +44,6 @@ class Planned:
     """Answers of the exact methods, in the order in which they were asked."""
     interrupted: bool = False
     """Whether Ctrl-C ended the search or the checks."""
-    moves: StateTransfer | None = None
-    """Bytes that the change from an old plan moves, where this one replaces it."""
-    source: str | None = None
-    """File of the plan that it replaces."""
     rental: Rental | None = None
     """How its nodes were chosen out of an offer."""
     problem: Problem | None = None
@@ -64,9 +59,4 @@ class Planned:
 
     def entries(self) -> dict[str, Any]:
         """Return what `plan.json` holds with the plan."""
-        found: dict[str, Any] = {}
-        if self.moves is not None and self.result is not None:
-            found["replan"] = {"from": self.source, "seconds": self.result.seconds, **asdict(self.moves)}
-        if self.rental is not None:
-            found["rental"] = self.rental.to_dict()
-        return found
+        return {} if self.rental is None else {"rental": self.rental.to_dict()}

@@ -1,30 +1,16 @@
 """The end of the report: what else is known of a plan, and where everything lies."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from darts_parallel.planner import CHOSEN, MOST_EXTRA, SURE, Planned, Rung, StateTransfer
+from darts_parallel.planner import CHOSEN, MOST_EXTRA, SURE, Planned, Rung
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
-from darts_parallel.report.format import fits_label, seconds, size, table_of
-
-
-def transfer_label(moves: StateTransfer) -> str:
-    """Say in one clause how many bytes of state move, come from a checkpoint, and stay."""
-    kept, moved, restored = map(size, (moves.kept_bytes, moves.moved_bytes, moves.restored_bytes))
-    return f"{moved} of state move between GPUs, {restored} come from a checkpoint, {kept} stay"
-
-
-def origin_lines(planned: Planned) -> Iterator[str]:
-    """Say where a plan comes from that was not simply searched."""
-    if planned.moves is not None and planned.result is not None:
-        yield f"replanned in {planned.result.seconds:.1f} s: {transfer_label(planned.moves)}"
-    if planned.rental is not None:
-        yield planned.rental.label()
+from darts_parallel.report.format import fits_label, seconds, table_of
 
 
 def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> list[Table]:
@@ -51,7 +37,7 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
 def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
-    lines = [*origin_lines(planned), f"plan: {folder / 'plan.json'}"]
+    lines = [*([] if planned.rental is None else [planned.rental.label()]), f"plan: {folder / 'plan.json'}"]
     if (page := folder / "report.html").exists():
         lines.append(f"page: {page}")
     if output.tensorboard:

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cli._job import Job
+from darts_parallel.cli._job_config import tuned_config
 from darts_parallel.cli._tune import read_trials
+from darts_parallel.config.composition import composition
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.plan.file import read_own_problem, read_plan
 from darts_parallel.problem.problem import load_problem
@@ -94,6 +96,36 @@ def test_a_wrong_trial_is_one_sentence(
     measured = trial if isinstance(trial, str) else [trial]
     with pytest.raises(DartsParallelError, match=re.escape(words)):
         read_trials(problem, measured)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ("model=bert_345m", "was made for model=toy, and this command asks for another"),
+    ("training.global_batch_size=64", "training.global_batch_size=64 must stay"),
+    ("cluster.nodes.7.count=1", "cluster.nodes.7.count=1 does not fit the plan in tune.from=first/plan.json"),
+])  # fmt: skip
+def test_the_job_of_a_plan_stays_what_it_was(
+    change: str, words: str, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(first)
+    composed = composition([] if "nodes" in change else [change])
+    with pytest.raises(DartsParallelError, match=re.escape(words)):
+        tuned_config("first/plan.json", composed, [change])
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (None, r"cannot be read \(No such file"), ("{", "is not valid JSON"),
+    ("[]", "the field config is missing"), ("{}", "the field config is missing"),
+])  # fmt: skip
+def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
+    command: Command, content: str | None, words: str
+) -> None:
+    if content is not None:
+        (command.folder / "p.json").write_text(content)
+    before = list(command.folder.iterdir())
+    outcome = command("tune.from=p.json")
+    assert outcome.status == 2
+    assert re.search(rf"^darts-parallel: tune\.from=p\.json.*{words}.*\.$", outcome.err)
+    assert list(command.folder.iterdir()) == before
 
 
 def test_the_verb_and_its_flag_are_overrides() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from darts_parallel import Plan, evaluate, load_problem
+from darts_parallel import evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
@@ -11,7 +11,6 @@ from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plan.legality import refuse_unexecutable
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.planner.state_moves import moved_state
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, plan_of
 
@@ -94,18 +93,6 @@ def test_only_what_an_adapter_or_another_kernel_reads_is_kept() -> None:
     assert full.sharded_activation_bytes - some.sharded_activation_bytes == 2 * ffn - 2 * RANK
     every = llama().model.layers[1]
     assert every.replicated_activation_bytes == full.replicated_activation_bytes
-
-
-def test_moved_state_is_all_weights_and_the_state_of_the_adapters() -> None:
-    old, new = llama("cluster.nodes.0.count=1"), llama()
-    before, after = (
-        Plan(4, (0, old.num_layers), (LayerStrategy(1, problem.cluster.num_devices),) * old.num_layers)
-        for problem in (old, new)
-    )
-    moved = moved_state(before, old, after, new)
-    # every GPU of the second node needs weights of 2 bytes, of adapters master weights and moments too
-    each = 2.0 * old.model.num_parameters + (2.0 + 12.0) * old.model.num_trained_parameters
-    assert moved.moved_bytes == pytest.approx(4 * each, rel=1e-9)
 
 
 def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:

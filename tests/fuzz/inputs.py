@@ -18,7 +18,7 @@ BAD = ("-1", "0", "1e300", "-1e300", "1e-300", ".nan", ".inf", "''", "null", "[]
 """Values of every wrong kind: range, type, empty, unicode, more than a float holds."""
 BASE = ("model=toy", "cluster=toy", "training=toy", "space=uniform", "search.exact_seconds=5",
         "cluster.nodes.0.count=1")  # fmt: skip
-READ_ONLY = ("bilevel", "plan", "replan", "output", "model.path", "cost.profile")
+READ_ONLY = ("bilevel", "plan", "output", "model.path", "cost.profile")
 """Keys whose values are read and not searched with: they name files, or how a training is run."""
 
 

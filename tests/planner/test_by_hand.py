@@ -10,50 +10,13 @@ import torch
 
 from darts_parallel import LayerStrategy, Plan, load_problem
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.planner import memory_chance, replanning, tuning
+from darts_parallel.planner import memory_chance, tuning
 from darts_parallel.planner.memory_chance import tightened, within_chance
-from darts_parallel.planner.replanning import _distance, _scaled_starts, replan
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.tuning import Trial, _fitting, _nearness, _place, _posterior_of
 from darts_parallel.planner.uncertainty import Posterior, time_slopes
-from tests.support.random_tables import random_table
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.out_of_memory=0.2"]
-
-
-@pytest.mark.parametrize(("changes", "distance"), [
-    ({}, 0.0), ({"dp": 8}, 0.0), ({"tp": 1}, 8.0), ({"tp": 8}, 4.0), ({"recompute": "none"}, 2.0),
-    ({"zero_stage": 3}, 1.0), ({"sequence_parallel": False}, 1.0), ({"tp_comm_bits": 8}, 0.25),
-    ({"grad_comm_bits": 4}, 0.25), ({"etp": 4}, 1.0), ({"shard_size": 0}, 0.1), ({"ep": 8}, 1.0),
-    ({"tp": 1, "sequence_parallel": False}, 8.0),
-])  # fmt: skip
-def test_layouts_and_memory_weigh_most_between_strategies(changes: dict[str, Any], distance: float) -> None:
-    old = LayerStrategy(4, 4, 1, "full", True, shard_size=2, ep=2)
-    assert _distance(old, replace(old, **changes)) == pytest.approx(distance)
-
-
-@pytest.mark.parametrize(("stages", "starts"), [
-    # the last of 8 layers is joined: 7 units, of which the old stages begin at 0, 2 and 6
-    (3, [0, 2, 6]), (2, [0, 4]), (1, [0]), (6, [0, 1, 2, 4, 5, 6]),
-])  # fmt: skip
-def test_old_stages_are_stretched_to_another_number(stages: int, starts: list[int]) -> None:
-    table = replace(random_table(0, pp=stages, num_layers=8), fused_to_previous=torch.arange(8) == 7)
-    old = Plan(4, (0, 2, 6, 8), (LayerStrategy(1, 1),) * 8)
-    assert _scaled_starts(old, table).tolist() == starts
-
-
-def test_a_warm_search_is_short_and_looks_at_few_outer_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(replanning, "search_tables", lambda *given, starts: asked.append((*given, starts)))
-    problem = load_problem([*TOY, "space.pp=[1,2]", "search.seed=9"])
-    replan(problem, Plan(4, (0, 3, 7), (LayerStrategy(2, 2),) * 7))
-    (tables, kind, config, seed, starts), settings = asked[0], problem.config.search
-    assert (kind, seed, [part.table for part in starts]) == ("layerwise", 9, [0, 1])
-    assert config == replace(settings, num_steps=30, num_restarts=4, polish_starts=4, polish_finalists=1,
-                             temperature=[0.5, settings.temperature[1]])  # fmt: skip
-    for table, start in zip(tables, starts, strict=True):
-        assert 1 <= table.num_outer <= 4
-        assert start.plans.outer.tolist() == list(range(table.num_outer))
 
 
 def job(tp: int, zero: int = 0) -> Plan:
