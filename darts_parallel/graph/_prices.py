@@ -150,6 +150,12 @@ def product_shape(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> 
     return float(count["rows"]), Gemm(count["columns"], count["inner"], "column"), count["batch"]
 
 
+def product_seconds(rows: float, weights: Gemm, device: Device, width: int) -> float:
+    """Return the seconds of a product of `rows` rows with weights."""
+    one = torch.ones((), dtype=torch.float64)
+    return float(gemm_seconds(weights, one * rows, one, device, width))
+
+
 def operator_seconds(
     op: GraphOperator,
     use: KernelUse,
@@ -170,11 +176,11 @@ def operator_seconds(
         rows, gemm, count = product_shape(op, inputs, outputs[0])
         factors = op.inputs[1:3] if op.op in ("addmm", "baddbmm") else op.inputs[:2]
         passes = 1 + sum(values[name].needs_grad for name in factors) * training
-        return passes * count * float(gemm_seconds(gemm, one * rows, one, device, width))
+        return passes * count * product_seconds(rows, gemm, device, width)
     if op.op in GROUPED and len(inputs) >= 2 and len(inputs[1]) == 3:
         experts, inner, columns = inputs[1]
         rows = max(inputs[0][0] / values[op.inputs[1]].shape[0], 1.0)
-        seconds = float(gemm_seconds(Gemm(columns, inner, "column"), one * rows, one, device, width))
+        seconds = product_seconds(rows, Gemm(columns, inner, "column"), device, width)
         return (1 + min(grads, 2)) * experts * seconds / float(device.grouped_gemm_efficiency)
     if op.op == ATTENTION and len(inputs[0]) >= 3:
         q, k = inputs[:2]

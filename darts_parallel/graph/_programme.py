@@ -6,6 +6,7 @@
                 sum_p z_tc[p, d] = sum of x over choices of consumer c that want d
                 w_t[p, f] >= sum of z_tc[p, d] over states d of placement f, every consumer c
                 v_t[p, g] >= sum of z_tc[p, d] over states d of gradient placement g
+                x_g[k] = x_h[k]           products of one input that are merged: all of them choose so
                 u_i >= sum of x_g[k] over choices of g that keep item i;  sum_i bytes_i u_i <= memory
 
 `x` is 0 or 1 in the integer programme. `w` and `v` are paid once, however many consumers want them.
@@ -65,6 +66,15 @@ class GraphProgramme:
         for group, seconds in zip(self.first, space.seconds, strict=True):
             self.rows.append((range(group, group + len(seconds)), [1.0] * len(seconds), 1.0, 1.0))
         self.whole = len(self.cost)
+        for group, own in enumerate(space.groups):
+            for k, choice in enumerate(own.choices):
+                if choice.merged and choice.merged[0] != group:
+                    leader = choice.merged[0]
+                    columns = (
+                        self.first[group] + k,
+                        self.first[leader] + space.twin(leader, choice, choice.merged),
+                    )
+                    self.rows.append((columns, [1.0, -1.0], 0.0, 0.0))
         for fan in space.fans:
             self._fan(fan)
         if space.memory is not None:
@@ -164,7 +174,7 @@ class GraphProgramme:
 
     def rounded(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the likeliest choice of every group."""
-        return tuple(int(values[a:b].argmax()) for a, b in self.spans)
+        return self.space.agreed([int(values[a:b].argmax()) for a, b in self.spans])
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the sparse matrix of all rows, and the least and largest value of each."""

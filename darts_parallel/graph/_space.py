@@ -6,10 +6,10 @@ producer's.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from darts_parallel.graph._layouts import (
     local_shape,
     local_share,
 )
-from darts_parallel.graph._prices import Kernels, operator_seconds
+from darts_parallel.graph._prices import Kernels, operator_seconds, product_seconds, product_shape
 from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Shape, Split, shard, splits
 from darts_parallel.graph.operators import (
     CONSTANT,
@@ -41,6 +41,8 @@ STATE_BYTES = 16.0
 """Bytes per trained parameter with Adam in mixed precision: 2 and 2 of weight and gradient, 12 in float32."""
 INDEXED = ("vocabulary", "experts", "groups")
 """Dimensions whose parts are looked up by a rank's index along one axis."""
+MOST_MERGED = 4
+"""Linear operators of one input up to which any of them may be one product."""
 SMALLEST_BLOCK = 4
 """Operators from which on equal neighbours count as repeated blocks."""
 
@@ -57,6 +59,8 @@ class OperatorChoice:
     """Forward and backward on a rank, collectives inside the operator included."""
     inner: tuple[tuple[str, Step], ...] = ()
     """Collectives inside the operator: pass and step."""
+    merged: tuple[int, ...] = ()
+    """Groups whose linear operators are one product with this one; all of them choose so, in equal states."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class GraphSpace:
     a split (blocks that follow each other); `d1` splits dimension 1 of all of them."""
     bits: tuple[int, ...] = (LOSSLESS,)
     """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
+    merge: bool = False
+    """Linear operators of one input may be one product."""
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -126,7 +132,8 @@ class GraphSpace:
             value = self.graph.values[(op.inputs + op.outputs)[0]]
             at_end = self.ends == "free" and op.op in (INPUT, OUTPUT) and value.floating
             members[f"ends {value.shape}" if at_end else keys[op.name]].append(op)
-        return [ChoiceGroup(tuple(ops), tuple(self._choices(ops[0]))) for ops in members.values()]
+        apart = [ChoiceGroup(tuple(ops), tuple(self._choices(ops[0]))) for ops in members.values()]
+        return self._with_merged(apart) if self.merge else apart
 
     @cached_property
     def group_of(self) -> dict[str, int]:
@@ -170,6 +177,66 @@ class GraphSpace:
             held = tuple((g, tuple(sorted(ks))) for g, ks in users.items())
             found.append(KeptTensor(size * share, held, weight))
         return found
+
+    def changes(self, plan: Sequence[int], group: int, choice: int) -> dict[int, int]:
+        """Return what a group's choice changes in a plan: products are merged and taken apart as a whole."""
+        new, now = (
+            self.groups[group].choices[choice],
+            [g.choices[k] for g, k in zip(self.groups, plan, strict=True)],
+        )
+        left = {h for g in {group, *new.merged} for h in now[g].merged}
+        found = {g: self.twin(g, now[g], ()) for g in left} | {group: choice}
+        return found | {g: self.twin(g, new, new.merged) for g in new.merged}
+
+    def agreed(self, plan: Sequence[int]) -> tuple[int, ...]:
+        """Take products apart that not all of their operators chose."""
+        now = [group.choices[k] for group, k in zip(self.groups, plan, strict=True)]
+        return tuple(
+            k if all(self.twin(h, one, one.merged) == plan[h] for h in one.merged) else self.twin(g, one, ())
+            for g, (k, one) in enumerate(zip(plan, now, strict=True))
+        )
+
+    def twin(self, group: int, choice: OperatorChoice, merged: tuple[int, ...]) -> int:
+        """Return the choice of a group in the states of another one's, merged so."""
+        return self.twins[group][merged, choice.inputs, choice.outputs]
+
+    @cached_property
+    def twins(self) -> list[dict[tuple[object, ...], int]]:
+        """Choices of every group by what they merge and by their states."""
+        return [{(c.merged, c.inputs, c.outputs): k for k, c in enumerate(g.choices)} for g in self.groups]
+
+    def _with_merged(self, groups: list[ChoiceGroup]) -> list[ChoiceGroup]:
+        """Add the choices in which linear operators of one input are one product, of any of them.
+
+        Each has its weights' share of the seconds of the wide product, in every state that all of them know.
+        """
+        graph, found = self.graph, [list(group.choices) for group in groups]
+        place = {op.name: g for g, group in enumerate(groups) for op in group.operators}
+        for together in _parallel_linears(graph, place, groups):
+            for size in range(2, len(together) + 1):
+                for merged in combinations(together, size):
+                    ops = [groups[g].operators[0] for g in merged]
+                    known = [{(c.inputs, c.outputs): c for c in groups[g].choices} for g in merged]
+                    share = [graph.values[op.inputs[1]].elements for op in ops]
+                    for states, choice in known[0].items():
+                        if all(states in one for one in known):
+                            seconds = self._wide_seconds(ops, choice) / sum(share)
+                            for g, own, part in zip(merged, known, share, strict=True):
+                                found[g].append(replace(own[states], seconds=seconds * part, merged=merged))
+        return [ChoiceGroup(g.operators, tuple(own)) for g, own in zip(groups, found, strict=True)]
+
+    def _wide_seconds(self, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
+        """Return the seconds of one product with the columns of all operators, forward and backward."""
+        parts = []
+        for op in ops:
+            shapes = (
+                self.local_shapes(op.inputs, choice.inputs),
+                self.local_shapes(op.outputs, choice.outputs),
+            )
+            parts.append(product_shape(op, shapes[0], shapes[1][0]))
+        wide = replace(parts[0][1], out_features=sum(gemm.out_features for _, gemm, _ in parts))
+        passes = 1 + sum(self.graph.values[name].needs_grad for name in ops[0].inputs[:2])
+        return passes * product_seconds(parts[0][0], wide, self.mesh.device, self.width)
 
     def choice(self, assignment: Sequence[int], op: GraphOperator) -> OperatorChoice:
         """Return what an operator chooses."""
@@ -303,6 +370,20 @@ class GraphSpace:
         moves = [(np.array(s), _index(k, _distinct(k))) for s, k in ((there, ahead), (again, back))]
         of_choice = (_index(made, produced), *(_index(one, demanded) for one in wants))
         return Fan(len(names), group, tuple(g for g, _ in ends), of_choice, tuple(moves))
+
+
+def _parallel_linears(
+    graph: ModuleGraph, place: Mapping[str, int], groups: Sequence[ChoiceGroup]
+) -> list[tuple[int, ...]]:
+    """Return the groups of linear operators that read one input, all with a bias or none."""
+    found: dict[tuple[str, tuple[bool, ...]], list[int]] = defaultdict(list)
+    for op in graph.operators:
+        if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER:
+            trained = tuple(graph.values[name].needs_grad for name in op.inputs)
+            found[op.inputs[0], trained].append(place[op.name])
+    times = Counter(tuple(own) for own in found.values())
+    return [own for own, count in times.items() if 2 <= len(own) <= MOST_MERGED and len(set(own)) == len(own)
+            and all(len(groups[g].operators) == count for g in own)]  # fmt: skip
 
 
 def _distinct(states: Iterable[State]) -> list[State]:

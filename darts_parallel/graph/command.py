@@ -33,6 +33,7 @@ Importing the module runs its code.
   mesh=[8] or [2,4]              ranks of one or two axes, the last one innermost (default: GPUs of a node)
   memory=GIB                     of a rank for parameters, optimizer states, kept activations (default: any)
   ends=replicated|free           free: inputs and outputs of one shape share a placement, maybe a split
+  merge=true                     linear operators of one input may be one product (query, key and value)
   descent=true                   search by gradient descent too, and compare
   time_limit=60                  seconds of each programme
   train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
@@ -55,6 +56,8 @@ class GraphRequest:
     memory: float | None = None
     """GiB of a rank."""
     ends: str = "replicated"
+    merge: bool = False
+    """Linear operators of one input may be one product."""
     descent: bool = True
     seed: int = 0
     time_limit: float = 60.0
@@ -91,7 +94,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     inputs, module = make_inputs(request.inputs), load_module(request.module)
     planned = plan_module(
         module, inputs, mesh, precision=precision, memory=request.memory,
-        ends=request.ends, time_limit=request.time_limit,
+        ends=request.ends, merge=request.merge, time_limit=request.time_limit,
         descent=DescentOptions(seed=request.seed) if request.descent else None,
     )  # fmt: skip
     folder = run_folder(arguments)

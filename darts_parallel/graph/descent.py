@@ -116,20 +116,27 @@ def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50
     """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
     fans: dict[int, list[Fan]] = defaultdict(list)
+    near = [sorted({g, *(h for choice in group.choices for h in choice.merged)})
+            for g, group in enumerate(space.groups)]  # fmt: skip
     for fan in space.fans:
-        for group in {fan.producer, *fan.consumers}:
+        for group in {h for g in {fan.producer, *fan.consumers} for h in near[g]}:
             fans[group].append(fan)
 
     def merit(group: int, choice: int, now: int) -> tuple[float, float, bool, int]:
-        plan[group] = choice
-        moves = sum(space.fan_seconds(fan, plan) for fan in fans[group])
-        return space.excess_bytes(plan), float(space.seconds[group][choice]) + moves, choice != now, choice
+        trial = list(plan)
+        for g, k in space.changes(plan, group, choice).items():
+            trial[g] = k
+        moves = sum(space.fan_seconds(fan, trial) for fan in fans[group])
+        own = sum(float(space.seconds[g][trial[g]]) for g in near[group])
+        return space.excess_bytes(trial), own + moves, choice != now, choice
 
     for _ in range(sweeps):
         before = list(plan)
         for group, seconds in enumerate(space.seconds):
             now = plan[group]
-            plan[group] = min(merit(group, choice, now) for choice in range(len(seconds)))[-1]
+            best = min(merit(group, choice, now) for choice in range(len(seconds)))[-1]
+            for g, k in space.changes(plan, group, best).items():
+                plan[g] = k
         if plan == before:
             break
     return plan

@@ -111,6 +111,16 @@ class _Writer:
             text = f'{"inputs" if op.op == INPUT else "weights"}["{op.target}"].to_local()'
         else:
             text = given[0] if op.op == RELAY else self._call(op, choice, given)
+        if together := self.plan.merged(op):
+            every = list(zip(*map(self._inputs, together), strict=True))
+            joined = ", ".join(f"torch.cat([{', '.join(own)}])" for own in every[1:])
+            sizes, text = (
+                ", ".join(f"len({one})" for one in every[1]),
+                f"{_variable(together[0].name)}__parts",
+            )
+            if op == together[0]:
+                yield f"{text} = functional.linear({given[0]}, {joined}).split([{sizes}], -1)"
+            text += f"[{together.index(op)}]"
         if len(op.outputs) > 1 or op.outputs[0] != op.name:
             yield f"{_variable(op.name)} = {text}"
         for name in op.outputs:

@@ -78,6 +78,12 @@ class GraphPlan:
         op, index = self.space.graph.producers[name]
         return self.choice(op).outputs[index]
 
+    def merged(self, op: GraphOperator) -> list[GraphOperator]:
+        """Return the linear operators that are one product with this one, in order; it may be apart."""
+        space, groups = self.space, self.choice(op).merged
+        readers = [one for one, _ in space.graph.consumers[op.inputs[0]]] if groups else []
+        return [one for one in readers if space.group_of[one.name] in groups]
+
     def _moves(self) -> Iterator[PlannedCollective]:
         graph, mesh = self.space.graph, self.space.mesh
         for name in graph.consumers:
@@ -169,6 +175,7 @@ def plan_graph(
     time_limit: float = 60.0,
     descent: DescentOptions | None = None,
     bits: tuple[int, ...] = (LOSSLESS,),
+    merge: bool = False,
 ) -> PlannedGraph:
     """Plan a captured module.
 
@@ -179,12 +186,13 @@ def plan_graph(
         time_limit: Seconds for each of the two programmes.
         descent: How to search by gradient descent; None leaves it out.
         bits: Bits that sums may be reduced with, forward.
+        merge: Linear operators of one input may be one product.
     """
     began = time.perf_counter()
     require_member("precision", precision, tuple(WIDTHS))
     require_member("ends", ends, ENDS)
     most = None if memory is None else memory * GIB
-    space = GraphSpace(graph, mesh, WIDTHS[precision], most, ends, bits)
+    space = GraphSpace(graph, mesh, WIDTHS[precision], most, ends, bits, merge)
     answer = GraphProgramme(space).solve(time_limit)
     searched = None if descent is None else descend(space, descent)
     plan = GraphPlan(space, answer.assignment)

@@ -43,7 +43,15 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
         about = {"name": op.name, "op": op.op, "module": op.module, "target": op.target, "shape": list(shape)}
         ends = {"inputs": choice.inputs, "outputs": choice.outputs}
         placed = {end: [[spelled(s) for s in state] for state in states] for end, states in ends.items()}
-        operators.append({**about, "split": list(choice.labels), **placed, "seconds": choice.seconds})
+        operators.append(
+            {
+                **about,
+                "split": list(choice.labels),
+                "merged": [one.name for one in plan.merged(op)],
+                **placed,
+                "seconds": choice.seconds,
+            }
+        )
     found = {key: getattr(descent, name, None) for key, name in DESCENT.items()}
     return {
         "mesh": list(plan.space.mesh.ranks), "cluster": plan.space.mesh.cluster.name, "operators": operators,
@@ -76,7 +84,7 @@ def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> li
         names = Counter(op.op for op in planned.unknown).most_common()
         said = ", ".join(f"{name} ({count})" for name, count in names)
         lines.append(f"replicated, since they have no rule: {said}")
-    lines += [*_split_lines(planned), *_collective_lines(planned)]
+    lines += [*_split_lines(planned), *_merged_lines(plan), *_collective_lines(planned)]
     lines.append(
         f"improved: {1e3 * plan.seconds:.4f} ms a step, forward and backward; linear programme: "
         f"{1e3 * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
@@ -115,6 +123,13 @@ def _split_lines(planned: PlannedGraph) -> list[str]:
         share = f"{100.0 * seconds / total:5.1f} %"
         lines.append(f"  {share} {ops[0].op}{times} ({place}): splits {', '.join(labels)}")
     return lines
+
+
+def _merged_lines(plan: GraphPlan) -> list[str]:
+    """List the linear operators that are one product, equal ones of repeated blocks in one line."""
+    found = {op: plan.merged(op) for op in (group.operators[0] for group in plan.space.groups)}
+    names = {tuple(one.module or one.name for one in ops) for ops in found.values() if ops}
+    return [f"one product: {', '.join(own)}" for own in sorted(names)]
 
 
 def _collective_lines(planned: PlannedGraph) -> list[str]:

@@ -45,7 +45,7 @@ def plan_script(plan: GraphPlan) -> str:
     Styles serve one axis, where they bring the plan's collectives and no others; the module's own code then
     sees the shapes of a rank's parts.
     """
-    if len(plan.space.mesh.ranks) > 1:
+    if len(plan.space.mesh.ranks) > 1 or any(map(plan.merged, plan.space.graph.operators)):
         return operators_script(plan)
     styles, readers, moves = _products(plan)
     norms = _norms(plan)

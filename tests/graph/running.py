@@ -41,9 +41,11 @@ def captured(make: Callable[[], Made]) -> ModuleGraph:
     return capture_module(*make())
 
 
-def plan_made(make: Callable[[], Made], ranks: tuple[int, ...], seed: int | None = None) -> GraphPlan:
+def plan_made(
+    make: Callable[[], Made], ranks: tuple[int, ...], seed: int | None = None, **options: Any
+) -> GraphPlan:
     """Plan a module on fast links; with a seed, choose for every operator at random instead."""
-    space = GraphSpace(captured(make), fast(*ranks))
+    space = GraphSpace(captured(make), fast(*ranks), **options)
     if seed is None:
         return GraphPlan(space, GraphProgramme(space).solve().assignment)
     rng = np.random.default_rng(seed)

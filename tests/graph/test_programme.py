@@ -176,3 +176,47 @@ def test_bad_input_is_one_sentence(arguments: list[str], words: str) -> None:
         run_request(arguments)
     assert str(caught.value).count("\n") == 0
     assert "try" in str(caught.value)
+
+
+class Parallel(nn.Module):
+    def __init__(self, wide: bool, hidden: int = 256) -> None:
+        super().__init__()
+        sizes = [4 * hidden] if wide else [2 * hidden, hidden, hidden]
+        self.parts = nn.ModuleList(nn.Linear(hidden, size) for size in sizes)
+        self.sizes = [2 * hidden, hidden, hidden]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        made = [part(x) for part in self.parts]
+        q, k, v = made[0].split(self.sizes, -1) if len(made) == 1 else made
+        return torch.relu(q), torch.relu(k), torch.relu(v)
+
+
+def parallel(wide: bool, *ranks: int, **options: Any) -> GraphSpace:
+    with torch.device("meta"):
+        graph = capture_module(Parallel(wide), [torch.empty(2, 64, 256)])
+    own = mesh(2).cluster
+    return GraphSpace(graph, DeviceMeshSpec(ranks, own), **options)
+
+
+def test_merged_linears_cost_what_one_wide_linear_costs() -> None:
+    merged = GraphProgramme(parallel(False, merge=True)).solve()
+    wide, apart = (GraphProgramme(parallel(one)).solve() for one in (True, False))
+    assert merged.seconds == pytest.approx(wide.seconds, rel=1e-9)
+    assert merged.proven
+    assert merged.seconds < apart.seconds
+
+
+def test_of_merged_linears_the_programme_is_as_fast_as_every_plan() -> None:
+    """Enumerate all choices of the linears, those that do not agree taken apart; the rest follows."""
+    one = parallel(False, 2, merge=True)
+    answer, best = GraphProgramme(one).solve(), float("inf")
+    linears = [g for g, group in enumerate(one.groups) if group.operators[0].op == "linear"]
+    for picks in product(*(range(len(one.groups[g].choices)) for g in linears)):
+        plan = list(answer.assignment)
+        for g, k in zip(linears, picks, strict=True):
+            plan[g] = k
+        if one.agreed(plan) == tuple(plan):
+            best = min(best, one.total_seconds(plan))
+    assert answer.seconds == pytest.approx(best, rel=1e-6)
+    assert answer.lp_seconds <= best * (1.0 + 1e-9)
+    assert descend(one).seconds == pytest.approx(answer.seconds, rel=5e-3)

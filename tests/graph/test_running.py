@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.run.workers import Workers
 from tests.graph.running import Made, listed, plan_made, run_file
 from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
@@ -199,11 +200,14 @@ THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
 """Modules of transformers: nobody here wrote them."""
 
 
-def _check(workers: Workers, make: Callable[[], Made], *ranks: int, seed: int | None = None) -> None:
-    plan = plan_made(make, ranks, seed)
+def _check(
+    workers: Workers, make: Callable[[], Made], *ranks: int, seed: int | None = None, **options: Any
+) -> GraphPlan:
+    plan = plan_made(make, ranks, seed, **options)
     for differences, ran in workers.run(run_file, make, operators_script(plan), ranks):
         assert max(differences.values()) < 1e-5, differences
         assert ran == listed(plan)
+    return plan
 
 
 @pytest.mark.parametrize("make", OURS + THEIRS)
@@ -219,6 +223,13 @@ def test_any_choices_on_two_processes_are_one_process(
 ) -> None:
     """Random choices of every operator: each rule is right, and its collectives are those that are listed."""
     _check(two, make, 2, seed=seed)
+
+
+@pytest.mark.parametrize("make", [llama, bert])
+def test_merged_linears_on_two_processes_are_one_process(two: Workers, make: Callable[[], Made]) -> None:
+    plan = _check(two, make, 2, merge=True)
+    sizes = {len(plan.merged(op)) for op in plan.space.graph.computing}
+    assert 3 in sizes, "query, key and value are one product"
 
 
 def test_plans_and_random_choices_on_four_processes() -> None:
