@@ -61,6 +61,10 @@ class OperatorChoice:
     """Collectives inside the operator: pass and step."""
     merged: tuple[int, ...] = ()
     """Groups whose linear operators are one product with this one; all of them choose so, in equal states."""
+    chained: tuple[State, ...] = ()
+    """Where two `merged` ones follow each other and multiply their weights first: the states of both."""
+    weights: int = 0
+    """Elements of these weights' product on a rank, which backward needs in place of the first input."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class GraphSpace:
     bits: tuple[int, ...] = (LOSSLESS,)
     """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
     merge: bool = False
-    """Linear operators of one input may be one product."""
+    """Linear operators of one input, or two that follow each other, may be one product."""
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -169,7 +173,10 @@ class GraphSpace:
                 if op.op == PARAMETER:
                     slots = [(op.outputs[0], choice.outputs[0])]
                 for name, state in slots:
-                    items[self.kernels.base[name], local_share(state, self.mesh.ranks)][group].add(k)
+                    share = local_share(state, self.mesh.ranks)
+                    if choice.weights and name == op.inputs[0]:
+                        share = choice.weights / graph.values[name].elements
+                    items[self.kernels.base[name], share][group].add(k)
         found = []
         for (name, share), users in items.items():
             value, weight = graph.values[name], graph.producers[name][0].op == PARAMETER
@@ -197,13 +204,15 @@ class GraphSpace:
         )
 
     def twin(self, group: int, choice: OperatorChoice, merged: tuple[int, ...]) -> int:
-        """Return the choice of a group in the states of another one's, merged so."""
-        return self.twins[group][merged, choice.inputs, choice.outputs]
+        """Return the choice of a group in the states of another one's, merged so; the first where none is."""
+        states = (choice.chained if merged else ()) or choice.inputs + choice.outputs
+        return self.twins[group].get((merged, states), 0)
 
     @cached_property
     def twins(self) -> list[dict[tuple[object, ...], int]]:
         """Choices of every group by what they merge and by their states."""
-        return [{(c.merged, c.inputs, c.outputs): k for k, c in enumerate(g.choices)} for g in self.groups]
+        keys = (((c.merged, c.chained or c.inputs + c.outputs) for c in g.choices) for g in self.groups)
+        return [{key: k for k, key in enumerate(own)} for own in keys]
 
     def _with_merged(self, groups: list[ChoiceGroup]) -> list[ChoiceGroup]:
         """Add the choices in which linear operators of one input are one product, of any of them.
@@ -223,7 +232,40 @@ class GraphSpace:
                             seconds = self._wide_seconds(ops, choice) / sum(share)
                             for g, own, part in zip(merged, known, share, strict=True):
                                 found[g].append(replace(own[states], seconds=seconds * part, merged=merged))
+        for chain in _chained_linears(graph, place, groups):
+            for pair in product(*(groups[g].choices for g in chain)):
+                for g, way in zip(chain, self._weights_first(chain, groups, *pair), strict=False):
+                    found[g].append(way)
         return [ChoiceGroup(g.operators, tuple(own)) for g, own in zip(groups, found, strict=True)]
+
+    def _weights_first(
+        self, merged: tuple[int, ...], groups: Sequence[ChoiceGroup], one: OperatorChoice, two: OperatorChoice
+    ) -> list[OperatorChoice]:
+        """Return how linear operators `(x A) B` are `x (A B)` in the states of two choices; may be nothing.
+
+        The tensor between them is absent: its states differ by nothing that moves it.
+        """
+        labels, (x, a), between = list(zip(one.labels, two.labels, strict=True)), one.inputs, one.outputs[0]
+        inner = [pair == ("inner", "none*") for pair in labels]
+        for add, pair, made, read in zip(inner, labels, between, two.inputs[0], strict=True):
+            if not add and (made != read or (pair[0] != pair[1] and pair != ("none*", "columns"))):
+                return []
+        _, b, *bias, y = (tuple(PARTIAL if add and k != 1 else s for add, s in zip(inner, state, strict=True))
+                          for k, state in enumerate((*two.inputs, *two.outputs)))  # fmt: skip
+        ops, values = [groups[g].operators[0] for g in merged], self.graph.values
+        names = ops[0].inputs[0], ops[0].inputs[1], ops[1].inputs[1], ops[1].outputs[0]
+        own_x, own_a, own_b, own_y = self.local_shapes(names, (x, a, b, y))
+        grads = [values[name].needs_grad for name in names[:3]]
+        rows, wide, _ = product_shape(ops[1], (own_x, (own_b[0], own_a[1])), own_y)
+        weights = replace(wide, out_features=own_a[1], in_features=own_b[1])
+        times = ((1 + sum(grads[1:]), own_b[0], weights), (1 + grads[0] + any(grads[1:]), rows, wide))
+        seconds = [n * product_seconds(own, gemm, self.mesh.device, self.width) for n, own, gemm in times]
+        states = x, a, b, y
+        return [
+            replace(one, seconds=seconds[0], merged=merged, chained=states),
+            replace(two, inputs=(between, b, *bias), outputs=(y,), seconds=seconds[1], merged=merged,
+                    chained=states, weights=own_b[0] * own_a[1]),
+        ]  # fmt: skip
 
     def _wide_seconds(self, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
         """Return the seconds of one product with the columns of all operators, forward and backward."""
@@ -384,6 +426,19 @@ def _parallel_linears(
     times = Counter(tuple(own) for own in found.values())
     return [own for own, count in times.items() if 2 <= len(own) <= MOST_MERGED and len(set(own)) == len(own)
             and all(len(groups[g].operators) == count for g in own)]  # fmt: skip
+
+
+def _chained_linears(
+    graph: ModuleGraph, place: Mapping[str, int], groups: Sequence[ChoiceGroup]
+) -> list[tuple[int, ...]]:
+    """Return the groups of two linear operators of which the second alone reads the first, without a bias."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for op in graph.operators:
+        (after, slot), *others = graph.consumers[op.outputs[0]] if op.op == "linear" else [(op, 1)]
+        both = after.op == "linear" and slot == 0 and not others and len(op.inputs) == 2
+        if both and all(graph.producers[one.inputs[1]][0].op == PARAMETER for one in (op, after)):
+            found[place[op.name], place[after.name]] += 1
+    return [own for own, count in found.items() if all(len(groups[g].operators) == count for g in own)]
 
 
 def _distinct(states: Iterable[State]) -> list[State]:

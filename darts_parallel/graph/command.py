@@ -33,7 +33,8 @@ Importing the module runs its code.
   mesh=[8] or [2,4]              ranks of one or two axes, the last one innermost (default: GPUs of a node)
   memory=GIB                     of a rank for parameters, optimizer states, kept activations (default: any)
   ends=replicated|free           free: inputs and outputs of one shape share a placement, maybe a split
-  merge=true                     linear operators of one input may be one product (query, key and value)
+  merge=true                     linear operators of one input may be one product (query, key and value), and
+                                 of two that follow each other the weights may be multiplied first
   descent=true                   search by gradient descent too, and compare
   time_limit=60                  seconds of each programme
   train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
@@ -57,7 +58,7 @@ class GraphRequest:
     """GiB of a rank."""
     ends: str = "replicated"
     merge: bool = False
-    """Linear operators of one input may be one product."""
+    """Linear operators of one input, or two that follow each other, may be one product."""
     descent: bool = True
     seed: int = 0
     time_limit: float = 60.0

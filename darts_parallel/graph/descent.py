@@ -116,8 +116,10 @@ def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50
     """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
     fans: dict[int, list[Fan]] = defaultdict(list)
-    near = [sorted({g, *(h for choice in group.choices for h in choice.merged)})
-            for g, group in enumerate(space.groups)]  # fmt: skip
+    tied = [
+        {g, *(h for choice in group.choices for h in choice.merged)} for g, group in enumerate(space.groups)
+    ]
+    near = [sorted({h for one in own for h in tied[one]}) for own in tied]
     for fan in space.fans:
         for group in {h for g in {fan.producer, *fan.consumers} for h in near[g]}:
             fans[group].append(fan)

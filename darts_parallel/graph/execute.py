@@ -103,7 +103,12 @@ class _Writer:
         """Yield the lines that make an operator's outputs and bring them to their consumers' states."""
         if op.op == OUTPUT:
             return
-        choice, given = self.plan.choice(op), self._inputs(op)
+        choice, given, together = self.plan.choice(op), self._inputs(op), self.plan.merged(op)
+        if choice.chained and op == together[0]:
+            self.known[op.outputs[0], choice.outputs[0]] = given[0]
+            return
+        if choice.chained:
+            given[1] = f"{given[1]} @ {self._inputs(together[0])[1]}"
         if op.op == CONSTANT and op.arguments:
             whole, state = ("R",) * len(self.ranks), choice.outputs[0]
             text = f"move(mesh, torch.tensor({_literal(op)}, device=mesh.device_type), {whole}, {state})"
@@ -111,7 +116,7 @@ class _Writer:
             text = f'{"inputs" if op.op == INPUT else "weights"}["{op.target}"].to_local()'
         else:
             text = given[0] if op.op == RELAY else self._call(op, choice, given)
-        if together := self.plan.merged(op):
+        if together and not choice.chained:
             every = list(zip(*map(self._inputs, together), strict=True))
             joined = ", ".join(f"torch.cat([{', '.join(own)}])" for own in every[1:])
             sizes, text = (

@@ -81,6 +81,9 @@ class GraphPlan:
     def merged(self, op: GraphOperator) -> list[GraphOperator]:
         """Return the linear operators that are one product with this one, in order; it may be apart."""
         space, groups = self.space, self.choice(op).merged
+        if self.choice(op).chained:
+            first = op if space.group_of[op.name] == groups[0] else space.graph.producers[op.inputs[0]][0]
+            return [first, space.graph.consumers[first.outputs[0]][0][0]]
         readers = [one for one, _ in space.graph.consumers[op.inputs[0]]] if groups else []
         return [one for one in readers if space.group_of[one.name] in groups]
 
@@ -186,7 +189,7 @@ def plan_graph(
         time_limit: Seconds for each of the two programmes.
         descent: How to search by gradient descent; None leaves it out.
         bits: Bits that sums may be reduced with, forward.
-        merge: Linear operators of one input may be one product.
+        merge: Linear operators of one input, or two that follow each other, may be one product.
     """
     began = time.perf_counter()
     require_member("precision", precision, tuple(WIDTHS))

@@ -48,6 +48,7 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
                 **about,
                 "split": list(choice.labels),
                 "merged": [one.name for one in plan.merged(op)],
+                "weights_first": bool(choice.chained),
                 **placed,
                 "seconds": choice.seconds,
             }
@@ -128,8 +129,10 @@ def _split_lines(planned: PlannedGraph) -> list[str]:
 def _merged_lines(plan: GraphPlan) -> list[str]:
     """List the linear operators that are one product, equal ones of repeated blocks in one line."""
     found = {op: plan.merged(op) for op in (group.operators[0] for group in plan.space.groups)}
-    names = {tuple(one.module or one.name for one in ops) for ops in found.values() if ops}
-    return [f"one product: {', '.join(own)}" for own in sorted(names)]
+    kinds = {True: "weights first", False: "one product"}
+    names = {(kinds[plan.choice(op).chained != ()], ", ".join(one.module or one.name for one in ops))
+             for op, ops in found.items() if ops}  # fmt: skip
+    return [f"{kind}: {own}" for kind, own in sorted(names)]
 
 
 def _collective_lines(planned: PlannedGraph) -> list[str]:

@@ -220,3 +220,24 @@ def test_of_merged_linears_the_programme_is_as_fast_as_every_plan() -> None:
     assert answer.seconds == pytest.approx(best, rel=1e-6)
     assert answer.lp_seconds <= best * (1.0 + 1e-9)
     assert descend(one).seconds == pytest.approx(answer.seconds, rel=5e-3)
+
+
+class Factors(nn.Module):
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.first = nn.Linear(256, 512, bias=False), nn.Linear(512, 256), first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.first:
+            return torch.relu(self.b(self.a(x)))
+        return torch.relu(nn.functional.linear(x, self.b.weight @ self.a.weight, self.b.bias))
+
+
+def test_weights_multiplied_first_cost_and_keep_what_a_module_that_does_so_does() -> None:
+    with torch.device("meta"):
+        apart, written = (capture_module(Factors(f), [torch.empty(8192, 256)]) for f in (False, True))
+    spaces = [GraphSpace(graph, mesh(2), merge=graph is apart) for graph in (apart, written)]
+    plans = [(space, GraphProgramme(space).solve().assignment) for space in spaces]
+    seconds, kept = zip(*((s.total_seconds(p), s.memory_bytes(p)) for s, p in plans), strict=True)
+    assert (seconds[0], kept[0]) == pytest.approx((seconds[1], kept[1]), rel=1e-9)
+    assert seconds[0] < GraphProgramme(GraphSpace(apart, mesh(2))).solve().seconds

@@ -232,6 +232,23 @@ def test_merged_linears_on_two_processes_are_one_process(two: Workers, make: Cal
     assert 3 in sizes, "query, key and value are one product"
 
 
+def chain() -> Made:
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8), nn.ReLU()), [torch.randn(64, 8)], {}
+
+
+def test_weights_first_in_all_states_on_two_processes_is_one_process(two: Workers) -> None:
+    space, ways = plan_made(chain, (2,), merge=True).space, 0
+    for group, k in [
+        (g, k) for g, own in enumerate(space.groups) for k, c in enumerate(own.choices) if c.weights
+    ]:
+        changes = space.changes([0] * len(space.groups), group, k)
+        plan, ways = GraphPlan(space, tuple(changes.get(g, 0) for g in range(len(space.groups)))), ways + 1
+        for differences, ran in two.run(run_file, chain, operators_script(plan), (2,)):
+            assert max(differences.values()) < 1e-5, differences
+            assert ran == listed(plan)
+    assert ways == 5, "rows, columns, a sum, whole with and without a whole gradient"
+
+
 def test_plans_and_random_choices_on_four_processes() -> None:
     with Workers(4, timeout_s=120.0) as workers:
         _check(workers, block, 2, 2, seed=0)
