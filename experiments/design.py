@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from scipy.optimize import minimize
 
 from darts_parallel.config import config_dir, require_members, run_main
-from darts_parallel.design import Design, Designer, Prices, design_of
+from darts_parallel.design import Design, Designer, design_of
 from darts_parallel.errors import ConfigError
 from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
@@ -86,7 +86,7 @@ def design_for(case: str) -> Design:
     raw["jobs"] = [{"overrides": ["space=uniform", "space.zero_stage=1", *given["overrides"].split()]}]
     design = design_of(case, raw)
     (option,) = design.options
-    return replace(design, budget=option.fixed + sum(knob.price for knob in option.knobs))
+    return replace(design, budget=option.fixed + float(option.knobs.price.sum()))
 
 
 class Account:
@@ -95,11 +95,9 @@ class Account:
     def __init__(self, case: str, calls: int, seconds: float, bound: float) -> None:
         design = design_for(case)
         self.began, self.most, self.seconds, self.bound = time.process_time(), calls, seconds, bound
-        self.branch = Designer(design).branches[0]
-        self.option, self.pricing = self.branch.option, self.branch.pricings[0]
-        self.money = design.budget - self.option.fixed
-        self.prices, self.size = Prices.of(self.option.knobs), len(self.option.knobs)
-        self.memory = np.array([knob in self.branch.memories for knob in self.option.knobs])
+        (self.branch,) = Designer(design).branches
+        (self.pricing,), self.knobs = self.branch.pricings, self.branch.option.knobs
+        self.money, self.size = design.budget - self.branch.option.fixed, len(self.knobs.names)
         self.trace: list[tuple[int, float, float]] = []
         """Calls, CPU seconds and the best log seconds."""
 
@@ -112,17 +110,17 @@ class Account:
         if over or best <= self.bound + ENOUGH:
             raise TimeoutError
 
-    def goodness(self, x: Array, prices: Prices, money: float) -> Array:
+    def goodness(self, x: Array, knobs: Any, money: float) -> Array:
         """Return log goodness of knobs on which all money is spent in the reference's shares times exp(x)."""
-        wanted = prices.price * np.exp(x - x.max()) * prices.exponent
-        return np.asarray(prices.spend(-wanted[None], np.array([money]))[1][0])
+        wanted = knobs.price * np.exp(x - x.max()) * knobs.exponent
+        return np.asarray(knobs.spend(-wanted[None], np.array([money]))[1][0])
 
     def __call__(self, x: Array) -> float:
         """Return log seconds of the best plan on shares x; of one that does not fit, with what it lacks."""
-        z = self.goodness(np.asarray(x), self.prices, self.money)
+        z, memory = self.goodness(np.asarray(x), self.knobs, self.money), self.branch.is_memory
         with torch.no_grad():
-            heights = self.pricing.log_seconds(torch.tensor(z[~self.memory])).numpy()
-        lacks = (np.log(self.pricing.needs) - z[self.memory]).max(1, initial=-inf)
+            heights = self.pricing.log_seconds(torch.tensor(z[~memory])).numpy()
+        lacks = (np.log(self.pricing.needs) - z[memory]).max(1, initial=-inf)
         fits = lacks <= 1e-9
         self.note(heights, fits)
         return float(heights[fits].min() if fits.any() else heights.max() + lacks.min())
@@ -147,18 +145,11 @@ def optuna_method(sampler: str, **arguments: Any) -> Method:
 
 
 def cmaes(f: Account, rng: np.random.Generator) -> None:
-    """Optimise by CMA-ES, restarted where it stops (cma)."""
+    """Optimise by CMA-ES, restarted with a larger population where it stops (cma)."""
     import cma
 
-    start = np.zeros(f.size)
-    f(start)
-    while True:
-        seed = int(rng.integers(1, 2**31))
-        strategy = cma.CMAEvolutionStrategy(start, 0.5, {"verbose": -9, "seed": seed})
-        while not strategy.stop():
-            points = strategy.ask()
-            strategy.tell(points, [f(x) for x in points])
-        start = rng.normal(size=f.size)
+    options = {"verbose": -9, "seed": int(rng.integers(1, 2**31))}
+    cma.fmin2(f, np.zeros(f.size), 0.5, options, restarts=f.most, eval_initial_x=True)
 
 
 def coordinate(f: Account, rng: np.random.Generator) -> None:
@@ -187,8 +178,8 @@ def finite_differences(f: Account, rng: np.random.Generator) -> None:
 
 def one_loop(f: Account, rng: np.random.Generator) -> None:
     """Descend shares and a soft minimum over plans in one loop, as DOSA does (Adam)."""
-    memory, needs = torch.tensor(f.memory), torch.tensor(np.log(f.pricing.needs))
-    price, exponent, low, high = (torch.tensor(value) for value in vars(f.prices).values())
+    memory, needs = torch.tensor(f.branch.is_memory), torch.tensor(np.log(f.pricing.needs))
+    price, exponent, low, high, _ = (torch.tensor(value) for value in list(vars(f.knobs).values())[1:])
     start = np.zeros(f.size)
     while True:
         point = torch.tensor(start, requires_grad=True)
@@ -198,7 +189,7 @@ def one_loop(f: Account, rng: np.random.Generator) -> None:
             z = ((share / price).log() / exponent).clamp(low, high)
             lacks = (needs - z[memory]).amax(1)
             heights = f.pricing.log_seconds(z[~memory])
-            paid = f.prices.cost(z.detach().numpy()).sum() <= f.money * (1 + 1e-9)
+            paid = f.knobs.cost(z.detach().numpy()).sum() <= f.money * (1 + 1e-9)
             f.note(heights.detach().numpy(), (lacks <= 1e-9).numpy() & paid)
             soft = -heat * torch.logsumexp(-(heights + 10.0 * lacks.clamp(min=0.0)) / heat, 0)
             (point.grad,) = torch.autograd.grad(soft, point)
@@ -208,23 +199,23 @@ def one_loop(f: Account, rng: np.random.Generator) -> None:
 
 def share_rule(f: Account, rng: np.random.Generator) -> None:
     """Move shares to slope over exponent of the best plan, its memory paid; restart from the next best."""
-    prices, memory = f.branch.prices, f.branch.memory
-    x, worth, ranks = np.zeros(len(prices.price)), 0.0, [int(np.median(memory.argsort()))]
+    knobs, memory = f.branch.knobs, f.branch.memory
+    x, worth, ranks = np.zeros(len(knobs.names)), 0.0, [int(np.median(memory.argsort()))]
     while True:
         plan = ranks[rng.geometric(0.5) % len(ranks)]
         for step in range(12):
-            z = f.goodness(x, prices, f.money - memory[plan])
-            point, cost = torch.tensor(z, requires_grad=True), prices.cost(z)
+            z = f.goodness(x, knobs, f.money - memory[plan])
+            point, cost = torch.tensor(z, requires_grad=True), knobs.cost(z)
             heights = f.pricing.log_seconds(point)
             known = heights.detach().numpy()
             f.note(known, memory <= f.money * (1 + 1e-9) - cost.sum())
             ranks = [int(p) for p in (known + worth * memory).argsort()[:8] if memory[p] < 0.9 * f.money]
             plan = ranks[0] if step > 1 else plan
             (slope,) = torch.autograd.grad(heights[plan], point)
-            want = np.maximum(-slope.numpy(), 1e-5) / prices.exponent
-            worth = float((want / cost)[z < prices.high - 1e-6].max(initial=0.0))
+            want = np.maximum(-slope.numpy(), 1e-5) / knobs.exponent
+            worth = float((want / cost)[z < knobs.high - 1e-6].max(initial=0.0))
             rate = 0.8 * 0.6 ** max(step - 5, 0)
-            x = (1 - rate) * x + rate * (np.log(want / want.sum()) - np.log(prices.price))
+            x = (1 - rate) * x + rate * (np.log(want / want.sum()) - np.log(knobs.price))
         x = x + rng.normal(size=len(x)) * 0.3
 
 
@@ -253,8 +244,8 @@ def prove(case: str, seed: int, known: Truth) -> Spending:
     for gap in (0.01, 0.001):
         design, began = design_for(case), time.process_time()
         answer = Designer(replace(design, tolerance=2 * gap)).solve(design.budget)
-        reached += answer.calls, time.process_time() - began
-    best, calls = answer.iteration_time_s, answer.calls
+        reached += answer.planner_calls, time.process_time() - began
+    best, calls = answer.iteration_time_s, answer.planner_calls
     return Spending(case, "tangents", seed, *known, best, calls, reached[3], *reached)
 
 

@@ -1,7 +1,7 @@
 """`darts-parallel design`: the best use of a budget for hardware, and what one more dollar buys."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import exp, log
 from pathlib import Path
@@ -11,11 +11,11 @@ import torch
 
 from darts_parallel.config import describe, guarded, parse
 from darts_parallel.cost import evaluate
-from darts_parallel.design import FIGURES, Answer, Design, Designer, overrides_of, read_design, upgrades
+from darts_parallel.design import FIGURES, Answer, Design, Designer, read_design, scaled_config, upgrades
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import read_plan, required_config, write_json, write_text
 from darts_parallel.planner import plan
-from darts_parallel.problem import Problem, load_problem
+from darts_parallel.problem import Problem
 from darts_parallel.report import csv_text, markdown_table, plan_dict, write_scalars, write_sweep_curve
 
 HELP = f"""\
@@ -34,6 +34,10 @@ Options, with their defaults:
 SPACE = "even uniform plans of the jobs' spaces, all enumerated"
 """Space of the plans that the bound is about."""
 FOLDER = "hydra.run.dir"
+ANSWER = ("knobs", "factors", "costs", "spent", "budget", "iteration_time_s", "job_iteration_times_s", "gap",
+          "bound_iteration_time_s", "planner_calls", "elasticities", "seconds_saved_per_unit")  # fmt: skip
+"""Parts of an answer that `design.json` has under the same names."""
+FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "planner_calls")
 
 
 @dataclass
@@ -82,20 +86,24 @@ def run_design(options: DesignOptions, out: Path) -> list[str]:
     designer = Designer(design)
     answer = designer.solve(design.budget) if design.budget else designer.reach(design.target)
     steps = [{"iteration_time_s": best} | {f"share/{n}": c / sum(costs.values()) for n, c in costs.items()}
-             for _, costs, best, _ in designer.history]  # fmt: skip
+             for costs, best in designer.history]  # fmt: skip
     budgets = [factor * answer.budget for factor in design.budgets]
     front = [answer if budget == answer.budget else designer.solve(budget)
              for budget in budgets if budget >= designer.least]  # fmt: skip
     plans = plan_files(answer)
-    found, rows = design_dict(design, answer, plans), [_front_row(each) for each in front]
+    found, header = (
+        design_dict(design, answer, plans),
+        [*FRONT, "option", *(f"factor {n}" for n in answer.knobs)],
+    )
+    rows = [[*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front]
     out.mkdir(parents=True, exist_ok=True)
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
-    write_text(out / "pareto.csv", csv_text(list(rows[0]), (list(row.values()) for row in rows)))
+    write_text(out / "pareto.csv", csv_text(header, rows))
     points = [(each.budget, {"iteration_time_s": each.iteration_time_s, "raw_gap": None}) for each in front]
     write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
     write_scalars(out / "tensorboard", steps)
-    return report_lines(design, answer, found)
+    return report_lines(answer, found)
 
 
 def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
@@ -103,10 +111,11 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
 
     The planner keeps the chance of the whole job, the design that of one device: the better plan stands.
     """
-    files, factors = {}, {name: bought.factor for name, bought in answer.knobs.items()}
+    files = {}
     for job, own in enumerate(answer.plans):
-        given = [*answer.option.overrides[job], *overrides_of(answer.option.problems[job], factors)]
-        problem, layerwise = load_problem(given), load_problem([*given, "space=layerwise"])
+        config = scaled_config(answer.option.problems[job], answer.factors)
+        problem = Problem.from_config(config)
+        layerwise = Problem.from_config(replace(config, space=replace(config.space, kind="layerwise")))
         planned, number = plan(layerwise), f"_{job + 1}" if job else ""
         even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
         files[f"plan{number}.json"] = found = plan_dict(problem, own, even, None, [])
@@ -122,54 +131,37 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
     known = [p for p in predicted[::2] if "iteration_time_interval_s" in p]
     widest = max((p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in known), default=0.0)
     layerwise = zip(design.weights, predicted[1::2], strict=True)
-    parts = {"knobs": "value", "factors": "factor", "costs": "cost", "elasticities": "elasticity"}
     return {
         "design": design.name,
         "unit": design.unit,
         "option": answer.option.name,
-        **{key: {n: getattr(b, part) for n, b in answer.knobs.items()} for key, part in parts.items()},
         "fixed": answer.option.fixed,
-        "spent": answer.spent,
-        "budget": answer.budget,
         "target_s": design.target or None,
-        "iteration_time_s": seconds,
+        **{key: getattr(answer, key) for key in ANSWER},
         # fitted figures err together: jobs are as unsure as the least sure one
         "iteration_time_interval_s": [seconds / widest, seconds * widest] if widest else None,
-        "job_iteration_times_s": list(answer.seconds),
         "layerwise_iteration_time_s": exp(sum(w * log(p["iteration_time_s"]) for w, p in layerwise)),
-        "bound_iteration_time_s": answer.bound_iteration_time_s,
         "bound_space": SPACE,
-        "gap": answer.gap,
-        "planner_calls": answer.calls,
-        "seconds_saved_per_unit": {name: bought.worth * seconds for name, bought in answer.knobs.items()},
         "plan": next(iter(plans)),
         "plans": list(plans),
     }
 
 
-def _front_row(answer: Answer) -> dict[str, Any]:
-    """Return a row of `pareto.csv`; factors of knobs are relative to their references."""
-    names = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s")
-    row = {name: getattr(answer, name) for name in names} | {"planner_calls": answer.calls}
-    return row | {"option": answer.option.name} | {f"factor {n}": k.factor for n, k in answer.knobs.items()}
-
-
-def report_lines(design: Design, answer: Answer, found: dict[str, Any]) -> list[str]:
+def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
     """Return the lines that the command prints."""
     seconds, interval = answer.iteration_time_s, found["iteration_time_interval_s"]
     unsure = f" ± {100 * (interval[1] / seconds - 1):.0f} %" if interval else ""
     lines = [
-        f"{design.name}: {seconds:.4g} s{unsure} an iteration on {answer.option.name} for "
-        f"{answer.spent:,.0f} of {answer.budget:,.0f} {design.unit}",
+        f"{found['design']}: {seconds:.4g} s{unsure} an iteration on {answer.option.name} for "
+        f"{answer.spent:,.0f} of {answer.budget:,.0f} {found['unit']}",
         f"no use of the budget is below {answer.bound_iteration_time_s:.4g} s (gap {100 * answer.gap:.3f} %; "
-        f"{SPACE}); {answer.calls} planner calls",
+        f"{SPACE}); {answer.planner_calls} planner calls",
         f"planned layer by layer on this hardware: {found['layerwise_iteration_time_s']:.4g} s",
     ]
-    rows = [
-        (name, f"{bought.factor:.4g}", f"{bought.value:.4g}", f"{bought.cost:,.0f}",
-         "at its bound" if bought.at_bound else f"{1e9 * bought.worth * seconds + 0.0:.3g}")
-        for name, bought in answer.knobs.items()
-    ]  # fmt: skip
+    saved = {n: f"{1e9 * s + 0.0:.3g}" for n, s in answer.seconds_saved_per_unit.items()}
+    saved |= dict.fromkeys(answer.at_bound, "at its bound")
+    rows = [(name, f"{answer.factors[name]:.4g}", f"{value:.4g}", f"{answer.costs[name]:,.0f}", saved[name])
+            for name, value in answer.knobs.items()]  # fmt: skip
     return [*lines, *markdown_table(("figure", "factor", "value", "costs", "a million more saves, ms"), rows)]
 
 
@@ -179,9 +171,9 @@ def upgrade_lines(path: str, out: Path) -> list[str]:
     given = read_plan(path, problem.model)
     seconds, found = evaluate(given, problem).iteration_time_s, upgrades(given, problem)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "upgrades.json", [asdict(upgrade) for upgrade in found])
-    figures = [(u.figure, f"{u.before:.4g}", u.to, f"{u.after:.4g}") for u in found]
-    rows = [(*told, f"{u.saved:.2%}", f"{u.replanned:.2%}") for told, u in zip(figures, found, strict=True)]
+    write_json(out / "upgrades.json", found)
+    kinds = {"figure": "", "before": ".4g", "to": "", "after": ".4g", "saved": ".2%", "replanned": ".2%"}
+    rows = [tuple(format(row[key], kind) for key, kind in kinds.items()) for row in found]
     header = ("figure", "now", "upgrade", "then", "this plan saves", "planned anew saves")
     told = f"{path}: {seconds:.4g} s an iteration; planned anew: among even uniform plans"
     return [told, *markdown_table(header, rows, (0, 2))]

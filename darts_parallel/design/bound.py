@@ -18,13 +18,11 @@ which is a bound for *any* w and m; at the best m money goes in the proportion s
 move to where the bound is lowest until it rises no more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from darts_parallel.design.request import Knob
 
 Array = NDArray[np.float64]
 ROUNDS = 6
@@ -32,23 +30,28 @@ ROUNDS = 6
 
 
 @dataclass(frozen=True)
-class Prices:
-    """Prices of n knobs, each array of shape `(n,)`."""
+class Knobs:
+    """Figures that money changes, n of them: `price * goodness ** exponent`, arrays of shape `(n,)`.
 
+    The goodness is the factor over the reference, or its inverse where less of the figure is better.
+    """
+
+    names: tuple[str, ...]
     price: Array
-    """At the reference."""
+    """Price of the whole cluster at the reference."""
     exponent: Array
     low: Array
     """Least log goodness."""
     high: Array
     """Largest log goodness."""
+    reference: Array
+    """SI units."""
 
-    @staticmethod
-    def of(knobs: Sequence[Knob]) -> "Prices":
-        """Return the prices of knobs."""
-        rows = [(knob.price, knob.exponent, knob.low, knob.high) for knob in knobs]
-        price, exponent, low, high = np.array(rows, dtype=float).reshape(-1, 4).T
-        return Prices(price, exponent, np.log(low), np.log(high))
+    def only(self, kept: NDArray[np.bool_]) -> "Knobs":
+        """Return the knobs at which `kept` is true."""
+        name, *values = vars(self).values()
+        names = tuple(own for own, keep in zip(name, kept, strict=True) if keep)
+        return Knobs(names, *(value[kept] for value in values))
 
     def cost(self, z: Array) -> Array:
         """Return what every knob costs at log goodness `z`."""
@@ -60,7 +63,7 @@ class Prices:
         Slopes `(P, n)` of log seconds are 0 or below where a knob helps; a value is infinite where not even
         the least goodness can be bought.
         """
-        if not len(self.price):
+        if not self.names:
             return np.where(money >= 0.0, 0.0, np.inf), slopes
         least, most = self.cost(self.low), self.cost(self.high)
         worth = np.maximum(-slopes, 0.0) / self.exponent
@@ -109,28 +112,28 @@ def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> tup
 
 
 def dual_bound(
-    prices: Prices, lines: Callable[[Array | None], tuple[Array, Array]], money: float
+    knobs: Knobs, lines: Callable[[Array | None], tuple[Array, Array]], money: float
 ) -> tuple[float, Array]:
     """Return the bound of one plan from its K points, and where it is reached.
 
     `lines` gives b `(K,)` and A `(K, n)` of the tangents at a point, or each at its own.
     """
-    best, at = _dual(prices, *lines(None), money)
+    best, at = _dual(knobs, *lines(None), money)
     for _ in range(ROUNDS - 1):
-        value, z = _dual(prices, *lines(at), money)
-        at = at + prices.exponent / (1.0 + prices.exponent) * (z - at)  # settles shares at once
+        value, z = _dual(knobs, *lines(at), money)
+        at = at + knobs.exponent / (1.0 + knobs.exponent) * (z - at)  # settles shares at once
         if value < best + 1e-6:
             break
         best = value
     return best, at
 
 
-def _dual(prices: Prices, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
+def _dual(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
     """Return the largest bound of mixtures of lines, and the point that minimises its Lagrangian."""
-    alone = heights + prices.spend(slopes, np.full(len(heights), money))[0]
+    alone = heights + knobs.spend(slopes, np.full(len(heights), money))[0]
     first = int(alone.argmax())
     weights = np.eye(len(heights))[first]
-    value, z = _value(prices, heights, slopes, money, weights)
+    value, z = _value(knobs, heights, slopes, money, weights)
     along = heights + slopes @ z
     if not np.isfinite(value) or along.max() <= along[first] + 1e-9:
         return value, z
@@ -138,7 +141,7 @@ def _dual(prices: Prices, heights: Array, slopes: Array, money: float) -> tuple[
 
     def negative(w: Array) -> tuple[float, Array]:
         whole = max(w.sum(), 1e-12)
-        found, point = _value(prices, heights, slopes, money, w / whole)
+        found, point = _value(knobs, heights, slopes, money, w / whole)
         along = heights + slopes @ point
         return -found, -(along - along @ w / whole) / whole
 
@@ -150,13 +153,13 @@ def _dual(prices: Prices, heights: Array, slopes: Array, money: float) -> tuple[
     )  # fmt: skip
     better = np.clip(result.x, 0.0, 1.0)
     if np.isfinite(better).all() and better.sum() > 0.0:
-        found, point = _value(prices, heights, slopes, money, better / better.sum())
+        found, point = _value(knobs, heights, slopes, money, better / better.sum())
         if found >= value:
             return found, point
     return value, z
 
 
-def _value(prices: Prices, heights: Array, slopes: Array, money: float, w: Array) -> tuple[float, Array]:
+def _value(knobs: Knobs, heights: Array, slopes: Array, money: float, w: Array) -> tuple[float, Array]:
     """Return the dual's value at weights, and the point that minimises its Lagrangian."""
-    values, points = prices.spend((w @ slopes)[None], np.array([money]))
+    values, points = knobs.spend((w @ slopes)[None], np.array([money]))
     return float(w @ heights + values[0]), points[0]

@@ -4,11 +4,14 @@
 that of the second group alone. Links are `intra_node` and `inter_node`.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from darts_parallel.errors import ConfigError
+from darts_parallel.config import Config
+from darts_parallel.errors import ConfigError, closest
 from darts_parallel.problem import Cluster, Problem
 
 MEMORY = "device.memory"
@@ -19,6 +22,8 @@ FIGURES = {
     "inter_node.latency": (-1, "latency_us"),
 }  # fmt: skip
 """Figures: 1 where more is better or -1 where less is, and the key of the configuration."""
+Place = int | None
+"""Number of a node group; None: the network that groups share."""
 
 
 def figure_of(name: str) -> str:
@@ -26,84 +31,66 @@ def figure_of(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def places(name: str, cluster: Cluster) -> list[int | None]:
-    """Return the node groups whose figure a name means; None: the network that groups share.
+def places(name: str, cluster: Cluster) -> list[Place]:
+    """Return the places whose figure a name means.
 
     Errors:
         ConfigError: no such figure or group, or a figure that the cluster cannot change alone.
     """
-    figure, groups = figure_of(name), cluster.groups
-    first, *numbers = name.removesuffix(figure).rstrip(".").split(".")
-    index = int(numbers[0]) if first == "nodes" and len(numbers) == 1 and numbers[0].isdecimal() else None
-    if figure not in FIGURES or (first and index is None):
+    match = re.fullmatch(r"(?:nodes\.(\d{1,4})\.)?(\w+\.\w+)", name)
+    if match is None or match[2] not in FIGURES:
         raise ConfigError(
             f"design.knobs.{name} must be one of {', '.join(FIGURES)}, or nodes.0. and one of them; "
             "try device.peak_flops."
         )
-    network = figure.startswith("inter_node")
-    if index is None:
-        own = [i for i, group in enumerate(groups) if not network or group.inter_node is not None]
-        return [*own, None] if network else [*own]
-    rule = f"design.knobs.{name} must name"
-    if index >= len(groups):
+    part, devices = match[2].split(".")[0], [group.device.name for group in cluster.groups]
+    own = [i for i, g in enumerate(cluster.groups) if part != "inter_node" or g.inter_node is not None]
+    if match[1] is None:
+        return [*own, None] if part == "inter_node" else [*own]
+    alone = [i for i in own if part != "device" or devices.count(devices[i]) == 1]
+    if int(match[1]) not in alone:
+        near = f"nodes.{closest(int(match[1]), alone)}.{match[2]}" if alone else match[2]
         raise ConfigError(
-            f"{rule} one of {len(groups)} node groups, counted from 0; try nodes.{len(groups) - 1}.{figure}."
+            f"design.knobs.{name} must name a node group, counted from 0, whose {part} no other shares; "
+            f"try {near}."
         )
-    alike = [group.device.name for group in groups].count(groups[index].device.name)
-    if figure.startswith("device") and alike > 1:
-        raise ConfigError(f"{rule} a group with a device of its own, which no other shares; try {figure}.")
-    if network and groups[index].inter_node is None:
-        raise ConfigError(f"{rule} a group with an inter_node link of its own; try {figure}.")
-    return [index]
-
-
-def owner_of(name: str, place: int | None, cluster: Cluster) -> Any:
-    """Return the device or link of one place that has a figure."""
-    return getattr(cluster if place is None else cluster.groups[place], figure_of(name).split(".")[0])
+    return [int(match[1])]
 
 
 def reference(name: str, cluster: Cluster) -> float:
     """Return the value of a figure in SI units, of one place that has it."""
-    return float(getattr(owner_of(name, places(name, cluster)[-1], cluster), name.rpartition(".")[2]))
+    place, (part, key) = places(name, cluster)[-1], figure_of(name).split(".")
+    return float(getattr(getattr(cluster if place is None else cluster.groups[place], part), key))
 
 
-def scaled(problem: Problem, factors: dict[str, Any]) -> Problem:
-    """Return the problem with figures, by name, times factors."""
-    names = [(name, place) for name in factors for place in places(name, problem.cluster)]
-    return scaled_at(problem, [(name, place, factors[name]) for name, place in names])
-
-
-def scaled_at(problem: Problem, factors: Iterable[tuple[str, int | None, Any]]) -> Problem:
+def scaled(problem: Problem, factors: Iterable[tuple[str, Place, Any]]) -> Problem:
     """Return the problem with figures, by name and place, times factors, which may be tensors."""
     cluster = problem.cluster
     for name, place, factor in factors:
-        part, field = figure_of(name).split(".")
-        owner = owner_of(name, place, cluster)
-        changed = {part: replace(owner, **{field: getattr(owner, field) * factor})}
-        if place is None:
-            cluster = replace(cluster, **changed)
-        else:
-            groups = list(cluster.groups)
-            groups[place] = replace(groups[place], **changed)
-            cluster = replace(cluster, groups=tuple(groups))
+        part, key = figure_of(name).split(".")
+        holder: Any = cluster if place is None else cluster.groups[place]
+        owner = getattr(holder, part)
+        holder = replace(holder, **{part: replace(owner, **{key: getattr(owner, key) * factor})})
+        groups = (holder if i == place else group for i, group in enumerate(cluster.groups))
+        cluster = holder if place is None else replace(cluster, groups=tuple(groups))
     return replace(problem, cluster=cluster)
 
 
-def overrides_of(problem: Problem, factors: dict[str, float]) -> list[str]:
-    """Return overrides of the configuration that multiply its figures by factors."""
-    config, values = problem.config.cluster, dict[str, float]()
+def scaled_config(problem: Problem, factors: Mapping[str, float]) -> Config:
+    """Return the problem's configuration with figures, by name, times factors."""
+    config = deepcopy(problem.config)
     for name, factor in factors.items():
-        figure = figure_of(name)
-        part, key, found = figure.split(".")[0], FIGURES[figure][1], dict[str, float]()
-        for place in places(name, problem.cluster):
-            node: Any = config if place is None else config.nodes[place]
-            where = "cluster" if place is None else f"cluster.nodes.{place}"
-            where, owner = f"{where}.{part}", getattr(node, part)
-            if part == "device":
-                where, owner = f"cluster.devices.{owner}", config.devices[owner]
-            value = getattr(owner, key)
-            peaks = {f".{kind}": peak for kind, peak in value.items()} if isinstance(value, dict) else {}
-            found |= {f"{where}.{key}{kind}": number for kind, number in (peaks or {"": value}).items()}
-        for key, number in found.items():
-            values[key] = values.get(key, number) * factor
-    return [f"{key}={value!r}" for key, value in values.items()]
+        part, key = figure_of(name).split(".")[0], FIGURES[figure_of(name)][1]
+        holders = [
+            config.cluster if p is None else config.cluster.nodes[p] for p in places(name, problem.cluster)
+        ]
+        owners = [getattr(holder, part) for holder in holders]
+        for owner in (
+            [config.cluster.devices[d] for d in dict.fromkeys(owners)] if part == "device" else owners
+        ):
+            old = getattr(owner, key)
+            new = (
+                {kind: peak * factor for kind, peak in old.items()} if isinstance(old, dict) else old * factor
+            )
+            setattr(owner, key, new)
+    return config

@@ -3,6 +3,7 @@
 Memory is bought for the chance `space.out_of_memory` of one device, with the spread of the reference's bytes.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -18,9 +19,8 @@ from darts_parallel.cost import (
     evaluate_batch,
     even_uniform_plans,
 )
-from darts_parallel.design.bound import Array
-from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, scaled, scaled_at
-from darts_parallel.design.request import Knob
+from darts_parallel.design.bound import Array, Knobs
+from darts_parallel.design.figures import FIGURES, Place, figure_of, places, scaled
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.plan import Plan, outer_spaces
 from darts_parallel.planner import tightened
@@ -41,28 +41,28 @@ class Pricing:
         factors: 1 where a knob is in a factor, `(F, n)`; without such knobs one for each.
         start: Log goodness of the reference, within the bounds, `(n,)`.
         needs: Factor of every memory knob that plans need, `(P, M)`.
-        simulated: Whether the order of a plan's passes is simulated, `(P,)`.
 
     Errors:
         InfeasibleError: no plan fits the largest memory.
     """
 
-    def __init__(self, problem: Problem, knobs: tuple[Knob, ...], memories: tuple[Knob, ...]) -> None:
-        self.problem, inside = tightened(problem), dict[tuple[str, int | None], list[int]]()
-        for index, knob in enumerate(knobs):
-            for place in places(knob.name, problem.cluster):
-                inside.setdefault((figure_of(knob.name), place), []).append(index)
+    def __init__(self, problem: Problem, knobs: Knobs, memories: Knobs) -> None:
+        self.problem, inside = tightened(problem), dict[tuple[str, Place], list[int]]()
+        for index, name in enumerate(knobs.names):
+            for place in places(name, problem.cluster):
+                inside.setdefault((figure_of(name), place), []).append(index)
         products = list(dict.fromkeys(map(tuple, inside.values())))
         self._places = [(*place, products.index(tuple(own))) for place, own in inside.items()]
-        self.factors: Array = np.array([[float(k in own) for k in range(len(knobs))] for own in products])
-        self.factors.shape = len(products), len(knobs)
-        self.start = np.clip(0.0, np.log([k.low for k in knobs]), np.log([k.high for k in knobs]))
-        self.ample = scaled(problem, {MEMORY: AMPLE})
+        every = range(len(knobs.names))
+        self.factors: Array = np.array([[float(k in own) for k in every] for own in products])
+        self.factors.shape = len(products), len(every)
+        self.start = np.clip(0.0, knobs.low, knobs.high)
+        self.ample = problem.with_devices(lambda device: replace(device, memory=device.memory * AMPLE))
         self.spaces = outer_spaces(self.ample)
         point = torch.tensor(self.factors @ self.start, requires_grad=True)
         self._begun = self._priced(point)
         needs = self._needs(memories)
-        most = torch.tensor([*(knob.high for knob in memories), 1.0], dtype=torch.float64)
+        most = torch.tensor([*np.exp(memories.high), 1.0], dtype=torch.float64)
         legal = torch.cat([cost.feasible for _, _, cost in self._begun])
         self.useful = torch.nonzero(legal & (needs <= most * (1 + ROUNDING)).all(1)).squeeze(1)
         if not len(self.useful):
@@ -71,16 +71,13 @@ class Pricing:
                 f"the lightest plan needs {float(needs.amax(1).min()):.3g} times the memory; try a higher "
                 "bound of device.memory, or more nodes."
             )
-        simulated = [torch.full((len(plans),), table.pipeline.simulated) for table, plans, _ in self._begun]
-        self.simulated = torch.cat(simulated)[self.useful].numpy()
-        low = np.array([knob.low for knob in memories])
-        self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), low)
+        self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), np.exp(memories.low))
         self.at_start = self._log_seconds(self._begun), point
 
     def _priced(self, z: Tensor) -> Priced:
         """Return tables, their even uniform plans and costs where the log goodness of factors is `z`."""
         factors = [(name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places]
-        tables = build_tables(scaled_at(self.ample, factors), self.spaces)
+        tables = build_tables(scaled(self.ample, factors), self.spaces)
         plans = [even_uniform_plans(table) for table in tables]
         linear = torch.is_grad_enabled() and z.requires_grad
         return [(t, p, evaluate_batch(t, p, linear=linear)) for t, p in zip(tables, plans, strict=True)]
@@ -88,10 +85,10 @@ class Pricing:
     def _log_seconds(self, priced: Priced) -> Tensor:
         return torch.cat([cost.iteration_time for _, _, cost in priced])[self.useful].log()
 
-    def _needs(self, memories: tuple[Knob, ...]) -> Tensor:
+    def _needs(self, memories: Knobs) -> Tensor:
         """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
         cluster, margin = self.problem.cluster, self.problem.margin
-        held = [{place or 0 for place in places(knob.name, cluster)} for knob in memories]
+        held = [{place or 0 for place in places(name, cluster)} for name in memories.names]
         held.append(set(range(len(cluster.groups))).difference(*held))
         rows = []
         for table, _, cost in self._begun:

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
 from darts_parallel.cost import evaluate
+from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import FIGURES, figure_of, places, reference, scaled
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.errors import ConfigError
@@ -21,26 +23,16 @@ NETWORK = 2.0
 """Factor from one generation of a network to the next: 100, 200, 400, 800 Gbit/s."""
 INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network")
 """Presets of no product, by how their names begin."""
+NO_KNOBS = Knobs((), *np.zeros((5, 0)))
 
 
-@dataclass(frozen=True)
-class Upgrade:
-    """One figure, better."""
-
-    figure: str
-    to: str
-    """`10 % better`, or the product that has it."""
-    before: float
-    """SI units."""
-    after: float
-    saved: float
-    """Share of the seconds that the same plan saves."""
-    replanned: float
-    """Share that the best even uniform plan saves, once it is planned anew."""
-
-
-def upgrades(plan: Plan, problem: Problem) -> list[Upgrade]:
+def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     """Return what the plan gains from 10 % more of each figure, and from the next product of each.
+
+    Returns:
+        Rows of `figure`, `to` (`10 % better`, or the product that has it), `before` and `after` in SI units,
+        and the shares of the seconds that the same plan saves (`saved`), and the best even uniform one,
+        planned anew (`replanned`).
 
     Errors:
         InfeasibleError: no even uniform plan fits.
@@ -48,18 +40,22 @@ def upgrades(plan: Plan, problem: Problem) -> list[Upgrade]:
     space = replace(problem.config.space, kind="uniform", offload=None)
     uniform = Problem.from_config(replace(problem.config, space=space))
 
-    def seconds(factors: dict[str, float]) -> tuple[float, float]:
-        every, _ = Pricing(scaled(uniform, factors), (), ()).at_start
-        return evaluate(plan, scaled(problem, factors)).iteration_time_s, float(every.min().exp())
+    def seconds(name: str, factor: float) -> tuple[float, float]:
+        better = [(name, place, factor) for place in places(name, problem.cluster)]
+        every, _ = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS).at_start
+        return evaluate(plan, scaled(problem, better)).iteration_time_s, float(every.min().exp())
 
-    (own, best), found = seconds({}), []
+    (own, best), rows = seconds(next(iter(FIGURES)), 1.0), []
     for name in _names(problem.cluster):
-        present = reference(name, problem.cluster)
+        before = reference(name, problem.cluster)
         for to, better in ("10 % better", 1.1), *_next_product(name, problem):
-            factor = better ** FIGURES[figure_of(name)][0]
-            then, planned = seconds({name: factor})
-            found.append(Upgrade(name, to, present, present * factor, 1.0 - then / own, 1.0 - planned / best))
-    return found
+            after = before * better ** FIGURES[figure_of(name)][0]
+            saved, replanned = (
+                1.0 - s / old for s, old in zip(seconds(name, after / before), (own, best), strict=True)
+            )
+            rows.append({"figure": name, "to": to, "before": before, "after": after,
+                         "saved": saved, "replanned": replanned})  # fmt: skip
+    return rows
 
 
 def _names(cluster: Cluster) -> Iterator[str]:
@@ -74,23 +70,24 @@ def _names(cluster: Cluster) -> Iterator[str]:
 def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
     """Yield the product with the least better value of a figure, and its factor over the present one."""
     (sense, key), place = FIGURES[figure_of(name)], places(name, problem.cluster)[0]
+    part, precision = figure_of(name).split(".")[0], problem.training.precision
     if figure_of(name) == "inter_node.bandwidth":
         yield "next generation", NETWORK
-    elif sense > 0:
-        group, known = problem.config.cluster.nodes[place or 0], dict[float, str]()
-        part = figure_of(name).split(".")[0]
-        for path in sorted((Path(config_dir()) / part.replace("intra_node", "cluster")).glob("*.yaml")):
-            raw = OmegaConf.load(path)
-            for holder in [raw] if part == "device" else [node[part] for node in raw.nodes]:
-                if not path.stem.startswith(INVENTED):
-                    known.setdefault(_value(holder, key, problem), path.stem)
-        owner = problem.config.cluster.devices[group.device] if part == "device" else group.intra_node
-        present = _value(owner, key, problem)
-        if better := [value for value in known if value > present * 1.001]:
-            yield known[min(better)], min(better) / present
+    if sense < 0 or part == "inter_node":
+        return
 
+    def value(owner: Any) -> float:
+        """Return the figure; the peak is that of the job's precision, 0 where there is none."""
+        found = getattr(owner, key)
+        return float(found if isinstance(found, (int, float)) else found.get(precision, 0.0))
 
-def _value(owner: Any, key: str, problem: Problem) -> float:
-    """Return a figure of a configuration; the peak is that of the job's precision, 0 where there is none."""
-    value = getattr(owner, key)
-    return float(value if isinstance(value, (int, float)) else value.get(problem.training.precision, 0.0))
+    group, cluster = problem.config.cluster.nodes[place or 0], problem.config.cluster
+    present = value(cluster.devices[group.device] if part == "device" else group.intra_node)
+    better = dict[float, str]()
+    for path in sorted((Path(config_dir()) / part.replace("intra_node", "cluster")).glob("*.yaml")):
+        raw = OmegaConf.load(path)
+        for owner in [raw] if part == "device" else [node[part] for node in raw.nodes]:
+            if not path.stem.startswith(INVENTED) and value(owner) > present * 1.001:
+                better.setdefault(value(owner), path.stem)
+    if better:
+        yield better[min(better)], min(better) / present

@@ -7,19 +7,19 @@ are above the best that was found.
 Tangents know nothing of budgets: one search serves the whole Pareto front and the least money for a target.
 """
 
-import time
 from dataclasses import dataclass, replace
 from math import exp, inf, log, log1p
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.design.bound import ROUNDS, Array, Prices, dual_bound, log_tangents
-from darts_parallel.design.figures import MEMORY, figure_of
+from darts_parallel.design.bound import ROUNDS, Array, dual_bound, log_tangents
+from darts_parallel.design.figures import FIGURES, MEMORY, figure_of
 from darts_parallel.design.pricing import Pricing, slopes_of
-from darts_parallel.design.request import Design, Knob, Option
+from darts_parallel.design.request import Design, Option
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan import Plan
 
@@ -43,10 +43,9 @@ class Branch:
 
     def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
         self.option, self.weights = option, weights
-        self.knobs = tuple(k for k in option.knobs if figure_of(k.name) != MEMORY)
-        self.memories = tuple(k for k in option.knobs if figure_of(k.name) == MEMORY)
-        self.pricings = [Pricing(problem, self.knobs, self.memories) for problem in option.problems]
-        self.prices, memory_prices = Prices.of(self.knobs), Prices.of(self.memories)
+        self.is_memory = np.array([figure_of(name) == MEMORY for name in option.knobs.names])
+        self.knobs, memories = option.knobs.only(~self.is_memory), option.knobs.only(self.is_memory)
+        self.pricings = [Pricing(problem, self.knobs, memories) for problem in option.problems]
         sizes = [len(pricing.needs) for pricing in self.pricings]
         if int(np.prod(sizes)) > MOST_COMBINED:
             raise ConfigError(
@@ -56,9 +55,9 @@ class Branch:
         self.plans: Rows = np.indices(sizes).reshape(len(sizes), -1).T
         own = [p.needs[plans] for p, plans in zip(self.pricings, self.plans.T, strict=True)]
         self.needs = np.max(own, axis=0) * (1 + SLACK)
-        self.memory = memory_prices.cost(np.log(self.needs)).sum(1)
-        ends = ((p.cost(p.low).sum(), p.cost(p.high).sum()) for p in (self.prices, memory_prices))
-        self.least, self.most = option.fixed + np.sum(list(ends), axis=0)
+        self.memory = memories.cost(np.log(self.needs)).sum(1)
+        ends = (option.knobs.cost(z).sum() for z in (option.knobs.low, option.knobs.high))
+        self.least, self.most = (float(option.fixed + end) for end in ends)
         self.points: list[Array] = []
         self.heights: list[list[Array]] = []
         self._slopes: list[list[Array]] = []
@@ -74,7 +73,7 @@ class Branch:
 
     def slopes(self, point: int, row: int) -> Array:
         """Return the slopes `(n,)` of the weighted log seconds of a combination at a point."""
-        total, known = np.zeros(len(self.knobs)), point < len(self._slopes)
+        total, known = np.zeros(len(self.knobs.names)), point < len(self._slopes)
         for job, ((heights, z), plan) in enumerate(zip(self._last, self.plans[row], strict=True)):
             if known:
                 own = self._slopes[point][job][plan]
@@ -87,7 +86,7 @@ class Branch:
         """Return b `(c,)` and A `(c, n)`: tangents at `at` of what slopes at a point say of combinations."""
         if len(self._slopes) < len(self.points):
             self._slopes.append([slopes_of(*own) for own in self._last])
-        b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs)))
+        b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs.names)))
         for job, weight in enumerate(self.weights):
             plans = self.plans[rows, job]
             heights, slopes = self.heights[point][job][plans], self._slopes[point][job][plans]
@@ -96,15 +95,14 @@ class Branch:
             b, a = b + weight * own, a + weight * steeper @ factors
         return b, a
 
-    def incumbent(self, budget: float, best: "BestUse | None") -> "BestUse | None":
+    def incumbent(self, budget: float, best: "Use") -> "Use":
         """Return the best that a budget pays at the points so far, where it is better than `best`."""
         for point, z in enumerate(self.points):
-            paid = self.memory <= (budget - self.option.fixed - self.prices.cost(z).sum()) * (1 + 1e-12)
+            paid = self.memory <= (budget - self.option.fixed - self.knobs.cost(z).sum()) * (1 + 1e-12)
             jobs = zip(self.weights, self.heights[point], self.plans.T, strict=True)
-            every = np.sum([w * heights[plans] for w, heights, plans in jobs], axis=0)
-            value = float(every[paid].min(initial=inf))
-            if value < (inf if best is None else best.value):
-                best = BestUse(value, self, point, int(np.where(paid, every, inf).argmin()))
+            every = np.where(paid, np.sum([w * heights[plans] for w, heights, plans in jobs], axis=0), inf)
+            row = int(every.argmin())
+            best = min(best, Use(float(every[row]), self, point, row), key=lambda use: use.value)
         return best
 
     def lowest(self, budget: float, limit: float) -> tuple[float, Array]:
@@ -113,14 +111,14 @@ class Branch:
         Points bound a plan one by one while it is below a limit, together only where it may be the lowest.
         """
         rest = budget - self.option.fixed - self.memory
-        bounds = np.where(rest < self.prices.cost(self.prices.low).sum(), inf, -inf)
-        damping = self.prices.exponent / (1.0 + self.prices.exponent)
+        bounds = np.where(rest < self.knobs.cost(self.knobs.low).sum(), inf, -inf)
+        damping = self.knobs.exponent / (1.0 + self.knobs.exponent)
         for point, z in enumerate(self.points):
             at = np.tile(z, (len(rest), 1))
             for turn in range(ROUNDS):
                 rows = np.flatnonzero(bounds < limit)
                 b, a = self.lines(point, rows, at[rows])
-                values, better = self.prices.spend(a, rest[rows])
+                values, better = self.knobs.spend(a, rest[rows])
                 bounds[rows] = np.maximum(bounds[rows], b + values)
                 at[rows] += (damping if turn else 1.0) * (better - at[rows])
         points = dict[int, Array]()
@@ -139,52 +137,44 @@ class Branch:
             own = [self.lines(k, np.array([row]), z if at is None else at) for k, z in enumerate(self.points)]
             return np.concatenate([b for b, _ in own]), np.concatenate([a for _, a in own])
 
-        return dual_bound(self.prices, lines, money)
+        return dual_bound(self.knobs, lines, money)
 
 
-@dataclass(frozen=True)
-class BestUse:
-    """An incumbent: log seconds, and the branch, the numbers of its point and of its combination of plans."""
+class Use(NamedTuple):
+    """A use of a budget: log seconds, the branch, and the numbers of its point and combination of plans."""
 
-    value: float
-    branch: Branch
-    point: int
-    row: int
-
-
-@dataclass(frozen=True)
-class Bought:
-    """One knob of an answer."""
-
-    value: float
-    """SI units."""
-    factor: float
-    """Over the reference."""
-    cost: float
-    elasticity: float
-    """d log(seconds) / d log(figure) of the weighted mean; of memory 0."""
-    worth: float
-    """Share of the seconds that one more unit of money saves here; 0 at the bound."""
-    at_bound: bool
-    """Whether no more of it can be bought."""
+    value: float = inf
+    branch: Branch | None = None
+    point: int = 0
+    row: int = 0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The best use of one budget that was found, and its proof."""
+    """The best use of one budget that was found, and its proof; knobs by name, money in the design's unit."""
 
     option: Option
-    knobs: dict[str, Bought]
+    knobs: dict[str, float]
+    """SI units."""
+    factors: dict[str, float]
+    """Over the references."""
+    costs: dict[str, float]
+    elasticities: dict[str, float]
+    """d log(seconds) / d log(figure) of the weighted mean; of memory 0."""
+    seconds_saved_per_unit: dict[str, float]
+    """Savings by one more unit of money there; 0 at the bound."""
+    at_bound: list[str]
+    """Knobs of which no more can be bought."""
     spent: float
     budget: float
     iteration_time_s: float
     """Seconds; of several jobs their weighted geometric mean."""
     bound_iteration_time_s: float
     """Lower bound over all uses of the budget and all even uniform plans."""
-    seconds: tuple[float, ...]
-    """Seconds per iteration by job."""
-    plans: tuple[Plan, ...]
-    calls: int
+    job_iteration_times_s: list[float]
+    plans: list[Plan]
+    """Plan of every job."""
+    planner_calls: int
     """Points at which all tables were built for this answer; the passes of slopes are as many."""
 
     @property
@@ -197,7 +187,7 @@ class Designer:
     """A search that keeps its tangents from budget to budget.
 
     Attributes:
-        history: Discrete choice, money by knob, best seconds so far and moment in CPU seconds, by call.
+        history: Money by knob and best seconds so far, by call.
 
     Errors:
         InfeasibleError: a job fits nowhere.
@@ -205,7 +195,7 @@ class Designer:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.history: list[tuple[str, dict[str, float], float, float]] = []
+        self.history: list[tuple[dict[str, float], float]] = []
         self._told = 0
         self.branches, refused = list[Branch](), None
         for option in design.options:
@@ -229,7 +219,7 @@ class Designer:
                 f"design.budget={budget:g} must be above the fixed part and the least of every knob, "
                 f"{self.least:g}; try {self.least * 1.2:.3g}."
             )
-        branches, best = [b for b in self.branches if b.least <= budget], None
+        branches, best = [b for b in self.branches if b.least <= budget], Use()
         for branch in branches:
             best = branch.incumbent(budget, best)
             if not branch.points:
@@ -238,19 +228,19 @@ class Designer:
         open_, slack = set(branches), log1p(self.design.tolerance / 2)
         while open_:
             branch = min(open_, key=lambda b: (bounds[b], branches.index(b)))
-            limit, point = inf if best is None else best.value - slack, branch.points[0]
+            limit, point = best.value - slack, branch.points[0]
             if bounds[branch] < limit:
                 bounds[branch], point = branch.lowest(budget, limit)
             if bounds[branch] >= limit or len(branch.points) - first[branch] >= MOST_POINTS:
                 open_.remove(branch)
             else:
                 best = self.price(branch, point, budget, best)
-        if best is None:
+        if best.branch is None:
             raise InfeasibleError(
                 f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
                 "try a larger budget, or lower bounds."
             )
-        return self._answer(best, budget, min(best.value, *bounds.values()))
+        return self._answer(best, min(best.value, *bounds.values()), budget)
 
     def reach(self, seconds: float) -> Answer:
         """Find the least budget, within the tolerance, for which an iteration takes `seconds`.
@@ -273,36 +263,37 @@ class Designer:
                 low, top = (low, middle) if below else (middle, top)
             answer = self.solve(top)
             if answer.iteration_time_s <= seconds:
-                return replace(answer, calls=len(self.history))
+                return replace(answer, planner_calls=len(self.history))
             low = top
 
-    def price(self, branch: Branch, z: Array, budget: float, best: BestUse | None) -> BestUse | None:
+    def price(self, branch: Branch, z: Array, budget: float, best: Use) -> Use:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
         branch.price_at(z)
         best = branch.incumbent(budget, best)
-        costs = zip((knob.name for knob in branch.knobs), branch.prices.cost(z).tolist(), strict=True)
-        seconds = inf if best is None else exp(best.value)
-        self.history.append((branch.option.name, dict(costs), seconds, time.process_time()))
+        costs = dict(zip(branch.knobs.names, branch.knobs.cost(z).tolist(), strict=True))
+        self.history.append((costs, exp(best.value)))
         return best
 
-    def _answer(self, best: BestUse, budget: float, bound: float) -> Answer:
+    def _answer(self, best: Use, bound: float, budget: float) -> Answer:
         """Return what was found in the units of the figures."""
         branch, point, row = best.branch, best.point, best.row
-        paid = zip(branch.knobs, branch.points[point], branch.slopes(point, row), strict=True)
-        where = {k.name: (z, slope) for k, z, slope in paid}
-        where |= {k.name: (log(y), 0.0) for k, y in zip(branch.memories, branch.needs[row], strict=True)}
-        knobs = {k.name: _bought(k, *map(float, where[k.name])) for k in branch.option.knobs}
-        spent = branch.option.fixed + sum(bought.cost for bought in knobs.values())
+        assert branch is not None
+        knobs, bought = branch.option.knobs, ~branch.is_memory
+        z, slopes = np.empty(len(bought)), np.zeros(len(bought))
+        z[bought], z[~bought] = branch.points[point], np.log(branch.needs[row])
+        slopes[bought] = branch.slopes(point, row)
+        sense, cost = np.array([FIGURES[figure_of(name)][0] for name in knobs.names]), knobs.cost(z)
+        most, factor = z >= knobs.high - 1e-9, np.exp(sense * z)
+        saved = np.where(most, 0.0, -slopes / (knobs.exponent * cost)) * exp(best.value)
+        columns = (factor * knobs.reference, factor, cost, sense * slopes, saved)
+        values, factors, costs, elasticities, savings = (
+            dict(zip(knobs.names, column.tolist(), strict=True)) for column in columns
+        )
         calls, self._told = len(self.history) - self._told, len(self.history)
         every = list(zip(branch.pricings, branch.heights[point], branch.plans[row], strict=True))
         return Answer(
-            branch.option, knobs, spent, budget, exp(best.value), exp(bound),
-            tuple(exp(own[k]) for _, own, k in every), tuple(p.plan(k) for p, _, k in every), calls,
+            branch.option, values, factors, costs, elasticities, savings,
+            [name for name, end in zip(knobs.names, most, strict=True) if end],
+            branch.option.fixed + float(cost.sum()), budget, exp(best.value), exp(bound),
+            [exp(own[k]) for _, own, k in every], [pricing.plan(k) for pricing, _, k in every], calls,
         )  # fmt: skip
-
-
-def _bought(knob: Knob, z: float, slope: float) -> Bought:
-    """Return a knob at log goodness `z`, where log seconds have this slope."""
-    cost, factor, most = knob.price * exp(knob.exponent * z), exp(knob.sense * z), z >= log(knob.high) - 1e-9
-    worth = 0.0 if most else -slope / (knob.exponent * cost)
-    return Bought(factor * knob.reference, factor, cost, knob.sense * slope, worth, most)
