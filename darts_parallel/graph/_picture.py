@@ -10,6 +10,8 @@ from darts_parallel.graph.plan import PlannedGraph
 NONE = "#c8c8c8"
 WIDTH, HEIGHT = 2.7, 0.8
 """Inches between neighbours of a row, and between rows."""
+BEND = 0.8
+"""Inches by which an edge leaves its line where boxes stand between its ends."""
 LARGEST = 160
 """Boxes that are drawn at most: the first of repeated blocks come first."""
 
@@ -34,15 +36,18 @@ def picture(planned: PlannedGraph) -> str:
     label = {op.name: " · ".join(planned.plan.choice(op).labels) for op in boxes}
     split = dict.fromkeys(one for one in label.values() if one.replace("none", "").strip(" ·*"))
     colours = {one: colormaps["Set2"](k % 8) for k, one in enumerate(split)}
-    widest = max((len(row) for row in rows.values()), default=1)
+    widest = max(2, *map(len, rows.values()))  # the legend needs two
     figure = Figure(figsize=(WIDTH * widest + 0.5, HEIGHT * (len(rows) + 1)))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set(xlim=(-WIDTH * widest / 2, WIDTH * widest / 2), ylim=(-HEIGHT * len(rows), HEIGHT))
     axes.axis("off")
     for (start, end), moves in edges.items():
         (x1, y1), (x2, y2), colour = place[start], place[end], "#d62728" if moves else "#888"
-        axes.annotate("", (x2, y2), (x1, y1), arrowprops={"arrowstyle": "-|>", "color": colour})
-        axes.text((x1 + x2) / 2, (y1 + y2) / 2, "\n".join(moves), color=colour, fontsize=6)
+        bend = (level[end] - level[start] > 1) * BEND  # around the boxes between
+        style = {"arrowstyle": "-|>", "color": colour, "connectionstyle": f"arc3,rad={2 * bend / (y1 - y2)}"}
+        axes.annotate("", (x2, y2), (x1, y1), arrowprops=style)
+        side = "right" if bend else "left"
+        axes.text((x1 + x2) / 2 - bend, (y1 + y2) / 2, "\n".join(moves), color=colour, fontsize=6, ha=side)
     for op in boxes:
         name = op.target if op.op in (INPUT, OUTPUT) else op.op
         text = f"{name[:30]}\n{(op.module.rpartition('.')[2] or op.name)[:18]}: {label[op.name]}"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -138,22 +139,27 @@ def _quiet() -> Iterator[None]:
 
 
 def _export_sentence(module: nn.Module, error: BaseException) -> str:
-    """Say in one sentence why and where an export failed."""
-    frame, place = error.__traceback__, ""
+    """Say in one sentence why and where an export failed: the user's line, and the part that ran there."""
+    frame, place, part = error.__traceback__, "", ""
+    paths = {id(one): f", in {path} ({type(one).__name__})" for path, one in module.named_modules() if path}
     while frame is not None:
         file = frame.tb_frame.f_code.co_filename
-        layer = "/torch/nn/modules/" in file and not file.endswith(("module.py", "container.py"))
-        if Path(file).parent == Path(importlib.__file__).parent.parent:
-            layer = False  # the standard library's own lines say nothing of the module
-        elif layer or ("/torch/" not in file and "darts_parallel" not in file and not file.startswith("<")):
+        part = paths.get(id(frame.tb_frame.f_locals.get("self")), part)
+        library = "/torch/" in file or Path(file).parent == Path(importlib.__file__).parent.parent
+        if not (library or "darts_parallel" in file or file.startswith("<")):
             place = f" at {file}:{frame.tb_lineno} in {frame.tb_frame.f_code.co_name}"
         frame = frame.tb_next
-    text = " ".join(str(error).split())
+    text = shorten(str(error).partition(". ")[0].rstrip(" ."), 160, placeholder=" ...")
     rule, better = "torch.export cannot capture it", "inputs of the shapes that its forward takes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
         rule, better = "its control flow depends on data", "torch.where for an if that depends on data"
-    said = f"{type(error).__name__}: {text[:160].rstrip(' .')}"
-    return f"module {type(module).__name__}: {rule}{place} ({said}); try {better}."
+    elif "numpy" in text.lower():
+        rule, better = "it leaves torch for NumPy", "torch's own operators in the place of NumPy's"
+    elif "scalar types: Long" in text:
+        better = "whole numbers, e.g. inputs=[[2,128,long]]"
+    return (
+        f"module {type(module).__name__}: {rule}{place}{part} ({type(error).__name__}: {text}); try {better}."
+    )
 
 
 def capture_module(

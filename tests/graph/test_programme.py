@@ -120,6 +120,32 @@ def test_control_flow_on_data_is_refused_with_its_line() -> None:
         capture_module(Branching(), make_inputs([[2, 3]]))
 
 
+class Leaving(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tensor(x.detach().numpy().mean())
+
+
+class Loud(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("word " * 100)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6)), r"it, in 1 \(Linear\) .*try inputs of the shapes"),
+        (Leaving(), r"test_programme.py:\d+ in forward .*try torch's own operators"),
+        (Loud(), r"word \.\.\.\); try"),
+        (nn.Embedding(3, 4), "try whole numbers"),
+    ],
+)
+def test_a_module_that_does_not_export_is_refused_with_the_part_that_fails(
+    module: nn.Module, words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        capture_module(module.to("meta"), make_inputs([[2, 3]]))
+
+
 class Unknown(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cdist(x, x).sum()
