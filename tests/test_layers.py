@@ -1,6 +1,7 @@
 """The layer rule and the faces of packages: who may import what, read from the source."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,11 @@ LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distribut
 """Name what functions may import, next to the names that a face imports late: slow, or missing on
 some machines."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
+BELOW = ("problem", "plan", "cost", "exact", "gradient")
+"""Packages below `planner`, where functions get the parts of the problem that they read."""
+READERS = {"outer_spaces", "refuse_unexecutable", "evaluate", "hard_plan", "build_tables",
+           "StageContext.build", "search", "explain_infeasible"}  # fmt: skip
+"""Functions below `planner` that read five parts of the problem or more, and get the whole."""
 USERS = sorted([*ROOT.glob("experiments/**/*.py"), *ROOT.glob("clients/**/*.py")])
 """Files that no layer holds, and that import from faces, too."""
 
@@ -117,6 +123,16 @@ def test_a_file_imports_only_from_below() -> None:
 def test_other_packages_import_from_the_face_alone() -> None:
     files = [*FILES, *USERS]
     assert [broken for file in files for broken in past_the_face(file, file.read_text())] == []
+
+
+def test_below_the_planner_few_functions_get_the_whole_problem() -> None:
+    found = set()
+    for file in (file for name in BELOW for file in ROOT.glob(f"darts_parallel/{name}/**/*.py")):
+        scopes = {id(n): f"{c.name}." for c in nodes(file) if isinstance(c, ast.ClassDef) for n in c.body}
+        for node in nodes(file):
+            if isinstance(node, ast.FunctionDef) and re.search(r"\bProblem\b", ast.unparse(node.args)):
+                found.add(scopes.get(id(node), "") + node.name)
+    assert found == READERS
 
 
 def test_a_package_has_at_most_30_modules() -> None:

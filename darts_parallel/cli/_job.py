@@ -149,7 +149,7 @@ class Job(Watcher):
     def _refuse(self, plan: Plan, cost: CostBreakdown) -> None:
         """Refuse, before anything is written, what is over budget or a given plan's failing export."""
         config = self.problem.config
-        amount = bill(self.problem, cost.iteration_time_s)
+        amount = bill(config.objective, self.problem.cluster, cost.iteration_time_s)
         if amount is not None:
             choose(config.objective, [amount], [plan.describe(self.problem.training.global_batch_size)])
         if config.plan is not None and config.export is not None:

@@ -15,7 +15,7 @@ from darts_parallel.config import EXPORTS
 from darts_parallel.cost import CostTable, without_dominated
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
-from darts_parallel.plan import Plan, trainer_runs
+from darts_parallel.plan import Plan, job_facts, trainer_runs
 from darts_parallel.planner import Planned, out_of_memory, posterior
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, table_of
@@ -127,11 +127,12 @@ def _own_best(
     space = replace(problem.config.space, trainer=name)
     own = replace(Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom)
     fused = torch.tensor([layer.fused_to_previous for layer in own.model.layers])
-    mine = []
+    mine, rules = [], own.config.abilities(name)
+    job = job_facts(own.model, own.training, own.software)
     for table in tables:
         schedule = table.pipeline.schedule
         kept = [i for i, choice in enumerate(table.choices)
-                if trainer_runs(own, table.pp, table.cp, schedule, choice)]  # fmt: skip
+                if trainer_runs(rules, job, table.pp, table.cp, schedule, choice)]  # fmt: skip
         if kept:
             mine.append(without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused)))
     found = find_uniform_plan(mine, deadline=deadline, count=COUNT)

@@ -5,7 +5,6 @@ C strategies, Y layouts (tp, dp, cp), K stages, Q stage kinds, P boundary kinds,
 Seconds and bytes are float64.
 """
 
-from darts_parallel.cost.choices import ChoiceTensors as ChoiceTensors
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import LOSSLESS as LOSSLESS
 from darts_parallel.cost.collectives import RingGroup as RingGroup
@@ -65,8 +64,6 @@ from darts_parallel.cost.simulation import simulated_seconds as simulated_second
 from darts_parallel.cost.simulation import timeline as timeline
 from darts_parallel.cost.stage_context import StageContext as StageContext
 from darts_parallel.cost.table import CostTable as CostTable
-from darts_parallel.cost.table import build_placed as build_placed
-from darts_parallel.cost.table import build_table as build_table
 from darts_parallel.cost.table import build_tables as build_tables
 from darts_parallel.cost.table import with_memory as with_memory
 from darts_parallel.cost.terms import FORMULAS as FORMULAS

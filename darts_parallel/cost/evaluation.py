@@ -11,7 +11,7 @@ from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
-from darts_parallel.cost.table import CostTable, build_table
+from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.plan import Plan, plan_space
 from darts_parallel.plan import check_plan as check_plan
@@ -241,7 +241,15 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     """
     known: dict[Plan, tuple[CostTable, HardPlans, BatchCost]] = problem.priced
     if plan not in known:
-        found = _hard_plan(plan, problem)
+        check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
+        (table,) = build_tables(problem, [plan_space(plan)])
+        index = {choice: c for c, choice in enumerate(table.choices)}
+        hard = HardPlans(
+            outer=torch.zeros(1, dtype=torch.long),
+            choices=torch.tensor([[index[layer] for layer in plan.layers]]),
+            first_layers=torch.tensor([plan.boundaries[:-1]]),
+        )
+        found = table, hard, evaluate_batch(table, hard)
         if found[2].iteration_time.requires_grad:
             # a graph can be walked once only
             return found
@@ -249,18 +257,6 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
             known.pop(next(iter(known)))
         known[plan] = found
     return known[plan]
-
-
-def _hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
-    check_plan(plan, problem)
-    table = build_table(problem, plan_space(plan))
-    index = {choice: c for c, choice in enumerate(table.choices)}
-    hard = HardPlans(
-        outer=torch.zeros(1, dtype=torch.long),
-        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
-        first_layers=torch.tensor([plan.boundaries[:-1]]),
-    )
-    return table, hard, evaluate_batch(table, hard)
 
 
 def _time_terms(model: Model, cp: int) -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from darts_parallel.config import TrainingConfig
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.memory import StateBytes, state_bytes
+from darts_parallel.plan import OuterSpace
 from darts_parallel.problem import (
     Cluster,
     Device,
@@ -40,8 +41,9 @@ class StageContext:
     choices: ChoiceTensors
 
     @staticmethod
-    def build(problem: Problem, topology: StageTopology, choices: ChoiceTensors) -> "StageContext":
-        """Read from a problem what prices `choices` on a stage of `topology`."""
+    def build(problem: Problem, topology: StageTopology, space: OuterSpace) -> "StageContext":
+        """Read from a problem what prices the strategies of `space` on a stage of `topology`."""
+        choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
         return StageContext(
             problem.model, problem.cluster, problem.training, problem.software, problem.measured,
             problem.launches, problem.config.cost.lossy_block, topology, choices,

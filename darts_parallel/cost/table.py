@@ -5,15 +5,16 @@ of a device. It is built by torch operations only, so that costs carry gradients
 given as tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from darts_parallel.config import Config, SpaceConfig
 from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds, stored_bytes, tied_seconds
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
@@ -241,9 +242,28 @@ def _taken(value: Any, axes: str, axis: str, index: Tensor) -> Any:
     return None if value is None else value.index_select(axes.index(axis), index)
 
 
-def build_tables(problem: Problem, spaces: Sequence[OuterSpace] | None = None) -> list[CostTable]:
-    """Build one table for each space; None: for all that the problem allows."""
-    return build_placed([(problem, space) for space in (outer_spaces(problem) if spaces is None else spaces)])
+def build_tables(
+    problem: Problem, spaces: Sequence[OuterSpace] | None = None, clusters: Sequence[Cluster] = ()
+) -> list[CostTable]:
+    """Build one table for each space; those with equal stages, wherever these lie, share their costs.
+
+    Args:
+        spaces: None: all that the problem allows.
+        clusters: Of the spaces, where they differ from the problem's, in the counts of node groups at most.
+    """
+    spaces = outer_spaces(problem) if spaces is None else spaces
+    placed = list(zip(clusters or [problem.cluster] * len(spaces), spaces, strict=True))
+    equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
+    for index, (cluster, space) in enumerate(placed):
+        shared = replace(space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=())
+        equal.setdefault((cluster.num_devices // space.pp, space.pp == 1, shared), []).append(index)
+    tables: dict[int, CostTable] = {}
+    for members in equal.values():
+        mine = [placed[index] for index in members]
+        stage = partial(StageContext.build, replace(problem, cluster=mine[0][0]))
+        made = _tables_of_equal_stages(mine, stage, problem.config, problem.margin)
+        tables |= zip(members, made, strict=True)
+    return [tables[index] for index in range(len(placed))]
 
 
 def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:
@@ -253,49 +273,24 @@ def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:
     return replace(table, capacity=capacities(cluster, stages, margin))
 
 
-def build_table(problem: Problem, space: OuterSpace) -> CostTable:
-    """Build the cost table of one entry of the space.
-
-    Args:
-        space: Pipeline and context-parallel degree, numbers of micro-batches, strategies, nodes' order.
-    """
-    return build_tables(problem, [space])[0]
-
-
-def build_placed(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
-    """Build one table for each entry; entries with equal stages, wherever those lie, share their costs.
-
-    Args:
-        placed: Entries of problems that differ in the counts of their node groups at most.
-    """
-    equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
-    for index, (problem, space) in enumerate(placed):
-        size = problem.cluster.num_devices // space.pp
-        shared = replace(space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=())
-        equal.setdefault((size, space.pp == 1, shared), []).append(index)
-    tables: dict[int, CostTable] = {}
-    for members in equal.values():
-        tables |= zip(members, _tables_of_equal_stages([placed[i] for i in members]), strict=True)
-    return [tables[index] for index in range(len(placed))]
-
-
-def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> list[CostTable]:
+def _tables_of_equal_stages(
+    placed: Sequence[tuple[Cluster, OuterSpace]], stage: Callable[[StageTopology, OuterSpace], StageContext],
+    config: Config, margin: float,
+) -> list[CostTable]:  # fmt: skip
     """Build tables of entries that differ in number, places and order of stages and in micro-batches."""
-    problem, spaces = placed[0][0], [space for _, space in placed]
+    spaces = [space for _, space in placed]
     counts = tuple(sorted({count for space in spaces for count in space.num_micro_batches}))
-    clusters = [p.cluster.arranged(s.node_order) for p, s in placed]
+    clusters = [cluster.arranged(space.node_order) for cluster, space in placed]
     stages = [[c.stage_topology(k, s.pp) for k in range(s.pp)] for c, s in zip(clusters, spaces, strict=True)]
     kinds = list(dict.fromkeys(k for own in stages for k in own))
-    config, named = problem.config.cost, problem.config.space.schedules or ()
-    read = PipelineModel.from_config
-    models = [read(config, s.virtual_stages, s.schedule, named * (s.pp > 1)) for s in spaces]
+    read, named = PipelineModel.from_config, config.space.schedules or ()
+    models = [read(config.cost, s.virtual_stages, s.schedule, named * (s.pp > 1)) for s in spaces]
     placed_models = zip(clusters, models, spaces, strict=True)
     edges = [_boundaries(c, model.schedule, s.pp, s.virtual_stages) for c, model, s in placed_models]
     boundaries = list(dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None))
     whole = replace(spaces[0], num_micro_batches=counts)
-    first = _table(problem, whole, kinds, boundaries)
-    choices = ChoiceTensors.build(problem.training, counts, whole.choices, whole.cp)
-    context = StageContext.build(problem, kinds[0], choices)
+    priced = [stage(kind, whole) for kind in kinds]
+    first = _table(config.space, whole, priced, boundaries)
     tables = []
     for cluster, space, own, model, cut in zip(clusters, spaces, stages, models, edges, strict=True):
         # every order of the nodes numbers the boundaries alike: a search may weigh the orders
@@ -308,8 +303,8 @@ def _tables_of_equal_stages(placed: Sequence[tuple[Problem, OuterSpace]]) -> lis
             first, pipeline=model,
             stage_kind=torch.tensor([kinds.index(own[device]) for device in devices]),
             boundary_kind=torch.tensor(numbers, dtype=torch.long), p2p=p2p,
-            per_iteration=tied_seconds(context, cluster, own),
-            capacity=capacities(cluster, own, problem.margin), node_order=cluster.node_order,
+            per_iteration=tied_seconds(priced[0], cluster, own),
+            capacity=capacities(cluster, own, margin), node_order=cluster.node_order,
             order_name=order_label(cluster),
         )  # fmt: skip
         if space.num_micro_batches != counts:
@@ -330,34 +325,31 @@ def _boundaries(
 
 
 def _table(
-    problem: Problem, space: OuterSpace, kinds: list[StageTopology], boundaries: list[BoundaryTopology]
+    pins: SpaceConfig, space: OuterSpace, stages: list[StageContext], boundaries: list[BoundaryTopology]
 ) -> CostTable:
     """Price all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
-    choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
-    stages = [StageContext.build(problem, kind, choices) for kind in kinds]
-    costs, kinds_of = all_layer_costs(problem.model, space.pp, stages), torch.tensor(problem.model.kinds[1])
+    model, cluster, training = stages[0].model, stages[0].cluster, stages[0].training
+    costs, kinds_of = all_layer_costs(model, space.pp, stages), torch.tensor(model.kinds[1])
     distinct, layout = layouts(space.choices)
-    tokens = ChoiceTensors.build(problem.training, space.num_micro_batches, tuple(distinct), space.cp).tokens
-    pins, batch = problem.config.space, problem.training.global_batch_size
+    tokens = ChoiceTensors.build(training, space.num_micro_batches, tuple(distinct), space.cp).tokens
+    batch = training.global_batch_size
     allowed = [[micro_batch_legal(pins, batch, m, c) for c in space.choices] for m in space.num_micro_batches]
     once = {name: stack(costs, kinds_of, name) for name in ("gradient_sync", "optimizer")}
-    sizes = [problem.cluster.groups[kind.group].gpus for kind in kinds]
-    admitted = torch.tensor([[admits(gpus, c) for c in space.choices] for gpus in sizes])
-    places = [(kind.group, max(kind.counts)) for kind in kinds]
-    empty, extra, cluster = torch.zeros(0, dtype=torch.long), dict[str, Any](), problem.cluster
+    admitted = torch.tensor([[admits(stage.group.gpus, c) for c in space.choices] for stage in stages])
+    places = [(stage.topology.group, max(stage.topology.counts)) for stage in stages]
+    empty, extra = torch.zeros(0, dtype=torch.long), dict[str, Any]()
     for term in TERMS:
         extra |= term.table_fields(space, stages, lambda name: stack(costs, kinds_of, name))
-    stored = stored_bytes(problem.model.layers, distinct, tokens, element_bytes(problem.training))
+    stored = stored_bytes(model.layers, distinct, tokens, element_bytes(training))
     return CostTable(
-        pipeline=PipelineModel.from_config(problem.config.cost, space.virtual_stages, space.schedule),
         num_micro_batches=counts,
         choices=space.choices,
         layout=layout,
         allowed=torch.tensor(allowed),
         stage_kind=empty,
         boundary_kind=empty,
-        fused_to_previous=torch.tensor([layer.fused_to_previous for layer in problem.model.layers]),
+        fused_to_previous=torch.tensor([layer.fused_to_previous for layer in model.layers]),
         forward=stack(costs, kinds_of, "forward"),
         backward=stack(costs, kinds_of, "backward"),
         weight_gradient=stack(costs, kinds_of, "weight_gradient"),

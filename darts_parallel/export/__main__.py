@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = parser.parse_args(arguments)
         problem = read_own_problem(given.plan)
         plan = read_plan(given.plan, problem.model)
-        check_plan(plan, problem)
+        check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
         exported = export_plan(problem, plan, given.to)
         paths = write_export(exported, Path(given.plan).parent, given.output)
     except DartsParallelError as error:

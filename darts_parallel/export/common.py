@@ -8,7 +8,7 @@ from math import inf
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.plan import LayerStrategy, Plan, facts, trainer_schedules
+from darts_parallel.plan import LayerStrategy, Plan, facts, job_facts, trainer_schedules
 from darts_parallel.problem import Problem
 from darts_parallel.schedules import SEARCHED
 
@@ -247,12 +247,13 @@ class Request:
 
     def require_abilities(self) -> None:
         """Refuse what the trainer's file in `conf/trainer/` says that it lacks."""
-        pairs = list(zip(self.problem.model.layers, self.plan.layers, strict=True))
+        problem, pairs = self.problem, list(zip(self.problem.model.layers, self.plan.layers, strict=True))
+        job = job_facts(problem.model, problem.training, problem.software)
         strategies = [one for layer, one in pairs if layer.parameters(self.model.vocab_size) > 0]
         if not self.trainer.layerwise:
             strategies = [replace(self.uniform(), ep=one.ep, etp=one.etp) for one in strategies]
         for strategy, kind in product(dict.fromkeys(strategies), sorted({s.recompute for s in self.blocks})):
-            given = facts(self.problem, self.plan.pp, self.plan.cp, replace(strategy, recompute=kind))
+            given = facts(job, self.plan.pp, self.plan.cp, replace(strategy, recompute=kind))
             for lack in self.trainer.lacks:
                 if lack.holds(given):
                     self.refuse(lack.sentence(given), lack.instead)

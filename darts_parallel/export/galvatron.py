@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy, facts, legal_pipeline_degrees
+from darts_parallel.plan import LayerStrategy, facts, job_facts, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 
@@ -79,7 +79,8 @@ def _outer(job: Request) -> LayerStrategy:
 
 def _default_type(job: Request, outer: LayerStrategy) -> str:
     problem, plan = job.problem, job.plan
-    shared = (s for s in [outer, *job.blocks] if facts(problem, plan.pp, plan.cp, s)["copies"] > 1)
+    own = job_facts(problem.model, problem.training, problem.software)
+    shared = (s for s in [outer, *job.blocks] if facts(own, plan.pp, plan.cp, s)["copies"] > 1)
     stages = {s.zero_stage for s in shared} - {1, 3}
     if len(stages) > 1:
         job.refuse("zero_stage 0 and 2, and default_dp_type is one for all", "space.zero_stage=[2,3]")

@@ -1,6 +1,6 @@
 """The plans that need the least memory, and what to say when even they do not fit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
-from darts_parallel.plan import tensor_degrees, wider_tensor_degrees
+from darts_parallel.plan import tensor_degrees
 from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
 
 ROUNDS = 6
@@ -35,47 +35,54 @@ def explain_infeasible(
     Args:
         proven: Whether an exact method says that no plan fits; else bounds may, or none was found.
     """
-    space = problem.config.space
+    space, cluster = problem.config.space, problem.cluster
+
+    def changed(cluster: Cluster = cluster, **freed: Any) -> _Lightest:
+        """Return the lightest plan on another cluster, or in another space."""
+        config = replace(problem.config, space=replace(space, **freed))
+        return _lightest_of_all(build_tables(replace(problem, config=config, cluster=cluster)), space.kind)
+
     lightest = _lightest_of_all(tables, space.kind)
-    device = max(lightest.devices(problem.cluster).items(), key=lambda entry: entry[1])[0]
+    device = max(lightest.devices(cluster).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
     whole = (1.0 - problem.margin) * device.memory / size
     needed = whole + lightest.excess / size
-    ways = _memory_that_fits(problem, lightest)
+    ways = _memory_that_fits(cluster, problem.margin, lightest, changed)
     pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
-    if pins and _fits(replace(problem, config=replace(problem.config, space=replace(space, **FREE)))):
+    if pins and changed(**FREE).excess <= 0:
         ways.append(f"freeing {', '.join(pins)}")
-    degrees = [*tensor_degrees(problem), *wider_tensor_degrees(problem)]
-    wider = replace(space, tp=degrees)
-    if wider_tensor_degrees(problem) and _fits(replace(problem, config=replace(problem.config, space=wider))):
-        ways.append(f"space.tp=[{','.join(map(str, degrees))}]")
-    more = _nodes_that_fit(problem)
+    usual, wider = tensor_degrees(space, problem.model, cluster, problem.measured)
+    if wider and changed(tp=usual + wider).excess <= 0:
+        ways.append(f"space.tp=[{','.join(map(str, usual + wider))}]")
+    more = _nodes_that_fit(cluster, lambda larger: changed(larger).excess <= 0)
     if more:
-        ways.append(f"{more} nodes instead of {problem.cluster.groups[0].count}")
+        ways.append(f"{more} nodes instead of {cluster.groups[0].count}")
     found = "" if proven or proven_infeasible(tables, space.kind) else " that was found"
     changes = " or ".join(ways) or "other GPUs or a smaller model"
     return InfeasibleError(
         f"memory: model={problem.model.config.name} fits in no {space.kind} plan{found} on "
-        f"cluster={problem.cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
+        f"cluster={cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
         f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."
     )
 
 
-def _memory_that_fits(problem: Problem, lightest: "_Lightest") -> list[str]:
+def _memory_that_fits(
+    cluster: Cluster, margin: float, lightest: "_Lightest", changed: Callable[[Cluster], "_Lightest"]
+) -> list[str]:
     """Return memory of the GPUs with which some plan fits, as overrides; none where none was found.
 
     With more memory on one node type the lightest plan moves layers: the other types are looked at again.
     """
     wanted: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for device, excess in lightest.devices(problem.cluster).items():
+        for device, excess in lightest.devices(cluster).items():
             if excess > 0:
-                more = excess / (1.0 - problem.margin)
+                more = excess / (1.0 - margin)
                 wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
-        problem = problem.with_devices(
+        cluster = cluster.with_devices(
             lambda own: replace(own, memory=wanted[own.name] * GIB) if own.name in wanted else own
         )
-        lightest = _lightest_of_all(build_tables(problem), problem.config.space.kind)
+        lightest = changed(cluster)
         if lightest.excess <= 0:
             sizes = {name: f"{size:.{_digits(size)}f}" for name, size in wanted.items()}
             return [" and ".join(f"cluster.devices.{name}.memory_GiB={text}" for name, text in sizes.items())]
@@ -138,19 +145,14 @@ def any_fits(tables: Sequence[CostTable], space_kind: str) -> bool:
     return _lightest_of_all(tables, space_kind).excess <= 0
 
 
-def _fits(problem: Problem) -> bool:
-    return any_fits(build_tables(problem), problem.config.space.kind)
-
-
-def _nodes_that_fit(problem: Problem) -> int | None:
+def _nodes_that_fit(cluster: Cluster, fits: Callable[[Cluster], bool]) -> int | None:
     """Return smallest doubling of the first node group with which the lightest plan fits, or None."""
-    first = problem.cluster.groups[0]
+    first, *others = cluster.groups
     for factor in (2, 4, 8, 16, 32):
-        groups = (replace(first, count=first.count * factor), *problem.cluster.groups[1:])
-        larger = replace(problem, cluster=replace(problem.cluster, groups=groups))
+        more = replace(first, count=first.count * factor)
         try:
-            if _fits(larger):
-                return first.count * factor
+            if fits(replace(cluster, groups=(more, *others))):
+                return more.count
         except DartsParallelError:
             continue
     return None

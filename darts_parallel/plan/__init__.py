@@ -4,7 +4,6 @@ from darts_parallel.plan.degrees import batch_note as batch_note
 from darts_parallel.plan.degrees import divisors as divisors
 from darts_parallel.plan.degrees import legal_pipeline_degrees as legal_pipeline_degrees
 from darts_parallel.plan.degrees import tensor_degrees as tensor_degrees
-from darts_parallel.plan.degrees import wider_tensor_degrees as wider_tensor_degrees
 from darts_parallel.plan.file import own_config as own_config
 from darts_parallel.plan.file import package_version as package_version
 from darts_parallel.plan.file import read_own_problem as read_own_problem
@@ -19,7 +18,6 @@ from darts_parallel.plan.legality import refuse_model as refuse_model
 from darts_parallel.plan.legality import refuse_unexecutable as refuse_unexecutable
 from darts_parallel.plan.space import OuterSpace as OuterSpace
 from darts_parallel.plan.space import admits as admits
-from darts_parallel.plan.space import layer_choices as layer_choices
 from darts_parallel.plan.space import left_out as left_out
 from darts_parallel.plan.space import micro_batch_legal as micro_batch_legal
 from darts_parallel.plan.space import outer_spaces as outer_spaces
@@ -28,5 +26,6 @@ from darts_parallel.plan.strategy import SCHEMA as SCHEMA
 from darts_parallel.plan.strategy import LayerStrategy as LayerStrategy
 from darts_parallel.plan.strategy import Plan as Plan
 from darts_parallel.plan.trainers import facts as facts
+from darts_parallel.plan.trainers import job_facts as job_facts
 from darts_parallel.plan.trainers import trainer_runs as trainer_runs
 from darts_parallel.plan.trainers import trainer_schedules as trainer_schedules

@@ -1,8 +1,8 @@
 """Expert-parallel and expert tensor-parallel degrees that a problem admits."""
 
 from darts_parallel.config import SpaceConfig
-from darts_parallel.errors import ConfigError, PlanError, closest
-from darts_parallel.plan.degrees import divisors, node_sizes
+from darts_parallel.errors import PlanError
+from darts_parallel.plan.degrees import divisors, node_sizes, refused_pin
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem import Cluster, Experts, Model
 
@@ -60,9 +60,7 @@ def require_expert_pins(space: SpaceConfig, model: Model, cluster: Cluster) -> N
         pinned = space.pinned(key)
         members = sorted({pair[place] for pair in legal})
         if pinned is not None and not set(pinned) & set(members):
-            near = closest(pinned[0], members)
-            names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
-            raise ConfigError(f"space.{key}={pinned[0]} must {rules[key]} (legal: {names}); try {near}.")
+            raise refused_pin(key, pinned[0], rules[key], members)
 
 
 def check_experts(name: str, strategy: LayerStrategy, model: Model, cluster: Cluster, size: int) -> None:

@@ -1,10 +1,11 @@
 """Degrees that a problem admits before any value is pinned."""
 
+from collections.abc import Sequence
 from math import isqrt
 
 from darts_parallel.config import MAMBA, SpaceConfig
-from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem, tensor_divided
+from darts_parallel.errors import ConfigError, closest
+from darts_parallel.problem import Cluster, MeasuredTimes, Model, tensor_divided
 
 MOST_FREE_CHUNKS = 2
 """Chunks a device that a free choice tries although they cannot be equal."""
@@ -35,27 +36,22 @@ def pipeline_units(model: Model) -> int:
     return sum(not layer.fused_to_previous for layer in model.layers)
 
 
-def tensor_degrees(problem: Problem) -> list[int]:
-    """Return the tensor-parallel degrees to try: up to the largest node, or 8, and wider pinned ones.
+def tensor_degrees(
+    space: SpaceConfig, model: Model, cluster: Cluster, measured: MeasuredTimes | None
+) -> tuple[list[int], list[int]]:
+    """Return the tensor-parallel degrees to try, and legal ones that a search without a pin leaves out.
 
-    Groups that cross nodes pay off where nodes are small (one GPU a node), or where nothing else fits.
+    Tried are those up to the largest node, or 8, and wider pinned ones: groups that cross nodes pay off where
+    nodes are small (one GPU a node), or where nothing else fits.
     """
-    pinned = problem.config.space.pinned("tp") or ()
-    legal = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
-    return [tp for tp in legal if tp <= widest_tensor_degree(problem.cluster) or tp in pinned]
+    pinned, legal = space.pinned("tp"), legal_tensor_degrees(model, cluster, measured)
+    usual = [tp for tp in legal if tp <= widest_tensor_degree(cluster) or tp in (pinned or ())]
+    return usual, [] if pinned is not None else legal[len(usual) :]
 
 
 def widest_tensor_degree(cluster: Cluster) -> int:
     """Return the largest tensor-parallel degree that is tried where none is pinned."""
     return max(*node_sizes(cluster), USUAL_NODE)
-
-
-def wider_tensor_degrees(problem: Problem) -> list[int]:
-    """Return legal tensor-parallel degrees that a search without a pin leaves out."""
-    if problem.config.space.pinned("tp") is not None:
-        return []
-    legal = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
-    return [tp for tp in legal if tp > widest_tensor_degree(problem.cluster)]
 
 
 def legal_tensor_degrees(model: Model, cluster: Cluster, measured: MeasuredTimes | None) -> list[int]:
@@ -85,6 +81,13 @@ def legal_tensor_degrees(model: Model, cluster: Cluster, measured: MeasuredTimes
             f"try {legal[0]}."
         )
     return [tp for tp in legal if tp in known]
+
+
+def refused_pin(key: str, value: int, rule: str, members: Sequence[int]) -> ConfigError:
+    """Return the error for a pinned value that is none of `members`."""
+    names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
+    near = closest(value, members)
+    return ConfigError(f"space.{key}={value} must {rule} (legal: {names}); try {near}.")
 
 
 def batch_note(devices: int, batch: int) -> str:

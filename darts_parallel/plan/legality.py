@@ -1,13 +1,13 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch, parts that few trainers have."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from darts_parallel.config import COMM_BITS, MAMBA, CostConfig, ModelConfig, TrainingConfig, read_trainer
 from darts_parallel.errors import PlanError, UnsupportedError, closest
 from darts_parallel.plan._expert_degrees import check_experts
 from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
 from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
-from darts_parallel.problem import Cluster, Model, Problem
+from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "inputs": (lambda c: c.inputs is not None, "blocks of your own"),
@@ -46,16 +46,18 @@ def parts_beyond(config: ModelConfig, known: Collection[str]) -> Iterator[tuple[
             yield key, words
 
 
-def check_plan(plan: Plan, problem: Problem) -> None:
-    """Refuse a plan that does not belong to `problem`, with one sentence.
+def check_plan(
+    plan: Plan, model: Model, cluster: Cluster, training: TrainingConfig, measured: MeasuredTimes | None
+) -> None:
+    """Refuse a plan that does not belong to a job on a cluster, with one sentence.
 
     Errors:
         PlanError: names the field, its value, the rule and the closest valid value.
     """
-    devices, layers = problem.cluster.num_devices, problem.model.layers
+    devices, layers = cluster.num_devices, model.layers
     if len(plan.layers) != len(layers):
         raise PlanError(
-            f"plan: it has {len(plan.layers)} layers but model={problem.model.config.name} has {len(layers)} "
+            f"plan: it has {len(plan.layers)} layers but model={model.config.name} has {len(layers)} "
             "(embedding, blocks, head and loss)."
         )
     if plan.virtual_stages > 1:
@@ -63,28 +65,31 @@ def check_plan(plan: Plan, problem: Problem) -> None:
     if devices % plan.pp:
         near = closest(plan.pp, divisors(devices))
         raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; try {near}.")
-    contexts = context_degrees(problem.model, devices, problem.training.seq_len)
+    contexts = context_degrees(model, devices, training.seq_len)
     if plan.cp not in contexts:
         near = closest(plan.cp, contexts)
         raise PlanError(
             f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
-            f"training.seq_len={problem.training.seq_len}; try {near}."
+            f"training.seq_len={training.seq_len}; try {near}."
         )
-    _check_placement(plan, problem.cluster)
+    _check_placement(plan, cluster)
     for first in plan.boundaries[1:-1]:
         if layers[first].fused_to_previous:
             raise PlanError(
                 f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
                 f"{layers[first - 1].name}; try {first - 1}."
             )
-    cluster = problem.cluster.arranged(plan.node_order)
-    nodes = [cluster.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
+    arranged = cluster.arranged(plan.node_order)
+    nodes = [arranged.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
     # equal strategies of equal nodes once, under the name of their first layer
     named: dict[tuple[LayerStrategy, int], str] = {}
     for spec, strategy, stage in zip(layers, plan.layers, plan.stage_of_layer, strict=True):
         named.setdefault((strategy, nodes[stage]), spec.name)
+    legal, size = legal_tensor_degrees(model, cluster, measured), devices // plan.pp
     for (strategy, gpus), name in named.items():
-        _check_strategy(name, strategy, plan, problem, gpus)
+        here = [tp for tp in legal if gpus % tp == 0 or tp % gpus == 0]
+        _check_strategy(name, strategy, plan, size, training.global_batch_size, here)
+        check_experts(name, strategy, model, cluster, size)
 
 
 def _check_placement(plan: Plan, cluster: Cluster) -> None:
@@ -108,8 +113,9 @@ def _check_chunks(plan: Plan) -> None:
         raise PlanError(sentence)
 
 
-def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Problem, gpus: int) -> None:
-    size, batch = problem.cluster.num_devices // plan.pp, problem.training.global_batch_size
+def _check_strategy(
+    name: str, strategy: LayerStrategy, plan: Plan, size: int, batch: int, tensor: Sequence[int]
+) -> None:
     ranks = strategy.tp * plan.cp * strategy.dp
     if ranks != size:
         raise PlanError(
@@ -122,11 +128,8 @@ def _check_strategy(name: str, strategy: LayerStrategy, plan: Plan, problem: Pro
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
             f"{strategy.dp * plan.cp} data-parallel ranks; try {near}."
         )
-    check_experts(name, strategy, problem.model, problem.cluster, size)
-    every = legal_tensor_degrees(problem.model, problem.cluster, problem.measured)
-    legal = [tp for tp in every if gpus % tp == 0 or tp % gpus == 0]
-    if strategy.tp not in legal:
-        near = closest(strategy.tp, legal)
+    if strategy.tp not in tensor:
+        near = closest(strategy.tp, tensor)
         raise PlanError(
             f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
             f"of a node (or consist of whole nodes); try {near}."
@@ -163,7 +166,7 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             f"plan: node_order={list(plan.node_order)} cannot run, since whoever starts the processes "
             "numbers them; try space.node_orders=given."
         )
-    check_plan(plan, problem)
+    check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
     if plan.offload:
         raise UnsupportedError(
             "plan: it keeps shares of activations or optimizer state in host memory, which nothing here "

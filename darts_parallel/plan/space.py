@@ -5,12 +5,13 @@ Illegal products never enter: `tp * dp * pp` is the number of devices by constru
 valid one where they leave no plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE, SpaceConfig
+from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE, Config, SpaceConfig, TrainingConfig
 from darts_parallel.errors import ConfigError, closest
 from darts_parallel.plan._expert_degrees import expert_degrees, require_expert_pins
 from darts_parallel.plan.degrees import (
@@ -19,47 +20,73 @@ from darts_parallel.plan.degrees import (
     legal_pipeline_degrees,
     node_sizes,
     pipeline_units,
+    refused_pin,
     tensor_degrees,
     virtual_stage_counts,
-    wider_tensor_degrees,
     widest_tensor_degree,
 )
 from darts_parallel.plan.legality import refuse_model
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import lacking, trainer_parts, trainer_runs
-from darts_parallel.problem import Cluster, Model, Problem, node_orders, orders_are_all
+from darts_parallel.plan.trainers import job_facts, lacking, trainer_parts, trainer_runs
+from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem, node_orders, orders_are_all
 from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, usual_schedule
 
 KEYS = ("pp", "virtual_stages", "tp", "cp", "dp", "num_micro_batches", "micro_batch_size")
 USUALLY_ONE = ("virtual_stages", "cp")
 Combination = dict[str, int]
+Degrees = tuple[int, int, int, int, int]
+"""`(pp, virtual_stages, tp, cp, dp)`."""
 
 
-def require_legal_pins(problem: Problem) -> None:
+def require_legal_pins(
+    space: SpaceConfig, model: Model, cluster: Cluster, training: TrainingConfig, tensor: Sequence[int]
+) -> None:
     """Check every pinned value alone, then all of them together.
+
+    Args:
+        tensor: Tensor-parallel degrees to try.
 
     Errors:
         ConfigError: names the key, its value, the rule and the closest valid value.
     """
-    space, batch = problem.config.space, problem.training.global_batch_size
-    legal = list(_combinations(problem, batch))
+    devices, batch = cluster.num_devices, training.global_batch_size
+    degrees = list(_degrees(space, model, cluster, training.seq_len, tensor))
+    filled = f"{'dp * tp * pp' if space.pinned('cp') == (1,) else 'dp * cp * tp * pp'} = {devices} GPUs"
+    legal = list(_combinations(degrees, batch))
     if not legal:
-        near = _nearest_batch(problem, batch, {})
         raise ConfigError(
-            f"training.global_batch_size={batch} must be a multiple of some dp with {_product(space)} = "
-            f"{problem.cluster.num_devices} GPUs; try {near}."
+            f"training.global_batch_size={batch} must be a multiple of some dp with {filled}; "
+            f"try {_nearest_batch(degrees, batch, {})}."
         )
     pins = {key: values for key in KEYS if (values := space.pinned(key)) is not None}
     for key in USUALLY_ONE:
         if pins.get(key) == (1,):  # the default: not worth a word
             del pins[key]
+    rules = _rules(pipeline_units(model), devices, training, filled)
     for key, values in pins.items():
         members = sorted({combination[key] for combination in legal})
         # a list allows values, and the illegal ones among them never enter; one legal value is enough
         if not set(values) & set(members):
-            raise ConfigError(_one_pin(problem, key, values[0], members))
+            raise refused_pin(key, values[0], rules[key], members)
     if not any(_agrees(combination, pins) for combination in legal):
-        raise ConfigError(_contradiction(problem, pins, legal))
+        near = _nearest_batch(degrees, batch, pins)
+        raise ConfigError(_contradiction(pins, legal, filled.replace("=", "must be the"), batch, near))
+
+
+def _rules(units: int, devices: int, training: TrainingConfig, filled: str) -> dict[str, str]:
+    """Return what a pinned degree must do, by its key."""
+    batch = f"divide training.global_batch_size={training.global_batch_size}"
+    return {
+        "pp": f"divide the {devices} GPUs and leave every stage one of the {units} layers",
+        "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices} GPUs",
+        "virtual_stages": f"leave each of pp * virtual_stages stages one of the {units} layers, with pp > 1 "
+        "and num_micro_batches a multiple of pp",
+        "cp": f"divide the {devices} GPUs and, twice where attention is causal, training.seq_len="
+        f"{training.seq_len}",
+        "dp": f"{batch} and make {filled}",
+        "num_micro_batches": batch,
+        "micro_batch_size": batch,
+    }
 
 
 def require_pure_stages(model: Model, cluster: Cluster) -> None:
@@ -93,72 +120,47 @@ def _nearest_nodes(model: Model, cluster: Cluster) -> str:
     return "node groups of equal numbers of GPUs"
 
 
-def _combinations(problem: Problem, batch: int) -> Iterator[Combination]:
+def _combinations(degrees: Sequence[Degrees], batch: int) -> Iterator[Combination]:
     """Yield every legal combination of the outer degrees, pins left aside."""
     counts = divisors(batch)
-    for pp, virtual_stage, tp, cp, dp in _degrees(problem):
+    for pp, virtual_stage, tp, cp, dp in degrees:
         for m in counts:
             if batch % (dp * m) == 0 and (virtual_stage == 1 or m % pp == 0):
                 yield dict(zip(KEYS, (pp, virtual_stage, tp, cp, dp, m, batch // (dp * m)), strict=True))
 
 
-def _degrees(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield every `(pp, virtual_stages, tp, cp, dp)` that fills the devices; rare ones if asked for."""
-    space, model, devices = problem.config.space, problem.model, problem.cluster.num_devices
+def _degrees(
+    space: SpaceConfig, model: Model, cluster: Cluster, seq_len: int, tensor: Sequence[int]
+) -> Iterator[Degrees]:
+    """Yield all degrees that fill the devices; rare ones if asked for."""
     all_cp = space.pinned("cp") != (1,)
-    contexts = context_degrees(model, devices, problem.training.seq_len) if all_cp else [1]
-    degrees = legal_pipeline_degrees(model, problem.cluster)
-    for pp, tp, cp in product(degrees, tensor_degrees(problem), contexts):
-        dp, rest = divmod(devices // pp, tp * cp)
+    contexts = context_degrees(model, cluster.num_devices, seq_len) if all_cp else [1]
+    for pp, tp, cp in product(legal_pipeline_degrees(model, cluster), tensor, contexts):
+        dp, rest = divmod(cluster.num_devices // pp, tp * cp)
         if dp and not rest:
             several = space.pinned("virtual_stages") != (1,)
             stages = virtual_stage_counts(space, model, pp) if several else [1]
             yield from ((pp, v, tp, cp, dp) for v in stages)
 
 
-def _product(space: SpaceConfig) -> str:
-    """Return the product of the degrees, for messages."""
-    return "dp * tp * pp" if space.pinned("cp") == (1,) else "dp * cp * tp * pp"
-
-
 def _agrees(combination: Combination, pins: dict[str, Any], besides: str = "") -> bool:
     return all(combination[key] in values for key, values in pins.items() if key != besides)
 
 
-def _one_pin(problem: Problem, key: str, value: int, members: list[int]) -> str:
-    devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
-    units = pipeline_units(problem.model)
-    rules = {
-        "pp": f"divide the {devices} GPUs and leave every stage one of the {units} layers",
-        "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices} GPUs",
-        "virtual_stages": f"leave each of pp * virtual_stages stages one of the {units} layers, with pp > 1 "
-        "and num_micro_batches a multiple of pp",
-        "cp": f"divide the {devices} GPUs and, twice where attention is causal, training.seq_len="
-        f"{problem.training.seq_len}",
-        "dp": f"divide training.global_batch_size={batch} and make {_product(problem.config.space)} = "
-        f"{devices} GPUs",
-        "num_micro_batches": f"divide training.global_batch_size={batch}",
-        "micro_batch_size": f"divide training.global_batch_size={batch}",
-    }
-    names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
-    near = closest(value, members)
-    return f"space.{key}={value} must {rules[key]} (legal: {names}); try {near}."
-
-
-def _contradiction(problem: Problem, pins: dict[str, Any], legal: list[Combination]) -> str:
-    """Name the single change of a pin, or of the batch, that helps pins which are legal alone."""
-    devices, batch = problem.cluster.num_devices, problem.training.global_batch_size
+def _contradiction(
+    pins: dict[str, Any], legal: list[Combination], filled: str, batch: int, near: int | None
+) -> str:
+    """Name the single change of a pin, or of the batch (to `near`), that helps pins which are legal alone."""
     ways = []
     for key, values in pins.items():
         members = sorted({c[key] for c in legal if _agrees(c, pins, besides=key)})
         if members:
             ways.append(f"space.{key}={closest(values[0], members)}")
-    near = _nearest_batch(problem, batch, pins)
     if near is not None:
         ways.append(f"training.global_batch_size={near}")
     names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
     return (
-        f"{names} contradict each other: {_product(problem.config.space)} must be the {devices} GPUs and "
+        f"{names} contradict each other: {filled} and "
         f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch}; "
         f"try {' or '.join(ways) or 'pin fewer of them'}."
     )
@@ -168,10 +170,10 @@ def _show(values: tuple[int, ...]) -> str:
     return str(values[0]) if len(values) == 1 else f"[{','.join(map(str, values))}]"
 
 
-def _nearest_batch(problem: Problem, batch: int, pins: dict[str, Any]) -> int | None:
+def _nearest_batch(filling: Sequence[Degrees], batch: int, pins: dict[str, Any]) -> int | None:
     """Return the closest global batch size that the pins allow; None where no batch helps."""
     nearest = []
-    for pp, virtual_stage, tp, cp, dp in _degrees(problem):
+    for pp, virtual_stage, tp, cp, dp in filling:
         degrees = {"pp": pp, "virtual_stages": virtual_stage, "tp": tp, "cp": cp, "dp": dp}
         if not all(degrees[key] in pins[key] for key in degrees if key in pins):
             continue
@@ -228,22 +230,23 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
         UnsupportedError: `space.executable` holds for a model that cannot run.
     """
-    space, model, cluster = problem.config.space, problem.model, problem.cluster
+    config, model, cluster, training = problem.config, problem.model, problem.cluster, problem.training
+    space = config.space
     if space.executable:
-        refuse_model(model, problem.training)
+        refuse_model(model, training)
     require_pure_stages(model, cluster)
-    require_legal_pins(problem)
+    tensor, _ = tensor_degrees(space, model, cluster, problem.measured)
+    require_legal_pins(space, model, cluster, training, tensor)
     require_expert_pins(space, model, cluster)
-    result = []
-    legal_cp = context_degrees(model, cluster.num_devices, problem.training.seq_len)
-    context = [cp for cp in legal_cp if _allowed(space.pinned("cp"), cp)]
-    for pp, cp in product(pipeline_degrees(space, model, cluster), context):
-        for virtual_stage, schedule in schedule_choices(space, model, pp):
-            outer = _outer_space(problem, pp, cp, virtual_stage, schedule)
-            if outer is not None:
-                orders = node_orders(cluster, pp, space.node_orders)
-                parts = trainer_parts(problem.config, outer.choices)
-                result += [replace(outer, choices=c, node_order=o) for c in parts for o in orders]
+    result, job = list[OuterSpace](), job_facts(model, training, problem.software)
+    rules = config.abilities(space.trainer) if space.trainer else None
+    runs = partial(trainer_runs, rules, job) if rules else None
+    for whole in _whole_spaces(space, model, cluster, training.seq_len, tensor):
+        outer = _legal_part(whole, space, training.global_batch_size, node_sizes(cluster), runs)
+        if outer is not None:
+            orders = node_orders(cluster, outer.pp, space.node_orders)
+            parts = trainer_parts(config, outer.choices)
+            result += [replace(outer, choices=c, node_order=o) for c in parts for o in orders]
     if not result and model.has_experts and space.trainer is None:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs of a "
@@ -252,9 +255,10 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         )
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
-        pin = f"trainer={space.trainer}" if space.trainer else f"schedules={space.schedules}"
-        free = replace(problem.config, space=replace(space, trainer=None))
-        why = lacking(problem, outer_spaces(Problem.from_config(free))) if space.trainer else ""
+        pin, why = f"schedules={space.schedules}", ""
+        if rules:
+            free = Problem.from_config(replace(config, space=replace(space, trainer=None)))
+            pin, why = f"trainer={space.trainer}", lacking(rules, job, outer_spaces(free))
         raise ConfigError(
             f"space.{pin} runs no plan that the other pins of the space allow on "
             f"{cluster.num_devices} GPUs{why}; try space.{pin.partition('=')[0]}=null, or fewer pins."
@@ -277,22 +281,20 @@ def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace
     )
 
 
-def left_out(problem: Problem) -> tuple[str, ...]:
+def left_out(
+    config: Config, model: Model, cluster: Cluster, measured: MeasuredTimes | None
+) -> tuple[str, ...]:
     """Name in clauses what a search without pins does not try although it is valid.
 
     A claim over the space holds without it.
     """
-    found, space, cluster = [], problem.config.space, problem.cluster
-    if wider_tensor_degrees(problem):
+    found, space = [], config.space
+    if tensor_degrees(space, model, cluster, measured)[1]:
         found.append(f"tp above {widest_tensor_degree(cluster)} (space.tp)")
-    degrees = pipeline_degrees(space, problem.model, cluster)
+    degrees = pipeline_degrees(space, model, cluster)
     if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
         found.append("node orders that mix the types (space.node_orders)")
-    if (
-        problem.config.search.method == "exact"
-        and space.kind == "uniform"
-        and space.pinned("virtual_stages") != (1,)
-    ):
+    if config.search.method == "exact" and space.kind == "uniform" and space.pinned("virtual_stages") != (1,):
         found.append("unequal chunks of interleaved stages")
     return tuple(found)
 
@@ -339,22 +341,41 @@ def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[tuple[in
     return result
 
 
-def _outer_space(
-    problem: Problem, pp: int, cp: int, virtual_stages: int, schedule: str | None
-) -> OuterSpace | None:
-    space, batch = problem.config.space, problem.training.global_batch_size
-    if problem.cluster.num_devices % (pp * cp):
-        return None
-    name = schedule or usual_schedule(virtual_stages)
+def _whole_spaces(
+    space: SpaceConfig, model: Model, cluster: Cluster, seq_len: int, tensor: Sequence[int]
+) -> Iterator[OuterSpace]:
+    """Yield the outer choices that the pins allow, with all strategies of their layers."""
+    offload = tuple(space.pinned("offload") or ())
+    legal_cp = context_degrees(model, cluster.num_devices, seq_len)
+    context = [cp for cp in legal_cp if _allowed(space.pinned("cp"), cp)]
+    for pp, cp in product(pipeline_degrees(space, model, cluster), context):
+        size = cluster.num_devices // pp
+        degrees = [(tp, size // (tp * cp)) for tp in tensor if size % (tp * cp) == 0]
+        experts = expert_degrees(space, model, cluster, size)
+        choices = tuple(layer_choices(space, model, seq_len, degrees, experts, cp))
+        for virtual_stages, schedule in schedule_choices(space, model, pp):
+            yield OuterSpace(pp, (), choices, cp, virtual_stages, schedule=schedule, offload=offload)
+
+
+def _legal_part(
+    outer: OuterSpace, space: SpaceConfig, batch: int, nodes: Sequence[int],
+    runs: Callable[[int, int, str, LayerStrategy], bool] | None,
+) -> OuterSpace | None:  # fmt: skip
+    """Return an outer choice with its strategies that `runs` and numbers of micro-batches; None without any.
+
+    Args:
+        nodes: GPUs of the nodes, every type of which must run some strategy.
+    """
+    name, pp = outer.schedule or usual_schedule(outer.virtual_stages), outer.pp
+    listed = name if name in (space.schedules or [name]) else SEARCHED
     # what `refuse_unexecutable` says of split backward passes
     split = space.executable and pp > 1 and (find(name).split or SEARCHED in (space.schedules or ()))
     choices = tuple(
         choice
-        for choice in layer_choices(problem, problem.cluster.num_devices // pp, cp)
-        if trainer_runs(problem, pp, cp, name if name in (space.schedules or [name]) else SEARCHED, choice)
-        and not (split and choice.zero_stage > 1)
+        for choice in outer.choices
+        if (runs is None or runs(pp, outer.cp, listed, choice)) and not (split and choice.zero_stage > 1)
     )
-    if not all(any(admits(gpus, c) for c in choices) for gpus in node_sizes(problem.cluster)):
+    if not all(any(admits(gpus, c) for c in choices) for gpus in nodes):
         return None
     pinned = space.pinned("num_micro_batches")
     order = find(name)
@@ -365,40 +386,36 @@ def _outer_space(
         and order.count_refusal(pp, m) is None
         and any(micro_batch_legal(space, batch, m, c) for c in choices)
     )
-    offload = tuple(space.pinned("offload") or ())
-    outer = OuterSpace(pp, counts, choices, cp, virtual_stages, schedule=schedule, offload=offload)
-    return outer if counts else None
+    return replace(outer, num_micro_batches=counts, choices=choices) if counts else None
 
 
-def layer_choices(problem: Problem, stage_devices: int, cp: int = 1) -> Iterator[LayerStrategy]:
-    """Yield strategies of a layer on `stage_devices` devices, without those that change nothing.
+def layer_choices(
+    space: SpaceConfig, model: Model, seq_len: int, degrees: Sequence[tuple[int, int]],
+    experts: Sequence[tuple[int, int]], cp: int,
+) -> Iterator[LayerStrategy]:  # fmt: skip
+    """Yield strategies of a layer with these `(tp, dp)` and `(ep, etp)`, without those that change nothing.
 
     A ZeRO stage above 0 and gradient bits need `dp * cp > 1`, sequence parallelism and tensor-parallel
     bits need `tp > 1`: otherwise they are other names of the same strategy.
     """
-    space = problem.config.space
     stages = space.pinned("zero_stage") or (0, 1, 2, 3)
     recompute = space.pinned("recompute") or RECOMPUTE
     parallel = space.pinned("sequence_parallel") or (False, True)
-    experts = expert_degrees(space, problem.model, problem.cluster, stage_devices)
-    for tp in tensor_degrees(problem):
-        if stage_devices % (tp * cp) or not _allowed(space.pinned("tp"), tp):
-            continue
-        dp = stage_devices // (tp * cp)
-        if not _allowed(space.pinned("dp"), dp):
+    for tp, dp in degrees:
+        if not (_allowed(space.pinned("tp"), tp) and _allowed(space.pinned("dp"), dp)):
             continue
         ranks = dp * cp
         # experts have replicas of their own, edp of them: the stages mean nothing where neither has any
-        zero = [z for z in stages if ranks > 1 or (tp > 1 and problem.model.has_experts) or z == 0] or [0]
-        divides = tp > 1 and (not space.executable or problem.training.seq_len % tp == 0)
+        zero = [z for z in stages if ranks > 1 or (tp > 1 and model.has_experts) or z == 0] or [0]
+        divides = tp > 1 and (not space.executable or seq_len % tp == 0)
         sequence = [s for s in parallel if divides or not s] or [False]
-        if problem.model.has_experts:  # Megatron-LM's rule: experts take tokens that are split over tp
+        if model.has_experts:  # Megatron-LM's rule: experts take tokens that are split over tp
             sequence = [s for s in sequence if s == (tp > 1)]
         tp_bits = (space.pinned("tp_comm_bits") or COMM_BITS) if tp > 1 else COMM_BITS[:1]
         grad_bits = (space.pinned("grad_comm_bits") or COMM_BITS) if ranks > 1 else COMM_BITS[:1]
         for z, r, s, b, g in product(zero, recompute, sequence, tp_bits, grad_bits):
             for shard in shard_sizes(space.pinned("shard_size"), ranks) if z else (0,):
-                for ep, etp in experts if not shard or not problem.model.has_experts else ():
+                for ep, etp in experts if not shard or not model.has_experts else ():
                     yield LayerStrategy(tp, dp, z, r, s, b, g, shard, ep, etp)
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer
+from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer, TrainingConfig
 from darts_parallel.plan.strategy import LayerStrategy
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Model, Software
 from darts_parallel.schedules import NAMES, SEARCHED
 
 
@@ -15,35 +15,40 @@ def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
     return (*NAMES, SEARCHED) if trainer.schedules is None else tuple(trainer.schedules)
 
 
-def facts(problem: Problem, pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return the settings that the rules of `conf/trainer/` may name, of a layer under outer degrees."""
-    model, training, shards = problem.model.config, problem.training, strategy.shard_size
-    whole = not strategy.zero_stage or shards == strategy.dp * cp
-    copies = strategy.dp * cp
-    experts = (model.num_experts or 0) if problem.model.has_experts else 0
-    sharded = (shards or strategy.dp * cp) if strategy.zero_stage else 1
+def job_facts(model: Model, training: TrainingConfig, software: Software) -> dict[str, Any]:
+    """Return the settings of a job that the rules of `conf/trainer/` may name."""
+    config = model.config
     return {
+        "optimizer": training.optimizer, "gradient_bits": software.gradient_bits,
+        "lora_rank": training.lora_rank, "tie_embeddings": config.tie_embeddings,
+        "num_encoder_layers": config.num_encoder_layers,
+        "num_experts": (config.num_experts or 0) if model.has_experts else 0,
+        "mtp_num_layers": config.mtp_num_layers, "learned_positions": config.learned_positions,
+        "multi_latent_attention": config.multi_latent_attention,
+        "mamba_layers": (config.hybrid_override_pattern or "").count(MAMBA),
+    }  # fmt: skip
+
+
+def facts(job: dict[str, Any], pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:
+    """Return the settings of `job_facts` and those of a layer under outer degrees."""
+    copies, shards, experts = strategy.dp * cp, strategy.shard_size, job["num_experts"]
+    whole = not strategy.zero_stage or shards == copies
+    sharded = (shards or copies) if strategy.zero_stage else 1
+    return job | {
         "pp": pp, "cp": cp, "dp": strategy.dp, "tp": strategy.tp, "etp": strategy.etp,
         "copies": max(copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1),
         "ep": strategy.ep, "grad_comm_bits": strategy.grad_comm_bits,
         "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
         "zero_stage": strategy.zero_stage, "shard_size": 0 if whole else shards,
         "recompute": strategy.recompute, "sequence_parallel": strategy.sequence_parallel,
-        "optimizer": training.optimizer, "gradient_bits": problem.software.gradient_bits,
-        "lora_rank": training.lora_rank, "tie_embeddings": model.tie_embeddings,
-        "num_encoder_layers": model.num_encoder_layers, "num_experts": experts,
-        "mtp_num_layers": model.mtp_num_layers, "learned_positions": model.learned_positions,
-        "multi_latent_attention": model.multi_latent_attention,
-        "mamba_layers": (model.hybrid_override_pattern or "").count(MAMBA),
     }  # fmt: skip
 
 
-def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: LayerStrategy) -> bool:
-    """Return whether `space.trainer` runs this strategy for all layers; true without one."""
-    name = problem.config.space.trainer
-    if name is None:
-        return True
-    rules, given = problem.config.abilities(name), facts(problem, pp, cp, strategy)
+def trainer_runs(
+    rules: Trainer, job: dict[str, Any], pp: int, cp: int, schedule: str, strategy: LayerStrategy
+) -> bool:
+    """Return whether a trainer runs this strategy for all layers of a job (`job_facts`)."""
+    given = facts(job, pp, cp, strategy)
     sharded = given["shard_size"] or strategy.dp * cp
     return (
         (pp == 1 or schedule in trainer_schedules(rules))  # one device has no order to choose
@@ -54,10 +59,9 @@ def trainer_runs(problem: Problem, pp: int, cp: int, schedule: str, strategy: La
     )
 
 
-def lacking(problem: Problem, spaces: Sequence[Any]) -> str:
-    """Return a clause with what keeps `space.trainer` from most strategies of outer spaces, or nothing."""
-    rules = problem.config.abilities(str(problem.config.space.trainer))
-    given = (facts(problem, own.pp, own.cp, choice) for own in spaces for choice in own.choices)
+def lacking(rules: Trainer, job: dict[str, Any], spaces: Sequence[Any]) -> str:
+    """Return a clause with what keeps a trainer from most strategies of outer spaces, or nothing."""
+    given = (facts(job, own.pp, own.cp, choice) for own in spaces for choice in own.choices)
     found = Counter(lack.sentence(row) for row in given for lack in rules.lacks if lack.holds(row))
     return f": {max(found, key=lambda why: (found[why], ' with ' in why))}" if found else ""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from darts_parallel.config import OFFLOADS
 from darts_parallel.cost import (
     HardPlans,
-    build_table,
+    build_tables,
     evaluate_batch,
     hard_plan,
     with_memory,
@@ -139,7 +139,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     that only what memory buys is counted.
     """
     space = _useful_space(plan, problem)
-    table = build_table(problem, space)
+    (table,) = build_tables(problem, [space])
     if table.pipeline.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:
         return None
     index = {choice: number for number, choice in enumerate(table.choices)}
@@ -167,7 +167,7 @@ def _useful_space(plan: Plan, problem: Problem) -> OuterSpace:
         return own
     for space in spaces:
         if replace(space, num_micro_batches=own.num_micro_batches, choices=own.choices) == own:
-            useful = without_dominated(build_table(problem, space)).choices
+            useful = without_dominated(build_tables(problem, [space])[0]).choices
             counts = tuple(sorted({*space.num_micro_batches, *own.num_micro_batches}))
             return replace(own, num_micro_batches=counts, choices=tuple(dict.fromkeys(own.choices + useful)))
     return own

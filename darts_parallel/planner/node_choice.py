@@ -8,13 +8,13 @@ from itertools import product
 from math import inf, prod
 from typing import Any
 
-from darts_parallel.config import Config
-from darts_parallel.cost import CostTable, build_placed, evaluate
+from darts_parallel.config import Config, ObjectiveConfig
+from darts_parallel.cost import CostTable, build_tables, evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import OuterSpace, Plan, outer_spaces
-from darts_parallel.problem import Bill, Problem, bill, choose, price_per_hour, worth
+from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, price_per_hour, worth
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,22 @@ class _Offer:
     """A choice of nodes that some plan of the space may run on."""
 
     counts: tuple[int, ...]
-    problem: Problem
-    """On as many nodes of every node group, none of some."""
+    cluster: Cluster
+    """As many nodes of every node group, none of some."""
+    objective: ObjectiveConfig
     tables: list[CostTable]
 
     @cached_property
     def floor(self) -> tuple[bool, float]:
         """Whether its fastest conceivable plan breaks the objective's limit, and that plan's figure."""
         seconds = min(float(outer_lower_bounds(table, "uniform", 0.0).min()) for table in self.tables)
-        figure, kept = worth(self.problem, seconds)
+        figure, kept = worth(self.objective, self.cluster, seconds)
         return not kept, figure
 
 
 def _offers(problem: Problem, choices: Sequence[tuple[int, ...]]) -> list[_Offer]:
     """Price the spaces of all choices of nodes together: equal stages are priced once."""
-    config, placed = problem.config, dict[tuple[int, ...], list[tuple[Problem, OuterSpace]]]()
+    config, placed = problem.config, dict[tuple[int, ...], tuple[Cluster, list[OuterSpace]]]()
     if not config.cost.knows_stages or config.cost.pipeline != "closed_form":
         raise UnsupportedError(
             f"cost={config.cost.name} with cost.pipeline={config.cost.pipeline} must be priced stage by "
@@ -110,13 +111,14 @@ def _offers(problem: Problem, choices: Sequence[tuple[int, ...]]) -> list[_Offer
     for counts in choices:
         groups = zip(problem.cluster.groups, counts, strict=True)
         cluster = replace(problem.cluster, groups=tuple(replace(g, count=n) for g, n in groups))
-        what_if = replace(problem, cluster=cluster)
         with suppress(ConfigError):  # the batch or the pins admit no plan on this one
-            spaces = outer_spaces(what_if)
+            spaces = outer_spaces(replace(problem, cluster=cluster))
             plain = [space for space in spaces if space.virtual_stages == 1]
-            placed[counts] = [(what_if, space) for space in plain or spaces]
-    tables = iter(build_placed([entry for own in placed.values() for entry in own]))
-    return [_Offer(counts, own[0][0], [next(tables) for _ in own]) for counts, own in placed.items()]
+            placed[counts] = cluster, plain or spaces
+    every = [(cluster, space) for cluster, spaces in placed.values() for space in spaces]
+    tables = iter(build_tables(problem, [space for _, space in every], [cluster for cluster, _ in every]))
+    return [_Offer(counts, cluster, config.objective, [next(tables) for _ in spaces])
+            for counts, (cluster, spaces) in placed.items()]  # fmt: skip
 
 
 def rent(problem: Problem) -> Rental:
@@ -130,19 +132,19 @@ def rent(problem: Problem) -> Rental:
     """
     objective = problem.config.objective
     if objective.name != "time":
-        price_per_hour(problem)
+        price_per_hour(objective, problem.cluster)
     choices, found, best = node_choices(problem), list[Rental](), inf
     for offer in sorted(_offers(problem, choices), key=lambda offer: offer.floor):
         if best < inf and offer.floor > (False, best):
             break
         # figures grow with the seconds: those beyond which this one cannot be better
-        answer = find_uniform_plan(offer.tables, best / worth(offer.problem, 1.0)[0]).best
+        answer = find_uniform_plan(offer.tables, best / worth(objective, offer.cluster, 1.0)[0]).best
         if answer is not None:
             plan, smaller = answer.to_plan(offer.tables), rented(problem, offer.counts)
             seconds = evaluate(plan, smaller).iteration_time_s
-            amount = bill(smaller, seconds) or Bill(0.0, 0.0, 0.0)
+            amount = bill(objective, smaller.cluster, seconds) or Bill(0.0, 0.0, 0.0)
             found.append(Rental(offer.counts, smaller, plan, seconds, amount, len(choices)))
-            figure, kept = worth(smaller, seconds)
+            figure, kept = worth(objective, smaller.cluster, seconds)
             best = min(best, figure) if kept else best
     if not found:
         raise InfeasibleError(

@@ -95,7 +95,7 @@ def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
     """Return the problem on the nodes that its objective chooses, and their plan, where it may choose."""
     objective = problem.config.objective
     if objective.name != "time":
-        price_per_hour(problem)
+        price_per_hour(objective, problem.cluster)
     if not objective.choose_nodes or problem.config.plan is not None:
         return problem, None
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from darts_parallel.config import ObjectiveConfig
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.problem.problem import Problem
+from darts_parallel.problem.cluster import Cluster
 
 HOUR = 3600.0
 LIMITS = {
@@ -29,17 +29,17 @@ class Bill:
         return f"${self.dollars:,.2f} for {self.hours:,.2f} hours at ${self.price_per_hour_usd:,.2f} an hour"
 
 
-def price_per_hour(problem: Problem) -> float:
+def price_per_hour(objective: ObjectiveConfig, cluster: Cluster) -> float:
     """Return the dollars of an hour of all nodes.
 
     Errors:
         ConfigError: a node group has no price.
     """
     total = 0.0
-    for index, group in enumerate(problem.cluster.groups):
+    for index, group in enumerate(cluster.groups):
         if group.price_per_hour is None and group.count:
             raise ConfigError(
-                f"objective={problem.config.objective.name} must know the price of every node, and "
+                f"objective={objective.name} must know the price of every node, and "
                 f"cluster.nodes[{index}].price_per_hour_usd of {group.device.name} is missing; "
                 "try a price, e.g. 1.0."
             )
@@ -47,25 +47,24 @@ def price_per_hour(problem: Problem) -> float:
     return total
 
 
-def bill(problem: Problem, iteration_time_s: float) -> Bill | None:
+def bill(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) -> Bill | None:
     """Return the bill of the job at this pace; None where the objective is time alone.
 
     Errors:
         ConfigError: a node group has no price.
     """
-    objective = problem.config.objective
     if objective.name == "time" or objective.num_iterations is None:
         return None
-    price, hours = price_per_hour(problem), objective.num_iterations * iteration_time_s / HOUR
+    price, hours = price_per_hour(objective, cluster), objective.num_iterations * iteration_time_s / HOUR
     return Bill(price, hours, price * hours)
 
 
-def worth(problem: Problem, iteration_time_s: float) -> tuple[float, bool]:
+def worth(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) -> tuple[float, bool]:
     """Return the figure of a pace that the objective makes least, and whether the pace keeps its limit."""
-    amount = bill(problem, iteration_time_s)
+    amount = bill(objective, cluster, iteration_time_s)
     if amount is None:
         return iteration_time_s, True
-    (figure, _), limited, limit = _figures(problem.config.objective, amount)
+    (figure, _), limited, limit = _figures(objective, amount)
     return figure, limited <= limit
 
 

@@ -4,6 +4,7 @@ Every figure may be a float or a scalar tensor: with tensors, costs carry gradie
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import gcd
@@ -242,6 +243,10 @@ class Cluster:
     def arranged(self, node_order: tuple[int, ...]) -> "Cluster":
         """Put the nodes in another order along the pipeline."""
         return self if node_order == self.node_order else replace(self, node_order=node_order)
+
+    def with_devices(self, change: Callable[[Device], Device]) -> "Cluster":
+        """Return the cluster with changed devices in all node groups."""
+        return replace(self, groups=tuple(replace(g, device=change(g.device)) for g in self.groups))
 
     @cached_property
     def types(self) -> tuple[int, ...]:

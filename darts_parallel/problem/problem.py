@@ -68,8 +68,7 @@ class Problem:
 
     def with_devices(self, change: Callable[[Device], Device]) -> "Problem":
         """Return the problem with changed devices in all node groups."""
-        groups = tuple(replace(group, device=change(group.device)) for group in self.cluster.groups)
-        return replace(self, cluster=replace(self.cluster, groups=groups))
+        return replace(self, cluster=self.cluster.with_devices(change))
 
 
 def _model(config: Config, block: LayerSpec | None) -> Model:

@@ -15,7 +15,6 @@ from darts_parallel.cost import (
     FUSED_BACKWARD_FACTOR,
     TERMS,
     TIME_TERMS,
-    ChoiceTensors,
     ShardGroup,
     StageContext,
     StateBytes,
@@ -31,7 +30,7 @@ from darts_parallel.cost import (
     terms_of,
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
-from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.plan import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem import GIB, Device, Problem, memory_unit
 from darts_parallel.report.format import table_of
 
@@ -214,8 +213,7 @@ def _context(problem: Problem, plan: Plan, index: int) -> StageContext:
     """Return what prices the strategy of a layer on its stage."""
     strategies, counts = (plan.layers[index],), (plan.num_micro_batches,)
     topology = problem.cluster.arranged(plan.node_order).stage_topology(plan.stage_of_layer[index], plan.pp)
-    choices = ChoiceTensors.build(problem.training, counts, strategies, plan.cp)
-    return StageContext.build(problem, topology, choices)
+    return StageContext.build(problem, topology, OuterSpace(plan.pp, counts, strategies, plan.cp))
 
 
 def _shards(problem: Problem, plan: Plan, index: int) -> list[ShardGroup]:

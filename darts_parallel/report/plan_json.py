@@ -29,7 +29,8 @@ def plan_dict(
             differentiation alone, without that of memory, which takes a search.
     """
     elasticities = time_elasticities(plan, problem) if elasticities is None else elasticities
-    config, amount = problem.config, bill(problem, cost.iteration_time_s)
+    config = problem.config
+    amount = bill(config.objective, problem.cluster, cost.iteration_time_s)
     names = tuple(layer.name for layer in problem.model.layers)
     return {
         "schema": SCHEMA,

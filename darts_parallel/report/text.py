@@ -108,7 +108,10 @@ def layerwise_sentence(
 
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """Say what is proven of the plan over the whole space, in one clause."""
-    kind, without = problem.config.space.kind, " and ".join(left_out(problem))
+    kind, without = (
+        problem.config.space.kind,
+        " and ".join(left_out(problem.config, problem.model, problem.cluster, problem.measured)),
+    )
     free = ""
     if problem.headroom:
         chance = problem.config.space.out_of_memory
@@ -215,7 +218,7 @@ def _headline(
     speed = f"{_seconds(cost.iteration_time_s)}{within} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
     fits = f" · fits: {_percent(1.0 - sure.any_out_of_memory, 0)}" if sure is not None else ""
     console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}{fits}"))
-    amount = bill(problem, cost.iteration_time_s)
+    amount = bill(config.objective, problem.cluster, cost.iteration_time_s)
     if amount is not None:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
         console.print(Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))

@@ -55,7 +55,7 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
     broadcast = run.owner_broadcast_ms * 1e-3
     software = Software(run.framework, run.gradient_bits, broadcast, run.single_ring, run.gradient_copy)
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
-    check_plan(plan, problem)
+    check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
     return MeasuredCase(run, problem, plan)
 
 

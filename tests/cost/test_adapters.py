@@ -10,6 +10,7 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plan.legality import refuse_unexecutable
+from darts_parallel.plan.space import OuterSpace
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, plan_of
@@ -24,10 +25,8 @@ def llama(*changes: str, rank: int = RANK) -> Problem:
 def costs(problem: Problem, strategy: LayerStrategy, index: int = 1) -> LayerCosts:
     """Price one layer on all devices, one micro-batch."""
     topology = problem.cluster.stage_topology(0, 1)
-    choices = ChoiceTensors.build(problem.training, (1,), (strategy,))
-    return layer_costs(
-        StageContext.build(problem, topology, choices), problem.model.layers[index], counts_table=True
-    )
+    stage = StageContext.build(problem, topology, OuterSpace(1, (1,), (strategy,)))
+    return layer_costs(stage, problem.model.layers[index], counts_table=True)
 
 
 def test_adapters_have_the_parameters_of_the_paper() -> None:

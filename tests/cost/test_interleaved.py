@@ -135,7 +135,9 @@ def test_equal_chunks_are_proven_over_the_uniform_space(blocks: int) -> None:
     assert answer.proven
     assert answer.iteration_time_s == pytest.approx(expected, rel=1e-12)
     assert answer.lower_bound_s == answer.iteration_time_s
-    assert "unequal chunks of interleaved stages" in left_out(problem)
+    assert "unequal chunks of interleaved stages" in left_out(
+        problem.config, problem.model, problem.cluster, problem.measured
+    )
 
 
 def test_search_exact_proves_uniform_interleaved_plans_and_refuses_others() -> None:

@@ -9,7 +9,7 @@ from math import sqrt
 
 import pytest
 
-from darts_parallel.cost.table import CostTable, build_table
+from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.plan.space import OuterSpace
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup
@@ -48,7 +48,7 @@ def gpt_block() -> Problem:
 @pytest.fixture(scope="module")
 def table() -> CostTable:
     choices = tuple(LayerStrategy(TP, DP, zero, again, sp) for zero, again, sp in CASES)
-    return build_table(gpt_block(), OuterSpace(1, (2,), choices))
+    return build_tables(gpt_block(), [OuterSpace(1, (2,), choices)])[0]
 
 
 def product_seconds(rows: float, columns: float, inner: float) -> float:

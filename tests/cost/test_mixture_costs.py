@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from darts_parallel import Plan, evaluate, load_problem
-from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import launch_gap
 from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.cost.stage_context import StageContext
@@ -15,7 +14,7 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms.experts import all_to_all
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plan._expert_degrees import expert_layer
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plan.space import OuterSpace, outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
@@ -179,8 +178,7 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone])
     topology = problem.cluster.stage_topology(0, 1)
     experts = expert_layer(problem.model)
-    choices = ChoiceTensors.build(problem.training, (1,), (LayerStrategy(1, 64, ep=64),))
-    stage = StageContext.build(problem, topology, choices)
+    stage = StageContext.build(problem, topology, OuterSpace(1, (1,), (LayerStrategy(1, 64, ep=64),)))
     flex, plain = (
         replace(stage, training=replace(stage.training, moe_token_dispatcher_type=kind))
         for kind in ("flex", "alltoall")

@@ -10,6 +10,7 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms.experts import USUAL_LOCAL
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
+from darts_parallel.plan.space import OuterSpace
 from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.explanation import explain
@@ -21,10 +22,8 @@ EIGHT = ["training.precision=fp8", "+cluster.devices.toy.peak_TFLOPs.fp8=100"]
 
 def costs(problem: Problem) -> LayerCosts:
     topology = problem.cluster.stage_topology(0, 1)
-    choices = ChoiceTensors.build(problem.training, (1,), (LayerStrategy(1, 8),))
-    return layer_costs(
-        StageContext.build(problem, topology, choices), problem.model.layers[1], counts_table=True
-    )
+    stage = StageContext.build(problem, topology, OuterSpace(1, (1,), (LayerStrategy(1, 8),)))
+    return layer_costs(stage, problem.model.layers[1], counts_table=True)
 
 
 def test_a_recorded_iteration_pays_no_launch() -> None:

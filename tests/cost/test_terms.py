@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from darts_parallel import load_problem
-from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.layer_costs import MESSAGES, TIME_TERMS, layer_costs
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
@@ -41,8 +40,7 @@ def test_a_layer_with_the_term_has_bytes_and_seconds_that_can_be(term) -> None: 
     problem = load_problem(USERS[term.name])
     space = outer_spaces(problem)[0]
     topology = problem.cluster.stage_topology(0, space.pp)
-    choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
-    stage = StageContext.build(problem, topology, choices)
+    stage = StageContext.build(problem, topology, space)
     for layer in filter(term.present, problem.model.kinds[0]):
         own = term.layer_cost(stage, layer)
         assert bool(((own.kept >= own.dropped) & (own.dropped >= 0) & (own.working >= 0)).all())

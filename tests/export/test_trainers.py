@@ -10,7 +10,7 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import facts
+from darts_parallel.plan.trainers import facts, job_facts
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import LLAMA, MIXTURE, TOY
@@ -116,7 +116,8 @@ def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
 
 
 def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter() -> None:
-    known = facts(load_problem(TOY), 1, 1, LayerStrategy(1, 8))
+    toy = load_problem(TOY)
+    known = facts(job_facts(toy.model, toy.training, toy.software), 1, 1, LayerStrategy(1, 8))
     for name in EXPORTS:
         rules = read_trainer(name)
         assert rules.whole_ends in WHOLE_ENDS

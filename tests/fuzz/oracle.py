@@ -12,7 +12,7 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.table import build_table
+from darts_parallel.cost.table import build_tables
 from darts_parallel.export import refusals
 from darts_parallel.plan.space import OuterSpace
 from darts_parallel.plan.strategy import LayerStrategy, Plan
@@ -35,7 +35,7 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
     if _number(problem, spaces) > limit:
         raise TooManyError
     for space in spaces:
-        table = build_table(problem, space)
+        table = build_tables(problem, [space])[0]
         number = {choice: index for index, choice in enumerate(table.choices)}
         for outer, micro_batches in enumerate(space.num_micro_batches):
             batch = problem.training.global_batch_size

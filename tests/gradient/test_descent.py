@@ -36,7 +36,7 @@ def oracle(kind: str) -> Verification:
 def test_the_plan_is_legal_feasible_and_never_beats_the_oracle(kind: str) -> None:
     problem = load_problem([*TIGHT, f"space={kind}"])
     result = search(problem, seed=0, config=QUICK)
-    check_plan(result.plan, problem)
+    check_plan(result.plan, problem.model, problem.cluster, problem.training, problem.measured)
     cost = evaluate(result.plan, problem)
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.gradient import infeasibility
 from darts_parallel.gradient.descent import search
+from darts_parallel.gradient.infeasibility import _nodes_that_fit
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.problem.problem import load_problem
 
@@ -65,11 +65,8 @@ def test_a_hundredth_of_a_gibibyte_less_than_advised_is_too_little() -> None:
         found([*TIGHT[0], f"cluster.devices.toy.memory_GiB={less:.3f}"])
 
 
-def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
-    nodes = problem.cluster.groups[0].count
+def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised() -> None:
+    cluster = load_problem(["model=toy", "cluster=toy", "training=toy"]).cluster
     for factor in (2, 4, 8, 16, 32):
-        monkeypatch.setattr(
-            infeasibility, "_fits", lambda p, least=factor: p.cluster.groups[0].count >= least * nodes
-        )
-        assert infeasibility._nodes_that_fit(problem) == factor * nodes
+        least = factor * cluster.groups[0].count
+        assert _nodes_that_fit(cluster, lambda own, least=least: own.groups[0].count >= least) == least

@@ -4,7 +4,7 @@ import torch
 from darts_parallel import load_problem
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.table import CostTable, build_table
+from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish
@@ -18,7 +18,7 @@ TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_sta
 
 def table_of(schedule: str) -> CostTable:
     problem = load_problem([*TOY, f"space.schedules=[{schedule}]"])
-    return build_table(problem, outer_spaces(problem)[0])
+    return build_tables(problem, [outer_spaces(problem)[0]])[0]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble_v"])

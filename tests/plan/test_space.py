@@ -16,6 +16,16 @@ def toy(*overrides: str) -> Problem:
     return load_problem([*TOY, *overrides])
 
 
+def tensor(problem: Problem) -> list[int]:
+    """Return the tensor-parallel degrees that a search tries."""
+    return tensor_degrees(problem.config.space, problem.model, problem.cluster, problem.measured)[0]
+
+
+def omitted(problem: Problem) -> tuple[str, ...]:
+    """Return what a search leaves out."""
+    return left_out(problem.config, problem.model, problem.cluster, problem.measured)
+
+
 @pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 1024, 16777216])
 def test_divisors_are_all_divisors_in_order(number: int) -> None:
     found = divisors(number)
@@ -65,9 +75,9 @@ def test_a_pinned_value_is_kept(pin: str, check) -> None:  # type: ignore[no-unt
 
 
 def test_tensor_degrees_divide_kv_heads_and_stay_inside_a_node() -> None:
-    assert tensor_degrees(toy()) == [1, 2, 4]
-    assert tensor_degrees(toy("model.num_kv_heads=2")) == [1, 2]
-    assert tensor_degrees(load_problem(["model=gpt2_xl"])) == [1]  # 25 heads on nodes of 4
+    assert tensor(toy()) == [1, 2, 4]
+    assert tensor(toy("model.num_kv_heads=2")) == [1, 2]
+    assert tensor(load_problem(["model=gpt2_xl"])) == [1]  # 25 heads on nodes of 4
 
 
 def refusal(problem: Problem) -> str:
@@ -132,24 +142,20 @@ def test_a_batch_that_no_product_divides_is_refused_and_the_nearest_one_works() 
 def test_small_nodes_do_not_bound_the_tensor_degree_and_what_is_left_out_is_named() -> None:
     single = ["model=llama3_70b", "training=llama3_70b", "cluster=h100_8x8", "cluster.nodes.0.gpus=1"]
     problem = load_problem([*single, "cluster.nodes.0.count=32"])
-    assert tensor_degrees(problem) == [1, 2, 4, 8]
-    assert left_out(problem) == ()
+    assert tensor(problem) == [1, 2, 4, 8]
+    assert omitted(problem) == ()
     wide = load_problem(["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8"])
-    assert left_out(wide) == ("tp above 8 (space.tp)",)
-    assert (
-        left_out(
-            load_problem(["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8", "space.tp=8"])
-        )
-        == ()
-    )
+    assert omitted(wide) == ("tp above 8 (space.tp)",)
+    pinned = ["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8", "space.tp=8"]
+    assert omitted(load_problem(pinned)) == ()
 
 
 def test_orders_of_nodes_that_are_not_tried_are_named_and_too_many_refused() -> None:
     mixed = ["model=toy", "training=toy", "cluster=toy_mixed", "training.global_batch_size=64"]
     many = [*mixed, "cluster.nodes.0.count=16", "cluster.nodes.1.count=16", "model.num_layers=40"]
     problem = load_problem([*many, "space.pp=32"])
-    assert left_out(problem) == ("node orders that mix the types (space.node_orders)",)
-    assert left_out(load_problem(mixed)) == ()
+    assert omitted(problem) == ("node orders that mix the types (space.node_orders)",)
+    assert omitted(load_problem(mixed)) == ()
     with pytest.raises(ConfigError, match=r"node_orders=all means 601,080,390 orders.*; try "):
         outer_spaces(load_problem([*many, "space.pp=32", "space.node_orders=all"]))
 

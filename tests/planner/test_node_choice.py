@@ -39,17 +39,18 @@ def test_the_choice_is_that_of_all_bills(overrides: list[str]) -> None:
     for extra in ([], ["cluster.inter_node.bandwidth_GBps=0.5", "space.tp=[1,2]"]):
         problem = toy(*overrides, "objective.num_iterations=1e5", *extra)
         every = [rented(problem, counts) for counts in node_choices(problem)]
-        bills = [bill(each, seconds) for each in every if (seconds := exact(each)) < np.inf]
-        found, wanted = rent(problem).bill, choose(problem.config.objective, [b for b in bills if b])
+        objective, pace = problem.config.objective, [(each.cluster, exact(each)) for each in every]
+        bills = [bill(objective, cluster, seconds) for cluster, seconds in pace if seconds < np.inf]
+        found, wanted = rent(problem).bill, choose(objective, [b for b in bills if b])
         assert found.dollars == pytest.approx(bills[wanted].dollars, rel=1e-9)
         assert found.hours == pytest.approx(bills[wanted].hours, rel=1e-9)
 
 
 def test_a_bill_is_price_times_hours() -> None:
     problem = toy("objective=cost", "objective.num_iterations=7200")
-    amount = bill(problem, 0.5)
+    amount = bill(problem.config.objective, problem.cluster, 0.5)
     assert amount == Bill(price_per_hour_usd=2 * 1.0 + 2 * 4.0, hours=1.0, dollars=10.0)
-    assert bill(toy(), 0.5) is None
+    assert bill(toy().config.objective, problem.cluster, 0.5) is None
 
 
 BILLS = [Bill(10.0, 1.0, 10.0), Bill(2.0, 4.0, 8.0), Bill(6.0, 2.0, 12.0), Bill(1.0, 9.0, 9.0)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.table import build_table
+from darts_parallel.cost.table import build_tables
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.problem.cluster import domain_nodes
 from darts_parallel.problem.problem import Problem, load_problem
@@ -54,7 +54,7 @@ def test_a_domain_is_never_slower_than_its_nodes_alone_and_equals_them_at_one_no
         _problem(*still, f"cluster.nvlink_domain_gpus={own}") for own in (72, "null", 4)
     )
     space = next(space for space in outer_spaces(fused_to_previous) if space.pp == 2)
-    tables = [build_table(problem, space) for problem in (fused_to_previous, apart, one)]
+    tables = [build_tables(problem, [space])[0] for problem in (fused_to_previous, apart, one)]
     plans = random_plans(tables[0], 40, torch.Generator().manual_seed(3))
     seconds = [evaluate_batch(table, plans).iteration_time for table in tables]
     assert (seconds[0] <= seconds[1] * (1 + 1e-12)).all()
@@ -74,5 +74,5 @@ def test_narrow_precisions_are_not_slower_than_16_bits(precision: str) -> None:
     wide = load_problem(overrides)
     narrow = load_problem([*overrides, f"training.precision={precision}"])
     space = outer_spaces(wide)[0]
-    faster, slower = (build_table(problem, space).time.sum(2).amin() for problem in (narrow, wide))
+    faster, slower = (build_tables(problem, [space])[0].time.sum(2).amin() for problem in (narrow, wide))
     assert faster < slower

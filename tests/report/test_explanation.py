@@ -7,7 +7,7 @@ from rich.console import Console
 
 from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import build_table
+from darts_parallel.cost.table import build_tables
 from darts_parallel.plan.space import outer_spaces
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -53,7 +53,7 @@ def test_the_lines_of_random_plans_sum_to_the_totals(name: str) -> None:
     problem = load_problem(PROBLEMS[name])
     rng, explained = torch.Generator().manual_seed(0), 0
     for space in outer_spaces(problem):
-        table = build_table(problem, space)
+        table = build_tables(problem, [space])[0]
         plan = random_plans(table, 1, rng).to_plan(0, table)
         explained += len(require_sums(problem, plan).memory) > 0
     assert explained >= 1
