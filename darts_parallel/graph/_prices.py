@@ -6,7 +6,7 @@ once and writes what leaves it. Backward takes twice the forward pass, fused att
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,7 +20,15 @@ from darts_parallel.cost import (
     stream_seconds,
 )
 from darts_parallel.graph._rules import Shape, spelled
-from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator, ModuleGraph, kinds
+from darts_parallel.graph.operators import (
+    OUTPUT,
+    RELAY,
+    SOURCES,
+    GraphOperator,
+    GraphValue,
+    ModuleGraph,
+    kinds,
+)
 from darts_parallel.problem import AttentionCore, Device, Gemm
 
 VIEWS = kinds(
@@ -81,6 +89,39 @@ class Kernels:
         base = self.base[name]
         users = self._users[base]
         return not (_fusible(self.graph.producers[base][0]) and len(users) == 1 and _fusible(users[0]))
+
+    def seconds(
+        self, op: GraphOperator, shapes: tuple[Sequence[Shape], Sequence[Shape]],
+        device: Device, width: int, training: bool,
+    ) -> float:  # fmt: skip
+        """Return the seconds of an operator on a rank, forward and where it is `training` backward."""
+        (inputs, outputs), use, values = shapes, self.uses[op.name], self.graph.values
+        grads = sum(values[name].needs_grad for name in op.inputs) if training else 0
+        one = torch.ones((), dtype=torch.float64)
+        if op.op in FREE:
+            return 0.0
+        if op.op in PRODUCTS and len(op.inputs) >= 2:
+            rows, gemm, count = product_shape(op, inputs, outputs[0])
+            factors = op.inputs[1:3] if op.op in ("addmm", "baddbmm") else op.inputs[:2]
+            passes = 1 + sum(values[name].needs_grad for name in factors) * training
+            return passes * count * product_seconds(rows, gemm, device, width)
+        if op.op in GROUPED and len(inputs) >= 2 and len(inputs[1]) == 3:
+            experts, inner, columns = inputs[1]
+            rows = max(inputs[0][0] / values[op.inputs[1]].shape[0], 1.0)
+            seconds = product_seconds(rows, Gemm(columns, inner, "column"), device, width)
+            return (1 + min(grads, 2)) * experts * seconds / float(device.grouped_gemm_efficiency)
+        if op.op == ATTENTION and len(inputs[0]) >= 3:
+            q, k = inputs[:2]
+            core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
+            tokens = one * (prod(q[:-1]) / q[-3])
+            seconds = float(attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width))
+            return seconds * (1.0 + (FUSED_BACKWARD_FACTOR if grads else 0.0))
+        moved = sum(_bytes(values, op.inputs[k], inputs[k], width) for k in use.reads if not _gathers(op, k))
+        moved += sum(_bytes(values, op.outputs[k], outputs[k], width) for k in use.writes)
+        if op.op == "embedding":
+            moved += _bytes(values, op.outputs[0], outputs[0], width)  # the rows that are read
+        seconds = float(stream_seconds(device.streaming_factor * one * moved, device))
+        return seconds * (1.0 + (BACKWARD_FACTOR if grads else 0.0))
 
     def _find(self, name: str) -> str:
         while self._kernel[name] != name:
@@ -156,51 +197,11 @@ def product_seconds(rows: float, weights: Gemm, device: Device, width: int) -> f
     return float(gemm_seconds(weights, one * rows, one, device, width))
 
 
-def operator_seconds(
-    op: GraphOperator,
-    use: KernelUse,
-    graph: ModuleGraph,
-    shapes: tuple[Sequence[Shape], Sequence[Shape]],
-    device: Device,
-    width: int,
-    training: bool = True,
-) -> float:
-    """Return the seconds of an operator, forward and where it is `training` backward, on one rank's parts."""
-    inputs, outputs = shapes
-    values = graph.values
-    grads = sum(values[name].needs_grad for name in op.inputs) if training else 0
-    one = torch.ones((), dtype=torch.float64)
-    if op.op in FREE:
-        return 0.0
-    if op.op in PRODUCTS and len(op.inputs) >= 2:
-        rows, gemm, count = product_shape(op, inputs, outputs[0])
-        factors = op.inputs[1:3] if op.op in ("addmm", "baddbmm") else op.inputs[:2]
-        passes = 1 + sum(values[name].needs_grad for name in factors) * training
-        return passes * count * product_seconds(rows, gemm, device, width)
-    if op.op in GROUPED and len(inputs) >= 2 and len(inputs[1]) == 3:
-        experts, inner, columns = inputs[1]
-        rows = max(inputs[0][0] / values[op.inputs[1]].shape[0], 1.0)
-        seconds = product_seconds(rows, Gemm(columns, inner, "column"), device, width)
-        return (1 + min(grads, 2)) * experts * seconds / float(device.grouped_gemm_efficiency)
-    if op.op == ATTENTION and len(inputs[0]) >= 3:
-        q, k = inputs[:2]
-        core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
-        tokens = one * (prod(q[:-1]) / q[-3])
-        seconds = float(attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width))
-        return seconds * (1.0 + (FUSED_BACKWARD_FACTOR if grads else 0.0))
-    moved = sum(_bytes(graph, op.inputs[k], inputs[k], width) for k in use.reads if not _gathers(op, k))
-    moved += sum(_bytes(graph, op.outputs[k], outputs[k], width) for k in use.writes)
-    if op.op == "embedding":
-        moved += _bytes(graph, op.outputs[0], outputs[0], width)  # the rows that are read
-    seconds = float(stream_seconds(device.streaming_factor * one * moved, device))
-    return seconds * (1.0 + (BACKWARD_FACTOR if grads else 0.0))
-
-
 def _gathers(op: GraphOperator, slot: int) -> bool:
     """Return whether an operator reads a few rows of an input only."""
     return op.op in ("embedding", "index", "index_select", "gather") and slot == 0
 
 
-def _bytes(graph: ModuleGraph, name: str, shape: Shape, width: int) -> float:
-    value = graph.values[name]
+def _bytes(values: Mapping[str, GraphValue], name: str, shape: Shape, width: int) -> float:
+    value = values[name]
     return float(prod(shape) * (width if value.floating else value.itemsize))

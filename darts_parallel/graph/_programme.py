@@ -68,13 +68,9 @@ class GraphProgramme:
         self.whole = len(self.cost)
         for group, own in enumerate(space.groups):
             for k, choice in enumerate(own.choices):
-                if choice.merged and choice.merged[0] != group:
-                    leader = choice.merged[0]
-                    columns = (
-                        self.first[group] + k,
-                        self.first[leader] + space.twin(leader, choice, choice.merged),
-                    )
-                    self.rows.append((columns, [1.0, -1.0], 0.0, 0.0))
+                if (leader := (*choice.merged, group)[0]) != group:
+                    twin = self.first[leader] + space.twin(leader, choice, choice.merged)
+                    self.rows.append(((self.first[group] + k, twin), (1.0, -1.0), 0.0, 0.0))
         for fan in space.fans:
             self._fan(fan)
         if space.memory is not None:

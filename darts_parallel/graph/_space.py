@@ -25,7 +25,7 @@ from darts_parallel.graph._layouts import (
     local_shape,
     local_share,
 )
-from darts_parallel.graph._prices import Kernels, operator_seconds, product_seconds, product_shape
+from darts_parallel.graph._prices import Kernels, product_seconds, product_shape
 from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Shape, Split, shard, splits
 from darts_parallel.graph.operators import (
     CONSTANT,
@@ -187,21 +187,19 @@ class GraphSpace:
 
     def changes(self, plan: Sequence[int], group: int, choice: int) -> dict[int, int]:
         """Return what a group's choice changes in a plan: products are merged and taken apart as a whole."""
-        new, now = (
-            self.groups[group].choices[choice],
-            [g.choices[k] for g, k in zip(self.groups, plan, strict=True)],
-        )
+        now, new = self._chosen(plan), self.groups[group].choices[choice]
         left = {h for g in {group, *new.merged} for h in now[g].merged}
         found = {g: self.twin(g, now[g], ()) for g in left} | {group: choice}
         return found | {g: self.twin(g, new, new.merged) for g in new.merged}
 
     def agreed(self, plan: Sequence[int]) -> tuple[int, ...]:
         """Take products apart that not all of their operators chose."""
-        now = [group.choices[k] for group, k in zip(self.groups, plan, strict=True)]
-        return tuple(
-            k if all(self.twin(h, one, one.merged) == plan[h] for h in one.merged) else self.twin(g, one, ())
-            for g, (k, one) in enumerate(zip(plan, now, strict=True))
-        )
+        now = self._chosen(plan)
+        own = [all(self.twin(h, one, one.merged) == plan[h] for h in one.merged) for one in now]
+        return tuple(plan[g] if whole else self.twin(g, now[g], ()) for g, whole in enumerate(own))
+
+    def _chosen(self, plan: Sequence[int]) -> list[OperatorChoice]:
+        return [group.choices[k] for group, k in zip(self.groups, plan, strict=True)]
 
     def twin(self, group: int, choice: OperatorChoice, merged: tuple[int, ...]) -> int:
         """Return the choice of a group in the states of another one's, merged so; the first where none is."""
@@ -269,13 +267,9 @@ class GraphSpace:
 
     def _wide_seconds(self, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
         """Return the seconds of one product with the columns of all operators, forward and backward."""
-        parts = []
-        for op in ops:
-            shapes = (
-                self.local_shapes(op.inputs, choice.inputs),
-                self.local_shapes(op.outputs, choice.outputs),
-            )
-            parts.append(product_shape(op, shapes[0], shapes[1][0]))
+        made = (self.local_shapes(op.outputs, choice.outputs)[0] for op in ops)
+        parts = [product_shape(op, self.local_shapes(op.inputs, choice.inputs), shape)
+                 for op, shape in zip(ops, made, strict=True)]  # fmt: skip
         wide = replace(parts[0][1], out_features=sum(gemm.out_features for _, gemm, _ in parts))
         passes = 1 + sum(self.graph.values[name].needs_grad for name in ops[0].inputs[:2])
         return passes * product_seconds(parts[0][0], wide, self.mesh.device, self.width)
@@ -315,9 +309,7 @@ class GraphSpace:
                          training: bool = True) -> float:  # fmt: skip
         """Return the seconds of an operator in some states on a rank, backward too where it is `training`."""
         shapes = self.local_shapes(op.inputs, inputs), self.local_shapes(op.outputs, outputs)
-        return operator_seconds(
-            op, self.kernels.uses[op.name], self.graph, shapes, self.mesh.device, self.width, training
-        )
+        return self.kernels.seconds(op, shapes, self.mesh.device, self.width, training)
 
     def _choices(self, op: GraphOperator) -> list[OperatorChoice]:
         """Return the distinct choices of an operator on all axes."""
@@ -406,9 +398,8 @@ class GraphSpace:
         size, sends = value.bytes(self.width), value.needs_grad
         ahead, back = ([layout(state) for state in demanded] for layout in (forward_state, gradient_state))
         there = [[mesh.move_seconds(forward_state(p), k, size) for k in _distinct(ahead)] for p in produced]
-        again = [
-            [mesh.move_seconds(k, gradient_state(p), size) * sends for k in _distinct(back)] for p in produced
-        ]
+        again = [[mesh.move_seconds(k, gradient_state(p), size) * sends for k in _distinct(back)]
+                 for p in produced]  # fmt: skip
         moves = [(np.array(s), _index(k, _distinct(k))) for s, k in ((there, ahead), (again, back))]
         of_choice = (_index(made, produced), *(_index(one, demanded) for one in wants))
         return Fan(len(names), group, tuple(g for g, _ in ends), of_choice, tuple(moves))
@@ -456,9 +447,8 @@ def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
     Blocks repeat where modules that differ in an index of their path (`layers.0`, `layers.1`) run equal
     operators on equal shapes in equal order.
     """
-    paths = {
-        op.name: op.target.rpartition(".")[0] if op.op == PARAMETER else op.module for op in graph.operators
-    }
+    paths = {op.name: op.target.rpartition(".")[0] if op.op == PARAMETER else op.module
+             for op in graph.operators}  # fmt: skip
     bodies: dict[tuple[str, ...], list[object]] = defaultdict(list)
     for op in graph.operators:
         parts = paths[op.name].split(".")

@@ -63,17 +63,15 @@ def load_module(path: str, key: str = "module") -> nn.Module:
         imported = importlib.import_module(name)
     except Exception as error:  # the user's file runs here
         dotted = ".".join(part for part in name.removesuffix(".py").split("/") if part.strip("."))
-        better = (
-            f"{key}={dotted}:{function}" if dotted != name else f"a file that python -c 'import {name}' runs"
-        )
+        runs = f"a file that python -c 'import {name}' runs"
+        better = f"{key}={dotted}:{function}" if dotted != name else runs
         said = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{key}={path}: {name} cannot be imported ({said}); try {better}.") from error
     make = getattr(imported, function, None)
     if not callable(make):
         known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(
-            f"{key}={path}: {name} has no function {function}; try one of {', '.join(known) or 'its own'}."
-        )
+        said, own = f"{key}={path}: {name} has no function {function}", ", ".join(known) or "its own"
+        raise ConfigError(f"{said}; try one of {own}.")
     try:
         with torch.device("meta"):
             made = make()
@@ -98,14 +96,12 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
         entries = list(shape)
         kind = entries.pop() if entries and isinstance(entries[-1], str) else "float"
         if kind not in DTYPES:
-            raise ConfigError(
-                f"inputs={shapes}: the type {kind} must be one of {', '.join(DTYPES)}; try long."
-            )
+            known = ", ".join(DTYPES)
+            raise ConfigError(f"inputs={shapes}: the type {kind} must be one of {known}; try long.")
         for size in entries:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(
-                    f"inputs={shapes}: the size {size} must be a whole number from 1 on; try 1."
-                )
+                rule = "must be a whole number from 1 on; try 1."
+                raise ConfigError(f"inputs={shapes}: the size {size} {rule}")
         made.append(torch.empty(entries, dtype=DTYPES[kind], device="meta"))
     return made
 

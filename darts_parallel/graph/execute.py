@@ -54,14 +54,8 @@ def forward(mesh, weights, inputs):
 RESHAPES = ("view", "_unsafe_view", "reshape", "expand")
 """Operators that are told the shape of their output."""
 RUNTIME = (
-    *(
-        _layouts.forward_state,
-        _layouts.gradient_state,
-        _layouts.axis_moves,
-        _parts.placement,
-        _parts.distribute,
-    ),
-    *(_parts.tensors_of, _parts.move_axis, _parts.move, _parts.Edges, _parts.edges),
+    *(_layouts.forward_state, _layouts.gradient_state, _layouts.axis_moves, _parts.placement),
+    *(_parts.distribute, _parts.tensors_of, _parts.move_axis, _parts.move, _parts.Edges, _parts.edges),
 )
 """Functions of every file."""
 SPECIAL = (_parts.summed, _parts.own_rows, _parts.split_cross_entropy, _parts.own_head, _parts.own_experts)
@@ -119,12 +113,9 @@ class _Writer:
         if together and not choice.chained:
             every = list(zip(*map(self._inputs, together), strict=True))
             joined = ", ".join(f"torch.cat([{', '.join(own)}])" for own in every[1:])
-            sizes, text = (
-                ", ".join(f"len({one})" for one in every[1]),
-                f"{_variable(together[0].name)}__parts",
-            )
+            sizes, text = map("len({})".format, every[1]), f"{_variable(together[0].name)}__parts"
             if op == together[0]:
-                yield f"{text} = functional.linear({given[0]}, {joined}).split([{sizes}], -1)"
+                yield f"{text} = functional.linear({given[0]}, {joined}).split([{', '.join(sizes)}], -1)"
             text += f"[{together.index(op)}]"
         if len(op.outputs) > 1 or op.outputs[0] != op.name:
             yield f"{_variable(op.name)} = {text}"

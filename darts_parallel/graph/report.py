@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from darts_parallel.graph._rules import VARYING
-from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES
+from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 
 MIB = 2.0**20
@@ -36,23 +36,7 @@ def claim(planned: PlannedGraph) -> str:
 def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict[str, Any]:
     """Return the content of `graph.json`."""
     plan, programme, descent = planned.plan, planned.programme, planned.descent
-    operators = []
-    for op in planned.graph.operators:
-        choice = plan.choice(op)
-        shape = planned.graph.values[(op.outputs + op.inputs)[0]].shape
-        about = {"name": op.name, "op": op.op, "module": op.module, "target": op.target, "shape": list(shape)}
-        ends = {"inputs": choice.inputs, "outputs": choice.outputs}
-        placed = {end: [[spelled(s) for s in state] for state in states] for end, states in ends.items()}
-        operators.append(
-            {
-                **about,
-                "split": list(choice.labels),
-                "merged": [one.name for one in plan.merged(op)],
-                "weights_first": bool(choice.chained),
-                **placed,
-                "seconds": choice.seconds,
-            }
-        )
+    operators = [_operator(plan, op) for op in planned.graph.operators]
     found = {key: getattr(descent, name, None) for key, name in DESCENT.items()}
     return {
         "mesh": list(plan.space.mesh.ranks), "cluster": plan.space.mesh.cluster.name, "operators": operators,
@@ -63,6 +47,17 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
         "plan": summary(plan), "template": None if template is None else summary(template),
         "tp_plan": tensor_parallel_plan(planned), "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
+    }  # fmt: skip
+
+
+def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
+    """Return an operator as `graph.json` lists it."""
+    choice, shape = plan.choice(op), plan.space.graph.values[(op.outputs + op.inputs)[0]].shape
+    inputs, outputs = ([list(map(spelled, s)) for s in states] for states in (choice.inputs, choice.outputs))
+    return {
+        "name": op.name, "op": op.op, "module": op.module, "target": op.target, "shape": list(shape),
+        "split": list(choice.labels), "merged": [one.name for one in plan.merged(op)], "inputs": inputs,
+        "weights_first": bool(choice.chained), "outputs": outputs, "seconds": choice.seconds,
     }  # fmt: skip
 
 
@@ -99,9 +94,8 @@ def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> li
             f"{own['bytes'] / MIB:.2f} MiB"
         )
     if descent is not None:
-        above, rounded = (
-            100.0 * (s / plan.seconds - 1.0) for s in (descent.seconds, descent.rounded_seconds)
-        )
+        both = descent.seconds, descent.rounded_seconds
+        above, rounded = (100.0 * (one / plan.seconds - 1.0) for one in both)
         fits = "" if descent.fits else ", over the memory"
         lines.append(
             f"raw: {1e3 * descent.seconds:.4f} ms, {above:.2f} % above ({rounded:.2f} % before coordinate "
