@@ -79,6 +79,12 @@ def require(valid: bool, setting: str, rule: str, near: Any) -> None:
         raise ConfigError(f"{setting} must {rule}; try {near}.")
 
 
+def require_none(setting: str, others: dict[str, Any], near: Any) -> None:
+    """Refuse a setting beside any of `others` that is given: what it is, in words, and its value."""
+    for words, given in others.items():
+        require(not given, setting, f"not go with {words}", near)
+
+
 def require_divisor(key: str, value: int, whole_key: str, whole: int) -> None:
     """Refuse `value` of `key` where it does not divide `whole`, the value of `whole_key`."""
     if whole % value:

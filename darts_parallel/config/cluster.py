@@ -26,17 +26,13 @@ class LinkConfig:
     """Links of a GPU that together have this bandwidth, each to one other GPU of its node (MI300X: 7), so
     that a message to one of them has its share of it; 0: all of it goes to any GPU."""
 
-    def check(self, key: str) -> None:
-        """Refuse a link that is both shared and a port for each GPU; `key` is its place."""
-        rule = "be 0 where shared=true, since all GPUs of a node then have one link"
-        require(not (self.shared and self.peer_links), f"{key}.peer_links={self.peer_links}", rule, 0)
-
 
 def check_link(key: str, link: LinkConfig) -> None:
-    """Refuse what is no link, as a reference to a text is, and a link that breaks a rule."""
+    """Refuse what is no link, as a reference to a text is, and one both shared and a port for each GPU."""
     known = isinstance(link, LinkConfig)
     require(known, f"{key}={link}", "be a mapping", "{bandwidth_GBps: 10.0, latency_us: 5.0}")
-    link.check(key)
+    rule = "be 0 where shared=true, since all GPUs of a node then have one link"
+    require(not (link.shared and link.peer_links), f"{key}.peer_links={link.peer_links}", rule, 0)
 
 
 @dataclass
@@ -69,13 +65,9 @@ def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
     near = max(round(domain / group.gpus), 1) * group.gpus
     rule = f"be a multiple of the {group.gpus} GPUs of a node"
     require(domain % group.gpus == 0, f"{key}={domain}", rule, near)
-    require(
-        domain <= group.gpus or not group.intra_node.shared,
-        f"{key}={domain}",
-        "be one node where intra_node.shared=true, since a domain of several nodes gives every GPU a port of "
-        "its own",
-        group.gpus,
-    )
+    rule = "be one node where intra_node.shared=true, since a domain of several nodes gives every GPU a port"
+    several = domain > group.gpus and group.intra_node.shared
+    require(not several, f"{key}={domain}", f"{rule} of its own", group.gpus)
 
 
 @dataclass
@@ -169,9 +161,7 @@ class ClusterConfig:
     def require_host_links(self) -> None:
         """Refuse devices whose way to host memory is not known, where a plan may offload."""
         for name in sorted({group.device for group in self.nodes}):
-            require(
-                self.devices[name].host_bandwidth_GBps > 0,
-                f"cluster.devices.{name}.host_bandwidth_GBps=0",
-                "be above 0 where space.offload is given",
-                "25, which a PCIe 4.0 x16 link reaches",
-            )
+            key, rule = f"cluster.devices.{name}", "be above 0 where space.offload is given"
+            near = "25, which a PCIe 4.0 x16 link reaches"
+            known = self.devices[name].host_bandwidth_GBps > 0
+            require(known, f"{key}.host_bandwidth_GBps=0", rule, near)

@@ -89,17 +89,14 @@ def _require(model: "ModelConfig", key: str, valid: bool, rule: str, near: Any) 
 
 def _check_latent_attention(model: "ModelConfig") -> None:
     """Refuse an incomplete multi-head latent attention, and its sizes without it."""
-    if not model.multi_latent_attention:
-        for key in (*LATENT_SIZES, "q_lora_rank", "indexer_num_heads", "indexer_head_dim"):
-            rule = "go with model.multi_latent_attention=true"
-            _require(model, key, getattr(model, key) is None, rule, "null")
-        return
-    ungated, rule = model.attention_gate_size is None, "go with model.multi_latent_attention=false"
-    _require(model, "attention_gate_size", ungated, rule, "null")
+    latent, others = model.multi_latent_attention, ("q_lora_rank", "indexer_num_heads", "indexer_head_dim")
+    for key in ("attention_gate_size",) if latent else (*LATENT_SIZES, *others):
+        rule = f"go with model.multi_latent_attention={str(not latent).lower()}"
+        _require(model, key, getattr(model, key) is None, rule, "null")
     heads, width = model.indexer_num_heads, model.indexer_head_dim
     rule = f"go with model.indexer_head_dim={width}"
     _require(model, "indexer_num_heads", (heads is None) == (width is None), rule, "null")
-    for key in LATENT_SIZES:
+    for key in LATENT_SIZES if latent else ():
         rule = "be given where model.multi_latent_attention=true"
         require(getattr(model, key) is not None, f"model.{key}", rule, 512 if key == "kv_lora_rank" else 128)
 
@@ -123,19 +120,15 @@ def _check_experts(model: "ModelConfig") -> None:
     require_member(f"model.{key}", function, SCORE_FUNCTIONS)
     unbiased = function == "sigmoid" or not model.moe_router_enable_expert_bias
     _require(model, key, unbiased, "be sigmoid with model.moe_router_enable_expert_bias", "sigmoid")
-    given = model.moe_layer_freq
+    given, layers = model.moe_layer_freq, model.num_layers
     if isinstance(given, int) and not isinstance(given, bool):
         require_at_least("model.moe_layer_freq", given, 1)
         return
-    shown = f"a list of {len(given)}" if isinstance(given, (list, tuple)) else repr(given)
-    rule = f"be a whole number above 0 or a list of model.num_layers={model.num_layers} zeros and ones"
-    require(_is_mask(given, model.num_layers), f"model.moe_layer_freq={shown}", rule, 1)
-
-
-def _is_mask(given: Any, count: int) -> bool:
-    """Return whether this is a list of `count` zeros and ones."""
-    whole = isinstance(given, (list, tuple)) and all(type(x) is int and x in (0, 1) for x in given)
-    return whole and len(given) == count
+    several = isinstance(given, (list, tuple))
+    mask = several and len(given) == layers and all(type(x) is int and x in (0, 1) for x in given)
+    shown = f"a list of {len(given)}" if several else repr(given)
+    rule = f"be a whole number above 0 or a list of model.num_layers={layers} zeros and ones"
+    require(mask, f"model.moe_layer_freq={shown}", rule, 1)
 
 
 def _check_pattern(model: "ModelConfig", pattern: str) -> None:

@@ -40,8 +40,7 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in keys:
-            near = closest(key, keys)
-            raise ConfigError(f"{argument} is not an option; try {near}.")
+            raise ConfigError(f"{argument} is not an option; try {closest(key, keys)}.")
         if not equals or not value:
             raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
     defaults: Any = kind()

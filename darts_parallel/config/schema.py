@@ -18,6 +18,7 @@ from darts_parallel.config.checks import (
     require_at_most,
     require_member,
     require_members,
+    require_none,
     require_printable_texts,
     require_within,
 )
@@ -265,74 +266,64 @@ class Config:
     def __post_init__(self) -> None:
         for part in fields(self):  # behind an interpolation OmegaConf lets a text pass
             value, mapping = getattr(self, part.name), is_dataclass(part.type)
-            text = mapping and isinstance(value, str) and value != MISSING
-            require(not text, f"{part.name}={value}", "be a mapping", f"{part.name}.KEY=VALUE")
+            valid = not (mapping and isinstance(value, str))
+            require(valid, f"{part.name}={value}", "be a mapping", f"{part.name}.KEY=VALUE")
         require_printable_texts("", self)
-        if self.trainer is not MISSING:
-            require_member("trainer.name", self.trainer.name, (NONE, *EXPORTS))
+        require_member("trainer.name", self.trainer.name, (NONE, *EXPORTS))
         require_members("tune key", self.tune, ("from", "top", "measured"))
         require_within("tune.top", self.tune.get("top", 3), 1, MAX_SIZE)
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
-        if self.space is not MISSING and self.cost is not MISSING and self.space.schedules is not None:
+        if self.space.schedules is not None:
             rule = "go with cost=analytic or profiled, since the Searcher report's model knows no schedules"
             require(self.cost.knows_stages, f"space.schedules={self.space.schedules}", rule, "null")
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
-        if self.space is not MISSING and self.space.offload is not None:
-            self._check_offload()
-            rule = "go without searched orders, which keep nothing in host memory"
-            named = self.space.schedules or ()
-            require(schedules.SEARCHED not in named, f"space.offload={self.space.offload}", rule, "null")
-        if self.model is not MISSING and self.training is not MISSING:
-            self._check_together()
+        if self.space.offload is not None:
+            self._check_offload(f"space.offload={self.space.offload}")
+        self._check_together()
 
     def abilities(self, name: str) -> Trainer:
         """Return what a trainer of `EXPORTS` can run, by the group where that is its."""
         return self.trainer if self.trainer.name == name else read_trainer(name)
 
-    def _check_offload(self) -> None:
-        offload = self.space.offload
+    def _check_offload(self, offload: str) -> None:
         rule = "go with cost=analytic or profiled, since the Searcher report's model knows no host memory"
-        known = self.cost is MISSING or self.cost.knows_stages
-        require(known, f"space.offload={offload}", rule, "null")
-        rule = f"go with space.offload=null, not {offload}: no exact method knows its continuous shares"
-        known = self.search is MISSING or self.search.method != "exact"
-        require(known, "search.method=exact", rule, "search.method=gradient")
-        if self.cluster is not MISSING:
-            self.cluster.require_host_links()
+        require(self.cost.knows_stages, offload, rule, "null")
+        exact, own = self.search.method == "exact", self.space.offload
+        rule = f"go with space.offload=null, not {own}: no exact method knows its continuous shares"
+        require(not exact, "search.method=exact", rule, "search.method=gradient")
+        self.cluster.require_host_links()
+        rule = "go without searched orders, which keep nothing in host memory"
+        require(schedules.SEARCHED not in (self.space.schedules or ()), offload, rule, "null")
 
     def _check_halves(self) -> None:
-        model, cost = self.model, self.cost
+        model = self.model
         others = {
             f"model={model.name}, whose decoder blocks hold two attentions": model.num_encoder_layers,
             f"model={model.name}, whose pattern names single layers": model.hybrid_override_pattern,
             f"model={model.name}, whose blocks come from a module": model.inputs,
             f"model={model.name}, whose attention and MLP share one norm": (model.block_norms or 2) % 2,
-            "a cost model that knows no stages": cost is not MISSING and not cost.knows_stages,
+            "a cost model that knows no stages": not self.cost.knows_stages,
             "a bilevel search": self.bilevel is not None,
         }
-        for words, given in others.items():
-            require(not given, f"space.cut={HALF_BLOCK}", f"not go with {words}", LAYER)
+        require_none(f"space.cut={HALF_BLOCK}", others, LAYER)
 
     def _check_adapters(self) -> None:
-        rank, cost = self.training.lora_rank, self.cost
+        rank = self.training.lora_rank
         require_at_most("training.lora_rank", rank, self.model.hidden_size)
         others = {
-            "a cost model other than analytic, which are of full training":
-                cost is not MISSING and cost.name != "analytic",
-            "space.executable, since darts_parallel.run trains every weight":
-                self.space is not MISSING and self.space.executable,
+            "a cost model other than analytic, which are of full training": self.cost.name != "analytic",
+            "space.executable, since darts_parallel.run trains every weight": self.space.executable,
             "a bilevel search, whose toy model trains every weight": self.bilevel is not None,
-        }  # fmt: skip
-        for words, given in others.items():
-            require(not (rank and given), f"training.lora_rank={rank}", f"not go with {words}", 0)
+        }
+        require_none(f"training.lora_rank={rank}", others if rank else {}, 0)
 
     def _check_together(self) -> None:
         self._check_adapters()
-        if self.space is not MISSING and self.space.cut == HALF_BLOCK:
+        if self.space.cut == HALF_BLOCK:
             self._check_halves()
-        if self.space is not MISSING and self.space.trainer and self.model.num_experts:
+        if self.space.trainer and self.model.num_experts:
             layerwise = self.abilities(self.space.trainer).executable
             self.space.kind = self.space.kind if layerwise else "uniform"  # its mixtures have one strategy
         longest = self.model.max_seq_len

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from darts_parallel.config.checks import check_fields, one_of, ranged
-from darts_parallel.errors import ConfigError
+from darts_parallel.config.checks import check_fields, one_of, ranged, require
 
 FITTINGS = ("repair", "fill", "prices", "splits")
 
@@ -74,9 +73,6 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_fields("search", self)
         for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
-            values = getattr(self, key)
-            if len(values) != 2:  # those of the first step and the last, and Adam's two decays
-                raise ConfigError(
-                    f"search.{key}={list(values)} must be a list of two numbers; try "
-                    f"{(list(values) * 2)[:2] or [0.5, 0.999]}."
-                )
+            values = list(getattr(self, key))  # those of the first step and the last, and Adam's two decays
+            near = (values * 2)[:2] or [0.5, 0.999]
+            require(len(values) == 2, f"search.{key}={values}", "be a list of two numbers", near)

@@ -55,6 +55,11 @@ class TrainingConfig:
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
 
+    @property
+    def launches(self) -> float:
+        """Share of the launch overheads that an iteration pays: none where a graph holds all of it."""
+        return 0.0 if self.cuda_graphs == "full_iteration" else 1.0
+
     def __post_init__(self) -> None:
         check_fields("training", self)
         rule, named = f"name a product with training.lora_rank={self.lora_rank}", bool(self.lora_targets)

@@ -149,7 +149,7 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Ten
         "attention": cores,
         "streaming kernels": [stream_seconds(device.streaming_factor * width * tokens * elements, device)],
         "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
-        "launch overhead": [torch.as_tensor(stage.launches * device.layer_overhead, dtype=torch.float64)],
+        "launch overhead": [torch.as_tensor(training.launches * device.layer_overhead, dtype=torch.float64)],
     }
 
 

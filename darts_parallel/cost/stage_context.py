@@ -33,8 +33,6 @@ class StageContext:
     software: Software
     measured: MeasuredTimes | None
     """Layer times that take the place of the analytic ones (`cost=profiled`)."""
-    launches: float
-    """Share of the launch overheads that an iteration pays."""
     lossy_block: int
     """Numbers that share a scale where they travel in few bits."""
     topology: StageTopology
@@ -46,7 +44,7 @@ class StageContext:
         choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
         return StageContext(
             problem.model, problem.cluster, problem.training, problem.software, problem.measured,
-            problem.launches, problem.config.cost.lossy_block, topology, choices,
+            problem.config.cost.lossy_block, topology, choices,
         )  # fmt: skip
 
     @property

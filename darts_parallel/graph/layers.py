@@ -46,11 +46,10 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
             f"model.inputs={model.inputs} must begin with [sequences, training.seq_len, model.hidden_size]; "
             f"try [{[1, *wanted]}]."
         )
-    launches = 0.0 if job.cuda_graphs == "full_iteration" else 1.0
-    times, spec = {}, None
+    times, spec, given = {}, None, json.dumps(shapes)
     for group in reversed(cluster.groups):
         own = Cluster(group.device.name, (replace(group, count=1),), cluster.inter_node)
-        spec, times[group.device.name] = _on_device(path, json.dumps(shapes), job.precision, launches, own)
+        spec, times[group.device.name] = _on_device(path, given, job.precision, job.launches, own)
     assert spec is not None
     return spec, MeasuredTimes(f"model.path={path}", times)
 

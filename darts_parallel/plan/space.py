@@ -122,11 +122,9 @@ def _nearest_nodes(model: Model, cluster: Cluster) -> str:
 
 def _combinations(degrees: Sequence[Degrees], batch: int) -> Iterator[Combination]:
     """Yield every legal combination of the outer degrees, pins left aside."""
-    counts = divisors(batch)
-    for pp, virtual_stage, tp, cp, dp in degrees:
-        for m in counts:
-            if batch % (dp * m) == 0 and (virtual_stage == 1 or m % pp == 0):
-                yield dict(zip(KEYS, (pp, virtual_stage, tp, cp, dp, m, batch // (dp * m)), strict=True))
+    for (pp, virtual_stage, tp, cp, dp), m in product(degrees, divisors(batch)):
+        if batch % (dp * m) == 0 and (virtual_stage == 1 or m % pp == 0):
+            yield dict(zip(KEYS, (pp, virtual_stage, tp, cp, dp, m, batch // (dp * m)), strict=True))
 
 
 def _degrees(
@@ -331,11 +329,7 @@ def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[tuple[in
     for name in named:
         fixed = find(name).chunks
         if fixed is None:
-            result += [
-                (virtual_stage, name)
-                for virtual_stage in counts
-                if virtual_stage > 1 and _allowed(several, virtual_stage)
-            ]
+            result += [(count, name) for count in counts if count > 1 and _allowed(several, count)]
         elif fixed > 1 and pipeline_units(model) >= fixed * pp:
             result.append((fixed, name))
     return result
@@ -367,9 +361,10 @@ def _legal_part(
         nodes: GPUs of the nodes, every type of which must run some strategy.
     """
     name, pp = outer.schedule or usual_schedule(outer.virtual_stages), outer.pp
+    order, pinned = find(name), space.pinned("num_micro_batches")
     listed = name if name in (space.schedules or [name]) else SEARCHED
     # what `refuse_unexecutable` says of split backward passes
-    split = space.executable and pp > 1 and (find(name).split or SEARCHED in (space.schedules or ()))
+    split = space.executable and pp > 1 and (order.split or SEARCHED in (space.schedules or ()))
     choices = tuple(
         choice
         for choice in outer.choices
@@ -377,8 +372,6 @@ def _legal_part(
     )
     if not all(any(admits(gpus, c) for c in choices) for gpus in nodes):
         return None
-    pinned = space.pinned("num_micro_batches")
-    order = find(name)
     counts = tuple(
         m
         for m in divisors(batch)

@@ -14,7 +14,7 @@ from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plan import OuterSpace, Plan, outer_spaces
-from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, price_per_hour, worth
+from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, worth
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,6 @@ def rent(problem: Problem) -> Rental:
         InfeasibleError: no choice admits a plan, or none is within the budget or the deadline.
     """
     objective = problem.config.objective
-    if objective.name != "time":
-        price_per_hour(objective, problem.cluster)
     choices, found, best = node_choices(problem), list[Rental](), inf
     for offer in sorted(_offers(problem, choices), key=lambda offer: offer.floor):
         if best < inf and offer.floor > (False, best):

@@ -52,11 +52,6 @@ class Problem:
         return 1.0 - (1.0 - self.config.space.memory_margin) * (1.0 - self.headroom)
 
     @property
-    def launches(self) -> float:
-        """Share of the launch overheads that an iteration pays: none where a graph holds all of it."""
-        return 0.0 if self.training.cuda_graphs == "full_iteration" else 1.0
-
-    @property
     def num_layers(self) -> int:
         """Layers of the chain: embedding, blocks, head and loss."""
         return len(self.model.layers)

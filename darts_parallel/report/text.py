@@ -108,10 +108,8 @@ def layerwise_sentence(
 
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """Say what is proven of the plan over the whole space, in one clause."""
-    kind, without = (
-        problem.config.space.kind,
-        " and ".join(left_out(problem.config, problem.model, problem.cluster, problem.measured)),
-    )
+    kind = problem.config.space.kind
+    without = " and ".join(left_out(problem.config, problem.model, problem.cluster, problem.measured))
     free = ""
     if problem.headroom:
         chance = problem.config.space.out_of_memory

@@ -116,7 +116,7 @@ class ExpertTerm(CostTerm):
         if stage.measured is not None:  # measured times hold the launches already
             return shown
         local = _experts(layer).count / stage.choices.ep
-        launches = stage.launches * device.expert_overhead * (1.0 + local / USUAL_LOCAL) / 2.0
+        launches = stage.training.launches * device.expert_overhead * (1.0 + local / USUAL_LOCAL) / 2.0
         forward, backward = compute[0] + shown[0], compute[1] + shown[1]
         gaps = launch_gap(forward, launches), launch_gap(backward, BACKWARD_FACTOR * launches)
         return shown[0] + gaps[0], shown[1] + gaps[1]
