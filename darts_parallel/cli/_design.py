@@ -91,10 +91,8 @@ def run_design(options: DesignOptions, out: Path) -> list[str]:
     front = [answer if budget == answer.budget else designer.solve(budget)
              for budget in budgets if budget >= designer.least]  # fmt: skip
     plans = plan_files(answer)
-    found, header = (
-        design_dict(design, answer, plans),
-        [*FRONT, "option", *(f"factor {n}" for n in answer.knobs)],
-    )
+    found = design_dict(design, answer, plans)
+    header = [*FRONT, "option", *(f"factor {name}" for name in answer.knobs)]
     rows = [[*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front]
     out.mkdir(parents=True, exist_ok=True)
     for file, content in {**plans, "design.json": found}.items():

@@ -18,7 +18,6 @@ which is a bound for *any* w and m; at the best m money goes in the proportion s
 move to where the bound is lowest until it rises no more.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,39 +110,26 @@ def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> tup
     return heights + np.log(total) - (a * at).sum(-1), a
 
 
-def dual_bound(
-    knobs: Knobs, lines: Callable[[Array | None], tuple[Array, Array]], money: float
-) -> tuple[float, Array]:
-    """Return the bound of one plan from its K points, and where it is reached.
+def dual_bound(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
+    """Return the largest bound of mixtures of K lines, and the point that minimises its Lagrangian."""
 
-    `lines` gives b `(K,)` and A `(K, n)` of the tangents at a point, or each at its own.
-    """
-    best, at = _dual(knobs, *lines(None), money)
-    for _ in range(ROUNDS - 1):
-        value, z = _dual(knobs, *lines(at), money)
-        at = at + knobs.exponent / (1.0 + knobs.exponent) * (z - at)  # settles shares at once
-        if value < best + 1e-6:
-            break
-        best = value
-    return best, at
-
-
-def _dual(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
-    """Return the largest bound of mixtures of lines, and the point that minimises its Lagrangian."""
-    alone = heights + knobs.spend(slopes, np.full(len(heights), money))[0]
-    first = int(alone.argmax())
-    weights = np.eye(len(heights))[first]
-    value, z = _value(knobs, heights, slopes, money, weights)
-    along = heights + slopes @ z
-    if not np.isfinite(value) or along.max() <= along[first] + 1e-9:
-        return value, z
-    from scipy.optimize import minimize
+    def value(w: Array) -> tuple[float, Array]:
+        values, points = knobs.spend((w @ slopes)[None], np.array([money]))
+        return float(w @ heights + values[0]), points[0]
 
     def negative(w: Array) -> tuple[float, Array]:
         whole = max(w.sum(), 1e-12)
-        found, point = _value(knobs, heights, slopes, money, w / whole)
+        found, point = value(w / whole)
         along = heights + slopes @ point
         return -found, -(along - along @ w / whole) / whole
+
+    first = int((heights + knobs.spend(slopes, np.full(len(heights), money))[0]).argmax())
+    weights = np.eye(len(heights))[first]
+    single = value(weights)
+    along = heights + slopes @ single[1]
+    if not np.isfinite(single[0]) or along.max() <= along[first] + 1e-9:
+        return single
+    from scipy.optimize import minimize
 
     start = (weights + 1.0 / len(weights)) / 2
     result = minimize(
@@ -151,15 +137,5 @@ def _dual(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tuple[fl
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1.0, "jac": np.ones_like},
         options={"maxiter": 100, "ftol": 1e-9},
     )  # fmt: skip
-    better = np.clip(result.x, 0.0, 1.0)
-    if np.isfinite(better).all() and better.sum() > 0.0:
-        found, point = _value(knobs, heights, slopes, money, better / better.sum())
-        if found >= value:
-            return found, point
-    return value, z
-
-
-def _value(knobs: Knobs, heights: Array, slopes: Array, money: float, w: Array) -> tuple[float, Array]:
-    """Return the dual's value at weights, and the point that minimises its Lagrangian."""
-    values, points = knobs.spend((w @ slopes)[None], np.array([money]))
-    return float(w @ heights + values[0]), points[0]
+    better = np.clip(np.nan_to_num(result.x), 0.0, 1.0)
+    return max(value(better / max(better.sum(), 1e-12)), single, key=lambda found: found[0])

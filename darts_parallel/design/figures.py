@@ -79,18 +79,14 @@ def scaled(problem: Problem, factors: Iterable[tuple[str, Place, Any]]) -> Probl
 def scaled_config(problem: Problem, factors: Mapping[str, float]) -> Config:
     """Return the problem's configuration with figures, by name, times factors."""
     config = deepcopy(problem.config)
+    cluster = config.cluster
     for name, factor in factors.items():
         part, key = figure_of(name).split(".")[0], FIGURES[figure_of(name)][1]
-        holders = [
-            config.cluster if p is None else config.cluster.nodes[p] for p in places(name, problem.cluster)
-        ]
-        owners = [getattr(holder, part) for holder in holders]
-        for owner in (
-            [config.cluster.devices[d] for d in dict.fromkeys(owners)] if part == "device" else owners
-        ):
+        nodes: list[Any] = [cluster if p is None else cluster.nodes[p] for p in places(name, problem.cluster)]
+        parts = (getattr(node, part) for node in nodes)
+        owners = {id(o): o for o in (cluster.devices[o] if part == "device" else o for o in parts)}
+        for owner in owners.values():
             old = getattr(owner, key)
-            new = (
-                {kind: peak * factor for kind, peak in old.items()} if isinstance(old, dict) else old * factor
-            )
-            setattr(owner, key, new)
+            peaks = {kind: peak * factor for kind, peak in old.items()} if isinstance(old, dict) else None
+            setattr(owner, key, peaks or old * factor)
     return config

@@ -1,9 +1,7 @@
 """Worth of better figures of a cluster to a plan, without prices: 10 % more, and the next product."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
 from darts_parallel.cost import evaluate
-from darts_parallel.design.bound import Knobs
-from darts_parallel.design.figures import FIGURES, figure_of, places, reference, scaled
+from darts_parallel.design.bound import Array, Knobs
+from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, reference, scaled
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.errors import ConfigError
 from darts_parallel.plan import Plan
-from darts_parallel.problem import Cluster, Problem
+from darts_parallel.problem import Problem
 
 NETWORK = 2.0
 """Factor from one generation of a network to the next: 100, 200, 400, 800 Gbit/s."""
@@ -38,33 +36,27 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
         InfeasibleError: no even uniform plan fits.
     """
     space = replace(problem.config.space, kind="uniform", offload=None)
-    uniform = Problem.from_config(replace(problem.config, space=space))
+    uniform, cluster = Problem.from_config(replace(problem.config, space=space)), problem.cluster
 
-    def seconds(name: str, factor: float) -> tuple[float, float]:
-        better = [(name, place, factor) for place in places(name, problem.cluster)]
+    def seconds(name: str, factor: float) -> Array:
+        better = [(name, place, factor) for place in places(name, cluster)]
         every, _ = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS).at_start
-        return evaluate(plan, scaled(problem, better)).iteration_time_s, float(every.min().exp())
+        return np.array([evaluate(plan, scaled(problem, better)).iteration_time_s, float(every.min().exp())])
 
-    (own, best), rows = seconds(next(iter(FIGURES)), 1.0), []
-    for name in _names(problem.cluster):
-        before = reference(name, problem.cluster)
+    own, rows = seconds(MEMORY, 1.0), []
+    groups = range(len(cluster.groups) if len(cluster.groups) > 1 else 0)
+    for name in [*FIGURES, *(f"nodes.{group}.{figure}" for group in groups for figure in FIGURES)]:
+        try:
+            before = reference(name, cluster)
+        except ConfigError:  # it is not the group's alone
+            continue
         for to, better in ("10 % better", 1.1), *_next_product(name, problem):
-            after = before * better ** FIGURES[figure_of(name)][0]
-            saved, replanned = (
-                1.0 - s / old for s, old in zip(seconds(name, after / before), (own, best), strict=True)
+            factor = better ** FIGURES[figure_of(name)][0]
+            saved = dict(
+                zip(("saved", "replanned"), (1.0 - seconds(name, factor) / own).tolist(), strict=True)
             )
-            rows.append({"figure": name, "to": to, "before": before, "after": after,
-                         "saved": saved, "replanned": replanned})  # fmt: skip
+            rows.append({"figure": name, "to": to, "before": before, "after": before * factor, **saved})
     return rows
-
-
-def _names(cluster: Cluster) -> Iterator[str]:
-    """Yield figures, and those of single node groups where there are several."""
-    yield from FIGURES
-    for group, figure in product(range(len(cluster.groups) if len(cluster.groups) > 1 else 0), FIGURES):
-        with suppress(ConfigError):  # it is not the group's alone
-            places(name := f"nodes.{group}.{figure}", cluster)
-            yield name
 
 
 def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:

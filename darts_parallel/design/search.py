@@ -58,6 +58,7 @@ class Branch:
         self.memory = memories.cost(np.log(self.needs)).sum(1)
         ends = (option.knobs.cost(z).sum() for z in (option.knobs.low, option.knobs.high))
         self.least, self.most = (float(option.fixed + end) for end in ends)
+        self.damping = self.knobs.exponent / (1.0 + self.knobs.exponent)  # settles shares at once
         self.points: list[Array] = []
         self.heights: list[list[Array]] = []
         self._slopes: list[list[Array]] = []
@@ -112,7 +113,6 @@ class Branch:
         """
         rest = budget - self.option.fixed - self.memory
         bounds = np.where(rest < self.knobs.cost(self.knobs.low).sum(), inf, -inf)
-        damping = self.knobs.exponent / (1.0 + self.knobs.exponent)
         for point, z in enumerate(self.points):
             at = np.tile(z, (len(rest), 1))
             for turn in range(ROUNDS):
@@ -120,7 +120,7 @@ class Branch:
                 b, a = self.lines(point, rows, at[rows])
                 values, better = self.knobs.spend(a, rest[rows])
                 bounds[rows] = np.maximum(bounds[rows], b + values)
-                at[rows] += (damping if turn else 1.0) * (better - at[rows])
+                at[rows] += (self.damping if turn else 1.0) * (better - at[rows])
         points = dict[int, Array]()
         while np.isfinite(bounds.min()):
             row = int(bounds.argmin())
@@ -133,11 +133,19 @@ class Branch:
     def _together(self, row: int, money: float) -> tuple[float, Array]:
         """Return the bound of one combination by all points, and where it is reached."""
 
-        def lines(at: Array | None) -> tuple[Array, Array]:
-            own = [self.lines(k, np.array([row]), z if at is None else at) for k, z in enumerate(self.points)]
-            return np.concatenate([b for b, _ in own]), np.concatenate([a for _, a in own])
+        def bound(at: list[Array]) -> tuple[float, Array]:
+            lines = (self.lines(k, np.array([row]), z) for k, z in enumerate(at))
+            b, a = map(np.concatenate, zip(*lines, strict=True))
+            return dual_bound(self.knobs, b, a, money)
 
-        return dual_bound(self.knobs, lines, money)
+        best, at = bound(self.points)
+        for _ in range(ROUNDS - 1):
+            value, z = bound([at] * len(self.points))
+            at = at + self.damping * (z - at)
+            if value < best + 1e-6:
+                break
+            best = value
+        return best, at
 
 
 class Use(NamedTuple):

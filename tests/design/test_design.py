@@ -79,7 +79,7 @@ def test_the_dual_is_the_least_value_of_the_tangents() -> None:
     knobs = Knobs(("a", "b"), *np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5], [1.0, 1.0]]))
     heights, slopes = np.array([0.0, -0.1, 0.2]), np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]])
     money = 9.0
-    bound, point = dual_bound(knobs, lambda at: (heights, slopes), money)
+    bound, point = dual_bound(knobs, heights, slopes, money)
     grid = np.linspace(-1.0, 1.5, 401)
     first, second = (axis.ravel() for axis in np.meshgrid(grid, grid))
     z = np.stack([first, second], 1)
