@@ -199,12 +199,16 @@ def _work_bounds(table: CostTable, space_kind: str, late: Callable[[], bool]) ->
     """Return bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
 
     One stage a device: stages stay whole layers and fit the memory, and the first micro-batch crosses the
-    stages before a device first. Several: the cheapest work of all layers, spread evenly, without memory.
+    stages before a device first. Several: the cheapest work of all layers, spread evenly, without memory;
+    where passes are simulated a device also waits for a forward pass of a first layer for each before it.
     """
     count = table.num_micro_batches.view(-1, 1, 1)
     illegal = ~table.allowed.unsqueeze(1)
     spent = count * table.time.detach().amin(1) + table.sync.detach().amin(1)
     even = spent.masked_fill(illegal, torch.inf).amin(-1).sum(-1) / table.pp
+    if table.pipeline.simulated:
+        ways = table.forward.detach().amin(1).masked_fill(illegal, torch.inf).amin(-1)[:, : table.pp - 1]
+        even = even + ways.cumsum(-1).sum(-1) / table.pp
     per_iteration = table.per_iteration.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
     if table.virtual_stages == 1:
         outers = range(table.num_outer)

@@ -119,13 +119,13 @@ def packed_bound(table: CostTable, outer: int) -> float:
 
     Every device holds some of the j most expensive layers, and n of them cost it at least as much as its n
     cheapest. So the devices' least seconds for 1, 2, 3, ... of them are put in order: the j-th is a bound.
-    Every device pays the way to its first pass, too, and has a price for memory.
+    Every device pays the way to its first pass, through the first layers, too, and has a price for memory.
     """
     chain, count = Chain.read(table, outer), float(table.num_micro_batches[outer])
     legal, devices = np.isfinite(chain.rows[0]), table.stage_device.numpy()
     forward, backward, _, sync = np.where(legal, chain.rows, 0.0)
     spent = np.where(legal, count * (forward + backward) + sync, np.inf)
-    way = np.where(legal, forward, np.inf).min()
+    way = prefix_sums(np.where(legal, forward, np.inf).min((0, -1)))
     message = chain.message.min(-1, initial=np.inf) if chain.message.shape[-1] else np.zeros(0)
     charged = np.full((table.pp, PRICES + 2, spent.shape[1]), -np.inf)
     rooms = np.zeros((table.pp, PRICES + 2))
@@ -133,7 +133,7 @@ def packed_bound(table: CostTable, outer: int) -> float:
         values = spent[table.stage_kind[device]]
         need, usable = chain.need[devices == device].min(0), np.isfinite(values).all(0)
         prices = price_grid(values[:, usable], need[:, usable], PRICES)
-        ways = device * way + (0.0 if table.pipeline.blocking else message[:device].sum())
+        ways = way[device] + (0.0 if table.pipeline.blocking else message[:device].sum())
         charged[device, : len(prices)] = (values + prices[:, None, None] * need).min(-1)
         rooms[device, : len(prices)] = ways - prices * chain.capacity[device]
     best, descending = 0.0, np.argsort(-spent.min((0, -1)), kind="stable")
