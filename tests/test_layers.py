@@ -22,8 +22,6 @@ LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distribut
 """Name what functions may import, next to the names that a face imports late: slow, or missing on
 some machines."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
-BELOW = ("problem", "plan", "cost", "exact", "gradient")
-"""Packages below `planner`, where functions get the parts of the problem that they read."""
 READERS = {"outer_spaces", "refuse_unexecutable", "evaluate", "hard_plan", "build_tables",
            "StageContext.build", "search", "explain_infeasible"}  # fmt: skip
 """Functions below `planner` that read five parts of the problem or more, and get the whole."""
@@ -126,8 +124,8 @@ def test_other_packages_import_from_the_face_alone() -> None:
 
 
 def test_below_the_planner_few_functions_get_the_whole_problem() -> None:
-    found = set()
-    for file in (file for name in BELOW for file in ROOT.glob(f"darts_parallel/{name}/**/*.py")):
+    found, below = set(), LAYERS[LAYERS.index("problem") : LAYERS.index("planner")]
+    for file in (file for name in below for file in ROOT.glob(f"darts_parallel/{name}/**/*.py")):
         scopes = {id(n): f"{c.name}." for c in nodes(file) if isinstance(c, ast.ClassDef) for n in c.body}
         for node in nodes(file):
             if isinstance(node, ast.FunctionDef) and re.search(r"\bProblem\b", ast.unparse(node.args)):

@@ -17,12 +17,10 @@ def toy(*overrides: str) -> Problem:
 
 
 def tensor(problem: Problem) -> list[int]:
-    """Return the tensor-parallel degrees that a search tries."""
     return tensor_degrees(problem.config.space, problem.model, problem.cluster, problem.measured)[0]
 
 
 def omitted(problem: Problem) -> tuple[str, ...]:
-    """Return what a search leaves out."""
     return left_out(problem.config, problem.model, problem.cluster, problem.measured)
 
 
