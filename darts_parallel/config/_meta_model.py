@@ -53,10 +53,9 @@ def _configuration(values: dict[str, Any], place: str) -> Any:
             f"{place}: model_type={kind} must be one that transformers knows, such as llama; {OWN_FILE}."
         )
     left_out = ("model_type", "auto_map", "quantization_config")
+    kept = {key: value for key, value in values.items() if key not in left_out}
     try:
-        config = transformers.AutoConfig.for_model(
-            kind, **{key: value for key, value in values.items() if key not in left_out}
-        )
+        config = transformers.AutoConfig.for_model(kind, **kept)
     except Exception as error:  # every class has its own checks
         raise ConfigError(
             f"{place} is no configuration of model_type={kind} ({_line(error)}); {OWN_FILE}."

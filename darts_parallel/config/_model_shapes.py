@@ -82,12 +82,9 @@ class ShapeReader:
         inside = tuple(f"{path}." for path, _ in stacks)
         self._ends([p for p in self._parts(self.model, "") if not p.path.startswith(inside)], len(stacks))
         self.fields.setdefault("num_heads", gcd(self.hidden, self.fields.get("mamba_num_heads", 1)))
-        self.fields.update(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            relative_position_buckets=self.buckets // len(stacks),
-            num_encoder_layers=len(stacks[0][1]) if len(stacks) > 1 else 0,
-        )
+        self.fields.update(vocab_size=self.vocabulary, hidden_size=self.hidden)
+        self.fields["relative_position_buckets"] = self.buckets // len(stacks)
+        self.fields["num_encoder_layers"] = len(stacks[0][1]) if len(stacks) > 1 else 0
         self._widths(blocks)
         self._norms(blocks)
         self._biases()
@@ -238,9 +235,8 @@ class ShapeReader:
 
     def _experts(self, part: MetaPart) -> None:
         shapes = {name: shape for name, shape in part.weights.items() if len(shape) == 3}
-        down: tuple[int, ...] = next(
-            (s for name, s in shapes.items() if re.search("down|output|^w2$", name)), ()
-        )
+        last = (shape for name, shape in shapes.items() if re.search("down|output|^w2$", name))
+        down: tuple[int, ...] = next(last, ())
         if self.hidden not in down:
             raise part.refuse("are experts of an unknown form")
         width = prod(down[1:]) // self.hidden

@@ -79,13 +79,11 @@ def _settle(given: DictConfig, key: str, default: Any) -> None:
 def describe(kind: type[Any]) -> str:
     """Return the options and their defaults, one a line."""
     defaults: Any = OmegaConf.to_container(OmegaConf.structured(kind))
-    lines = []
-    for name, value in defaults.items():
-        if isinstance(value, dict):
-            lines.append(f"  {name}.KEY=VALUE  (keys: {', '.join(str(key) for key in value)})")
-        else:
-            lines.append(f"  {name}={str(value).lower() if isinstance(value, bool) else value}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"  {name}.KEY=VALUE  (keys: {', '.join(map(str, value))})" if isinstance(value, dict)
+        else f"  {name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in defaults.items()
+    )  # fmt: skip
 
 
 def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]) -> int:
