@@ -57,11 +57,11 @@ develop: $(VENV)/developed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e .
+	$(VENV)/bin/pip install -qq -c constraints.txt -e .
 	touch $@
 
 $(VENV)/developed: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/pip install -qq -c constraints.txt -e '.[dev]'
 	touch $@
 
 $(CLIENTS)/installed: clients/requirements.txt constraints.txt

@@ -128,7 +128,7 @@ class Job(Watcher):
             lines += self._next_lines(problem, found, rungs)
             write_text(self.folder / "report.html", report_page(*job, data, tables, lines))
         render_ending(planned, problem, self.folder, self.console)
-        for line in start:
+        for line in start if problem.config.export is None else []:
             self._print_line(f"start it: {line}")
         if self.tracker is not None:
             with self._plan_stands(), self._curves():

@@ -50,18 +50,17 @@ class Offer:
 
 
 def start_command(problem: Problem, plan: Plan, file: Path) -> str:
-    """Return the command that starts a plan: an export for a trainer that takes it, the job's own first."""
+    """Return the command that starts a plan: an export for a trainer that takes it, the job's own first.
+
+    Where none takes it, say so: what no program can export does not run here, either.
+    """
     named, software = problem.config.space.trainer, problem.training.software
     fitted = [name for name in EXPORTS if software in problem.config.abilities(name).software]
     taken = taken_by(problem, plan)
-    name = next((name for name in (named, *fitted, *taken) if name in taken), None)
-    if name is not None:
-        return f"darts-parallel plan={file} export={name}"
-    nodes = sum(group.count for group in problem.cluster.groups)
-    return (
-        f"torchrun --nnodes {nodes} --nproc-per-node {problem.cluster.num_devices // nodes} "
-        f"-m darts_parallel.run plan={file}"
-    )
+    for name in (named, *fitted, "torch", *taken):
+        if name in taken:
+            return f"darts-parallel plan={file} export={name}"
+    return f"no trainer takes {file}"
 
 
 def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:

@@ -35,12 +35,21 @@ from darts_parallel.planner import choose_nodes
 from darts_parallel.problem import Problem
 from darts_parallel.report import seconds as seconds_label
 
+PIPED_WIDTH = 100
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
 
 
 class PipedConsole(Console):
-    """A console that leaves it to the command what follows where the reader of its pipe has gone."""
+    """A console that is wide in a pipe, where rich assumes 80 columns.
+
+    It leaves it to the command what follows where the reader of its pipe has gone.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        if not self.is_terminal:
+            self.width = max(self.width, PIPED_WIDTH)
 
     def on_broken_pipe(self) -> None:
         """Raise what rich has caught, instead of an exit status of its own."""

@@ -76,7 +76,7 @@ def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
             raise
         raise UnsupportedError(
             f"{place} needs the package transformers, which is not installed; try pip install "
-            "darts-parallel[hf]."
+            "'transformers>=5.23', on Python 3.11 or newer."
         ) from None
     given = str(values.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     return describe(values, place, given or name)

@@ -189,7 +189,7 @@ class Request:
             raise self._refused()
 
     def _refused(self) -> UnsupportedError:
-        ways = [way for _, way in self.refusals]
+        ways = [way.replace("export=", f"{self.key}=") for _, way in self.refusals]
         others = list(dict.fromkeys(way for way in ways if not way.startswith("space")))
         spaces = _joined([way for way in ways if way.startswith("space")])
         near = [f"try {' and '.join(others)}"] if others else []

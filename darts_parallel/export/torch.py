@@ -13,7 +13,7 @@ from darts_parallel.plan import SCHEMA, refuse_model, refuse_unexecutable
 PROGRAM = '''"""Train by a plan: darts_parallel.run builds the model, divides it, and makes the steps.
 
 Run on every node, with data of your own in `batch`, and {name}.json next to this file:
-    torchrun --nnodes NODES --nproc-per-node GPUS {name}.py [--steps 10]
+    {launch} [--steps 10]
 It takes nccl where every process has a GPU, else gloo on the CPU.
 """
 
@@ -65,8 +65,14 @@ def export(job: Request) -> Exported:
     """
     _check(job)
     problem, training = job.problem, job.problem.training
+    nodes, gpus = job.nodes
+    launch = f"torchrun --nnodes {nodes} --nproc-per-node {gpus or 'GPUS'}"
+    if nodes > 1:
+        launch += " --node-rank RANK --master-addr ADDRESS"
+    launch += f" {NAME}.py"
     program = PROGRAM.format(
         name=NAME,
+        launch=launch,
         headline="\n".join(job.headline()),
         vocabulary=job.model.vocab_size,
         sequences=training.global_batch_size,
@@ -79,7 +85,7 @@ def export(job: Request) -> Exported:
         {f"{NAME}.py": program, f"{NAME}.json": json.dumps(data, indent=2, allow_nan=False) + "\n"},
         (
             "the tokens are random: write your own batch()",
-            "every node needs darts-parallel, whose module run does the work, and both files",
+            f"start it on every node, which needs darts-parallel and both files: {launch}",
             "rotary angles have the base 10000, and Adam the rate 0.001: engine.optimizer is yours to set",
         ),
     )

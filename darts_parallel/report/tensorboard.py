@@ -140,15 +140,13 @@ class Tracker:
     def _hyperparameters(
         self, result: SearchResult | None, plan: Plan, cost: CostBreakdown, known: Intervals | None
     ) -> None:
-        """Write the row of this run in the HPARAMS tab; nothing where nothing was changed.
+        """Write the row of this run in the HPARAMS tab: what was changed, the plan, what sweeps compare.
 
         `SummaryWriter.add_hparams` would open a run of its own in a subfolder for it.
         """
         from torch.utils.tensorboard.summary import hparams
 
         values = override_values(self.overrides)
-        if not values:
-            return
         values["plan"] = plan.describe(self.problem.training.global_batch_size)
         metrics = {f"metrics/{name}": value for name, value in _measures(result, cost, known).items()}
         file_writer = self._writer.file_writer

@@ -1,7 +1,6 @@
 """The report for people: the plan, where its time and memory go, and what is proven about it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import exp, isfinite
 
@@ -74,7 +73,6 @@ def alternatives_table(
     return table
 
 
-PIPED_WIDTH = 100
 NOTABLE = 5e-4
 """Relative differences below this read as none."""
 MEMORY_WARNING = 0.95
@@ -136,7 +134,7 @@ def render(
     """Print the report, and return its tables.
 
     Args:
-        console: Where to; lines of a pipe or a file are at least 100 columns wide.
+        console: Where to.
         elasticities: What `sensitivity` says of the plan; may be missing.
         takers: Names the trainers that take a plan, of alternatives.
     """
@@ -146,44 +144,31 @@ def render(
         shown.append(table)
         console.print(table)
 
-    with _legible(console):
-        given = "given plan, not searched"
-        known = given if result is None else claim(problem, cost, verifications)
-        sure = intervals(plan, problem, cost, elasticities) if elasticities else None
-        _headline(problem, plan, cost, known, console, sure)
-        show(_stage_table(problem, plan, cost, sure))
-        if plan.offload:
-            show(_offload_table(problem, plan))
-        show(_time_table(cost))
-        if strongest(elasticities or {}):
-            show(_sensitivity_table(elasticities or {}))
-        if result is not None:
-            _search_lines(result, console)
-        if verifications:
-            show(_verification_table(verifications))
-            _verification_notes(verifications, console)
-        if result is not None:
-            others = alternatives_table(problem, result, plan, cost, sure, takers)
-            if others is not None:
-                show(others)
-                _print_indistinguishable(result, cost, sure, console)
-            console.print()
-        sentence = layerwise_sentence(problem, cost, verifications)
-        if sentence is not None:
-            console.print(Text(sentence[0].upper() + sentence[1:] + "."))
+    given = "given plan, not searched"
+    known = given if result is None else claim(problem, cost, verifications)
+    sure = intervals(plan, problem, cost, elasticities) if elasticities else None
+    _headline(problem, plan, cost, known, console, sure)
+    show(_stage_table(problem, plan, cost, sure))
+    if plan.offload:
+        show(_offload_table(problem, plan))
+    show(_time_table(cost))
+    if strongest(elasticities or {}):
+        show(_sensitivity_table(elasticities or {}))
+    if result is not None:
+        _search_lines(result, console)
+    if verifications:
+        show(_verification_table(verifications))
+        _verification_notes(verifications, console)
+    if result is not None:
+        others = alternatives_table(problem, result, plan, cost, sure, takers)
+        if others is not None:
+            show(others)
+            _print_indistinguishable(result, cost, sure, console)
+        console.print()
+    sentence = layerwise_sentence(problem, cost, verifications)
+    if sentence is not None:
+        console.print(Text(sentence[0].upper() + sentence[1:] + "."))
     return shown
-
-
-@contextmanager
-def _legible(console: Console) -> Iterator[None]:
-    """Widen a console without a window: rich assumes 80 columns, which breaks the tables."""
-    width = console.width
-    if not console.is_terminal:
-        console.width = max(width, PIPED_WIDTH)
-    try:
-        yield
-    finally:
-        console.width = width
 
 
 def _print_indistinguishable(

@@ -57,7 +57,9 @@ def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Comma
         assert f"fits: {100 * (1 - rung['chance']):.0f} %" in priced.out
 
 
-def test_a_plan_is_started_by_a_trainer_that_takes_it_or_by_a_run_on_all_nodes() -> None:
+def test_a_plan_is_started_by_a_trainer_that_takes_it_and_no_other() -> None:
     problem = load_problem([*TOY, "cluster.nodes.0.count=2", "cluster.nodes.0.gpus=4", "trainer=torch"])
     chosen = plan(load_problem([*TOY, "space=uniform", "search=exact"])).plan
     assert start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
+    nobody = load_problem([*TOY, "training.cuda_graphs=full_iteration"])
+    assert start_command(nobody, chosen, Path("p.json")) == "no trainer takes p.json"

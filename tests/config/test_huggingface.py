@@ -168,10 +168,10 @@ def test_a_file_that_cannot_be_read_as_a_model_says_why(values: Values, sentence
         import_model(values, "model.path=config.json", "m")
 
 
-def test_without_transformers_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "darts_parallel.config._meta_model", raising=False)
-    with pytest.raises(UnsupportedError, match=r"pip install darts-parallel\[hf\]"):
+    with pytest.raises(UnsupportedError, match="pip install 'transformers>=5"):
         import_model({"model_type": "llama"}, "model.path=config.json", "m")
 
 

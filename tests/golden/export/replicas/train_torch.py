@@ -1,7 +1,7 @@
 """Train by a plan: darts_parallel.run builds the model, divides it, and makes the steps.
 
 Run on every node, with data of your own in `batch`, and train_torch.json next to this file:
-    torchrun --nnodes NODES --nproc-per-node GPUS train_torch.py [--steps 10]
+    torchrun --nnodes 2 --nproc-per-node 4 --node-rank RANK --master-addr ADDRESS train_torch.py [--steps 10]
 It takes nccl where every process has a GPU, else gloo on the CPU.
 """
 
