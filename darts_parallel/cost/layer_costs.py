@@ -258,4 +258,5 @@ def _activations(
     exact = ("full",) if layer.recomputable else ()
     stored = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
     none = stage.measured_figure(layer, "saved", stored["none"])
+    none = device.activation_factor * none if layer.captured else none
     return stored | {"none": none} | ({"selective": none} if layer.captured else {})

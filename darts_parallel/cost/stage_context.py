@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
@@ -73,10 +74,16 @@ class StageContext:
         return state_bytes(self.training.precision, self.training.optimizer, self.software)
 
     def measured_figure(self, layer: LayerSpec, name: str, otherwise: Tensor) -> Tensor:
-        """Return a field of `Measured` for a layer, `(O, C)`; `otherwise` where it was not measured."""
+        """Return a field of `Measured` for a layer, `(O, C)`; `otherwise` where it was not measured.
+
+        Figures of a captured block are priced, not measured: they move with the device as `otherwise` does.
+        """
         if self.measured is None:
             return otherwise
         sizes = self.choices.tokens / self.training.seq_len
         degrees = self.choices.tp, self.choices.sequence_shards
         known = self.measured.figures(self.device.name, layer.kind, degrees, sizes, name)
-        return otherwise if known is None else known
+        if known is None or not layer.captured:
+            return otherwise if known is None else known
+        here = otherwise.detach()
+        return known * torch.where(here > 0.0, otherwise / here.clamp(min=1e-30), 1.0)

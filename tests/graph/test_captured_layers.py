@@ -7,6 +7,7 @@ import pytest
 from darts_parallel import LayerStrategy, Plan, Problem, evaluate, load_problem, plan
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.export import require_trainers
+from darts_parallel.planner import intervals, sensitivity
 
 JOB = ["cluster=h100_1x8", "cluster.nodes.0.gpus=2", "training=llama3_8b", "training.seq_len=4096",
        "training.global_batch_size=16"]  # fmt: skip
@@ -32,6 +33,18 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
         ours, theirs = evaluate(given, captured), evaluate(given, preset)
         assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.03), given
         assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.03), given
+
+
+def test_llamas_block_is_as_unsure_as_the_preset(captured: Problem) -> None:
+    """It is priced from the same figures of the hardware, not measured."""
+    preset = load_problem([*JOB, "model=llama3_8b", "model.num_layers=4"])
+    given = Plan(8, (0, preset.num_layers), (LayerStrategy(2, 1, 0, "none", True),) * preset.num_layers)
+    ours, theirs = (intervals(given, one, evaluate(given, one), sensitivity(given, one))
+                    for one in (captured, preset))  # fmt: skip
+    assert ours is not None
+    assert theirs is not None
+    assert ours.half_width == pytest.approx(theirs.half_width, rel=0.1)
+    assert ours.memory_bytes[0] == pytest.approx(theirs.memory_bytes[0], rel=0.03)
 
 
 def test_a_stack_of_blocks_is_planned_and_proven(captured: Problem) -> None:
