@@ -33,6 +33,7 @@ class FlagParser(ArgumentParser):
         for names, choices in CHOICES.items():
             self.add_argument(*names.split(), choices=choices)
         self.add_argument("--top", nargs="?", const="nothing")
+        self.add_argument("--from-log")
         self.add_argument("overrides", nargs="*")
 
     def error(self, message: str) -> NoReturn:
@@ -43,7 +44,7 @@ class FlagParser(ArgumentParser):
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Put flags before overrides, as Hydra wants them, and write verbs and own flags as overrides.
 
-    `tune plan.json --top 3` sets `tune.from` and `tune.top`, `--explain` sets `explain`.
+    `tune plan.json --top 3` sets `tune.from` and `tune.top`, `--from-log` `tune.log`, `--explain` `explain`.
 
     Errors:
         ConfigError: a flag that does not exist or lacks its value; an override that cannot be read.
@@ -54,13 +55,16 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         for word, following in zip(arguments, [*arguments[1:], ""], strict=False)
     ]
     flags = vars(FlagParser().parse_intermixed_args(["--help"] if told == ["help"] else told))
-    overrides = _without_verb(flags.pop("overrides"), flags.pop("top"))
+    log, given = flags.pop("from_log"), flags.pop("overrides")
+    if log is not None and "tune" not in given:
+        raise ConfigError(f"--from-log {log} needs the verb tune; try tune plan.json --from-log {log}.")
+    overrides = [*_without_verb(given, flags.pop("top")), *([] if log is None else [f"tune.log={log}"])]
     overrides += ["explain=true"] if flags.pop("explain") else []
     for override in overrides:
         if not re.match(r"^[~+]{0,2}[\w./@:-]+(=|$)", override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
-    given = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value}
-    return [*(flag if value is True else f"{flag}={value}" for flag, value in given.items()), *overrides]
+    named = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value}
+    return [*(flag if value is True else f"{flag}={value}" for flag, value in named.items()), *overrides]
 
 
 def _without_verb(given: list[str], top: str | None) -> list[str]:

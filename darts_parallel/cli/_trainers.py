@@ -81,7 +81,7 @@ def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
 
 def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[str]) -> list[str]:
     """Say how a trainer gets its plan, and what none that takes this one costs."""
-    known = posterior()
+    known = posterior(problem)
     lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
     if others and known is not None and not any(offer.takes for offer in found):
         best, difference = min(others, key=lambda offer: offer.slower), exp(known.difference(problem)) - 1.0

@@ -1,7 +1,8 @@
-"""`darts-parallel tune plan.json --top 3`: plans to try, what was measured of them, and what follows."""
+"""`darts-parallel tune plan.json --from-log train.log`: plans to try, what was measured, what follows."""
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from darts_parallel.cli._trainer_log import read_log
 from darts_parallel.cli._trainers import start_command
+from darts_parallel.config import load_config
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
-from darts_parallel.plan import Plan, read_plan, write_json
-from darts_parallel.planner import Proposal, Trial, Tuning, tune
+from darts_parallel.plan import Plan, read_plan, write_json, write_text
+from darts_parallel.planner import Proposal, Trial, Tuning, own_cluster, sureness, tune, with_run
 from darts_parallel.problem import GIB, Problem
 from darts_parallel.report import fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
@@ -30,9 +33,18 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         ConfigError, PlanError: a trial names no plan of this problem, or nothing that was measured.
     """
     settings = problem.config.tune
-    source = str(settings["from"])
+    source, log = str(settings["from"]), settings["log"]
+    problem = problem if log is None else _with_kept(problem)
+    plan = read_plan(source, problem.model, "tune.from")
     trials = read_trials(problem, settings["measured"])
-    state = tune(problem, read_plan(source, problem.model, "tune.from"), trials, _beside(problem, source))
+    said = [] if log is None else [_add_log(problem, str(log), source, trials)]
+    state = tune(problem, plan, trials, _beside(problem, source))
+    if log is not None:
+        run, before = trials[-1], sureness(plan, problem)
+        problem = with_run(problem, plan, str(log), run.seconds or 0.0, run.memory_bytes)
+        said += _keep(
+            problem, f"this plan's seconds: {before} before this log, {sureness(plan, problem)} after it"
+        )
     best, following = state.proposals[0], enumerate(state.next(int(settings["top"])), 1)
     files = {folder / f"plan_{number}.json": proposal for number, proposal in following}
     for file, proposal in files.items():
@@ -47,7 +59,47 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     }
     write_json(folder / "plan.json", _plan_file(problem, best) | {"tune": found})
     _print(problem, state, files, trials, folder, console)
+    for line in said:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     return best.expected_s
+
+
+def _add_log(problem: Problem, log: str, source: str, trials: list[Trial]) -> str:
+    """Add the run of a log to the trials, and say what it printed."""
+    seconds, peak, said = read_log(log, problem)
+    reserved = max(group.device.reserved for group in problem.cluster.groups)
+    memory = None if peak is None else (peak + reserved) / GIB
+    trials += read_trials(problem, [{"plan": source, "seconds": seconds, "memory_gb": memory}])
+    return said
+
+
+def _kept(problem: Problem) -> Path:
+    """Return the file of `tune.figures` with what logs say of the problem's cluster."""
+    return Path(str(problem.config.tune["figures"])) / "cluster" / f"{own_cluster(problem).name}.yaml"
+
+
+def _with_kept(problem: Problem) -> Problem:
+    """Return the problem with the figures that earlier logs have left; refuse one that is among them."""
+    path, own, log = _kept(problem), problem.config.cluster, problem.config.tune["log"]
+    if not path.exists():
+        return problem
+    kept = load_config([f"cluster={path.stem}"], str(path.parents[1])).cluster
+    if str(log) in [run.log for run in kept.runs]:
+        raise ConfigError(f"tune.log={log} has been read into {path}; try a log of another name.")
+    nodes = [replace(old, count=new.count) for old, new in zip(kept.nodes, own.nodes, strict=False)]
+    return Problem.from_config(replace(problem.config, cluster=replace(kept, nodes=nodes)))
+
+
+def _keep(problem: Problem, said: str) -> list[str]:
+    """Write the cluster with its runs; say how to use its figures."""
+    path, cluster, software = _kept(problem), problem.config.cluster, problem.config.training.software
+    runs = list(dict.fromkeys(run.log for run in cluster.runs))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = "# Moved by the runs below; darts-parallel tune --from-log adds to them.\n"
+    write_text(path, head + OmegaConf.to_yaml(OmegaConf.structured(cluster)))
+    named = "" if software is None else f" training.software={software}"
+    use = f"darts-parallel --config-dir {path.parents[1]} cluster={path.stem}{named}"
+    return [f"{said} ({len(runs)} in {path})", f"plan with them: {use} model={problem.config.model.name}"]
 
 
 def _beside(problem: Problem, source: str) -> list[Plan]:
@@ -164,6 +216,8 @@ def _print(
         console.print("  nothing: every candidate was tried", highlight=False)
     given = "".join(map(_told, trials)) + f"{{plan: {folder / 'plan_1.json'}, seconds: ...}}"
     line = f"then: darts-parallel tune {problem.config.tune['from']} 'tune.measured=[{given}]'"
+    if problem.config.tune["log"] is not None:
+        line = f"then: darts-parallel tune {folder / 'plan_1.json'} --from-log LOG"
     console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

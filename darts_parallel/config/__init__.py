@@ -12,6 +12,7 @@ from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.cluster import DeviceConfig as DeviceConfig
 from darts_parallel.config.cluster import LinkConfig as LinkConfig
 from darts_parallel.config.cluster import NodeGroupConfig as NodeGroupConfig
+from darts_parallel.config.cluster import RunConfig as RunConfig
 from darts_parallel.config.composition import ANY as ANY
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.composition import refuse_endless_files as refuse_endless_files

@@ -1,6 +1,6 @@
 """Schema of the cluster's YAML: node groups, links and devices. Units stand in the keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
@@ -134,6 +134,18 @@ class DeviceConfig:
 
 
 @dataclass
+class RunConfig:
+    """A run on this cluster: its seconds or its memory beside the calibrated figures."""
+
+    log: str = MISSING
+    error: float = ranged(MISSING, -20.0, 20.0)
+    """log(measured / predicted) by the calibrated figures; `sd`: of its part that no figure explains."""
+    sd: float = ranged(MISSING, 1e-3, 10.0)
+    slopes: dict[str, float] = ranged(MISSING, -1e3, 1e3)
+    """d error / d latent parameter, by `quantity|device|framework|intra link|inter link`."""
+
+
+@dataclass
 class ClusterConfig:
     """Node groups in rank order, the network between nodes, and the devices they name."""
 
@@ -144,6 +156,9 @@ class ClusterConfig:
     nvlink_domain_gpus: int | None = ranged(None)
     """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72: 72);
     null: those of one node. Node groups may have their own."""
+    runs: list[RunConfig] = field(default_factory=list)
+    """Runs that have moved its figures (`tune --from-log`), which then hold as they stand for `runs_of`."""
+    runs_of: str | None = None
 
     def __post_init__(self) -> None:
         near = "[{count: 1, gpus: 1, device: ..., intra_node: ...}]"

@@ -32,6 +32,7 @@ from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 
+TUNE: dict[str, Any] = {"from": None, "top": 3, "measured": None, "log": None, "figures": "outputs/tuned"}
 LARGEST_MARGIN = 0.9
 """Largest `space.memory_margin`: a device of which less may be used is another device."""
 
@@ -253,9 +254,10 @@ class Config:
     plan: str | None = None
     """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
     command changes more than what is written and printed, on the composed one."""
-    tune: dict[str, Any] = field(default_factory=lambda: {"from": None, "top": 3, "measured": None})
+    tune: dict[str, Any] = field(default_factory=TUNE.copy)
     """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far, a list of
-    {plan, seconds or oom, memory_gb} or a CSV file with these columns."""
+    {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a trainer printed when it
+    ran that plan; `figures`: the folder for `--config-dir` that keeps what logs say of the cluster."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`)."""
     explain: bool = False
@@ -270,7 +272,7 @@ class Config:
             require(valid, f"{part.name}={value}", "be a mapping", f"{part.name}.KEY=VALUE")
         require_printable_texts("", self)
         require_member("trainer.name", self.trainer.name, (NONE, *EXPORTS))
-        require_members("tune key", self.tune, ("from", "top", "measured"))
+        require_members("tune key", self.tune, tuple(TUNE))
         require_within("tune.top", self.tune.get("top", 3), 1, MAX_SIZE)
         if self.export is not None:
             require_member("export", self.export, EXPORTS)

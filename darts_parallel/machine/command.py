@@ -166,7 +166,8 @@ def _summary(
     for name, error in errors.items():
         if error > ROUGH:
             lines.append(f"warning: the fit of {name} is {error:.0%} off; measure again, on an idle machine")
-    usable = "" if "bf16" in compute.fit.peaks else f" training.precision={next(iter(compute.fit.peaks))}"
+    small = f" model=bert_345m training.precision={next(iter(compute.fit.peaks))}"
+    usable = "" if "bf16" in compute.fit.peaks else small
     lines.append(f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}")
     return "\n".join(lines)
 

@@ -30,6 +30,9 @@ from darts_parallel.planner.uncertainty import Intervals as Intervals
 from darts_parallel.planner.uncertainty import correlation_bytes as correlation_bytes
 from darts_parallel.planner.uncertainty import intervals as intervals
 from darts_parallel.planner.uncertainty import out_of_memory as out_of_memory
+from darts_parallel.planner.uncertainty import own_cluster as own_cluster
 from darts_parallel.planner.uncertainty import posterior as posterior
+from darts_parallel.planner.uncertainty import sureness as sureness
+from darts_parallel.planner.uncertainty import with_run as with_run
 from darts_parallel.planner.watcher import Update as Update
 from darts_parallel.planner.watcher import Watcher as Watcher

@@ -47,7 +47,7 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     Args:
         chance: Of one device; None: `space.out_of_memory`.
     """
-    known, chance = posterior(), problem.config.space.out_of_memory if chance is None else chance
+    known, chance = posterior(problem), problem.config.space.out_of_memory if chance is None else chance
     if known is None or chance >= 0.5 or not problem.config.cost.knows_stages:
         return replace(problem, headroom=0.0)
     distance = 0.0
@@ -82,7 +82,7 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
         found = replace(found, problem=tight, out_of_memory=chance)
         if chance is None or chance <= allowed or not tight.headroom or found.interrupted:
             break
-        known = posterior()
+        known = posterior(problem)
         assert known is not None
         short = (_quantile(allowed) - _quantile(chance)) * known.largest_memory_spread(problem)
         tight = _moved(problem, -log(1.0 - tight.headroom) + max(2.0 * short, LEAST))
@@ -175,7 +175,8 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
 
 def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str) -> Rung | None:
     """Return the safe plan of the ladder: memory is tightened from the chosen plan's on, by growing steps."""
-    cost, known, deadline = evaluate(chosen.plan, problem), posterior(), time.monotonic() + RUNG_SECONDS
+    known, deadline = posterior(problem), time.monotonic() + RUNG_SECONDS
+    cost = evaluate(chosen.plan, problem)
     assert known is not None
     room = min(log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True))
     chance, wanted = chosen.chance, SAFER * chosen.chance

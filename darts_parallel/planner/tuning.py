@@ -163,7 +163,7 @@ def _posterior_of(
     problem: Problem, plans: Sequence[Plan], costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance, `(N,)`, of log(true / predicted seconds) after the trials."""
-    known = posterior()
+    known = posterior(problem)
     kernel = _prior(problem, plans, known)
     errors = _errors(costs, tried)
     rows, ratios = [row for row, _ in errors], [error for _, error in errors]

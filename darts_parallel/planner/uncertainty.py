@@ -8,21 +8,24 @@ sources and families that were left out (`experiments/results/validation.md` tel
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import yaml
 from torch import Tensor
 
-from darts_parallel.config import config_dir
+from darts_parallel.config import ClusterConfig, RunConfig, config_dir
 from darts_parallel.cost import CostBreakdown, evaluate, hard_plan
+from darts_parallel.errors import ConfigError
 from darts_parallel.plan import Plan
+from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.problem import Problem
 
 STEPS = 127
@@ -31,6 +34,10 @@ NORMAL = 1.2815515655446004
 """Standard deviations of half of an 80 % interval."""
 DIRECTIONS, DRAWS = 6, 1024
 """Directions of the error of a job's memory that are integrated over, and points of the integral."""
+GAUSS_NEWTON = 3
+"""Steps by which a run moves figures."""
+LARGEST_ERROR = log(10.0)
+"""Largest |log(measured / predicted)| of a run that is taken for one of its plan."""
 EXPERTS = "experts"
 """Spreads of mixtures, within those of a figure."""
 BASE = "base"
@@ -80,9 +87,10 @@ class Intervals:
         return abs(log(others / seconds)) < self.difference
 
 
-Slopes = Mapping[tuple[str, str, str, str, str], float]
-"""Derivative of a logarithm in each quantity on that quantity's unbounded scale, by quantity, device,
-framework, and links inside and between nodes."""
+Place = tuple[str, str, str, str, str]
+"""Quantity, device, framework, and links inside and between nodes."""
+Slopes = Mapping[Place, float]
+"""Derivative of a logarithm in each quantity on that quantity's unbounded scale, by place."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,8 @@ class Posterior:
     covariance: Tensor
     """Shape `(P, P)`."""
     spread: Mapping[str, Any]
+    runs: Sequence[RunConfig] = ()
+    """Those of the user: all below is given them."""
 
     def variance(self, slopes: Slopes) -> float:
         """Return variance of a logarithm with these derivatives."""
@@ -105,6 +115,18 @@ class Posterior:
 
         What has no runs is a deviation of its own, as wide as its prior.
         """
+        return self.given_runs(rows)[1]
+
+    def given_runs(self, rows: Sequence[Slopes]) -> tuple[Tensor, Tensor]:
+        """Return how far the user's runs move N logarithms, `(N,)`, and their covariance after that."""
+        seen = [{cast(Place, tuple(key.split("|"))): d for key, d in run.slopes.items()} for run in self.runs]
+        whole, n = self._without_runs([*rows, *seen]), len(rows)
+        pairs = torch.tensor([[run.sd**2, run.error] for run in self.runs], dtype=torch.float64)
+        noise, errors = pairs.reshape(-1, 2).T
+        gain = torch.linalg.solve(whole[n:, n:] + torch.diag(noise), whole[n:, :n]).T
+        return gain @ errors, whole[:n, :n] - gain @ whole[n:, :n]
+
+    def _without_runs(self, rows: Sequence[Slopes]) -> Tensor:
         known = torch.zeros(len(rows), len(self.keys), dtype=torch.float64)
         others: dict[tuple[str, str, str], Tensor] = {}
         for row, slopes in enumerate(rows):
@@ -162,9 +184,25 @@ class Posterior:
         return sqrt(max(whole**2 - own**2, 0.0)), own
 
 
+def posterior(problem: Problem) -> Posterior | None:
+    """Return the shipped posterior given the runs of the cluster; None where the file holds none.
+
+    Errors:
+        ConfigError: a run has a slope in something else than a figure.
+    """
+    known, runs = _shipped(), problem.config.cluster.runs
+    if known is None or not runs:
+        return known
+    if any(
+        key.count("|") != 4 or key.split("|")[0] not in known.quantities for r in runs for key in r.slopes
+    ):
+        raise ConfigError("cluster.runs has slopes of no figure; try a file that tune --from-log wrote.")
+    return replace(known, runs=runs)
+
+
 @lru_cache(maxsize=1)
-def posterior() -> Posterior | None:
-    """Return the shipped posterior; None where the file holds none."""
+def _shipped() -> Posterior | None:
+    """Return the posterior of the calibration; None where the file holds none."""
     path = Path(config_dir()) / "calibrated.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     data: Any = yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
@@ -194,7 +232,7 @@ def intervals(
     Returns:
         None without elasticities (`cost=searcher`), and where no run has calibrated the model.
     """
-    known = posterior()
+    known = posterior(problem)
     if known is None or not elasticities:
         return None
     time = known.variance(time_slopes(known, problem, elasticities))
@@ -217,20 +255,23 @@ def out_of_memory(plan: Plan, problem: Problem, measured: Sequence[tuple[Plan, f
     Args:
         measured: Plans and the peak bytes of their fullest device; they move what plans have in common.
     """
-    known = posterior()
+    known = posterior(problem)
     if known is None or not problem.config.cost.knows_stages:
         return None
-    cost, spread, rows, errors = evaluate(plan, problem), known.memory_spread(problem), [], []
+    cost, spread, runs = evaluate(plan, problem), known.memory_spread(problem), []
+    runs += [replace(run, error=0.0) for run in known.runs]  # by which the figures have moved already
     for other, peak in measured:
         used = evaluate(other, problem).memory_bytes
-        rows.append(_memory_slopes(other, problem)[used.index(max(used))])
-        errors.append(log(peak / max(used)))
+        slopes = _memory_slopes(other, problem)[used.index(max(used))]
+        runs.append(_run("", log(peak / max(used)), spread, slopes))
+    means, covariance = replace(known, runs=runs).given_runs(_memory_slopes(plan, problem))
     pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
     room = torch.tensor([log(capacity / used) for capacity, used in pairs], dtype=torch.float64)
-    whole, count = known.covariances([*rows, *_memory_slopes(plan, problem)]), len(rows)
-    gain = torch.linalg.solve(whole[:count, :count] + spread**2 * torch.eye(count), whole[:count, count:]).T
-    room = room - gain @ torch.tensor(errors, dtype=torch.float64)
-    return any_above(room, whole[count:, count:] - gain @ whole[:count, count:], spread)
+    return any_above(room - means, covariance, spread)
+
+
+def _run(name: str, error: float, sd: float, slopes: Slopes) -> RunConfig:
+    return RunConfig(name, error, sd, {"|".join(place): slope for place, slope in slopes.items() if slope})
 
 
 def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:
@@ -263,7 +304,7 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
     """
     framework = problem.software.name
     cluster, narrow = problem.cluster, f"{problem.training.precision}_efficiency"
-    slopes: dict[tuple[str, str, str, str, str], float] = {}
+    slopes: dict[Place, float] = {}
     for name, elasticity in elasticities.items():
         owner, _, field = name.rpartition(".")
         if not elasticity or not field:
@@ -280,12 +321,17 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
             quantity = next((q for q, where in LINKS.items() if where == (side, field)), "")
             rate, efficiency = _link(problem, owner, side)
             value = 1.0 if field == "latency" else efficiency
-            kind = KINDS[side].get(rate, "")
-            place = ("", framework, kind if side == "intra" else "", kind if side == "inter" else "")
+            place = _link_place(framework, side, rate)
         if quantity in known.quantities:
             key = (quantity, *place)
             slopes[key] = slopes.get(key, 0.0) + elasticity * _per_unit(known.quantities[quantity], value)
     return slopes
+
+
+def _link_place(framework: str, side: str, rate: float) -> tuple[str, str, str, str]:
+    """Return device, framework and links of a link's figures, by the data sheet's 10^9 bytes/s."""
+    kind = KINDS[side].get(rate, "")
+    return "", framework, kind if side == "intra" else "", kind if side == "inter" else ""
 
 
 def _per_unit(quantity: Mapping[str, Any], value: float) -> float:
@@ -312,7 +358,7 @@ def _memory_slopes(plan: Plan, problem: Problem) -> Sequence[Slopes]:
     cluster = problem.cluster.arranged(plan.node_order)
     stages = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     total = usual + torch.tensor([device.reserved for device in stages], dtype=torch.float64)
-    result: list[dict[tuple[str, str, str, str, str], float]] = [{} for _ in stages]
+    result: list[dict[Place, float]] = [{} for _ in stages]
     for factor in ("state_factor", "activation_factor"):
         part = (hard_plan(plan, _with_doubled(problem, factor))[2].memory[0] - usual) / total
         for slopes, share, device in zip(result, part.tolist(), stages, strict=True):
@@ -347,3 +393,80 @@ def read_correlation(path: Path, size: int) -> Tensor:
     with np.load(path) as stored:
         lower[np.tril_indices(size, -1)] = stored["lower"] / STEPS
     return torch.from_numpy(lower + lower.T + np.eye(size))
+
+
+def sureness(plan: Plan, problem: Problem) -> str:
+    """Return the half width of a plan's seconds for reports."""
+    found = intervals(plan, problem, evaluate(plan, problem), time_elasticities(plan, problem))
+    return "unknown" if found is None else found.label()
+
+
+def own_cluster(problem: Problem) -> ClusterConfig:
+    """Return the cluster with the figures of its framework and a name of both, for runs to be added."""
+    cluster, software = problem.config.cluster, problem.software
+    if cluster.runs:
+        return cluster
+    devices = {name: software.on(name, device) for name, device in cluster.devices.items()}
+    name = f"{cluster.name}_{software.name or 'common'}"
+    return replace(cluster, name=name, devices=devices, runs_of=software.name or None)
+
+
+def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: float | None) -> Problem:
+    """Return the problem with figures at the means given a run of a plan and the earlier ones of its cluster.
+
+    Args:
+        peak: Bytes of the fullest device, of which what is reserved outside the allocator is assumed.
+
+    Errors:
+        ConfigError: the run is none of this job.
+    """
+    known, cluster, found, name = _shipped(), own_cluster(problem), problem, problem.software.name
+    assert known is not None
+    places = [place for *_, place in _figures(known, cluster, name)]
+
+    def means(runs: Sequence[RunConfig]) -> dict[Place, float]:
+        found = replace(known, runs=runs).given_runs([{place: 1.0} for place in places])[0]
+        return dict(zip(places, found.tolist(), strict=True))
+
+    before = after = means(cluster.runs)
+    for _ in range(GAUSS_NEWTON):
+        cost, runs = evaluate(plan, found), list(cluster.runs)
+        slopes = time_slopes(known, found, time_elasticities(plan, found))
+        rows = [(log(seconds / cost.iteration_time_s), known.largest_residual("seconds", found), slopes)]
+        if peak is not None:
+            used = max(cost.memory_bytes)
+            full = _memory_slopes(plan, found)[cost.memory_bytes.index(used)].items()
+            slopes = {place: slope for place, slope in full if place[0] != "reserved_GiB"}
+            rows.append((log(peak / used), known.memory_spread(found), slopes))
+        for error, sd, row in rows:
+            if abs(error) > LARGEST_ERROR:
+                times = f"{exp(error):.2g} times the predicted seconds or bytes"
+                raise ConfigError(f"tune.log={log_file} has {times}; try the log of this plan's own run.")
+            error += sum(slope * after[place] for place, slope in row.items())
+            runs.append(_run(log_file, error, sd, row))
+        after, moved = means(runs), deepcopy(cluster)
+        for owner, field, place in _figures(known, moved, name):
+            value = _moved(known, place, getattr(owner, field), after[place] - before[place])
+            setattr(owner, field, value)
+        found = Problem.from_config(replace(problem.config, cluster=replace(moved, runs=runs)))
+    return found
+
+
+def _figures(known: Posterior, cluster: ClusterConfig, framework: str) -> Iterator[tuple[Any, str, Place]]:
+    """Yield all calibrated figures of a cluster: the part of it, the field, the place."""
+    for name, device in cluster.devices.items():
+        for quantity in filter(device.__dict__.__contains__, known.quantities):
+            yield device, quantity, (quantity, _family(name), framework, "", "")
+    links = [("intra", group.intra_node) for group in cluster.nodes] + [("inter", cluster.inter_node)]
+    links += [("inter", group.inter_node) for group in cluster.nodes if group.inter_node]
+    for side, link in links:
+        for field in ("efficiency", "latency_us"):
+            yield link, field, (f"{side}_{field}", *_link_place(framework, side, link.bandwidth_GBps))
+
+
+def _moved(known: Posterior, place: Place, value: float, distance: float) -> float:
+    """Return a figure moved on its unbounded scale; one at the end of its range stays there."""
+    scale = known.quantities[place[0]]["scale"]
+    if scale == "share":
+        return 1.0 / (1.0 + (1.0 / value - 1.0) * exp(-distance)) if 0.0 < value < 1.0 else value
+    return float(scale["above"]) + (value - float(scale["above"])) * exp(distance)

@@ -12,6 +12,7 @@ from math import gcd
 from torch import Tensor
 
 from darts_parallel.config import NARROW, ClusterConfig, DeviceConfig, LinkConfig
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem.software import COMMON, Software
 
 Scalar = float | Tensor
@@ -215,9 +216,18 @@ class Cluster:
 
     @staticmethod
     def from_config(config: ClusterConfig, precision: str, software: Software = COMMON) -> "Cluster":
-        """Convert to SI units: one `Device` per name, with the efficiencies of a framework."""
+        """Convert to SI units: one `Device` per name, with the efficiencies of a framework.
+
+        Errors:
+            ConfigError: its figures hold for another framework.
+        """
         names = {group.device for group in config.nodes}
-        own = {name: software.on(name, config.devices[name]) for name in names}
+        if config.runs and (config.runs_of or "") != software.name:
+            raise ConfigError(
+                f"training.software={software.name or 'null'} has no part in the figures of "
+                f"cluster={config.name}; try training.software={config.runs_of or 'null'}."
+            )
+        own = {n: config.devices[n] if config.runs else software.on(n, config.devices[n]) for n in names}
         devices = {name: Device.from_config(name, device, precision) for name, device in own.items()}
         groups = tuple(
             NodeGroup(

@@ -128,6 +128,23 @@ def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
     assert list(command.folder.iterdir()) == before
 
 
+def test_logs_move_figures_that_later_commands_take(
+    command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("darts_parallel.planner.tuning.CANDIDATES", 1)
+    source, line = first / "first/plan.json", "elapsed time per iteration (ms): {:.4f} |\n"
+    seconds = json.loads(source.read_text())["predicted"]["iteration_time_s"]
+    for number, share in enumerate((1.5, 1.4)):
+        (command.folder / f"{number}.log").write_text(line.format(1e3 * share * seconds) * 8)
+        done = command("tune", str(source), "--from-log", f"{number}.log", *QUIET, f"hydra.run.dir={number}")
+        assert f"({number + 1} in outputs/tuned/cluster" in done.out, done.err
+    (path,) = (command.folder / "outputs/tuned/cluster").iterdir()
+    figures = ("--config-dir", "outputs/tuned", f"cluster={path.stem}", "hydra.run.dir=priced")
+    assert command("price", str(source), *figures, *QUIET).status == 0
+    found = json.loads((command.folder / "priced/plan.json").read_text())["predicted"]["iteration_time_s"]
+    assert found / seconds == pytest.approx(1.45, abs=0.15)
+
+
 def test_the_verb_and_its_flag_are_overrides() -> None:
     assert flags_first(["tune", "p.json", "--top", "5"]) == ["tune.from=p.json", "tune.top=5"]
     assert flags_first(["--top=2", "tune", "p.json"]) == ["tune.from=p.json", "tune.top=2"]
@@ -136,5 +153,6 @@ def test_the_verb_and_its_flag_are_overrides() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=r"try darts-parallel tune plan\.json"):
             flags_first(wrong)
+    assert flags_first(["tune", "p.json", "--from-log", "a.log"]) == ["tune.from=p.json", "tune.log=a.log"]
     with pytest.raises(ConfigError, match="tune needs the plan of the job"):
         flags_first(["tune"])

@@ -34,7 +34,7 @@ def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) ->
         [[1.0, exp(-1.5), exp(-2.0)], [exp(-1.5), 1.0, exp(-3.5)], [exp(-2.0), exp(-3.5), 1.0]]
     )
     torch.testing.assert_close(_nearness(problem, plans), near.double(), rtol=1e-6, atol=0)
-    monkeypatch.setattr(tuning, "posterior", lambda: None)
+    monkeypatch.setattr(tuning, "posterior", lambda problem: None)
     costs: Any = [SimpleNamespace(iteration_time_s=seconds) for seconds in (1.0, 2.0, 3.0)]
     mean, variance = _posterior_of(problem, plans, costs, [[], [Trial("a", plans[1], 2.6)], []])
     shared = [0.04 + 0.01 * x for x in (exp(-1.5), 1.0, exp(-3.5))]
@@ -84,7 +84,7 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
 
 def test_memory_is_tightened_by_twice_the_need_then_loosened(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
-    monkeypatch.setattr(memory_chance, "posterior", lambda: known)
+    monkeypatch.setattr(memory_chance, "posterior", lambda problem: known)
     problem, distances = load_problem(TOY), []
 
     def find(own: Any) -> Planned:

@@ -9,7 +9,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.uncertainty import Intervals, Posterior, intervals, posterior
+from darts_parallel.planner.uncertainty import Intervals, Posterior, intervals, posterior, with_run
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 
@@ -52,7 +52,7 @@ def test_the_chance_of_running_out_of_memory_falls_with_more_of_it() -> None:
 
 
 def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
-    shipped = posterior()
+    shipped = posterior(load_problem(JOB))
     quantity = {"prior_sd": {"base": 0.4, "device": 0.3, "framework": 0.2}, "scale": "share"}
     own = Posterior(
         {"gemm_efficiency": quantity},
@@ -68,6 +68,21 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
     found = own.covariances([seen, other])
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     assert own.variance(seen) == pytest.approx(expected[0][0])
+
+
+def test_a_run_moves_the_figures_to_itself_and_other_plans_with_it() -> None:
+    problem = load_problem([*JOB, "training.software=torchtitan"])
+    slower = replace(problem.config.cluster.devices["h100"], gemm_efficiency=0.6, attention_efficiency=0.25)
+    cluster = replace(problem.config.cluster, devices={"h100": slower})
+    truth = Problem.from_config(replace(problem.config, cluster=cluster))
+    cost, others = evaluate(PLAN, truth), (PLAN, replace(PLAN, num_micro_batches=4))
+    tuned = with_run(problem, PLAN, "log", cost.iteration_time_s, max(cost.memory_bytes))
+    for plan in others:
+        before, real, after = (evaluate(plan, given).iteration_time_s for given in (problem, truth, tuned))
+        assert abs(log(after / real)) < 0.5 * abs(log(before / real))
+        low, high = known(tuned, plan).iteration_time_s
+        assert low < real < high
+        assert known(tuned, plan).half_width < 0.8 * known(problem, plan).half_width
 
 
 def test_plan_json_holds_the_intervals() -> None:

@@ -1,0 +1,39 @@
+"""Logs in the trainers' own formats: steps, peaks and batches are read, those of other jobs are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.cli._trainer_log import read_log
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem.problem import load_problem
+
+LINES = (
+    " [2025-03-01 10:00:01.5] iteration {n:8d}/     100 | elapsed time per iteration (ms): {ms:.1f} | "
+    "global batch size:  4096 |\n[Rank 0] (after {n} iterations) memory (MB) | allocated: 1.00 | "
+    "max allocated: 1024.00 | reserved: 9.00 | max reserved: 2048.00\n",
+    "Training epoch 0, iteration {n}/49 | lr: 7.496e-06 | global_batch_size: 4096 | global_step: {n} | "
+    "peak_memory_usage: 2147483648 | reduced_train_loss: 11.96 | train_step_timing in s: {s:.4g} | val: 6\n",
+    "[titan] 2025-12-14 05:55:38,070 - root - INFO - \x1b[31mstep: {n:2}  \x1b[32mloss:  9.9  \x1b[36mmemory:"
+    "  2.00GiB(2.50%)  \x1b[34mtps: {tps:,}  tflops: 295.72  mfu: 29.90%\x1b[0m\n"
+    "[titan] root - INFO - validate step: {n:2}  loss:  9.9  memory: 99.00GiB(83.03%)  tps: 1\n",
+    "[2024-07-17 19:53:24,981] [INFO] [timer.py:258:stop] epoch=0/micro_step={n}/global_step={n}, RunningAvg"
+    "SamplesPerSec=1.0, CurrSamplesPerSec={rate!r}, MemAllocated=0.02GB, MaxMemAllocated=2.0GB\n",
+)  # fmt: skip
+OTHER = LINES[3].format(n=1, rate=4.0) * 9 + "train_batch_size ............. 24"
+STEPS = (30.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.625, 1.75, 40.0)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "training.global_batch_size=4096"])
+    tokens = problem.tokens_per_iteration / problem.cluster.num_devices
+    rows = ({"n": n, "s": s, "ms": 1e3 * s, "tps": round(tokens / s)} for n, s in enumerate(STEPS))
+    (tmp_path / "log").write_text("".join(line.format(rate=4096 / row["s"], **row) for row in rows))
+    seconds, peak, said = read_log(str(tmp_path / "log"), problem)
+    assert (seconds, peak) == (pytest.approx(1.625, rel=0.01), 2**31)
+    assert "median of 5 steps (4 of warm-up left out), peak 2.00 GiB" in said
+    for text, words in (("", "at least 3 steps"), (OTHER, "24 sequences")):
+        (tmp_path / "log").write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_log(str(tmp_path / "log"), problem)
