@@ -141,10 +141,10 @@ class Branch:
         best, at = bound(self.points)
         for _ in range(ROUNDS - 1):
             value, z = bound([at] * len(self.points))
-            at = at + self.damping * (z - at)
-            if value < best + 1e-6:
+            best, move = max(value, best), self.damping * (z - at)
+            at = at + move
+            if np.abs(move).max(initial=0.0) < 0.002:
                 break
-            best = value
         return best, at
 
 
@@ -196,9 +196,6 @@ class Designer:
 
     Attributes:
         history: Money by knob and best seconds so far, by call.
-
-    Errors:
-        InfeasibleError: a job fits nowhere.
     """
 
     def __init__(self, design: Design) -> None:
@@ -215,8 +212,11 @@ class Designer:
             raise refused
         self.least = float(min(branch.least for branch in self.branches))
 
-    def solve(self, budget: float) -> Answer:
+    def solve(self, budget: float, *, elasticities: bool = True) -> Answer:
         """Find the best use of a budget.
+
+        Args:
+            elasticities: Whether slopes at the answer are wanted, too; its proof needs none.
 
         Errors:
             ConfigError: the budget is below the fixed part and the least of every knob.
@@ -248,7 +248,7 @@ class Designer:
                 f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
                 "try a larger budget, or lower bounds."
             )
-        return self._answer(best, min(best.value, *bounds.values()), budget)
+        return self._answer(best, min(best.value, *bounds.values()), budget, elasticities)
 
     def reach(self, seconds: float) -> Answer:
         """Find the least budget, within the tolerance, for which an iteration takes `seconds`.
@@ -282,26 +282,26 @@ class Designer:
         self.history.append((costs, exp(best.value)))
         return best
 
-    def _answer(self, best: Use, bound: float, budget: float) -> Answer:
+    def _answer(self, best: Use, bound: float, budget: float, sloped: bool) -> Answer:
         """Return what was found in the units of the figures."""
         branch, point, row = best.branch, best.point, best.row
         assert branch is not None
         knobs, bought = branch.option.knobs, ~branch.is_memory
         z, slopes = np.empty(len(bought)), np.zeros(len(bought))
         z[bought], z[~bought] = branch.points[point], np.log(branch.needs[row])
-        slopes[bought] = branch.slopes(point, row)
+        slopes[bought] = branch.slopes(point, row) if sloped else 0.0
         sense, cost = np.array([FIGURES[figure_of(name)][0] for name in knobs.names]), knobs.cost(z)
         most, factor = z >= knobs.high - 1e-9, np.exp(sense * z)
         saved = np.where(most, 0.0, -slopes / (knobs.exponent * cost)) * exp(best.value)
-        columns = (factor * knobs.reference, factor, cost, sense * slopes, saved)
-        values, factors, costs, elasticities, savings = (
-            dict(zip(knobs.names, column.tolist(), strict=True)) for column in columns
-        )
+
+        def by_name(column: Array) -> dict[str, float]:
+            return dict(zip(knobs.names, column.tolist(), strict=True))
+
         calls, self._told = len(self.history) - self._told, len(self.history)
         every = list(zip(branch.pricings, branch.heights[point], branch.plans[row], strict=True))
         return Answer(
-            branch.option, values, factors, costs, elasticities, savings,
-            [name for name, end in zip(knobs.names, most, strict=True) if end],
+            branch.option, by_name(factor * knobs.reference), by_name(factor), by_name(cost),
+            by_name(sense * slopes), by_name(saved), [*knobs.only(most).names],
             branch.option.fixed + float(cost.sum()), budget, exp(best.value), exp(bound),
             [exp(own[k]) for _, own, k in every], [pricing.plan(k) for pricing, _, k in every], calls,
         )  # fmt: skip
