@@ -144,4 +144,4 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
             way = first or f"giving {whole} a value first"
             return f"{key}={value} cannot be set, because {whole} is null; try {way}."
     text = re.sub(r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$", "", text)
-    return text if text.endswith(".") else f"{text}."
+    return text if text.endswith((".", "?")) else f"{text}."

@@ -106,7 +106,8 @@ class Tracker:
         """Draw the whole search: lines in colours, whole, as no chart of TensorBoard shows them."""
         from darts_parallel.report.plots import READING, curves_figure, journey_figure
 
-        self._writer.add_text("reading", READING, self._step)
+        cut = "Charts of SCALARS cut their highest and lowest points while *Ignore outliers* is ticked."
+        self._writer.add_text("reading", f"{READING}\n\n{cut} `search/curves` of IMAGES has all.", self._step)
         found, shares = journey(result, plan), None
         if found is not None:
             shares = memory_shares(found.winner.memory, plan, self.problem)
