@@ -41,7 +41,8 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     state = tune(problem, plan, trials, _beside(problem, source))
     if log is not None:
         run, before = trials[-1], sureness(plan, problem)
-        problem = with_run(problem, plan, str(log), run.seconds or 0.0, run.memory_bytes)
+        seconds = run.seconds or 0.0
+        problem = with_run(problem, plan, f"{log} ({seconds:.6g} s)", seconds, run.memory_bytes)
         said += _keep(
             problem, f"this plan's seconds: {before} before this log, {sureness(plan, problem)} after it"
         )
@@ -79,13 +80,11 @@ def _kept(problem: Problem) -> Path:
 
 
 def _with_kept(problem: Problem) -> Problem:
-    """Return the problem with the figures that earlier logs have left; refuse one that is among them."""
-    path, own, log = _kept(problem), problem.config.cluster, problem.config.tune["log"]
+    """Return the problem with the figures that earlier logs have left."""
+    path, own = _kept(problem), problem.config.cluster
     if not path.exists():
         return problem
     kept = load_config([f"cluster={path.stem}"], str(path.parents[1])).cluster
-    if str(log) in [run.log for run in kept.runs]:
-        raise ConfigError(f"tune.log={log} has been read into {path}; try a log of another name.")
     nodes = [replace(old, count=new.count) for old, new in zip(kept.nodes, own.nodes, strict=False)]
     return Problem.from_config(replace(problem.config, cluster=replace(kept, nodes=nodes)))
 

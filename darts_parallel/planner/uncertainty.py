@@ -418,10 +418,13 @@ def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: 
         peak: Bytes of the fullest device, of which what is reserved outside the allocator is assumed.
 
     Errors:
-        ConfigError: the run is none of this job.
+        ConfigError: the run is none of this job, or was read before; no calibration knows the cost model.
     """
     known, cluster, found, name = _shipped(), own_cluster(problem), problem, problem.software.name
-    assert known is not None
+    if known is None or not problem.config.cost.knows_stages:
+        raise ConfigError(f"cost={problem.config.cost.name} has no calibrated figures; try cost=analytic.")
+    if log_file in [run.log for run in cluster.runs]:
+        raise ConfigError(f"tune.log={log_file} has been read before; try the log of another run.")
     places = [place for *_, place in _figures(known, cluster, name)]
 
     def means(runs: Sequence[RunConfig]) -> dict[Place, float]:
