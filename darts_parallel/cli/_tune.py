@@ -97,6 +97,8 @@ def _keep(problem: Problem, said: str) -> list[str]:
     head = "# Moved by the runs below; darts-parallel tune --from-log adds to them.\n"
     write_text(path, head + OmegaConf.to_yaml(OmegaConf.structured(cluster)))
     named = "" if software is None else f" training.software={software}"
+    if (trainer := problem.config.trainer.name) != "none":
+        named = f" trainer={trainer}"
     use = f"darts-parallel --config-dir {path.parents[1]} cluster={path.stem}{named}"
     return [f"{said} ({len(runs)} in {path})", f"plan with them: {use} model={problem.config.model.name}"]
 
