@@ -294,7 +294,7 @@ def run(options: DesignStudyOptions) -> int:
     """Run every method on every case; returns the exit status."""
     for method, library in LIBRARY.items():
         if method in options.methods and find_spec(library) is None:
-            near = "pip install 'darts-parallel[rivals]'"
+            near = "pip install -e '.[rivals]'"
             raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; try {near}.")
     study = Study(
         "design", "The best use of a budget for hardware: do slopes need fewer calls than black boxes?",

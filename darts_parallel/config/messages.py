@@ -74,7 +74,7 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     if extra := PLUGINS.get(config.removeprefix("hydra/")):
         rule = "needs a Hydra plugin that is not installed"
-        near += f", or pip install 'darts-parallel[{extra}]'"
+        near += f", or pip install -e '.[{extra}]'"
     return f"{group}={name} {rule}; try {near}."
 
 

@@ -73,5 +73,5 @@ def test_a_plugin_that_is_missing_is_named_with_its_extra(option: str, extra: st
     assert outcome.status == 2
     assert outcome.err == (
         f"darts-parallel: {option} needs a Hydra plugin that is not installed; try basic, or "
-        f"pip install 'darts-parallel[{extra}]'.\n"
+        f"pip install -e '.[{extra}]'.\n"
     )
