@@ -218,11 +218,11 @@ def prove(case: str, gap: float) -> tuple[Designer, Answer, float]:
 
 def truth(case: str) -> Truth:
     """Solve a case to a tenth of the smallest gap that any method is asked for."""
-    designer, answer, _ = prove(case, ENOUGH / 10)
-    (pricing,), (_, usual, _) = designer.branches[0].pricings, prove(case, GAPS[-1])
+    (designer, answer, _), (_, usual, _) = prove(case, ENOUGH / 10), prove(case, GAPS[-1])
+    (pricing,) = designer.branches[0].pricings
     fits = (pricing.needs <= 1 + 1e-9).all(1)
     reference = pricing.at_start[0].detach().numpy()[fits].min(initial=inf)
-    return float(np.exp(reference)), answer.bound_iteration_time_s, usual.planner_calls
+    return exp(reference), answer.bound_iteration_time_s, usual.planner_calls
 
 
 def spend(task: tuple[str, str, int, DesignStudyOptions, Truth]) -> list[Spending]:

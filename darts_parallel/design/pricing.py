@@ -113,12 +113,9 @@ class Pricing:
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
-        index = int(self.useful[number])
-        for table, plans, _ in self._begun:
-            if index < len(plans):
-                return plans.to_plan(index, table)
-            index -= len(plans)
-        raise IndexError(number)
+        every = [(table, plans, index) for table, plans, _ in self._begun for index in range(len(plans))]
+        table, plans, index = every[int(self.useful[number])]
+        return plans.to_plan(index, table)
 
 
 def slopes_of(heights: Tensor, point: Tensor) -> Array:

@@ -66,9 +66,7 @@ class Branch:
 
     def price_at(self, z: Array) -> None:
         """Price all plans at log goodness `z`."""
-        self._last = [pricing.at_start for pricing in self.pricings]
-        if self.points:
-            self._last = [pricing.at(z) for pricing in self.pricings]
+        self._last = [pricing.at(z) if self.points else pricing.at_start for pricing in self.pricings]
         self.points.append(z)
         self.heights.append([heights.detach().numpy() for heights, _ in self._last])
 
@@ -210,7 +208,7 @@ class Designer:
                 refused = error
         if not self.branches and refused is not None:
             raise refused
-        self.least = float(min(branch.least for branch in self.branches))
+        self.least = min(branch.least for branch in self.branches)
 
     def solve(self, budget: float, *, elasticities: bool = True) -> Answer:
         """Find the best use of a budget.
@@ -256,7 +254,7 @@ class Designer:
         Errors:
             ConfigError: the highest of every knob does not suffice.
         """
-        low, high = self.least, float(max(branch.most for branch in self.branches))
+        low, high = self.least, max(branch.most for branch in self.branches)
         answer = self.solve(high)
         if answer.iteration_time_s > seconds:
             best = answer.iteration_time_s
