@@ -129,7 +129,7 @@ def test_a_plan_that_cannot_be_written_leaves_no_curves_and_one_sentence(
 
 def test_a_reader_that_has_gone_ends_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*arguments: Any) -> None:
-        cli.PipedConsole().on_broken_pipe()
+        cli.PipedConsole(quiet=False).on_broken_pipe()
 
     monkeypatch.setattr(job, "render_ending", gone)
     monkeypatch.setattr(cli, "leave_pipe", lambda: READER_LEFT)  # the captured output is no file
