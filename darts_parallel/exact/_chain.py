@@ -3,8 +3,9 @@
 Stages placed as a V: the two runs of layers of a device lie outside those of the next one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from time import monotonic
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from darts_parallel.schedules import find
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """Seconds of a device of a V under several paths and prices, P, by the layers that its runs hold."""
+    """Seconds of a device of two stages under several paths and prices, P, by the layers of its two runs."""
 
     first: Array
-    """Sums over the first layers, of the run on the way down, `(P, L + 1)`."""
+    """Sums over the first layers, of the first run, `(P, L + 1)`."""
     second: Array
-    """Seconds of the run on the way up, `(P, L + 1)`."""
+    """Sums of the second run, `(P, L + 1)`."""
     ways: Array
     """Seconds added, by the layers before the first run, `(P, L + 1)`."""
 
@@ -58,8 +59,8 @@ class FoldedSplits:
     """Layers that can begin a stage, and the end, `(L + 1,)`."""
     steps: list[list[_Step]]
     """Costs of every device."""
-    slowest: float
-    """Seconds of the slowest device where it is the fastest; infinite where no split is left."""
+    slowest: Array
+    """Least seconds of the slowest device by the layers before the V turns; infinite: no split is left."""
 
     @staticmethod
     def below(limit: float, begins: NDArray[np.bool_], devices: list[DeviceCosts]) -> "FoldedSplits":
@@ -89,7 +90,24 @@ class FoldedSplits:
             steps.append(mine)
             if np.isinf(best).all():
                 break
-        return FoldedSplits(begins, steps, float(best.diagonal().min()))
+        return FoldedSplits(begins, steps, best.diagonal())
+
+    @staticmethod
+    def in_rounds(
+        limit: float, begins: NDArray[np.bool_], devices: list[DeviceCosts], deadline: float
+    ) -> float:
+        """Return the slowest device's seconds where they are fewest, of stages in two rounds; 0: too late.
+
+        With the second round's layers in reverse they are a V that turns where that round begins.
+        """
+        best, size = limit, len(begins) - 1
+        for turn in sorted(np.flatnonzero(begins)[1:-1].tolist(), key=lambda layer: abs(layer - size / 2)):
+            if monotonic() > deadline:
+                return 0.0
+            order, places = np.r_[:turn, size - 1 : turn - 1 : -1], np.r_[:turn, size : turn - 1 : -1]
+            turned = [replace(own, second=prefix_sums(np.diff(own.second)[:, order])) for own in devices]
+            best = min(best, float(FoldedSplits.below(best, begins[places], turned).slowest[turn]))
+        return best
 
     def cheapest(self, seconds: Array, entering: Array) -> tuple[float, list[int]]:
         """Return the least sum of the stages of a split, and its first layers; no split is left: infinite.
@@ -98,7 +116,7 @@ class FoldedSplits:
             seconds: Of every layer on every stage, `(S, L)`.
             entering: Added where a stage but the first begins with layer l + 1, `(S - 1, L - 1)`.
         """
-        if np.isinf(self.slowest):
+        if np.isinf(self.slowest).all():
             return np.inf, []
         sums = prefix_sums(np.minimum(seconds, LARGE_SECONDS))
         best, taken = np.full((len(self.begins), len(self.begins)), np.inf), list[Index]()

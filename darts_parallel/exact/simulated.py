@@ -25,6 +25,7 @@ from time import monotonic
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch, without_offloadable_memory
 from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, PathCounts, weights_behind
@@ -150,36 +151,39 @@ def folded_splits(table: CostTable, outer: int, limit: float) -> FoldedSplits:
     weights' gradients behind the last backward, with the way back. Memory is priced, for both runs together.
     A plan that is faster than `limit` has one of these splits.
     """
-    return _splits(Chain.read(table, outer), limit)
+    return FoldedSplits.below(*_two_runs(Chain.read(table, outer), limit))
 
 
-def folded_bound(table: CostTable, outer: int, limit: float) -> float:
-    """Bound by the slowest device of `folded_splits`; seconds, at most `limit`."""
+def device_bound(table: CostTable, outer: int, limit: float, deadline: float = np.inf) -> float:
+    """Bound by the slowest device of two stages, as a V or in two rounds; seconds, at most `limit`."""
     chain = Chain.read(table, outer)
-    return min((_splits(chain, limit).slowest + chain.per_iteration) * (1 - ROUNDING), limit)
+    runs, folded = _two_runs(chain, limit), find(table.pipeline.schedule).folded
+    slowest = FoldedSplits.below(*runs).slowest.min() if folded else FoldedSplits.in_rounds(*runs, deadline)
+    return min((slowest + chain.per_iteration) * (1 - ROUNDING), limit)
 
 
-def _splits(chain: Chain, limit: float) -> FoldedSplits:
+def _two_runs(chain: Chain, limit: float) -> tuple[float, NDArray[np.bool_], list[DeviceCosts]]:
     devices = [_device_costs(chain, device) for device in range(chain.table.pp)]
     begins = ~np.append(chain.table.fused_to_previous.numpy(), False)
-    return FoldedSplits.below((limit - chain.per_iteration) * (1 + ROUNDING), begins, devices)
+    return (limit - chain.per_iteration) * (1 + ROUNDING), begins, devices
 
 
 def _device_costs(chain: Chain, device: int) -> DeviceCosts:
-    """Return the seconds of a device of a V, under two paths for every price of memory."""
+    """Return the seconds of a device of two stages, under two paths for every price of memory."""
     table, count = chain.table, float(chain.table.num_micro_batches[chain.outer])
-    model, stages = table.pipeline, (device, table.num_stages - 1 - device)
+    model, stages = table.pipeline, np.flatnonzero(table.stage_device.numpy() == device).tolist()
     # any order may leave all gradients of weights for the end
-    behind = np.full(table.num_stages, count)
-    behind = behind if model.free else weights_behind(model.schedule, table.pp, int(count))
+    behind = np.full(table.num_stages, count * model.free)
+    if find(model.schedule).split and not model.free:
+        behind = weights_behind(model.schedule, table.pp, int(count))
     message = chain.message.min(-1, initial=np.inf) if chain.message.shape[-1] else np.zeros(0)
-    forward, backward, weight, sync = chain.rows[:, table.stage_kind.numpy()[list(stages)]]
+    forward, backward, weight, sync = chain.rows[:, table.stage_kind.numpy()[stages]]
     legal = np.isfinite(forward)
     forward, backward, weight, sync = (np.where(legal, row, 0.0) for row in (forward, backward, weight, sync))
     work = count * (forward + backward)
-    late = behind[list(stages)][:, None, None] * weight
+    late = behind[stages][:, None, None] * weight
     values = np.where(legal, np.stack([work + sync, work - late]), np.inf)
-    need, usable = chain.need[list(stages)], legal.all((0, 1))
+    need, usable = chain.need[stages], legal.all((0, 1))
     prices = price_grid(values[0, 0][:, usable], need[0][:, usable], PRICES)
     charged = values[:, None] + prices[:, None, None, None] * need
     runs = np.moveaxis(np.stack([[prefix_sums(row) for row in rows] for rows in charged.min(-1)]), 2, 0)
@@ -254,7 +258,8 @@ def _better(table: CostTable, outer: int, means: int, least: float, known: float
         return least  # paths through the order of a rule bound that rule alone
     if means == 0:
         packed = packed_bound(table, outer)
-        return max(packed, folded_bound(table, outer, min(known, MOST * least))) if folded else packed
+        limit = min(known, MOST * least)
+        return max(packed, device_bound(table, outer, limit, deadline) if table.virtual_stages == 2 else 0.0)
     if not folded or np.isinf(known):
         return chain_bound(table, outer, enough=known, deadline=deadline) if means == 1 else least
     # plans below the target have one of its splits: either they are bounded, or there are none

@@ -1,6 +1,7 @@
 """Bounds of simulated pipelines against every plan of random small tables."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -8,13 +9,13 @@ import torch
 
 from darts_parallel.cost.pipeline import PipelineModel, in_flight
 from darts_parallel.cost.table import CostTable
-from darts_parallel.exact._chain import Chain, weights_behind
+from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, weights_behind
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.simulated import (
     _mixture,
     brute_force,
     chain_bound,
-    folded_bound,
+    device_bound,
     folded_splits,
     packed_bound,
     simulated_lower_bound,
@@ -50,10 +51,12 @@ def test_no_plan_is_below_a_bound(schedule: str) -> None:
         infeasible += best == float("inf")
         packed = packed_bound(table, 0)
         found = [float(outer_lower_bounds(table)[0]), chain, packed]
-        if CHUNKS[schedule] == 2 and schedule != "interleaved":
+        if CHUNKS[schedule] == 2:
             limit = min(2.0 * best, 1e3)
-            found.append(folded_bound(table, 0, limit))
-            assert folded_bound(table, 0, 0.5 * found[-1]) == pytest.approx(0.5 * found[-1])
+            anyhow = replace(table, pipeline=replace(table.pipeline, free=True))  # in whatever order
+            found += [device_bound(anyhow, 0, limit), device_bound(table, 0, limit)]
+            assert device_bound(table, 0, 0.5 * found[-1]) == pytest.approx(0.5 * found[-1])
+        if find(schedule).folded:
             # among the splits that a fast plan can have, the game has the same optimum or a dearer one
             few = folded_splits(table, 0, limit)
             found.append(min(limit, chain_bound(table, 0, rounds=4, splits=few)))
@@ -63,6 +66,15 @@ def test_no_plan_is_below_a_bound(schedule: str) -> None:
         gaps += [best / together] * (best < float("inf"))
     assert infeasible < 2
     assert np.median(gaps) < 1.5
+
+
+def test_two_rounds_are_bounded_by_the_best_of_all_splits() -> None:
+    rng = np.random.default_rng(0)
+    own = [DeviceCosts(*np.pad(rng.random((3, 2, 6)), ((0, 0), (0, 0), (1, 0))).cumsum(-1)) for _ in "ab"]
+    every = [max((d.first[:, j] - d.first[:, i] + d.ways[:, i] + d.second[:, n] - d.second[:, k]).max()
+                 for d, (i, j, k, n) in zip(own, ((0, a, turn, b), (a, turn, b, 6)), strict=True))
+             for a, turn, b in combinations(range(1, 6), 3)]  # fmt: skip
+    assert FoldedSplits.in_rounds(1e3, np.ones(7, dtype=bool), own, np.inf) == pytest.approx(min(every))
 
 
 @pytest.mark.parametrize("schedule", CHUNKS)
