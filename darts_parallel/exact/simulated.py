@@ -254,12 +254,12 @@ def simulated_lower_bound(
 def _better(table: CostTable, outer: int, means: int, least: float, known: float, deadline: float) -> float:
     """Bound by one of the `MEANS`; `least` is known already."""
     folded = find(table.pipeline.schedule).folded
-    if table.pipeline.free and means > 0:
-        return least  # paths through the order of a rule bound that rule alone
+    limit = min(known, MOST * least)
     if means == 0:
-        packed = packed_bound(table, outer)
-        limit = min(known, MOST * least)
-        return max(packed, device_bound(table, outer, limit, deadline) if table.virtual_stages == 2 else 0.0)
+        return max(packed_bound(table, outer), device_bound(table, outer, limit) if folded else 0.0)
+    if table.pipeline.free:  # paths through the order of a rule bound that rule alone
+        rounds = means == 1 and table.virtual_stages == 2 and not folded
+        return device_bound(table, outer, limit, deadline) if rounds else least
     if not folded or np.isinf(known):
         return chain_bound(table, outer, enough=known, deadline=deadline) if means == 1 else least
     # plans below the target have one of its splits: either they are bounded, or there are none
