@@ -28,7 +28,7 @@ def export(job: Request) -> Exported:
     _check(job)
     job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
-    notes = ("data stages, tokenizer, steps, learning rate and checkpoints are placeholders: set yours",)
+    notes = ("data stages, tokenizer, steps, learning rate, rope_theta and checkpoints are yours: set them",)
     return Exported({"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes)
 
 
