@@ -125,9 +125,10 @@ def test_a_devices_paths_take_the_messages_to_its_first_pass_and_back(seed: int,
     assert [row.tolist() for _, row in paths] == messages
 
 
-def test_stages_run_what_their_kind_runs() -> None:
-    table = replace(
-        random_table(1, pp=3), kind_allowed=torch.tensor([[True, False, True], [False, True, True]])
-    )
-    kinds = table.stage_kind.tolist()
-    assert table.runnable.tolist() == [[[True, False, True], [False, True, True]][kind] for kind in kinds]
+def test_devices_wait_for_the_first_layers_and_then_work() -> None:
+    given = simulated(0, "interleaved", tightness=1e9)
+    told = {"forward": 1, "backward": 2, "weight_gradient": 1, "sync": 0, "per_iteration": 0, "p2p": 0}
+    table = replace(given, **{name: 0 * getattr(given, name) + value for name, value in told.items()})
+    # 6 layers of 4 x 3 seconds on two devices, of which the second waits for one forward pass
+    assert [packed_bound(table, 0), device_bound(table, 0, 1e3)] == pytest.approx([3 * 12 + 1, 3 * 12 + 2])
+    assert float(outer_lower_bounds(table)[0]) == pytest.approx(6 * 12 / 2 + 1 / 2)
