@@ -31,8 +31,7 @@ FACTS = {"fused_attention": True, "owner_broadcast_ms": 0.0, "single_ring": Fals
 EXPERT_CELLS = {"num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn"}
 HEAD_SIZE = 128
 LORA_RANK = 16
-"""Rank in the performance recipes of NeMo 2 for Llama 3 70B; that for smaller models, 8, makes no difference
-that seconds or bytes show."""
+"""Rank in NeMo 2's recipes for Llama 3 70B; that of smaller models, 8, changes nothing that shows."""
 TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 TORCHTITAN_RECOMPUTE = "selective: layernorm moe"
@@ -54,11 +53,7 @@ def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
 
 
 def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
-    """Complete a row, or keep the reason why it cannot be used.
-
-    Args:
-        siblings: All rows of the same file.
-    """
+    """Complete a row of a file, whose rows are `siblings`, or keep the reason why it cannot be used."""
     told: dict[str, Any] = {key: row.text(key) for key in ("model", "source", "gpu")}
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
     told["mixture"] = not row.broken and (
