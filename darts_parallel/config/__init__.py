@@ -3,6 +3,7 @@
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.checks import MAX_PROCESSES as MAX_PROCESSES
 from darts_parallel.config.checks import quoted as quoted
+from darts_parallel.config.checks import require as require
 from darts_parallel.config.checks import require_at_least as require_at_least
 from darts_parallel.config.checks import require_member as require_member
 from darts_parallel.config.checks import require_members as require_members

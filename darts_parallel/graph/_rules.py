@@ -9,7 +9,7 @@ An operator without a rule has no split: it is replicated, and reported.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 
 from torch.fx import Node
@@ -58,21 +58,19 @@ PASSING = kinds(
 LABELS = {"b": "batch", "c": "columns", "e": "experts", "g": "groups", "k": "inner", "n": "channels",
           "r": "rows", "v": "vocabulary", "B": "batch", "R": "rows"}  # fmt: skip
 """Names of the letters of `SIGNATURES`."""
-_POOLS = (
-    "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d "
-    "upsample_bilinear2d max_pool2d_with_indices"
-)
-SIGNATURES = {
-    "linear": "Rk,ck,+c->Rc",
-    **dict.fromkeys(("mm", "bmm", "matmul"), "Brk,Bkc->Brc"),
-    **dict.fromkeys(("addmm", "baddbmm"), "+Brc,Brk,Bkc->Brc"),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "bkX,ckX,+c->bcX"),
-    "grouped convolution": "bgX,gX,g->bgX",
-    "group_norm": "bgX,g,g->bgX",
-    "embedding": "vc,R->Rc",
-    **dict.fromkeys(("grouped_mm_fallback", "_grouped_mm", "grouped_mm"), "Xk,ekc,X->Xc"),
-    **dict.fromkeys(_POOLS.split(), "bnX->bnX"),
+_SIGNED = {
+    "Rk,ck,+c->Rc": "linear",
+    "Brk,Bkc->Brc": "mm bmm matmul",
+    "+Brc,Brk,Bkc->Brc": "addmm baddbmm",
+    "bkX,ckX,+c->bcX": "conv1d conv2d conv3d",
+    "bgX,gX,g->bgX": "grouped_convolution",
+    "bgX,g,g->bgX": "group_norm",
+    "vc,R->Rc": "embedding",
+    "Xk,ekc,X->Xc": "grouped_mm_fallback _grouped_mm grouped_mm",
+    "bnX->bnX": "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d "
+    "upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices",
 }
+SIGNATURES = {name: signature for signature, names in _SIGNED.items() for name in names.split()}
 """Dimensions of inputs and output, a letter each: `B` and `R` any number of them, aligned at the right, `X`
 any number that stay whole; `+`: the tensor is added. What the output lacks is summed over. Of experts (sorted
 rows with their own weights) a rank computes the rows of its own ones and leaves zeros for the others."""
@@ -108,7 +106,7 @@ def spelled(
     """Return the terms of an operator's signature, and the names of its tensors' dimensions."""
     kind = op.op
     if kind.startswith("conv") and int(op.argument("groups", 1)) > 1:
-        kind = "grouped convolution"
+        kind = "grouped_convolution"
     signature = str(op.argument("equation", SIGNATURES.get(kind))).replace(" ", "")
     left, _, right = signature.partition("->")
     terms = left.split(",")
@@ -144,13 +142,16 @@ def signed(call: RuleCall) -> Iterator[Split]:
         yield named(labels.get(letter[0], letter[0]) + number, places, [made] * len(call.outputs))
 
 
+def _aligned(shapes: Sequence[Shape], whole: Shape, dim: int) -> list[Place]:
+    """Return where tensors that are broadcast to a whole shape have a dimension of it."""
+    own = (dim - len(whole) + len(shape) for shape in shapes)
+    return [k if k >= 0 and shape[k] == whole[dim] else None for k, shape in zip(own, shapes, strict=True)]
+
+
 def pointwise(call: RuleCall) -> Iterator[Split]:
     """Yield every dimension of the output, as broadcasting aligns the inputs, and sums that go through."""
-    out = call.outputs[0]
-    for d in range(len(out)):
-        own = [d - (len(out) - len(shape)) for shape in call.inputs]
-        places = [k if k >= 0 and s[k] == out[d] else None for k, s in zip(own, call.inputs, strict=True)]
-        yield named(f"d{d}", places, [d] * len(call.outputs))
+    for d in range(len(call.outputs[0])):
+        yield named(f"d{d}", _aligned(call.inputs, call.outputs[0], d), [d] * len(call.outputs))
     kind, tensors = call.op.op, len(call.inputs)
     if kind == "mul" or (kind == "div" and not call.op.argument("rounding_mode")):
         for k in range(tensors if kind == "mul" else 1):
@@ -163,30 +164,17 @@ def _mapped(call: RuleCall, pairs: Iterable[tuple[int, int]]) -> Iterator[Split]
         yield named(f"d{new}", [old] * len(call.inputs), [new] * len(call.outputs))
 
 
-def same_dims(call: RuleCall) -> Iterator[Split]:
-    """Yield every dimension of a copy, or of a tensor made in the shape of another."""
-    if call.inputs[0] == call.outputs[0]:
-        yield from _mapped(call, ((d, d) for d in range(len(call.outputs[0]))))
-
-
-def reshape_groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the smallest groups of dimensions of input and output with equal products."""
-    i = j = 0
+def reshaped(call: RuleCall) -> Iterator[Split]:
+    """Yield the leading dimension of every smallest group with equal products that a view joins or parts."""
+    old, new, i, j = call.inputs[0], call.outputs[0], 0, 0
     while i < len(old) or j < len(new):
         a, b = i + 1, j + 1
         while (left := prod(old[i:a])) != (right := prod(new[j:b])):
             a, b = (a + 1, b) if left < right else (a, b + 1)
-        yield list(range(i, min(a, len(old)))), list(range(j, min(b, len(new))))
-        i, j = a, b
-
-
-def reshaped(call: RuleCall) -> Iterator[Split]:
-    """Yield the leading dimension of every group that a view joins or parts."""
-    old, new = call.inputs[0], call.outputs[0]
-    for left, right in reshape_groups(old, new):
-        first = [k for k in left if old[k] > 1][:1]
-        second = [k for k in right if new[k] > 1][:1]
+        first = [k for k, size in enumerate(old[:a]) if k >= i and size > 1][:1]
+        second = [k for k, size in enumerate(new[:b]) if k >= j and size > 1][:1]
         yield from _mapped(call, zip(first, second, strict=False))
+        i, j = a, b
 
 
 def permuted(call: RuleCall) -> Iterator[Split]:
@@ -229,26 +217,19 @@ def attention(call: RuleCall) -> Iterator[Split]:
 
     Where ranks outnumber the key-value heads, each takes those of its query heads out of whole ones.
     """
-    q, k = call.inputs[0], call.inputs[1]
-    rank, masks = len(q), call.inputs[3:]
-
-    def places(d: int, kv: int | None) -> list[Place]:
-        own = [d - (rank - len(mask)) for mask in masks]
-        return [d, kv, kv, *(k if k >= 0 and m[k] == q[d] else None for k, m in zip(own, masks, strict=True))]
-
-    for d in range(rank - 2):
-        heads = d == rank - 3
-        shares = heads and q[d] != k[d] and k[d] % call.ranks != 0
-        if not shares or call.ranks % k[d] == 0:
-            yield named("heads" if heads else f"batch{d}", places(d, None if shares else d), [d])
-    if not call.op.argument("is_causal", False):
-        yield named("queries", places(rank - 2, None), [rank - 2])
+    q, k, _, *masks = call.inputs
+    rank = len(q)
+    for d in range(rank - 1 if not call.op.argument("is_causal", False) else rank - 2):
+        label = {rank - 3: "heads", rank - 2: "queries"}.get(d, f"batch{d}")
+        whole = label == "queries" or (label == "heads" and q[d] != k[d] and k[d] % call.ranks != 0)
+        if label != "heads" or not whole or call.ranks % k[d] == 0:
+            kv = None if whole else d
+            yield named(label, [d, kv, kv, *_aligned(masks, q, d)], [d])
 
 
 def normalized(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions before those that layer_norm and rms_norm normalize."""
-    for d in range(len(call.inputs[0]) - len(call.op.argument("normalized_shape"))):
-        yield named(f"d{d}", [d, *[None] * (len(call.inputs) - 1)], [d] * len(call.outputs))
+    return islice(pointwise(call), len(call.inputs[0]) - len(call.op.argument("normalized_shape")))
 
 
 def batch_normalized(call: RuleCall) -> Iterator[Split]:
@@ -286,10 +267,9 @@ def index_selected(call: RuleCall) -> Iterator[Split]:
 
 
 _FAMILIES: dict[Rule, str] = {
-    signed: " ".join(name for name in SIGNATURES if " " not in name) + " einsum",
-    pointwise: "__and__ __or__ __xor__ where masked_fill dropout expand",
-    same_dims: "clone alias detach contiguous lift_fresh_copy _to_copy to relay zeros_like ones_like "
-    "full_like empty_like",
+    signed: " ".join(SIGNATURES) + " einsum",
+    pointwise: "__and__ __or__ __xor__ where masked_fill dropout expand clone alias detach contiguous "
+    "lift_fresh_copy _to_copy to relay zeros_like ones_like full_like empty_like",
     reshaped: "view reshape _unsafe_view flatten unflatten squeeze",
     permuted: "permute transpose t",
     along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes chunk "

@@ -24,6 +24,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import normalize_function
 
+from darts_parallel.config import require
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.graph.operators import (
     CONSTANT,
@@ -54,9 +55,9 @@ def load_module(path: str, key: str = "module") -> nn.Module:
     Errors:
         ConfigError: no such file or function, or it makes no module.
     """
-    name, colon, function = path.partition(":")
-    if not colon or not name or not function:
-        raise ConfigError(f"{key}={path} must name a file and a function; try {key}=package.file:make_block.")
+    setting = f"{key}={path}"
+    name, _, function = path.partition(":")
+    require(bool(name and function), setting, "name a file and a function", f"{key}=package.file:make_block")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -65,22 +66,21 @@ def load_module(path: str, key: str = "module") -> nn.Module:
         dotted = ".".join(part for part in name.removesuffix(".py").split("/") if part.strip("."))
         runs = f"a file that python -c 'import {name}' runs"
         better = f"{key}={dotted}:{function}" if dotted != name else runs
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{key}={path}: {name} cannot be imported ({said}); try {better}.") from error
+        said = f"{setting}: {name} cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(f"{said}; try {better}.") from error
     make = getattr(imported, function, None)
     if not callable(make):
         known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
-        said, own = f"{key}={path}: {name} has no function {function}", ", ".join(known) or "its own"
-        raise ConfigError(f"{said}; try one of {own}.")
+        own = ", ".join(known) or "its own"
+        raise ConfigError(f"{setting}: {name} has no function {function}; try one of {own}.")
     try:
         with torch.device("meta"):
             made = make()
     except Exception as error:
-        said = f"{key}={path}: {function}() fails ({type(error).__name__}: {error})"
+        said = f"{setting}: {function}() fails ({type(error).__name__}: {error})"
         raise ConfigError(f"{said}; try a function without arguments that the meta device runs.") from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{key}={path} must return a torch.nn.Module; try a function that makes one.")
-    return made
+    require(isinstance(made, nn.Module), setting, "return a torch.nn.Module", "a function that makes one")
+    return made  # type: ignore[no-any-return]
 
 
 def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
@@ -91,17 +91,14 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
     """
     made = []
     for shape in shapes:
-        if not isinstance(shape, (list, tuple)):
-            raise ConfigError(f"inputs={shapes} must list a shape for each input; try [{list(shapes)}].")
+        listed = isinstance(shape, (list, tuple))
+        require(listed, f"inputs={shapes}", "list a shape for each input", [list(shapes)])
         entries = list(shape)
         kind = entries.pop() if entries and isinstance(entries[-1], str) else "float"
-        if kind not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise ConfigError(f"inputs={shapes}: the type {kind} must be one of {known}; try long.")
+        require(kind in DTYPES, f"inputs={shapes}: the type {kind}", f"be one of {', '.join(DTYPES)}", "long")
         for size in entries:
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                rule = "must be a whole number from 1 on; try 1."
-                raise ConfigError(f"inputs={shapes}: the size {size} {rule}")
+            whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
+            require(whole, f"inputs={shapes}: the size {size}", "be a whole number from 1 on", 1)
         made.append(torch.empty(entries, dtype=DTYPES[kind], device="meta"))
     return made
 
@@ -115,9 +112,7 @@ def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any]) 
     module.eval()
     try:
         with _quiet():
-            exported = torch.export.export(module, tuple(inputs), kwargs, strict=False)
-            functional: ExportedProgram = exported.run_decompositions({})
-            return functional
+            return torch.export.export(module, tuple(inputs), kwargs, strict=False).run_decompositions({})
     except Exception as error:  # whatever a user's forward raises is an answer about the module
         raise UnsupportedError(_export_sentence(module, error)) from error
 
@@ -215,10 +210,9 @@ class _GraphBuilder:
                 self.renamed[node.name] = first
         self.operators: list[GraphOperator] = []
         self.values: dict[str, GraphValue] = {}
-        users = {getattr(spec.arg, "name", None) for spec in signature.output_specs
-                 if spec.kind.name == "USER_OUTPUT"}  # fmt: skip
         returned: Any = self.nodes[-1].args[0]
-        found = [one for one in returned if isinstance(one, Node) and one.name in users and _tensors(one)]
+        nodes = (one for one in returned if isinstance(one, Node))
+        found = [one for one in nodes if one.name in signature.user_outputs and _tensors(one)]
         self.outputs = [one for one in found if self._is_loss(one)] or found
         self.uses, self.felt = self._reach(self.outputs)
 
@@ -255,10 +249,9 @@ class _GraphBuilder:
     def _is_loss(self, node: Node) -> bool:
         """Return whether an output is a number with a gradient; the plan is of such ones alone."""
         (tensor,), (_, felt) = _tensors(node).values(), self._reach([node])
-        trained = (one for one, spec in self.specs.items() if spec.kind in SOURCE_KINDS)
-        known = {name: one for source in trained for name, one in _tensors(source).items()}
-        trains = any(one.dtype.is_floating_point and name in felt for name, one in known.items())
-        return trains and tensor.dtype.is_floating_point and not tensor.shape
+        trained = (_tensors(one) for one, spec in self.specs.items() if spec.kind in SOURCE_KINDS)
+        trains = any(one.is_floating_point() and name in felt for own in trained for name, one in own.items())
+        return trains and tensor.is_floating_point() and not tensor.shape
 
     def _source(self, node: Node, spec: Any) -> None:
         kind = SOURCE_KINDS.get(spec.kind, CONSTANT)
@@ -266,8 +259,8 @@ class _GraphBuilder:
         if tensors and node.name not in self.renamed and (kind != CONSTANT or self.uses[node.name]):
             target = str(node.name if kind == INPUT else spec.target)
             held = self.constants.get(target) if spec.kind == InputKind.CONSTANT_TENSOR else None
-            arguments = {} if held is None else {"value": held}
-            op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=arguments)
+            given = {} if held is None else {"value": held}
+            op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=given)
             self._add(op, tensors, trained=kind != CONSTANT)
 
     def _call(self, node: Node) -> None:

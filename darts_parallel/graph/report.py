@@ -1,5 +1,6 @@
 """Write and print a plan: `graph.json`, the report."""
 
+import re
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -8,12 +9,8 @@ from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 
 MIB = 2.0**20
-DESCENT = {
-    "raw_s": "seconds",
-    "rounded_s": "rounded_seconds",
-    "raw_fits": "fits",
-    "descent_s": "search_seconds",
-}
+DESCENT = {"raw_s": "seconds", "rounded_s": "rounded_seconds", "raw_fits": "fits",
+           "descent_s": "search_seconds"}  # fmt: skip
 """Names in `graph.json` of the fields of `DescentAnswer`."""
 SPELLED = {"R": "Replicate", VARYING: "Replicate", "P": "Partial"}
 
@@ -70,17 +67,16 @@ def summary(plan: GraphPlan) -> dict[str, float]:
 def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> list[str]:
     """Return the report: what was captured, what splits, what communicates, what is proven."""
     plan, programme, descent = planned.plan, planned.programme, planned.descent
-    graph, mesh = planned.graph, plan.space.mesh
-    shape = " x ".join(map(str, mesh.ranks))
+    graph, mesh, computing = planned.graph, plan.space.mesh, planned.graph.computing
     lines = [
-        f"captured: {len(graph.computing)} operators of {len({op.op for op in graph.computing})} kinds in "
-        f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of {shape} ({mesh.cluster.name})"
+        f"captured: {len(computing)} operators of {len({op.op for op in computing})} kinds in "
+        f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of "
+        f"{' x '.join(map(str, mesh.ranks))} ({mesh.cluster.name})"
     ]
-    if planned.unknown:
-        names = Counter(op.op for op in planned.unknown).most_common()
-        said = ", ".join(f"{name} ({count})" for name, count in names)
-        lines.append(f"replicated, since they have no rule: {said}")
-    lines += [*_split_lines(planned), *_merged_lines(plan), *_collective_lines(planned)]
+    if unknown := Counter(op.op for op in planned.unknown).most_common():
+        names = ", ".join(f"{name} ({count})" for name, count in unknown)
+        lines.append(f"replicated, since they have no rule: {names}")
+    lines += [*_split_lines(plan), *_merged_lines(plan), *_collective_lines(plan)]
     lines.append(
         f"improved: {1e3 * plan.seconds:.4f} ms a step, forward and backward; linear programme: "
         f"{1e3 * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
@@ -94,8 +90,9 @@ def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> li
             f"{own['bytes'] / MIB:.2f} MiB"
         )
     if descent is not None:
-        both = descent.seconds, descent.rounded_seconds
-        above, rounded = (100.0 * (one / plan.seconds - 1.0) for one in both)
+        above, rounded = (
+            100.0 * (one / plan.seconds - 1.0) for one in (descent.seconds, descent.rounded_seconds)
+        )
         fits = "" if descent.fits else ", over the memory"
         lines.append(
             f"raw: {1e3 * descent.seconds:.4f} ms, {above:.2f} % above ({rounded:.2f} % before coordinate "
@@ -104,42 +101,39 @@ def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> li
     return lines
 
 
-def _split_lines(planned: PlannedGraph) -> list[str]:
+def _split_lines(plan: GraphPlan) -> list[str]:
     """List what the operators with most seconds split, equal ones of repeated blocks in one line."""
-    space = planned.plan.space
-    rows = [
-        (float(seconds[index]), group.operators, group.choices[index].labels)
-        for group, index, seconds in zip(space.groups, planned.plan.assignment, space.seconds, strict=True)
-        if group.operators[0].op not in (*SOURCES, OUTPUT, RELAY)
-    ]
-    total, lines = sum(row[0] for row in rows) or 1.0, []
-    for seconds, ops, labels in sorted(rows, key=lambda row: -row[0])[:12]:
-        times, place = f" x {len(ops)}" if len(ops) > 1 else "", ops[0].module or ops[0].name
-        share = f"{100.0 * seconds / total:5.1f} %"
-        lines.append(f"  {share} {ops[0].op}{times} ({place}): splits {', '.join(labels)}")
+    costs = (float(seconds[k]) for k, seconds in zip(plan.assignment, plan.space.seconds, strict=True))
+    groups = zip(costs, (group.operators for group in plan.space.groups), strict=True)
+    rows = [(own, ops) for own, ops in groups if ops[0].op not in (*SOURCES, OUTPUT, RELAY)]
+    total, lines = sum(own for own, _ in rows) or 1.0, []
+    for seconds, (op, *others) in sorted(rows, key=lambda row: -row[0])[:12]:
+        times, splits = f" x {1 + len(others)}" if others else "", ", ".join(plan.choice(op).labels)
+        lines.append(
+            f"  {100.0 * seconds / total:5.1f} % {op.op}{times} ({op.module or op.name}): splits {splits}"
+        )
     return lines
 
 
 def _merged_lines(plan: GraphPlan) -> list[str]:
     """List the linear operators that are one product, equal ones of repeated blocks in one line."""
-    found = {op: plan.merged(op) for op in (group.operators[0] for group in plan.space.groups)}
-    kinds = {True: "weights first", False: "one product"}
-    names = {(kinds[plan.choice(op).chained != ()], ", ".join(one.module or one.name for one in ops))
-             for op, ops in found.items() if ops}  # fmt: skip
-    return [f"{kind}: {own}" for kind, own in sorted(names)]
+    found = set()
+    for op in (group.operators[0] for group in plan.space.groups):
+        kind = "weights first" if plan.choice(op).chained else "one product"
+        if ops := plan.merged(op):
+            found.add(f"{kind}: {', '.join(one.module or one.name for one in ops)}")
+    return sorted(found, key=lambda line: line.partition(": ")[::2])
 
 
-def _collective_lines(planned: PlannedGraph) -> list[str]:
+def _collective_lines(plan: GraphPlan) -> list[str]:
     """Sum the collectives by pass, kind and what they carry."""
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for one in planned.plan.collectives:
+    for one in plan.collectives:
         sums[one.when, one.step.kind, one.of].append(one.step.bytes)
-    if not sums:
-        return ["collectives: none"]
     return [
         f"{when}: {len(sizes)} x {kind} of {of}s, {sum(sizes) / MIB:.2f} MiB"
         for (when, kind, of), sizes in sorted(sums.items(), reverse=True)
-    ]
+    ] or ["collectives: none"]
 
 
 STYLES = {"columns": "colwise", "inner": "rowwise"}
@@ -159,11 +153,9 @@ def merged(by_module: dict[str, str]) -> dict[str, str]:
     """Return styles by module with `*` for the indices of repeated ones; empty styles are left out."""
     styles: dict[str, dict[str, str]] = defaultdict(dict)
     for module, style in by_module.items():
-        pattern = ".".join("*" if part.isdigit() else part for part in module.split("."))
-        styles[pattern][module] = style
+        styles[re.sub(r"(?<![^.])\d+(?![^.])", "*", module)][module] = style
     found: dict[str, str] = {}
     for pattern, modules in styles.items():
-        alike = len(set(modules.values())) == 1
-        named = {pattern: next(iter(modules.values()))} if alike else modules
-        found |= {name: style for name, style in named.items() if style}
-    return found
+        alike = set(modules.values())
+        found |= dict.fromkeys([pattern], *alike) if len(alike) == 1 else modules
+    return {name: style for name, style in found.items() if style}
