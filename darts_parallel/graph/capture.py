@@ -112,7 +112,8 @@ def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any]) 
     module.eval()
     try:
         with _quiet():
-            return torch.export.export(module, tuple(inputs), kwargs, strict=False).run_decompositions({})
+            exported = torch.export.export(module, tuple(inputs), kwargs, strict=False)
+            return exported.run_decompositions({})  # type: ignore[no-any-return]
     except Exception as error:  # whatever a user's forward raises is an answer about the module
         raise UnsupportedError(_export_sentence(module, error)) from error
 

@@ -1,7 +1,7 @@
 """Run the files of plans on gloo processes and compare them with one process."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,10 +16,11 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.graph._layouts import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph.capture import capture_module
+from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.operators import ModuleGraph
 from darts_parallel.graph.plan import GraphPlan, make_mesh
 from darts_parallel.problem.cluster import Cluster
+from darts_parallel.run.workers import Workers
 
 Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
 FAST = ["cluster=h100_1x8", "cluster.nodes.0.intra_node.latency_us=0.0001",
@@ -30,9 +31,15 @@ ON_GLOO = {"all_to_all": "all_gather"}
 """Gloo has no all-to-all: DTensor gathers and takes its part."""
 
 
-def fast(*ranks: int) -> DeviceMeshSpec:
-    """Return a mesh on fast links."""
-    return make_mesh(Cluster.from_config(load_config(FAST).cluster, "bf16"), ranks)
+def mesh(*ranks: int, job: Sequence[str] = ("cluster=h100_1x8",)) -> DeviceMeshSpec:
+    """Return a mesh on a cluster."""
+    return make_mesh(Cluster.from_config(load_config(list(job)).cluster, "bf16"), ranks)
+
+
+def on_meta(make: Callable[[], nn.Module], *shapes: Any) -> ModuleGraph:
+    """Capture a module on the meta device, with inputs of these shapes."""
+    with torch.device("meta"):
+        return capture_module(make(), make_inputs(shapes))
 
 
 @cache
@@ -45,7 +52,7 @@ def plan_made(
     make: Callable[[], Made], ranks: tuple[int, ...], seed: int | None = None, **options: Any
 ) -> GraphPlan:
     """Plan a module on fast links; with a seed, choose for every operator at random instead."""
-    space = GraphSpace(captured(make), fast(*ranks), **options)
+    space = GraphSpace(captured(make), mesh(*ranks, job=FAST), **options)
     if seed is None:
         return GraphPlan(space, GraphProgramme(space).solve().assignment)
     rng = np.random.default_rng(seed)
@@ -55,6 +62,13 @@ def plan_made(
 def listed(plan: GraphPlan) -> dict[str, int]:
     """Count the collectives of a plan as gloo runs them."""
     return dict(Counter(ON_GLOO.get(c.step.kind, c.step.kind) for c in plan.collectives))
+
+
+def check_file(workers: Workers, make: Callable[[], Made], text: str, plan: GraphPlan) -> None:
+    """Assert that a file computes what one process does, with the plan's collectives."""
+    for differences, ran in workers.run(run_file, make, text, plan.space.mesh.ranks):
+        assert max(differences.values()) < 1e-5, differences
+        assert ran == listed(plan)
 
 
 def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> tuple[dict[str, float], Any]:

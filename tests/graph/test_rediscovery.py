@@ -9,21 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.config.composition import load_config
-from darts_parallel.graph import PlannedGraph, make_mesh, plan_graph, plan_module, template_plan
-from darts_parallel.problem.cluster import Cluster
-
-
-def cluster(name: str = "h100_1x8") -> Cluster:
-    return Cluster.from_config(load_config([f"cluster={name}"]).cluster, "bf16")
+from darts_parallel.graph import PlannedGraph, plan_graph, template_plan
+from darts_parallel.graph.report import graph_dict, tensor_parallel_plan
+from tests.graph.running import mesh, on_meta
 
 
 def planned(
-    make: Callable[[], nn.Module], *shapes: tuple[int, ...], mesh: tuple[int, ...] = (8,), **options: Any
+    make: Callable[[], nn.Module], *shapes: tuple[Any, ...], ranks: tuple[int, ...] = (8,), **options: Any
 ) -> PlannedGraph:
-    with torch.device("meta"):
-        module, inputs = make(), [torch.empty(shape) for shape in shapes]
-    return plan_module(module, inputs, make_mesh(cluster(), mesh), **options)
+    return plan_graph(on_meta(make, *shapes), mesh(*ranks), **options)
 
 
 def kinds(plan: PlannedGraph, of: str = "activation") -> Counter[tuple[str, str]]:
@@ -67,7 +61,7 @@ class QueryAttention(nn.Module):
 
 
 def test_megatrons_mlp() -> None:
-    plan = planned(lambda: MLP(), (2, 2048, 2048))
+    plan = planned(MLP, (2, 2048, 2048))
     assert labels(plan, "linear") == ["columns", "inner"]
     assert kinds(plan) == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1}
     assert not kinds(plan, "parameter") - Counter({("backward", "all_reduce"): 1})
@@ -117,9 +111,7 @@ class Ends(nn.Module):
 
 def test_embedding_and_loss_by_vocabulary() -> None:
     """Embedding, tied head and loss split the vocabulary; the loss communicates three numbers a row."""
-    with torch.device("meta"):
-        module, tokens = Ends(), torch.zeros(1, 1024, dtype=torch.long)
-    plan = plan_module(module, [tokens, tokens], make_mesh(cluster()))
+    plan = planned(Ends, (1, 1024, "long"), (1, 1024, "long"))
     assert labels(plan, "embedding") == ["vocabulary"]
     assert labels(plan, "linear") == ["columns"]
     assert labels(plan, "cross_entropy_loss") == ["vocabulary"]
@@ -194,22 +186,22 @@ def test_megatrons_template_is_found_or_beaten() -> None:
     assert template is not None
     assert template.seconds == pytest.approx(plan.plan.seconds, rel=1e-9)
     assert len(template.collectives) == len(plan.plan.collectives) == 4
-    apart = plan_graph(plan.graph, make_mesh(cluster("a10_8x4"), (8,)))
+    apart = plan_graph(plan.graph, mesh(8, job=["cluster=a10_8x4"]))
     template = template_plan(apart.plan.space)
     assert template is not None
     assert template.seconds > 1.01 * apart.plan.seconds
-    assert template_plan(planned(lambda: MLP(64), (8, 8, 64), mesh=(2, 4)).plan.space) is None
+    assert template_plan(planned(lambda: MLP(64), (8, 8, 64), ranks=(2, 4)).plan.space) is None
 
 
 def test_two_axes_take_data_and_tensor_parallelism() -> None:
-    plan = planned(lambda: MLP(2048), (8, 2048, 2048), mesh=(2, 4), ends="free")
+    plan = planned(lambda: MLP(2048), (8, 2048, 2048), ranks=(2, 4), ends="free")
     found = {plan.plan.choice(op).labels for op in plan.graph.computing if op.op == "linear"}
     assert all(any(label.startswith("rows") for label in one) for one in found)
     assert plan.programme.proven
 
 
 def test_two_axes_split_one_batch_where_weights_are_small() -> None:
-    plan = planned(lambda: MLP(512), (4096, 63, 512), mesh=(2, 4), ends="free")
+    plan = planned(lambda: MLP(512), (4096, 63, 512), ranks=(2, 4), ends="free")
     found = {plan.plan.choice(op).labels for op in plan.graph.computing if op.op == "linear"}
     assert found == {("rows0", "rows0")}
     assert not kinds(plan)
@@ -221,3 +213,22 @@ def test_repeated_blocks_share_their_choice_and_multiply_their_seconds() -> None
     assert three.plan.seconds < 3.0 * one.plan.seconds * (1.0 + 1e-9)
     assert max(len(group.operators) for group in three.plan.space.groups) == 3
     assert len(three.plan.space.groups) <= len(one.plan.space.groups) + 4
+
+
+def test_the_plan_of_llama_is_the_one_that_comes_with_it() -> None:
+    """Two layers of Llama 3 8B on 8 H100: every linear layer has its style of `base_model_tp_plan`."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
+        num_key_value_heads=8, vocab_size=128256, use_cache=False,
+    )  # fmt: skip
+    found = planned(lambda: transformers.AutoModel.from_config(config), (1, 8192, "long"))
+    theirs, ours = config.base_model_tp_plan, tensor_parallel_plan(found)
+    assert ours == {name: style for name, style in theirs.items() if name in ours}
+    assert {name.rpartition(".")[2] for name in ours} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
+    data = graph_dict(found)
+    assert data["proven"]
+    assert data["unknown_operators"] == []
+    assert data["tp_plan"] == ours

@@ -11,8 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from darts_parallel.graph import GraphPlan, load_module, make_inputs, plan_module, plan_script
 from darts_parallel.run.workers import Workers
-from tests.graph.running import Made, listed, plan_made, run_file
-from tests.graph.test_programme import mesh
+from tests.graph.running import Made, check_file, mesh, plan_made
 from tests.graph.test_rediscovery import Ends
 
 
@@ -128,6 +127,4 @@ def test_a_plan_beyond_the_styles_is_written_operator_by_operator(two: Workers) 
     plan = plan_made(scaled, (2,))
     text = plan_script(plan)
     assert "split_cross_entropy(mesh, ('vocabulary',)" in text
-    for differences, ran in two.run(run_file, scaled, text, (2,)):
-        assert max(differences.values()) < 1e-5, differences
-        assert ran == listed(plan)
+    check_file(two, scaled, text, plan)
