@@ -115,12 +115,12 @@ def plans(block: str) -> list[Row]:
         planned = plan_graph(graph, mesh, descent=DescentOptions())
         found = graph_dict(planned, template_plan(planned.plan.space))
         own, other = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
-        known = (block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds)
-        times = (1e3 * found["raw_s"], 1e3 * found["improved_s"], 1e3 * found["lp_s"])
-        own, other = (
-            (1e3 * one["seconds"], one["collectives"], one["bytes"] / 2**20) for one in (own, other)
-        )
-        rows.append(Row(*known, *times, own[1], own[2], *other))
+        rows.append(Row(
+            block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds,
+            *(1e3 * found[key] for key in ("raw_s", "improved_s", "lp_s")),
+            own["collectives"], own["bytes"] / MIB,
+            1e3 * other["seconds"], other["collectives"], other["bytes"] / MIB,
+        ))  # fmt: skip
     return rows
 
 

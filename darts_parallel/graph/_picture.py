@@ -4,7 +4,7 @@ from collections import defaultdict
 from io import StringIO
 
 from darts_parallel.graph._prices import VIEWS
-from darts_parallel.graph.operators import INPUT, OUTPUT, RELAY, SOURCES, GraphOperator
+from darts_parallel.graph.operators import INPUT, OUTPUT, PARAMETER, RELAY, GraphOperator
 from darts_parallel.graph.plan import PlannedGraph
 
 NONE = "#c8c8c8"
@@ -63,13 +63,12 @@ def picture(planned: PlannedGraph) -> str:
 def _boxes(planned: PlannedGraph) -> list[GraphOperator]:
     """Return what is drawn: the first of equal operators, inputs and outputs."""
     graph, firsts = planned.graph, {g.operators[0].name for g in planned.plan.space.groups}
-    found = []
-    for op in graph.operators:
-        drawn = op.op in (INPUT, OUTPUT) or (op.op not in (*SOURCES, RELAY) and op.op not in VIEWS)
-        values = [graph.values[name] for name in op.outputs or op.inputs]
-        if drawn and op.name in firsts and any(value.needs_grad or op.op == INPUT for value in values):
-            found.append(op)
-    return found[:LARGEST]
+
+    def drawn(op: GraphOperator) -> bool:
+        trained = any(graph.values[name].needs_grad for name in op.outputs or op.inputs)
+        return op.name in firsts and (op.op == INPUT or (trained and op.op not in (PARAMETER, RELAY, *VIEWS)))
+
+    return [op for op in graph.operators if drawn(op)][:LARGEST]
 
 
 def _edges(planned: PlannedGraph, boxes: set[str]) -> dict[tuple[str, str], list[str]]:
@@ -78,14 +77,14 @@ def _edges(planned: PlannedGraph, boxes: set[str]) -> dict[tuple[str, str], list
     moved: dict[str, list[str]] = defaultdict(list)
     for one in planned.plan.collectives:
         moved[one.name].append(f"{one.step.kind} ({one.when})")
-    edges: dict[tuple[str, str], list[str]] = {}
-    origin: dict[str, set[tuple[str, tuple[str, ...]]]] = {}
+    edges: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    origin: dict[str, dict[tuple[str, tuple[str, ...]], None]] = {}
+    """Boxes that every value comes from, with the collectives since."""
     for op in graph.operators:
-        arriving = {(src, (*seen, *moved[name])) for name in op.inputs for src, seen in origin.get(name, ())}
+        arriving = [(src, (*seen, *moved[name])) for name in op.inputs for src, seen in origin.get(name, ())]
         if op.name in boxes:
             for src, seen in arriving:
-                edges[src, op.name] = list(dict.fromkeys([*edges.get((src, op.name), []), *seen]))
-            arriving = {(op.name, ())}
-        for name in op.outputs:
-            origin[name] = arriving
-    return edges
+                edges[src, op.name] |= dict.fromkeys(seen)
+            arriving = [(op.name, ())]
+        origin |= dict.fromkeys(op.outputs, dict.fromkeys(arriving))
+    return {ends: list(moves) for ends, moves in edges.items()}
