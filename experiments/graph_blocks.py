@@ -114,13 +114,11 @@ def plans(block: str) -> list[Row]:
         mesh = make_mesh(Cluster.from_config(load_config([f"cluster={cluster}"]).cluster, "bf16"), (tp,))
         planned = plan_graph(graph, mesh, descent=DescentOptions())
         found = graph_dict(planned, template_plan(planned.plan.space))
-        own, other = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
-        rows.append(Row(
-            block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds,
-            *(1e3 * found[key] for key in ("raw_s", "improved_s", "lp_s")),
-            own["collectives"], own["bytes"] / MIB,
-            1e3 * other["seconds"], other["collectives"], other["bytes"] / MIB,
-        ))  # fmt: skip
+        both = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
+        known = (block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds)
+        times = (1e3 * found["raw_s"], 1e3 * found["improved_s"], 1e3 * found["lp_s"])
+        own, other = ((1e3 * one["seconds"], one["collectives"], one["bytes"] / MIB) for one in both)
+        rows.append(Row(*known, *times, *own[1:], *other))
     return rows
 
 
