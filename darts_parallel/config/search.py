@@ -64,7 +64,7 @@ class SearchConfig:
     polish_labels: int = ranged(1_600_000, 0, 10**9)
     """Labels that the exact segment programs may make for the outer choices of those together; 0: none. With
     200,000 for each GPT-3 175B on 384 A100 ends 0.19 % above the proof, in the same seconds."""
-    order_passes: int = ranged(600_000_000, 0, 10**12)
+    order_passes: int = ranged(800_000_000, 0, 10**12)
     """Passes of simulated pipelines that are timed by local search, 6 ns each, where `space.schedules` lists
     `searched`; a twentieth where orders stay, and layers alone move; 0: none."""
     max_seconds: float = ranged(120.0, 1e-3, 1e8)

@@ -228,7 +228,7 @@ BASES = 6
 """Outer choices whose best plans get orders at first, next to those of every placement."""
 ANNEALED = 5
 """Best of these, whose orders are annealed."""
-ROUNDS = 12
+ROUNDS = 20
 """Times that the best orders are annealed again."""
 LESS = 20
 """Share of the passes that moves of layers alone need, where no order may change."""
@@ -301,14 +301,15 @@ class OrderSearch:
                 begun += [(start.seconds, entry.table, problem, starts) for start in starts[:1]]
         begun = sorted(begun, key=lambda job: job[0])[:ANNEALED]
         for _, number, problem, starts in begun:
-            self._best(number, problem, starts, passes // (LESS if free > problem.free else 2) // len(begun))
+            share = passes // LESS if free > problem.free else passes * 3 // 8
+            self._best(number, problem, starts, share // len(begun))
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.late:
                 break
             place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
             number, problem, order = self.found[place]
-            moves = passes // 2 // ROUNDS // problem.work
+            moves = passes * 5 // 8 // ROUNDS // problem.work
             self._add(number, problem, [self.improved(problem, order, moves)])
 
     def _best(self, number: int, problem: OrderProblem, starts: list[Order], passes: int) -> None:
