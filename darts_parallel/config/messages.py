@@ -112,7 +112,8 @@ def _must_be(kind: Any, value: str) -> str:
         near = closest(value, ["true", "false"])
     elif kind in (int, float):
         number = re.match(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)", value)
-        near = "1" if number is None else str(round(float(number[0]))) if kind is int else number[0]
+        near = ("1" if kind is int else "0.5") if number is None else number[0]
+        near = str(round(float(near))) if kind is int else near
     elif get_origin(kind) is list:
         near = f"[{value}]"
     return f"must be {WORDS.get(get_origin(kind) or kind, 'plain text')}; try {near}."
