@@ -103,8 +103,8 @@ class Account:
     def note(self, heights: Array, fits: NDArray[np.bool_]) -> None:
         """Count a call that found log seconds of plans, some of which fit; the last one raises."""
         best = float(heights[fits].min(initial=self.trace[-1][2] if self.trace else inf))
-        self.trace.append((len(self.trace) + 1, time.process_time() - self.began, best))
-        calls, seconds, _ = self.trace[-1]
+        calls, seconds = len(self.trace) + 1, time.process_time() - self.began
+        self.trace.append((calls, seconds, best))
         over = seconds > self.options.seconds and calls >= self.least
         if best <= self.bound + ENOUGH or calls >= self.options.calls or over:
             raise TimeoutError
@@ -125,8 +125,8 @@ class Account:
         return float(heights[fits].min() if fits.any() else heights.max() + lacks.min())
 
 
+# spends from a start; begun again at random, where it ends, until the account raises
 Method = Callable[[Account, Array, np.random.Generator], Any]
-"""Spends from a start; begun again at random, where it ends, until the account raises."""
 
 
 def optuna_method(sampler: str, **arguments: Any) -> Method:
@@ -197,6 +197,7 @@ def share_rule(f: Account, start: Array, rng: np.random.Generator) -> None:
         x = x + rng.normal(size=len(x)) * 0.3
 
 
+# finite differences descend as DeepFlow does
 METHODS: dict[str, Method | None] = {
     "tangents": None, "share_rule": share_rule, "bayesian": optuna_method("GPSampler"),
     "cmaes": optuna_method("CmaEsSampler"), "tpe": optuna_method("TPESampler", multivariate=True),
@@ -204,7 +205,6 @@ METHODS: dict[str, Method | None] = {
     "finite_differences": lambda f, x, _: minimize(f, x, method="L-BFGS-B", options={"eps": 1e-3}),
     "one_loop": one_loop,
 }  # fmt: skip
-"""Methods by name; finite differences descend as DeepFlow does."""
 LIBRARY = {"bayesian": "optuna", "cmaes": "cmaes", "tpe": "optuna", "random": "optuna"}
 Truth = tuple[float, float, int]  # seconds on the reference, bound for its money, calls to 0.1 %
 
@@ -221,7 +221,7 @@ def truth(case: str) -> Truth:
     (designer, answer, _), (_, usual, _) = prove(case, ENOUGH / 10), prove(case, GAPS[-1])
     (pricing,) = designer.branches[0].pricings
     fits = (pricing.needs <= 1 + 1e-9).all(1)
-    reference = pricing.at_start[0].detach().numpy()[fits].min(initial=inf)
+    reference = pricing.at_start.heights[fits].min(initial=inf)
     return exp(reference), answer.bound_iteration_time_s, usual.planner_calls
 
 
@@ -294,8 +294,8 @@ def run(options: DesignStudyOptions) -> int:
     """Run every method on every case; returns the exit status."""
     for method, library in LIBRARY.items():
         if method in options.methods and find_spec(library) is None:
-            near = "pip install -e '.[rivals]'"
-            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; try {near}.")
+            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; "
+                              "try pip install -e '.[rivals]'.")  # fmt: skip
     study = Study(
         "design", "The best use of a budget for hardware: do slopes need fewer calls than black boxes?",
         "what cannot be enumerated, discrete choices, and arXiv 2506.15006, whose tables could not be read.",

@@ -27,7 +27,7 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.loop import NEXT_SEED, behind, middle_of_read
 from darts_parallel.bilevel.settings import BilevelSettings, TransformerShape
 from darts_parallel.bilevel.transformer import Weights, block, initial_weights, loss_through
-from darts_parallel.config import load_config
+from darts_parallel.config import load_config, run_folder
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.graph import (
     DeviceMeshSpec,
@@ -37,7 +37,6 @@ from darts_parallel.graph import (
     capture_module,
     make_mesh,
     plan_graph,
-    run_folder,
 )
 from darts_parallel.plan import write_json
 from darts_parallel.problem import Problem

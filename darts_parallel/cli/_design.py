@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from darts_parallel.config import describe, guarded, parse
+from darts_parallel.config import FOLDER, parse, run_folder, run_subcommand
 from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Answer, Design, Designer, read_design, scaled_config, upgrades
 from darts_parallel.errors import ConfigError
@@ -31,12 +30,11 @@ Figures: {", ".join(FIGURES)}; nodes.1.FIGURE is that of one node group.
 Files go to hydra.run.dir=FOLDER, or else outputs/DATE/TIME.
 Options, with their defaults:
 """
-SPACE = "even uniform plans of the jobs' spaces, all enumerated"
-"""Space of the plans that the bound is about."""
-FOLDER = "hydra.run.dir"
+SPACE = "even uniform plans of the jobs' spaces, all enumerated"  # which the bound is about
+CHANGES = ("budget", "target", "budgets", "tolerance")
+# parts of an answer under the same names in design.json, and in pareto.csv
 ANSWER = ("knobs", "factors", "costs", "spent", "budget", "iteration_time_s", "job_iteration_times_s", "gap",
           "bound_iteration_time_s", "planner_calls", "elasticities", "seconds_saved_per_unit")  # fmt: skip
-"""Parts of an answer that `design.json` has under the same names."""
 FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "planner_calls")
 
 
@@ -56,32 +54,22 @@ class DesignOptions:
 def main(arguments: Sequence[str]) -> None:
     """Run the command: exit status 0, or 2 with one sentence for an error that the user can correct."""
     torch.set_num_threads(1)
-
-    def work() -> int:
-        if not arguments or {"--help", "-h"} & set(arguments):
-            print(HELP + describe(DesignOptions))
-            return 0
-        given = dict(argument.partition("=")[::2] for argument in arguments)
-        out = Path(given.pop(FOLDER, "") or datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
-        options = parse(DesignOptions, [a for a in arguments if not a.startswith(FOLDER)])
-        if bool(options.design) == bool(options.plan):
-            raise ConfigError("design or plan must be given, and not both; try design=buyers.")
-        lines = upgrade_lines(options.plan, out) if options.plan else run_design(options, out)
-        print("\n".join([*lines, f"files: {out}"]))
-        return 0
-
-    if status := guarded("darts-parallel", work):
-        raise SystemExit(status)
+    run_subcommand(arguments, HELP, DesignOptions, run)
 
 
-def run_design(options: DesignOptions, out: Path) -> list[str]:
-    """Solve a design, write its files, and return the lines of the report.
+def run(arguments: Sequence[str]) -> list[str]:
+    """Solve a design or weigh upgrades, write the files, and return the lines of the report."""
+    options = parse(DesignOptions, [a for a in arguments if not a.startswith(FOLDER)])
+    if bool(options.design) == bool(options.plan):
+        raise ConfigError("design or plan must be given, and not both; try design=buyers.")
+    out = run_folder(arguments)
+    lines = upgrade_lines(options.plan, out) if options.plan else design_lines(options, out)
+    return [*lines, f"files: {out}"]
 
-    Errors:
-        ConfigError: whatever breaks a rule, in one sentence.
-    """
-    changes = {key: value for key in ("budget", "target", "budgets", "tolerance")
-               if (value := getattr(options, key)) not in (None, [])}  # fmt: skip
+
+def design_lines(options: DesignOptions, out: Path) -> list[str]:
+    """Solve a design, write its files, and return the lines of the report."""
+    changes = {key: value for key in CHANGES if (value := getattr(options, key)) not in (None, [])}
     design = read_design(options.design, Path(options.folder) if options.folder else None, changes)
     designer = Designer(design)
     answer = designer.solve(design.budget) if design.budget else designer.reach(design.target)
@@ -92,11 +80,11 @@ def run_design(options: DesignOptions, out: Path) -> list[str]:
              for budget in budgets if budget >= designer.least]  # fmt: skip
     plans = plan_files(answer)
     found = design_dict(design, answer, plans)
-    header = [*FRONT, "option", *(f"factor {name}" for name in answer.knobs)]
-    rows = [[*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front]
     out.mkdir(parents=True, exist_ok=True)
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
+    header = [*FRONT, "option", *(f"factor {name}" for name in answer.knobs)]
+    rows = [[*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front]
     write_text(out / "pareto.csv", csv_text(header, rows))
     points = [(each.budget, {"iteration_time_s": each.iteration_time_s, "raw_gap": None}) for each in front]
     write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
@@ -130,19 +118,15 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
     widest = max((p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in known), default=0.0)
     layerwise = zip(design.weights, predicted[1::2], strict=True)
     return {
-        "design": design.name,
-        "unit": design.unit,
-        "option": answer.option.name,
-        "fixed": answer.option.fixed,
-        "target_s": design.target or None,
+        "design": design.name, "unit": design.unit, "option": answer.option.name,
+        "fixed": answer.option.fixed, "target_s": design.target or None,
         **{key: getattr(answer, key) for key in ANSWER},
         # fitted figures err together: jobs are as unsure as the least sure one
         "iteration_time_interval_s": [seconds / widest, seconds * widest] if widest else None,
         "layerwise_iteration_time_s": exp(sum(w * log(p["iteration_time_s"]) for w, p in layerwise)),
         "bound_space": SPACE,
-        "plan": next(iter(plans)),
-        "plans": list(plans),
-    }
+        "plan": next(iter(plans)), "plans": list(plans),
+    }  # fmt: skip
 
 
 def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:

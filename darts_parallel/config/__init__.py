@@ -36,11 +36,14 @@ from darts_parallel.config.layer_pattern import symbol as symbol
 from darts_parallel.config.layer_pattern import windowed as windowed
 from darts_parallel.config.messages import error_sentence as error_sentence
 from darts_parallel.config.model import ModelConfig as ModelConfig
+from darts_parallel.config.options import FOLDER as FOLDER
 from darts_parallel.config.options import describe as describe
 from darts_parallel.config.options import guarded as guarded
 from darts_parallel.config.options import leave_pipe as leave_pipe
 from darts_parallel.config.options import parse as parse
+from darts_parallel.config.options import run_folder as run_folder
 from darts_parallel.config.options import run_main as run_main
+from darts_parallel.config.options import run_subcommand as run_subcommand
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
 from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
 from darts_parallel.config.schema import LAYER as LAYER

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +25,7 @@ from darts_parallel.errors import (
 )
 
 Options = TypeVar("Options")
+FOLDER = "hydra.run.dir="
 READER_LEFT = 141
 """Exit status where the reader of a pipe has gone: 128 and the number of the signal."""
 
@@ -97,6 +100,26 @@ def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[O
         return run(parse(kind, arguments))
 
     return guarded(name, work)
+
+
+def run_subcommand(
+    arguments: Sequence[str], about: str, kind: type[Any], run: Callable[[Sequence[str]], list[str]]
+) -> None:
+    """Print the lines of a subcommand of darts-parallel, or its help; exit status as `guarded`."""
+
+    def work() -> int:
+        asked = not arguments or {"--help", "-h"} & set(arguments)
+        print(about + describe(kind) if asked else "\n".join(run(arguments)))
+        return 0
+
+    if status := guarded("darts-parallel", work):
+        raise SystemExit(status)
+
+
+def run_folder(arguments: Sequence[str]) -> Path:
+    """Return the folder that a command line names by `hydra.run.dir=`, or one of the time."""
+    named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
+    return Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
 
 
 def leave_pipe() -> int:

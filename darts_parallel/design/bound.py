@@ -24,27 +24,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-ROUNDS = 6
-"""Points at most to which tangents move."""
+ROUNDS = 6  # points at most to which tangents move
 
 
 @dataclass(frozen=True)
 class Knobs:
     """Figures that money changes, n of them: `price * goodness ** exponent`, arrays of shape `(n,)`.
 
-    The goodness is the factor over the reference, or its inverse where less of the figure is better.
+    The goodness is the factor over the reference (SI units), or its inverse where less of the figure is
+    better; its logarithm lies from `low` to `high`. The price is that of the whole cluster at the reference.
     """
 
     names: tuple[str, ...]
     price: Array
-    """Price of the whole cluster at the reference."""
     exponent: Array
     low: Array
-    """Least log goodness."""
     high: Array
-    """Largest log goodness."""
     reference: Array
-    """SI units."""
 
     def only(self, kept: NDArray[np.bool_]) -> "Knobs":
         """Return the knobs at which `kept` is true."""
@@ -114,8 +110,8 @@ def dual_bound(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tup
     """Return the largest bound of mixtures of K lines, and the point that minimises its Lagrangian."""
 
     def value(w: Array) -> tuple[float, Array]:
-        values, points = knobs.spend((w @ slopes)[None], np.array([money]))
-        return float(w @ heights + values[0]), points[0]
+        (least,), (point,) = knobs.spend((w @ slopes)[None], np.array([money]))
+        return float(w @ heights + least), point
 
     def negative(w: Array) -> tuple[float, Array]:
         whole = max(w.sum(), 1e-12)

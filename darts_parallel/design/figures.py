@@ -22,8 +22,7 @@ FIGURES = {
     "inter_node.latency": (-1, "latency_us"),
 }  # fmt: skip
 """Figures: 1 where more is better or -1 where less is, and the key of the configuration."""
-Place = int | None
-"""Number of a node group; None: the network that groups share."""
+Place = int | None  # number of a node group; None: the network that groups share
 
 
 def figure_of(name: str) -> str:
@@ -32,11 +31,7 @@ def figure_of(name: str) -> str:
 
 
 def places(name: str, cluster: Cluster) -> list[Place]:
-    """Return the places whose figure a name means.
-
-    Errors:
-        ConfigError: no such figure or group, or a figure that the cluster cannot change alone.
-    """
+    """Return the places whose figure a name means; refuse what the cluster lacks or cannot change alone."""
     match = re.fullmatch(r"(?:nodes\.(\d{1,4})\.)?(\w+\.\w+)", name)
     if match is None or match[2] not in FIGURES:
         raise ConfigError(

@@ -4,6 +4,7 @@ Memory is bought for the chance `space.out_of_memory` of one device, with the sp
 """
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -26,9 +27,30 @@ from darts_parallel.plan import Plan, outer_spaces
 from darts_parallel.planner import tightened
 from darts_parallel.problem import Problem
 
-AMPLE = 1e9
-"""Factor of the memory while it is not asked for: which plans fit is decided by what is bought."""
-Priced = list[tuple[CostTable, HardPlans, BatchCost]]
+AMPLE = 1e9  # factor of the memory in tables: which plans fit is decided by what is bought
+Tables = list[tuple[CostTable, HardPlans, BatchCost]]
+
+
+class Priced:
+    """Log seconds (`heights`) of P plans at a point of F factors; slopes when they are first asked for."""
+
+    def __init__(self, log_seconds: Tensor, point: Tensor) -> None:
+        self._log_seconds, self.point = log_seconds, point
+        self.heights: Array = log_seconds.detach().numpy()
+
+    @cached_property
+    def slopes(self) -> Array:
+        """Gradients of all plans at once, `(P, F)`.
+
+        The gradient of a mixture of plans with weights w is linear in w: its own gradients are the columns.
+        """
+        if not len(self.point):
+            return np.zeros((len(self.heights), 0))
+        weights = torch.zeros(len(self.heights), dtype=torch.float64, requires_grad=True)
+        (mixed,) = torch.autograd.grad(self._log_seconds, self.point, weights, create_graph=True)
+        each = torch.eye(len(mixed), dtype=torch.float64)
+        (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True)
+        return np.asarray(columns.T.numpy())
 
 
 class Pricing:
@@ -60,7 +82,7 @@ class Pricing:
         self.ample = problem.with_devices(lambda device: replace(device, memory=device.memory * AMPLE))
         self.spaces = outer_spaces(self.ample)
         point = torch.tensor(self.factors @ self.start, requires_grad=True)
-        self._begun = self._priced(point)
+        self._begun = self._tables(point)
         needs = self._needs(memories)
         most = torch.tensor([*np.exp(memories.high), 1.0], dtype=torch.float64)
         legal = torch.cat([cost.feasible for _, _, cost in self._begun])
@@ -72,17 +94,19 @@ class Pricing:
                 "bound of device.memory, or more nodes."
             )
         self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), np.exp(memories.low))
-        self.at_start = self._log_seconds(self._begun), point
+        self.at_start = Priced(self._log_seconds(self._begun), point)
 
-    def _priced(self, z: Tensor) -> Priced:
+    def _tables(self, z: Tensor) -> Tables:
         """Return tables, their even uniform plans and costs where the log goodness of factors is `z`."""
         factors = [(name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places]
-        tables = build_tables(scaled(self.ample, factors), self.spaces)
-        plans = [even_uniform_plans(table) for table in tables]
         linear = torch.is_grad_enabled() and z.requires_grad
-        return [(t, p, evaluate_batch(t, p, linear=linear)) for t, p in zip(tables, plans, strict=True)]
+        tables = (
+            (table, even_uniform_plans(table))
+            for table in build_tables(scaled(self.ample, factors), self.spaces)
+        )
+        return [(table, plans, evaluate_batch(table, plans, linear=linear)) for table, plans in tables]
 
-    def _log_seconds(self, priced: Priced) -> Tensor:
+    def _log_seconds(self, priced: Tables) -> Tensor:
         return torch.cat([cost.iteration_time for _, _, cost in priced])[self.useful].log()
 
     def _needs(self, memories: Knobs) -> Tensor:
@@ -104,29 +128,15 @@ class Pricing:
 
     def log_seconds(self, z: Tensor) -> Tensor:
         """Return log seconds per iteration of every plan at log goodness `z` of the knobs, `(P,)`."""
-        return self._log_seconds(self._priced(torch.tensor(self.factors) @ z))
+        return self._log_seconds(self._tables(torch.tensor(self.factors) @ z))
 
-    def at(self, z: Array) -> tuple[Tensor, Tensor]:
-        """Return log seconds, and the log goodness of factors in which they have slopes."""
+    def at(self, z: Array) -> Priced:
+        """Price all plans at log goodness `z`."""
         point = torch.tensor(self.factors @ z, requires_grad=True)
-        return self._log_seconds(self._priced(point)), point
+        return Priced(self._log_seconds(self._tables(point)), point)
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
         every = [(table, plans, index) for table, plans, _ in self._begun for index in range(len(plans))]
         table, plans, index = every[int(self.useful[number])]
         return plans.to_plan(index, table)
-
-
-def slopes_of(heights: Tensor, point: Tensor) -> Array:
-    """Return the gradients `(P, n)` of heights `(P,)` in the point `(n,)`, all plans at once.
-
-    The gradient of a mixture of plans with weights w is linear in w: its own gradients in w are the columns.
-    """
-    if not len(point):
-        return np.zeros((len(heights), 0))
-    weights = torch.zeros(len(heights), dtype=torch.float64, requires_grad=True)
-    (mixed,) = torch.autograd.grad(heights, point, weights, create_graph=True)
-    each = torch.eye(len(point), dtype=torch.float64)
-    (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True, retain_graph=True)
-    return np.asarray(columns.T.numpy())

@@ -17,10 +17,8 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.plan import Plan
 from darts_parallel.problem import Problem
 
-NETWORK = 2.0
-"""Factor from one generation of a network to the next: 100, 200, 400, 800 Gbit/s."""
-INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network")
-"""Presets of no product, by how their names begin."""
+NETWORK = 2.0  # from one generation of a network to the next: 100, 200, 400, 800 Gbit/s
+INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network")  # beginnings of presets of no product
 NO_KNOBS = Knobs((), *np.zeros((5, 0)))
 
 
@@ -30,18 +28,15 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     Returns:
         Rows of `figure`, `to` (`10 % better`, or the product that has it), `before` and `after` in SI units,
         and the shares of the seconds that the same plan saves (`saved`), and the best even uniform one,
-        planned anew (`replanned`).
-
-    Errors:
-        InfeasibleError: no even uniform plan fits.
+        planned anew (`replanned`), of which one must fit.
     """
     space = replace(problem.config.space, kind="uniform", offload=None)
     uniform, cluster = Problem.from_config(replace(problem.config, space=space)), problem.cluster
 
     def seconds(name: str, factor: float) -> Array:
         better = [(name, place, factor) for place in places(name, cluster)]
-        every, _ = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS).at_start
-        return np.array([evaluate(plan, scaled(problem, better)).iteration_time_s, float(every.min().exp())])
+        every = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS).at_start.heights
+        return np.array([evaluate(plan, scaled(problem, better)).iteration_time_s, np.exp(every.min())])
 
     own, rows = seconds(MEMORY, 1.0), []
     groups = range(len(cluster.groups) if len(cluster.groups) > 1 else 0)
@@ -52,10 +47,9 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
             continue
         for to, better in ("10 % better", 1.1), *_next_product(name, problem):
             factor = better ** FIGURES[figure_of(name)][0]
-            saved = dict(
-                zip(("saved", "replanned"), (1.0 - seconds(name, factor) / own).tolist(), strict=True)
-            )
-            rows.append({"figure": name, "to": to, "before": before, "after": before * factor, **saved})
+            saved, replanned = (1.0 - seconds(name, factor) / own).tolist()
+            values = {"before": before, "after": before * factor, "saved": saved, "replanned": replanned}
+            rows.append({"figure": name, "to": to, **values})
     return rows
 
 
@@ -69,8 +63,7 @@ def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
         return
 
     def value(owner: Any) -> float:
-        """Return the figure; the peak is that of the job's precision, 0 where there is none."""
-        found = getattr(owner, key)
+        found = getattr(owner, key)  # peaks by precision, 0 where there is none for the job's
         return float(found if isinstance(found, (int, float)) else found.get(precision, 0.0))
 
     group, cluster = problem.config.cluster.nodes[place or 0], problem.config.cluster

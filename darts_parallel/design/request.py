@@ -28,40 +28,34 @@ WORDS = {float: "a number", list: "a list", dict: "a mapping", str: "text"}
 
 @dataclass(frozen=True)
 class Option:
-    """One discrete choice: its jobs on the cluster that it names, its fixed part and its knobs."""
+    """One discrete choice: its jobs on its cluster, what that costs whatever the knobs, and the knobs."""
 
     name: str
     problems: tuple[Problem, ...]
     fixed: float
-    """Price of the whole cluster, whatever the knobs."""
     knobs: Knobs
 
 
 @dataclass(frozen=True)
 class Design:
-    """A whole question: the best use of a budget, or the least that a target costs."""
+    """A whole question: the best use of a budget, or the least that a target costs (the other is 0).
+
+    The target is in seconds; `budgets`, of the Pareto front over the budget, rise; the search ends at a
+    relative gap to the bound of `tolerance`; the logarithms of the jobs' seconds have `weights` of sum 1.
+    """
 
     name: str
     unit: str
     budget: float
-    """Zero where a target is given."""
     target: float
-    """Seconds per iteration; zero where a budget is given."""
     budgets: tuple[float, ...]
-    """Budgets of the Pareto front, over the budget; rising."""
     tolerance: float
-    """Gap to the bound, relative, at which the search ends."""
     weights: tuple[float, ...]
-    """Weights of the logarithms of the jobs' seconds; their sum is 1."""
     options: tuple[Option, ...]
 
 
 def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] | None = None) -> Design:
-    """Read and check `NAME.yaml` of a folder, or else of `conf/design`, where changes take precedence.
-
-    Errors:
-        ConfigError: whatever breaks a rule, in one sentence.
-    """
+    """Read and check `NAME.yaml` of a folder, or else of `conf/design`, where changes take precedence."""
     folder = Path(config_dir()) / "design" if folder is None else folder
     require_member("design", name, tuple(sorted(path.stem for path in folder.glob("*.yaml"))) or ("buyers",))
     try:
@@ -79,13 +73,11 @@ def design_of(name: str, raw: Any) -> Design:
     if (given["budget"] > 0.0) == (given["target"] > 0.0):
         raise ConfigError("design.budget or design.target must be given, and not both; try budget=1e6.")
     jobs = [_fields(f"design.jobs.{index}", job, JOB) for index, job in enumerate(given["jobs"])]
-    total = sum(job["weight"] for job in jobs)
-    return Design(
-        name, given["unit"], given["budget"], given["target"],
-        tuple(sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])})),
-        given["tolerance"], tuple(job["weight"] / total for job in jobs),
-        tuple(_option(key, value, given["knobs"], jobs) for key, value in given["options"].items()),
-    )  # fmt: skip
+    weights = tuple(job["weight"] / sum(job["weight"] for job in jobs) for job in jobs)
+    budgets = tuple(sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])}))
+    options = tuple(_option(key, own, given["knobs"], jobs) for key, own in given["options"].items())
+    unit, budget, target, tolerance = (given[key] for key in ("unit", "budget", "target", "tolerance"))
+    return Design(name, unit, budget, target, budgets, tolerance, weights, options)
 
 
 def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str, Any]]) -> Option:
@@ -93,7 +85,8 @@ def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str,
     place = f"design.options.{name}"
     given = _fields(place, raw, OPTION)
     problems = tuple(load_problem([str(o) for o in (*given["overrides"], *job["overrides"])]) for job in jobs)
-    for space, cost in ((problem.config.space, problem.config.cost) for problem in problems):
+    for config in (problem.config for problem in problems):
+        space, cost = config.space, config.cost
         if space.kind != "uniform" or space.offload is not None or not cost.knows_stages:
             raise ConfigError(
                 f"design.jobs must have space=uniform, space.offload=null and cost=analytic, not space="

@@ -12,23 +12,18 @@ from math import exp, inf, log, log1p
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from darts_parallel.design.bound import ROUNDS, Array, dual_bound, log_tangents
 from darts_parallel.design.figures import FIGURES, MEMORY, figure_of
-from darts_parallel.design.pricing import Pricing, slopes_of
+from darts_parallel.design.pricing import Priced, Pricing
 from darts_parallel.design.request import Design, Option
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plan import Plan
 
-MOST_POINTS = 60
-"""Points at which the plans of one discrete choice are priced for one budget."""
-MOST_COMBINED = 500_000
-"""Combinations of plans of several jobs."""
-SLACK = 1e-9
-"""Share by which more memory is bought than a plan needs, against rounding."""
+MOST_POINTS = 60  # at which the plans of one discrete choice are priced for one budget
+MOST_COMBINED = 500_000  # combinations of plans of several jobs
+SLACK = 1e-9  # share by which more memory is bought than a plan needs, against rounding
 Rows = NDArray[np.int64]
 
 
@@ -38,7 +33,7 @@ class Branch:
     Attributes:
         plans: Number of the plan by job, `(C, J)`.
         needs, memory: Factors of memory knobs that combinations need, `(C, M)`, and their cost, `(C,)`.
-        points, heights: Where plans were priced, `(n,)` each, and their log seconds there by job.
+        points: Where plans were priced, `(n,)` each.
     """
 
     def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
@@ -60,46 +55,33 @@ class Branch:
         self.least, self.most = (float(option.fixed + end) for end in ends)
         self.damping = self.knobs.exponent / (1.0 + self.knobs.exponent)  # settles shares at once
         self.points: list[Array] = []
-        self.heights: list[list[Array]] = []
-        self._slopes: list[list[Array]] = []
-        self._last: list[tuple[Tensor, Tensor]] = []
+        self._priced: list[list[Priced]] = []
 
     def price_at(self, z: Array) -> None:
         """Price all plans at log goodness `z`."""
-        self._last = [pricing.at(z) if self.points else pricing.at_start for pricing in self.pricings]
+        self._priced.append([pricing.at(z) if self.points else pricing.at_start for pricing in self.pricings])
         self.points.append(z)
-        self.heights.append([heights.detach().numpy() for heights, _ in self._last])
 
-    def slopes(self, point: int, row: int) -> Array:
-        """Return the slopes `(n,)` of the weighted log seconds of a combination at a point."""
-        total, known = np.zeros(len(self.knobs.names)), point < len(self._slopes)
-        for job, ((heights, z), plan) in enumerate(zip(self._last, self.plans[row], strict=True)):
-            if known:
-                own = self._slopes[point][job][plan]
-            else:
-                own = torch.autograd.grad(heights[plan], z, retain_graph=True)[0].numpy()
-            total += self.weights[job] * own @ self.pricings[job].factors
-        return total
+    def heights(self, point: int) -> Array:
+        """Return the log seconds of all combinations at a point by job, `(C, J)`."""
+        jobs = zip(self._priced[point], self.plans.T, strict=True)
+        return np.stack([priced.heights[plans] for priced, plans in jobs], axis=1)
 
     def lines(self, point: int, rows: Rows, at: Array) -> tuple[Array, Array]:
         """Return b `(c,)` and A `(c, n)`: tangents at `at` of what slopes at a point say of combinations."""
-        if len(self._slopes) < len(self.points):
-            self._slopes.append([slopes_of(*own) for own in self._last])
         b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs.names)))
-        for job, weight in enumerate(self.weights):
-            plans = self.plans[rows, job]
-            heights, slopes = self.heights[point][job][plans], self._slopes[point][job][plans]
-            factors = self.pricings[job].factors
-            own, steeper = log_tangents(heights, slopes, factors @ self.points[point], at @ factors.T)
-            b, a = b + weight * own, a + weight * steeper @ factors
+        jobs = zip(self.weights, self._priced[point], self.plans[rows].T, self.pricings, strict=True)
+        for weight, priced, plans, pricing in jobs:
+            at_factors = priced.point.detach().numpy(), at @ pricing.factors.T
+            own, steeper = log_tangents(priced.heights[plans], priced.slopes[plans], *at_factors)
+            b, a = b + weight * own, a + weight * steeper @ pricing.factors
         return b, a
 
     def incumbent(self, budget: float, best: "Use") -> "Use":
         """Return the best that a budget pays at the points so far, where it is better than `best`."""
         for point, z in enumerate(self.points):
             paid = self.memory <= (budget - self.option.fixed - self.knobs.cost(z).sum()) * (1 + 1e-12)
-            jobs = zip(self.weights, self.heights[point], self.plans.T, strict=True)
-            every = np.where(paid, np.sum([w * heights[plans] for w, heights, plans in jobs], axis=0), inf)
+            every = np.where(paid, self.heights(point) @ self.weights, inf)
             row = int(every.argmin())
             best = min(best, Use(float(every[row]), self, point, row), key=lambda use: use.value)
         return best
@@ -149,39 +131,36 @@ class Branch:
 class Use(NamedTuple):
     """A use of a budget: log seconds, the branch, and the numbers of its point and combination of plans."""
 
-    value: float = inf
-    branch: Branch | None = None
+    value: float
+    branch: Branch
     point: int = 0
     row: int = 0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The best use of one budget that was found, and its proof; knobs by name, money in the design's unit."""
+    """The best use of one budget that was found, and its proof; by knob, in SI units and the design's money.
+
+    Factors are over the references, elasticities d log(seconds) / d log(figure), savings those by one more
+    unit of money: 0 for the knobs at their bound. Several jobs have their weighted geometric mean of seconds.
+    The bound is over all uses of the budget and all even uniform plans. Planner calls are points at which
+    all tables were built for this answer; slopes were asked for at no other.
+    """
 
     option: Option
     knobs: dict[str, float]
-    """SI units."""
     factors: dict[str, float]
-    """Over the references."""
     costs: dict[str, float]
     elasticities: dict[str, float]
-    """d log(seconds) / d log(figure) of the weighted mean; of memory 0."""
     seconds_saved_per_unit: dict[str, float]
-    """Savings by one more unit of money there; 0 at the bound."""
     at_bound: list[str]
-    """Knobs of which no more can be bought."""
     spent: float
     budget: float
     iteration_time_s: float
-    """Seconds; of several jobs their weighted geometric mean."""
     bound_iteration_time_s: float
-    """Lower bound over all uses of the budget and all even uniform plans."""
     job_iteration_times_s: list[float]
     plans: list[Plan]
-    """Plan of every job."""
     planner_calls: int
-    """Points at which all tables were built for this answer; the passes of slopes are as many."""
 
     @property
     def gap(self) -> float:
@@ -200,21 +179,17 @@ class Designer:
         self.design = design
         self.history: list[tuple[dict[str, float], float]] = []
         self._told = 0
-        self.branches, refused = list[Branch](), None
+        self.branches = list[Branch]()
         for option in design.options:
             try:
                 self.branches.append(Branch(option, design.weights))
-            except InfeasibleError as error:
-                refused = error
-        if not self.branches and refused is not None:
-            raise refused
+            except InfeasibleError:
+                if not self.branches and option is design.options[-1]:
+                    raise
         self.least = min(branch.least for branch in self.branches)
 
     def solve(self, budget: float, *, elasticities: bool = True) -> Answer:
-        """Find the best use of a budget.
-
-        Args:
-            elasticities: Whether slopes at the answer are wanted, too; its proof needs none.
+        """Find the best use of a budget; elasticities at the answer are not needed for its proof.
 
         Errors:
             ConfigError: the budget is below the fixed part and the least of every knob.
@@ -225,23 +200,22 @@ class Designer:
                 f"design.budget={budget:g} must be above the fixed part and the least of every knob, "
                 f"{self.least:g}; try {self.least * 1.2:.3g}."
             )
-        branches, best = [b for b in self.branches if b.least <= budget], Use()
-        for branch in branches:
+        open_, best = [b for b in self.branches if b.least <= budget], Use(inf, self.branches[0])
+        for branch in open_:
             best = branch.incumbent(budget, best)
             if not branch.points:
                 best = self.price(branch, branch.pricings[0].start, budget, best)
-        bounds, first = dict.fromkeys(branches, -inf), {b: len(b.points) for b in branches}
-        open_, slack = set(branches), log1p(self.design.tolerance / 2)
+        bounds, first = dict.fromkeys(open_, -inf), {b: len(b.points) for b in open_}
         while open_:
-            branch = min(open_, key=lambda b: (bounds[b], branches.index(b)))
-            limit, point = best.value - slack, branch.points[0]
+            branch = min(open_, key=bounds.__getitem__)
+            limit, point = best.value - log1p(self.design.tolerance / 2), branch.points[0]
             if bounds[branch] < limit:
                 bounds[branch], point = branch.lowest(budget, limit)
             if bounds[branch] >= limit or len(branch.points) - first[branch] >= MOST_POINTS:
                 open_.remove(branch)
             else:
                 best = self.price(branch, point, budget, best)
-        if best.branch is None:
+        if best.value == inf:
             raise InfeasibleError(
                 f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
                 "try a larger budget, or lower bounds."
@@ -282,12 +256,12 @@ class Designer:
 
     def _answer(self, best: Use, bound: float, budget: float, sloped: bool) -> Answer:
         """Return what was found in the units of the figures."""
-        branch, point, row = best.branch, best.point, best.row
-        assert branch is not None
+        _, branch, point, row = best
         knobs, bought = branch.option.knobs, ~branch.is_memory
         z, slopes = np.empty(len(bought)), np.zeros(len(bought))
         z[bought], z[~bought] = branch.points[point], np.log(branch.needs[row])
-        slopes[bought] = branch.slopes(point, row) if sloped else 0.0
+        if sloped:
+            (slopes[bought],) = branch.lines(point, np.array([row]), branch.points[point][None])[1]
         sense, cost = np.array([FIGURES[figure_of(name)][0] for name in knobs.names]), knobs.cost(z)
         most, factor = z >= knobs.high - 1e-9, np.exp(sense * z)
         saved = np.where(most, 0.0, -slopes / (knobs.exponent * cost)) * exp(best.value)
@@ -296,10 +270,10 @@ class Designer:
             return dict(zip(knobs.names, column.tolist(), strict=True))
 
         calls, self._told = len(self.history) - self._told, len(self.history)
-        every = list(zip(branch.pricings, branch.heights[point], branch.plans[row], strict=True))
+        plans = [p.plan(number) for p, number in zip(branch.pricings, branch.plans[row], strict=True)]
         return Answer(
             branch.option, by_name(factor * knobs.reference), by_name(factor), by_name(cost),
             by_name(sense * slopes), by_name(saved), [*knobs.only(most).names],
             branch.option.fixed + float(cost.sum()), budget, exp(best.value), exp(bound),
-            [exp(own[k]) for _, own, k in every], [pricing.plan(k) for pricing, _, k in every], calls,
+            np.exp(branch.heights(point)[row]).tolist(), plans, calls,
         )  # fmt: skip

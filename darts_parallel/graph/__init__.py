@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from darts_parallel.graph.capture import load_module as load_module
     from darts_parallel.graph.capture import make_inputs as make_inputs
     from darts_parallel.graph.command import main as main
-    from darts_parallel.graph.command import run_folder as run_folder
     from darts_parallel.graph.descent import DescentOptions as DescentOptions
     from darts_parallel.graph.descent import PairDescent as PairDescent
     from darts_parallel.graph.layers import captured_block as captured_block
@@ -37,7 +36,7 @@ __getattr__ = lazy_names(
         "_layouts": ("DeviceMeshSpec",),
         "_programme": ("GraphProgramme",),
         "capture": ("capture_module", "load_module", "make_inputs"),
-        "command": ("main", "run_folder"),
+        "command": ("main",),
         "descent": ("DescentOptions", "PairDescent"),
         "layers": ("captured_block",),
         "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),

@@ -2,13 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from darts_parallel.config import describe, guarded, load_config, parse, require_member, require_within
+from darts_parallel.config import (
+    FOLDER,
+    load_config,
+    parse,
+    require_member,
+    require_within,
+    run_folder,
+    run_subcommand,
+)
 from darts_parallel.errors import ConfigError
 from darts_parallel.graph._picture import picture
 from darts_parallel.graph._template import template_plan
@@ -43,7 +49,6 @@ Importing the module runs its code.
 
 Options, with their defaults:
 """
-FOLDER = "hydra.run.dir="
 
 
 @dataclass
@@ -68,12 +73,6 @@ class GraphRequest:
         for key, value in (("memory", self.memory), ("time_limit", self.time_limit)):
             if value is not None:
                 require_within(key, value, 1e-6, 1e6)
-
-
-def run_folder(arguments: Sequence[str]) -> Path:
-    """Return the folder that a command line names, or one of the time."""
-    named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
-    return Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
 
 
 def run_request(arguments: Sequence[str]) -> list[str]:
@@ -110,11 +109,4 @@ def run_request(arguments: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str], run: Callable[[Sequence[str]], list[str]] = run_request) -> None:
     """Run the command: exit status 0, or 2 with one sentence for an error that the user can correct."""
     torch.set_num_threads(1)
-
-    def work() -> int:
-        asked = not arguments or {"--help", "-h"} & set(arguments)
-        print(HELP + describe(GraphRequest) if asked else "\n".join(run(arguments)))
-        return 0
-
-    if status := guarded("darts-parallel", work):
-        raise SystemExit(status)
+    run_subcommand(arguments, HELP, GraphRequest, run)

@@ -13,7 +13,7 @@ from darts_parallel.cli._design import main
 from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Design, Designer, read_design, scaled_config
 from darts_parallel.design.bound import Array, Knobs, dual_bound, log_tangents
-from darts_parallel.design.pricing import Pricing, slopes_of
+from darts_parallel.design.pricing import Pricing
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem import Problem, load_problem
 
@@ -62,9 +62,8 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path,
     pricing = pricing_of(written(tmp_path, jobs=[{"overrides": job}]))
     rng = np.random.default_rng(1)
     z = rng.normal(size=5) * 0.3
-    point = torch.tensor(z, requires_grad=True)
-    heights = pricing.log_seconds(point)
-    here, slopes = heights.detach().numpy(), slopes_of(heights, point)
+    priced = pricing.at(z)
+    here, slopes = priced.heights, priced.slopes
     assert (slopes <= 1e-12).all()
     for knob, step in enumerate(np.eye(5) * 1e-5):
         central = (log_seconds(pricing, z + step) - log_seconds(pricing, z - step)) / 2e-5
