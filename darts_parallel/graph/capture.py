@@ -165,9 +165,8 @@ def capture_module(
     began = time.perf_counter()
     with _noted_calls(module, inputs, kwargs or {}) as calls:
         exported = export(module, inputs, kwargs or {})
-    first: dict[int, str] = {}
-    named = module.named_parameters(remove_duplicate=False)
-    tied = {name: first.setdefault(id(one), name) for name, one in named}
+    first = {id(one): name for name, one in module.named_parameters()}
+    tied = {name: first[id(one)] for name, one in module.named_parameters(remove_duplicate=False)}
     graph = _GraphBuilder(exported, tied).build()
     return replace(graph, calls=calls, seconds=time.perf_counter() - began)
 
@@ -204,16 +203,15 @@ class _GraphBuilder:
         self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))
         self.renamed: dict[str, str] = {}
         """Values that later operators read in the place of others: parameters that are tied, relays."""
-        targets = {spec.target: node.name for node, spec in self.specs.items()}
-        for node, spec in self.specs.items():
-            first = targets.get(tied.get(spec.target, spec.target), node.name)
-            if spec.kind == InputKind.PARAMETER and first != node.name:
-                self.renamed[node.name] = first
+        nodes = {spec.target: node.name for node, spec in self.specs.items()}
+        for name, first in tied.items():
+            if name != first and {name, first} <= nodes.keys():
+                self.renamed[nodes[name]] = nodes[first]
         self.operators: list[GraphOperator] = []
         self.values: dict[str, GraphValue] = {}
         returned: Any = self.nodes[-1].args[0]
-        nodes = (one for one in returned if isinstance(one, Node))
-        found = [one for one in nodes if one.name in signature.user_outputs and _tensors(one)]
+        made = (one for one in returned if isinstance(one, Node) and _tensors(one))
+        found = [one for one in made if one.name in signature.user_outputs]
         self.outputs = [one for one in found if self._is_loss(one)] or found
         self.uses, self.felt = self._reach(self.outputs)
 
@@ -225,7 +223,7 @@ class _GraphBuilder:
             elif any(self.uses[name] for name in _tensors(node)) and node.target is not operator.getitem:
                 self._call(node)
         for k, one in enumerate(self.outputs):
-            self._add(GraphOperator(f"output.{k}", OUTPUT, (self._name(one),), (), target=one.name))
+            self._add(GraphOperator(f"output.{k}", OUTPUT, (self._name(one),), (), target=one.name), {})
         return ModuleGraph(tuple(self.operators), self.values)
 
     def _name(self, node: Node) -> str:
@@ -277,16 +275,14 @@ class _GraphBuilder:
         trained = kind not in CUTTING and any(self.values[name].needs_grad for name in inputs)
         self._add(op, tensors, trained)
 
-    def _add(
-        self, op: GraphOperator, tensors: dict[str, Tensor] | None = None, trained: bool = False
-    ) -> None:
+    def _add(self, op: GraphOperator, tensors: dict[str, Tensor], trained: bool = False) -> None:
         """Append an operator with its values, and relays of them.
 
         A value with a gradient and several consumers gets a copy that may lie in another layout: so an
         all-reduce can become a reduce-scatter and all-gathers, with operators on the shards between.
         """
         self.operators.append(op)
-        for name, tensor in (tensors or {}).items():
+        for name, tensor in tensors.items():
             floating = tensor.dtype.is_floating_point
             grad, shape = trained and floating and name in self.felt, tuple(map(int, tensor.shape))
             value = self.values[name] = GraphValue(name, shape, floating, tensor.element_size(), grad)

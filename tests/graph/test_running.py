@@ -45,10 +45,8 @@ class TimedPair(nn.Module):
 
     def __init__(self, given: int, made: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.GroupNorm(4, given), nn.GroupNorm(4, made)])
-        self.convs = nn.ModuleList(
-            [nn.Conv2d(given, made, 3, padding=1), nn.Conv2d(made, made, 3, padding=1)]
-        )
+        self.norms = nn.ModuleList(nn.GroupNorm(4, size) for size in (given, made))
+        self.convs = nn.ModuleList(nn.Conv2d(size, made, 3, padding=1) for size in (given, made))
         self.time, self.shortcut = nn.Linear(32, made), nn.Conv2d(given, made, 1)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
@@ -64,15 +62,13 @@ class DiffusionUNet(nn.Module):
         super().__init__()
         self.before, self.inside, self.after = (TimedPair(16, 16), TimedPair(32, 32), TimedPair(48, 16))
         self.down, self.up = nn.Conv2d(16, 32, 3, 2, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.norm, self.qkv, self.out = nn.GroupNorm(4, 32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.attention = QueryAttention(32, 4, 4)
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         skip = self.before(x, time)
         h = self.inside(self.down(skip), time)
-        pixels = self.norm(h).flatten(2).transpose(1, 2)
-        heads = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(pixels).chunk(3, -1))
-        attended = functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-        h = h + self.out(attended).transpose(1, 2).unflatten(2, h.shape[2:])
+        pixels = h.flatten(2).transpose(1, 2)
+        h = self.attention(pixels, pixels).transpose(1, 2).unflatten(2, h.shape[2:])
         h = self.up(functional.interpolate(h, scale_factor=2.0))
         return self.after(torch.cat([h, skip], 1), time)
 

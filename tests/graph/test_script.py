@@ -1,6 +1,5 @@
 """The Python file of a plan: torch's own styles run it, with its collectives."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -78,6 +77,14 @@ def run_script(name: str, text: str) -> dict[str, Any]:
     return {"ran": ran, "close": close}
 
 
+def check_styles(workers: Workers, name: str, text: str, listed: list[str]) -> None:
+    assert "parallelize_module" in text
+    for answer in workers.run(run_script, name, text):
+        assert answer["close"]
+        assert sum(answer["ran"].values()) == len(listed)
+        assert all(any(kind in ran for kind in listed) for ran in answer["ran"])
+
+
 def plan_of(name: str, *shape: int, **options: Any) -> GraphPlan:
     module = load_module(f"tests.graph.test_script:{name}")
     return plan_module(module, make_inputs([shape]), mesh(2), **options).plan
@@ -86,12 +93,7 @@ def plan_of(name: str, *shape: int, **options: Any) -> GraphPlan:
 @pytest.mark.parametrize("name", ["products", "gated", "inside"])
 def test_the_file_runs_the_plan_with_its_collectives(two: Workers, name: str) -> None:
     plan = plan_of(name, 2, 1024, 2048)
-    text, listed = plan_script(plan), Counter(c.step.kind for c in plan.collectives)
-    assert "parallelize_module" in text
-    for answer in two.run(run_script, name, text):
-        assert answer["close"]
-        assert sum(answer["ran"].values()) == sum(listed.values())
-        assert all(any(kind in ran for kind in listed) for ran in answer["ran"])
+    check_styles(two, name, plan_script(plan), [c.step.kind for c in plan.collectives])
 
 
 def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
@@ -101,10 +103,7 @@ def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
     plan = plan_of("normed", 1, 8192, 2048, memory=memory)
     text = plan_script(plan)
     assert '"*.norm": tp.SequenceParallel(sequence_dim=1' in text
-    listed = Counter(c.step.kind for c in plan.collectives if c.of == "activation")
-    for answer in two.run(run_script, "normed", text):
-        assert answer["close"]
-        assert sum(answer["ran"].values()) == sum(listed.values())
+    check_styles(two, "normed", text, [c.step.kind for c in plan.collectives if c.of == "activation"])
 
 
 class Scaled(nn.Module):
