@@ -131,13 +131,13 @@ def signed(call: RuleCall) -> Iterator[Split]:
     for letter in dict.fromkeys(chain(out, *names)):
         if letter.startswith("X") or (labels.get(letter) == "groups" and groups % call.ranks):
             continue
-        places: list[Place] = []
+        made, places = out.index(letter) if letter in out else PARTIAL, list[Place]()
         sizes = [dict(zip(own, shape, strict=True)).get(letter, 0)
                  for own, shape in zip(names, call.inputs, strict=True)]  # fmt: skip
         for term, own, size in zip(terms, names, sizes, strict=False):
-            added = PARTIAL if term.startswith("+") and letter not in out else None
-            places.append(own.index(letter) if size > 1 or (size and max(sizes) == 1) else added)
-        made = out.index(letter) if letter in out else PARTIAL
+            there = size > 1 or (size and max(sizes) == 1)
+            added = PARTIAL if term.startswith("+") and made == PARTIAL else None
+            places.append(own.index(letter) if there else added)
         number = str(out.index(letter)) if letter[1:] else ""
         yield named(labels.get(letter[0], letter[0]) + number, places, [made] * len(call.outputs))
 

@@ -14,6 +14,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from textwrap import shorten
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -132,15 +133,14 @@ def _quiet() -> Iterator[None]:
 
 def _export_sentence(module: nn.Module, error: BaseException) -> str:
     """Say in one sentence why and where an export failed: the user's line, and the part that ran there."""
-    frame, place, part = error.__traceback__, "", ""
+    place = part = ""
     paths = {id(one): f", in {path} ({type(one).__name__})" for path, one in module.named_modules() if path}
-    while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        part = paths.get(id(frame.tb_frame.f_locals.get("self")), part)
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        part = paths.get(id(frame.f_locals.get("self")), part)
         library = "/torch/" in file or Path(file).parent == Path(importlib.__file__).parent.parent
         if not (library or "darts_parallel" in file or file.startswith("<")):
-            place = f" at {file}:{frame.tb_lineno} in {frame.tb_frame.f_code.co_name}"
-        frame = frame.tb_next
+            place = f" at {file}:{line} in {frame.f_code.co_name}"
     text = shorten(str(error).partition(". ")[0].rstrip(" ."), 160, placeholder=" ...")
     rule, better = "torch.export cannot capture it", "inputs of the shapes that its forward takes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
@@ -149,9 +149,8 @@ def _export_sentence(module: nn.Module, error: BaseException) -> str:
         rule, better = "it leaves torch for NumPy", "torch's own operators in the place of NumPy's"
     elif "scalar types: Long" in text:
         better = "whole numbers, e.g. inputs=[[2,128,long]]"
-    return (
-        f"module {type(module).__name__}: {rule}{place}{part} ({type(error).__name__}: {text}); try {better}."
-    )
+    said = f"{rule}{place}{part} ({type(error).__name__}: {text})"
+    return f"module {type(module).__name__}: {said}; try {better}."
 
 
 def capture_module(
@@ -265,10 +264,10 @@ class _GraphBuilder:
     def _call(self, node: Node) -> None:
         kind, tensors = _kind(node.target), _tensors(node)
         inputs = tuple(self._name(one) for one in _sources(node))
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        stack = ["", *(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())]
         given: Any = normalize_function(node.target, node.args, node.kwargs, None, None, True)  # type: ignore
         op = GraphOperator(
-            node.name, kind, inputs, tuple(tensors), str(stack[-1][0]) if stack else "",
+            node.name, kind, inputs, tuple(tensors), stack[-1],
             pointwise=torch.Tag.pointwise in getattr(node.target, "tags", ()),
             arguments=given.kwargs if given else {}, node=node,
         )  # fmt: skip
