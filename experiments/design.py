@@ -46,7 +46,7 @@ class DesignStudyOptions(StudyOptions):
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     seeds: list[int] = field(default_factory=lambda: [*range(5)])
     calls: int = 300
-    seconds: float = 2.0
+    seconds: float = 2.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +154,7 @@ def coordinate(f: Account, x: Array, rng: np.random.Generator) -> None:
                 if (found := f(y)) < value:
                     x, value = y, found
                     break
-        step = step if value < before else step / 2
+        step /= 1 if value < before else 2
 
 
 def one_loop(f: Account, start: Array, rng: np.random.Generator) -> None:
@@ -220,8 +220,7 @@ def truth(case: str) -> Truth:
     """Solve a case to a tenth of the smallest gap that any method is asked for."""
     (designer, answer, _), (_, usual, _) = prove(case, ENOUGH / 10), prove(case, GAPS[-1])
     (pricing,) = designer.branches[0].pricings
-    fits = (pricing.needs <= 1 + 1e-9).all(1)
-    reference = pricing.at_start.heights[fits].min(initial=inf)
+    reference = pricing.at_start.heights[(pricing.needs <= 1 + 1e-9).all(1)].min(initial=inf)
     return exp(reference), answer.bound_iteration_time_s, usual.planner_calls
 
 
@@ -242,8 +241,7 @@ def spend(task: tuple[str, str, int, DesignStudyOptions, Truth]) -> list[Spendin
                 solve(planner, start, rng)
                 start = rng.normal(size=planner.size) * 0.5
         for gap in GAPS:
-            hits = (call[:2] for call in planner.trace if call[2] <= log(bound * (1 + gap)))
-            reached += next(hits, (inf, inf))
+            reached += next((c[:2] for c in planner.trace if c[2] <= log(bound * (1 + gap))), (inf, inf))
         last = planner.trace[-1]
     best = exp(last[2])
     return [Spending(case, method, seed, reference, bound, best, best / bound - 1.0, *last[:2], *reached)]
@@ -294,8 +292,8 @@ def run(options: DesignStudyOptions) -> int:
     """Run every method on every case; returns the exit status."""
     for method, library in LIBRARY.items():
         if method in options.methods and find_spec(library) is None:
-            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; "
-                              "try pip install -e '.[rivals]'.")  # fmt: skip
+            near = "pip install -e '.[rivals]'"
+            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; try {near}.")
     study = Study(
         "design", "The best use of a budget for hardware: do slopes need fewer calls than black boxes?",
         "what cannot be enumerated, discrete choices, and arXiv 2506.15006, whose tables could not be read.",

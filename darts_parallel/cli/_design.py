@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from darts_parallel.config import FOLDER, parse, run_folder, run_subcommand
+from darts_parallel.config import FOLDER, parse, require, run_folder, run_subcommand
 from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Answer, Design, Designer, read_design, scaled_config, upgrades
-from darts_parallel.errors import ConfigError
 from darts_parallel.plan import read_plan, required_config, write_json, write_text
 from darts_parallel.planner import plan
 from darts_parallel.problem import Problem
@@ -60,8 +59,8 @@ def main(arguments: Sequence[str]) -> None:
 def run(arguments: Sequence[str]) -> list[str]:
     """Solve a design or weigh upgrades, write the files, and return the lines of the report."""
     options = parse(DesignOptions, [a for a in arguments if not a.startswith(FOLDER)])
-    if bool(options.design) == bool(options.plan):
-        raise ConfigError("design or plan must be given, and not both; try design=buyers.")
+    either = bool(options.design) != bool(options.plan)
+    require(either, "design or plan", "be given, and not both", "design=buyers")
     out = run_folder(arguments)
     lines = upgrade_lines(options.plan, out) if options.plan else design_lines(options, out)
     return [*lines, f"files: {out}"]

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from darts_parallel.config import Config
+from darts_parallel.config import Config, require
 from darts_parallel.errors import ConfigError, closest
 from darts_parallel.problem import Cluster, Problem
 
@@ -34,10 +34,8 @@ def places(name: str, cluster: Cluster) -> list[Place]:
     """Return the places whose figure a name means; refuse what the cluster lacks or cannot change alone."""
     match = re.fullmatch(r"(?:nodes\.(\d{1,4})\.)?(\w+\.\w+)", name)
     if match is None or match[2] not in FIGURES:
-        raise ConfigError(
-            f"design.knobs.{name} must be one of {', '.join(FIGURES)}, or nodes.0. and one of them; "
-            "try device.peak_flops."
-        )
+        raise ConfigError(f"design.knobs.{name} must be one of {', '.join(FIGURES)}, or nodes.0. and one of "
+                          "them; try device.peak_flops.")  # fmt: skip
     part, devices = match[2].split(".")[0], [group.device.name for group in cluster.groups]
     own = [i for i, g in enumerate(cluster.groups) if part != "inter_node" or g.inter_node is not None]
     if match[1] is None:
@@ -45,10 +43,8 @@ def places(name: str, cluster: Cluster) -> list[Place]:
     alone = [i for i in own if part != "device" or devices.count(devices[i]) == 1]
     if int(match[1]) not in alone:
         near = f"nodes.{closest(int(match[1]), alone)}.{match[2]}" if alone else match[2]
-        raise ConfigError(
-            f"design.knobs.{name} must name a node group, counted from 0, whose {part} no other shares; "
-            f"try {near}."
-        )
+        rule = f"name a node group, counted from 0, whose {part} no other shares"
+        require(False, f"design.knobs.{name}", rule, near)
     return [int(match[1])]
 
 

@@ -75,9 +75,8 @@ class Pricing:
                 inside.setdefault((figure_of(name), place), []).append(index)
         products = list(dict.fromkeys(map(tuple, inside.values())))
         self._places = [(*place, products.index(tuple(own))) for place, own in inside.items()]
-        every = range(len(knobs.names))
-        self.factors: Array = np.array([[float(k in own) for k in every] for own in products])
-        self.factors.shape = len(products), len(every)
+        every = [[float(knob in own) for knob in range(len(knobs.names))] for own in products]
+        self.factors: Array = np.reshape(every, (len(products), len(knobs.names)))
         self.start = np.clip(0.0, knobs.low, knobs.high)
         self.ample = problem.with_devices(lambda device: replace(device, memory=device.memory * AMPLE))
         self.spaces = outer_spaces(self.ample)

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
-from darts_parallel.config import config_dir, require_at_least, require_member, require_members
+from darts_parallel.config import config_dir, require, require_at_least, require_member, require_members
 from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, reference
 from darts_parallel.errors import ConfigError
@@ -70,8 +70,8 @@ def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] |
 def design_of(name: str, raw: Any) -> Design:
     """Check what a design file holds."""
     given = _fields("design", raw, DESIGN)
-    if (given["budget"] > 0.0) == (given["target"] > 0.0):
-        raise ConfigError("design.budget or design.target must be given, and not both; try budget=1e6.")
+    either = (given["budget"] > 0.0) != (given["target"] > 0.0)
+    require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
     jobs = [_fields(f"design.jobs.{index}", job, JOB) for index, job in enumerate(given["jobs"])]
     weights = tuple(job["weight"] / sum(job["weight"] for job in jobs) for job in jobs)
     budgets = tuple(sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])}))
@@ -87,13 +87,11 @@ def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str,
     problems = tuple(load_problem([str(o) for o in (*given["overrides"], *job["overrides"])]) for job in jobs)
     for config in (problem.config for problem in problems):
         space, cost = config.space, config.cost
-        if space.kind != "uniform" or space.offload is not None or not cost.knows_stages:
-            raise ConfigError(
-                f"design.jobs must have space=uniform, space.offload=null and cost=analytic, not space="
-                f"{space.kind} with cost={cost.name}; try space=uniform."
-            )
-    if len({problem.cluster.num_devices for problem in problems}) > 1:
-        raise ConfigError(f"{place} must give every job the same cluster; try cluster= in it, not in jobs.")
+        known = space.kind == "uniform" and space.offload is None and cost.knows_stages
+        rule = "have space=uniform, space.offload=null and cost=analytic, not space="
+        require(known, "design.jobs", f"{rule}{space.kind} with cost={cost.name}", "space=uniform")
+    same = len({problem.cluster.num_devices for problem in problems}) == 1
+    require(same, place, "give every job the same cluster", "cluster= in it, not in jobs")
     counts = _counts(problems[0])
     fixed = sum(counts[unit] * p for unit, p in _fields(f"{place}.fixed", given["fixed"], FIXED).items())
     every = {str(key): _knob(str(key), value, problems[0]) for key, value in (knobs | given["knobs"]).items()}
@@ -111,8 +109,8 @@ def _knob(name: str, raw: Any, problem: Problem) -> tuple[float, ...]:
     place, value = f"design.knobs.{name}", reference(name, problem.cluster)
     given = _fields(place, raw, KNOB)
     bounds = [_number(f"{place}.bounds", bound) for bound in given["bounds"]]
-    if len(bounds) != 2 or bounds[0] > bounds[1]:
-        raise ConfigError(f"{place}.bounds={given['bounds']} must be two factors that rise; try [0.25,4].")
+    rises = len(bounds) == 2 and bounds[0] <= bounds[1]
+    require(rises, f"{place}.bounds={given['bounds']}", "be two factors that rise", "[0.25,4]")
     if value <= 0.0:
         raise ConfigError(f"{place} must be a figure above 0 on this cluster; leave it out or try {MEMORY}.")
     count = _counts(problem, name.split(".")[1] if name.startswith("nodes.") else "")[given["per"]]
@@ -122,15 +120,14 @@ def _knob(name: str, raw: Any, problem: Problem) -> tuple[float, ...]:
 
 def _fields(place: str, raw: Any, rules: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a mapping, checked by the rules of its keys, and the defaults of what it lacks."""
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{place}={raw} must hold keys; try {', '.join(rules)}.")
+    require(isinstance(raw, dict), f"{place}={raw}", "hold keys", ", ".join(rules))
     require_members(f"{place}: key", map(str, raw), tuple(rules))
     found = {}
     for key, rule in rules.items():
         value, default = raw.get(key), rule[0] if isinstance(rule, tuple) else rule
         kind = rule if isinstance(rule, type) else type(default)
-        if value in (None, [], {}) and isinstance(rule, type):
-            raise ConfigError(f"{place}.{key} must be given; try {WORDS[kind]}, as in design=buyers.")
+        left_out = value in (None, [], {}) and isinstance(rule, type)
+        require(not left_out, f"{place}.{key}", "be given", f"{WORDS[kind]}, as in design=buyers")
         found[key] = value = default if value is None else value
         if isinstance(rule, tuple):
             require_member(f"{place}.{key}", str(value), rule)
@@ -143,7 +140,6 @@ def _fields(place: str, raw: Any, rules: dict[str, Any]) -> dict[str, Any]:
 
 def _number(place: str, value: Any, *, strict: bool = True) -> float:
     """Return a number above 0, or from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{place}={value} must be a number; try 1.0.")
+    require(type(value) in (int, float), f"{place}={value}", "be a number", "1.0")
     require_at_least(place, value, 0, strict=strict)
     return float(value)

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from darts_parallel.config import require
 from darts_parallel.design.bound import ROUNDS, Array, dual_bound, log_tangents
 from darts_parallel.design.figures import FIGURES, MEMORY, figure_of
 from darts_parallel.design.pricing import Priced, Pricing
 from darts_parallel.design.request import Design, Option
-from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.errors import InfeasibleError
 from darts_parallel.plan import Plan
 
 MOST_POINTS = 60  # at which the plans of one discrete choice are priced for one budget
@@ -33,7 +34,7 @@ class Branch:
     Attributes:
         plans: Number of the plan by job, `(C, J)`.
         needs, memory: Factors of memory knobs that combinations need, `(C, M)`, and their cost, `(C,)`.
-        points: Where plans were priced, `(n,)` each.
+        points, priced: Where plans were priced, `(n,)` each, and what came out by job.
     """
 
     def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
@@ -42,11 +43,9 @@ class Branch:
         self.knobs, memories = option.knobs.only(~self.is_memory), option.knobs.only(self.is_memory)
         self.pricings = [Pricing(problem, self.knobs, memories) for problem in option.problems]
         sizes = [len(pricing.needs) for pricing in self.pricings]
-        if int(np.prod(sizes)) > MOST_COMBINED:
-            raise ConfigError(
-                f"design.jobs must have at most {MOST_COMBINED} combinations of plans, not {np.prod(sizes)}; "
-                "try fewer jobs, or pins like space.zero_stage=1."
-            )
+        rule = f"have at most {MOST_COMBINED} combinations of plans, not {np.prod(sizes)}"
+        few = int(np.prod(sizes)) <= MOST_COMBINED
+        require(few, "design.jobs", rule, "fewer jobs, or pins like space.zero_stage=1")
         self.plans: Rows = np.indices(sizes).reshape(len(sizes), -1).T
         own = [p.needs[plans] for p, plans in zip(self.pricings, self.plans.T, strict=True)]
         self.needs = np.max(own, axis=0) * (1 + SLACK)
@@ -55,22 +54,17 @@ class Branch:
         self.least, self.most = (float(option.fixed + end) for end in ends)
         self.damping = self.knobs.exponent / (1.0 + self.knobs.exponent)  # settles shares at once
         self.points: list[Array] = []
-        self._priced: list[list[Priced]] = []
-
-    def price_at(self, z: Array) -> None:
-        """Price all plans at log goodness `z`."""
-        self._priced.append([pricing.at(z) if self.points else pricing.at_start for pricing in self.pricings])
-        self.points.append(z)
+        self.priced: list[list[Priced]] = []
 
     def heights(self, point: int) -> Array:
         """Return the log seconds of all combinations at a point by job, `(C, J)`."""
-        jobs = zip(self._priced[point], self.plans.T, strict=True)
+        jobs = zip(self.priced[point], self.plans.T, strict=True)
         return np.stack([priced.heights[plans] for priced, plans in jobs], axis=1)
 
     def lines(self, point: int, rows: Rows, at: Array) -> tuple[Array, Array]:
         """Return b `(c,)` and A `(c, n)`: tangents at `at` of what slopes at a point say of combinations."""
         b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs.names)))
-        jobs = zip(self.weights, self._priced[point], self.plans[rows].T, self.pricings, strict=True)
+        jobs = zip(self.weights, self.priced[point], self.plans[rows].T, self.pricings, strict=True)
         for weight, priced, plans, pricing in jobs:
             at_factors = priced.point.detach().numpy(), at @ pricing.factors.T
             own, steeper = log_tangents(priced.heights[plans], priced.slopes[plans], *at_factors)
@@ -143,8 +137,8 @@ class Answer:
 
     Factors are over the references, elasticities d log(seconds) / d log(figure), savings those by one more
     unit of money: 0 for the knobs at their bound. Several jobs have their weighted geometric mean of seconds.
-    The bound is over all uses of the budget and all even uniform plans. Planner calls are points at which
-    all tables were built for this answer; slopes were asked for at no other.
+    The bound is over all uses of the budget and all even uniform plans; the seconds may be above the optimum
+    by the share `gap`. Planner calls are points at which all tables were built for this answer.
     """
 
     option: Option
@@ -161,11 +155,7 @@ class Answer:
     job_iteration_times_s: list[float]
     plans: list[Plan]
     planner_calls: int
-
-    @property
-    def gap(self) -> float:
-        """Return the share by which the seconds may be above the optimum."""
-        return self.iteration_time_s / self.bound_iteration_time_s - 1.0
+    gap: float
 
 
 class Designer:
@@ -178,7 +168,6 @@ class Designer:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.history: list[tuple[dict[str, float], float]] = []
-        self._told = 0
         self.branches = list[Branch]()
         for option in design.options:
             try:
@@ -195,11 +184,9 @@ class Designer:
             ConfigError: the budget is below the fixed part and the least of every knob.
             InfeasibleError: no plan's memory can be paid.
         """
-        if self.least > budget:
-            raise ConfigError(
-                f"design.budget={budget:g} must be above the fixed part and the least of every knob, "
-                f"{self.least:g}; try {self.least * 1.2:.3g}."
-            )
+        rule = f"be above the fixed part and the least of every knob, {self.least:g}"
+        require(self.least <= budget, f"design.budget={budget:g}", rule, f"{self.least * 1.2:.3g}")
+        before = len(self.history)
         open_, best = [b for b in self.branches if b.least <= budget], Use(inf, self.branches[0])
         for branch in open_:
             best = branch.incumbent(budget, best)
@@ -220,7 +207,8 @@ class Designer:
                 f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
                 "try a larger budget, or lower bounds."
             )
-        return self._answer(best, min(best.value, *bounds.values()), budget, elasticities)
+        calls = len(self.history) - before
+        return self._answer(best, min(best.value, *bounds.values()), budget, calls, elasticities)
 
     def reach(self, seconds: float) -> Answer:
         """Find the least budget, within the tolerance, for which an iteration takes `seconds`.
@@ -229,11 +217,9 @@ class Designer:
             ConfigError: the highest of every knob does not suffice.
         """
         low, high = self.least, max(branch.most for branch in self.branches)
-        answer = self.solve(high)
-        if answer.iteration_time_s > seconds:
-            best = answer.iteration_time_s
-            raise ConfigError(f"design.target={seconds:g} must be above what the highest of every knob "
-                              f"reaches, {best:.4g} s; try {best * 1.05:.4g}.")  # fmt: skip
+        best = self.solve(high).iteration_time_s
+        rule = f"be above what the highest of every knob reaches, {best:.4g} s"
+        require(best <= seconds, f"design.target={seconds:g}", rule, f"{best * 1.05:.4g}")
         goal, step = log(seconds) - log1p(self.design.tolerance / 2), log1p(self.design.tolerance / 10)
         while True:
             top = high
@@ -248,13 +234,14 @@ class Designer:
 
     def price(self, branch: Branch, z: Array, budget: float, best: Use) -> Use:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
-        branch.price_at(z)
+        branch.priced.append([job.at(z) if branch.points else job.at_start for job in branch.pricings])
+        branch.points.append(z)
         best = branch.incumbent(budget, best)
         costs = dict(zip(branch.knobs.names, branch.knobs.cost(z).tolist(), strict=True))
         self.history.append((costs, exp(best.value)))
         return best
 
-    def _answer(self, best: Use, bound: float, budget: float, sloped: bool) -> Answer:
+    def _answer(self, best: Use, bound: float, budget: float, calls: int, sloped: bool) -> Answer:
         """Return what was found in the units of the figures."""
         _, branch, point, row = best
         knobs, bought = branch.option.knobs, ~branch.is_memory
@@ -269,11 +256,10 @@ class Designer:
         def by_name(column: Array) -> dict[str, float]:
             return dict(zip(knobs.names, column.tolist(), strict=True))
 
-        calls, self._told = len(self.history) - self._told, len(self.history)
         plans = [p.plan(number) for p, number in zip(branch.pricings, branch.plans[row], strict=True)]
         return Answer(
             branch.option, by_name(factor * knobs.reference), by_name(factor), by_name(cost),
             by_name(sense * slopes), by_name(saved), [*knobs.only(most).names],
             branch.option.fixed + float(cost.sum()), budget, exp(best.value), exp(bound),
-            np.exp(branch.heights(point)[row]).tolist(), plans, calls,
+            np.exp(branch.heights(point)[row]).tolist(), plans, calls, exp(best.value - bound) - 1.0,
         )  # fmt: skip

@@ -19,33 +19,22 @@ from darts_parallel.problem import Problem, load_problem
 
 JOB = ["model=toy", "training=toy", "space=uniform", "space.zero_stage=1", "space.out_of_memory=0.5"]
 TOY: dict[str, Any] = {
-    "unit": "USD",
-    "budget": 900.0,
+    "unit": "USD", "budget": 900.0, "jobs": [{"overrides": JOB}],
     "options": {"two": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}}},
-    "jobs": [{"overrides": JOB}],
     "knobs": {
-        "device.peak_flops": {"price": 40, "exponent": 1.3},
-        "device.memory": {"price": 30},
+        "device.peak_flops": {"price": 40, "exponent": 1.3}, "device.memory": {"price": 30},
         "device.memory_bandwidth": {"price": 20, "exponent": 1.2},
         "intra_node.bandwidth": {"price": 15, "exponent": 1.1},
         "inter_node.bandwidth": {"price": 25, "per": "node", "exponent": 1.1},
         "inter_node.latency": {"price": 10, "per": "node"},
     },
-}
+}  # fmt: skip
 MIXTURE = ["model=toy_moe", "training=toy_moe", "cluster=toy", "space=uniform"]
 
 
-def write(folder: Path, changes: dict[str, Any]) -> None:
-    (folder / "mine.yaml").write_text(json.dumps(TOY | changes))
-
-
 def written(folder: Path, **changes: Any) -> Design:
-    write(folder, changes)
+    (folder / "mine.yaml").write_text(json.dumps(TOY | changes))
     return read_design("mine", folder)
-
-
-def pricing_of(design: Design) -> Pricing:
-    return Designer(design).branches[0].pricings[0]
 
 
 def log_seconds(pricing: Pricing, z: Array) -> Array:
@@ -58,8 +47,8 @@ KINDS = [[], ["space.recompute=[none,full]", "cost.schedule=1f1b"], MIXTURE,
 
 @pytest.mark.parametrize("more", KINDS)
 def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path, more: list[str]) -> None:
-    job = more if more == MIXTURE else [*TOY["jobs"][0]["overrides"], *more]
-    pricing = pricing_of(written(tmp_path, jobs=[{"overrides": job}]))
+    job = more if more == MIXTURE else [*JOB, *more]
+    (pricing,) = Designer(written(tmp_path, jobs=[{"overrides": job}])).branches[0].pricings
     rng = np.random.default_rng(1)
     z = rng.normal(size=5) * 0.3
     priced = pricing.at(z)
@@ -77,16 +66,11 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path,
 def test_the_dual_is_the_least_value_of_the_tangents() -> None:
     knobs = Knobs(("a", "b"), *np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5], [1.0, 1.0]]))
     heights, slopes = np.array([0.0, -0.1, 0.2]), np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]])
-    money = 9.0
-    bound, point = dual_bound(knobs, heights, slopes, money)
-    grid = np.linspace(-1.0, 1.5, 401)
-    first, second = (axis.ravel() for axis in np.meshgrid(grid, grid))
-    z = np.stack([first, second], 1)
-    paid = knobs.cost(z).sum(1) <= money
-    values = (heights + z[paid] @ slopes.T).max(1)
-    assert bound <= values.min() + 1e-9
-    assert bound == pytest.approx(values.min(), abs=5e-3)
-    assert knobs.cost(point).sum() <= money * (1 + 1e-9)
+    bound, point = dual_bound(knobs, heights, slopes, 9.0)
+    z = np.array(list(product(np.linspace(-1.0, 1.5, 401), repeat=2)))
+    least = (heights + z[knobs.cost(z).sum(1) <= 9.0] @ slopes.T).max(1).min()
+    assert least - 5e-3 <= bound <= least + 1e-9
+    assert knobs.cost(point).sum() <= 9.0 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("more", [{}, {"nodes.0.device.peak_flops": {"price": 9}}])
@@ -97,34 +81,26 @@ def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path, mo
     assert 0.0 <= answer.gap <= 1e-3
     assert answer.spent <= design.budget * (1 + 1e-9)
     assert answer.planner_calls <= 12
-    pricing, knobs = pricing_of(design), designer.branches[0].knobs
-    memory, rng = designer.branches[0].memory, np.random.default_rng(2)
+    (branch,), money = designer.branches, design.budget - design.options[0].fixed
+    knobs, memory, rng = branch.knobs, branch.memory, np.random.default_rng(2)
     for _ in range(60):
-        shares = rng.dirichlet(np.ones(len(knobs.names)))
-        rest = design.budget - design.options[0].fixed - np.quantile(memory, rng.random())
-        z = np.log(np.maximum(rest * shares, 1e-9) / knobs.price) / knobs.exponent
+        shares = rng.dirichlet(np.ones(len(knobs.names))) * (money - np.quantile(memory, rng.random()))
+        z = np.log(np.maximum(shares, 1e-9) / knobs.price) / knobs.exponent
         z = np.clip(z, knobs.low, knobs.high)
-        left = design.budget - design.options[0].fixed - knobs.cost(z).sum()
-        fits = memory <= left
-        if fits.any():
-            assert log_seconds(pricing, z)[fits].min() >= np.log(answer.bound_iteration_time_s) - 1e-9
+        found = log_seconds(branch.pricings[0], z)[memory <= money - knobs.cost(z).sum()]
+        assert found.min(initial=np.inf) >= np.log(answer.bound_iteration_time_s) - 1e-9
 
 
 def test_more_money_never_costs_seconds_and_tangents_stay(tmp_path: Path) -> None:
     design = written(tmp_path)
     designer = Designer(design)
-    answers = [designer.solve(factor * design.budget) for factor in design.budgets]
-    assert all(
-        b.iteration_time_s <= a.iteration_time_s * (1 + design.tolerance) for a, b in pairwise(answers)
-    )
+    seconds = [designer.solve(factor * design.budget).iteration_time_s for factor in design.budgets]
+    assert all(more <= less * (1 + design.tolerance) for less, more in pairwise(seconds))
     assert designer.solve(design.budget).planner_calls == 0
 
 
 def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
-    options = {
-        "dear": {"overrides": ["cluster=toy"], "fixed": {"gpu": 60}},
-        "cheap": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}},
-    }
+    options = {"dear": {"overrides": ["cluster=toy"], "fixed": {"gpu": 60}}, "cheap": TOY["options"]["two"]}
     answer = Designer(written(tmp_path, options=options)).solve(900.0)
     single = Designer(written(tmp_path)).solve(900.0)
     assert answer.option.name == "cheap"
@@ -133,7 +109,7 @@ def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
 
 
 def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
-    job = ["model=toy", "training=toy", "space=uniform", "space.zero_stage=1", "space.pp=2"]
+    job = [*JOB[:4], "space.pp=2"]
     jobs = [{"overrides": job}, {"overrides": [*job, "training.seq_len=32"], "weight": 3}]
     answer = Designer(written(tmp_path, jobs=jobs)).solve(900.0)
     assert (len(answer.plans), answer.gap <= 1e-3) == (2, True)
@@ -143,7 +119,7 @@ def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, {})
+    written(tmp_path)
     out = tmp_path / "run"
     main(["design=mine", f"folder={tmp_path}", "budgets=[1.2]", f"hydra.run.dir={out}"])
     found = json.loads((out / "design.json").read_text())
@@ -153,10 +129,8 @@ def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     plan = json.loads((out / found["plan"]).read_text())
     assert plan["predicted"]["iteration_time_s"] == pytest.approx(found["iteration_time_s"], rel=1e-9)
     assert plan["predicted"]["feasible"]
-    sensitivity = plan["sensitivity"]
-    assert found["elasticities"]["inter_node.bandwidth"] == pytest.approx(
-        sensitivity["inter_node.bandwidth"], abs=1e-9
-    )
+    name = "inter_node.bandwidth"
+    assert found["elasticities"][name] == pytest.approx(plan["sensitivity"][name], abs=1e-9)
     assert found["layerwise_iteration_time_s"] <= found["iteration_time_s"] * (1 + 1e-9)
     assert len((out / "pareto.csv").read_text().splitlines()) == 3
     assert "planner calls" in capsys.readouterr().out
@@ -171,11 +145,12 @@ def upgrades_are_of_the_plan(plan: Path, seconds: float, out: Path) -> None:
     assert set(rows) == set(FIGURES)
     for name, row in rows.items():
         assert row["replanned"] >= row["saved"] - 1e-9, name  # the plan is the best even uniform one here
-    better = [f"cluster.inter_node.bandwidth_GBps={rows['inter_node.bandwidth']['after'] / 1e9}"]
-    again = load_problem([*TOY["jobs"][0]["overrides"], "cluster=toy", *better])
-    assert rows["inter_node.bandwidth"]["to"] == "10 % better"
-    assert again.cluster.inter_node.bandwidth == pytest.approx(rows["inter_node.bandwidth"]["before"] * 1.1)
-    assert 0.0 < rows["inter_node.bandwidth"]["saved"] < 0.1
+    row = rows["inter_node.bandwidth"]
+    better = f"cluster.inter_node.bandwidth_GBps={row['after'] / 1e9}"
+    again = load_problem([*JOB, "cluster=toy", better])
+    assert row["to"] == "10 % better"
+    assert again.cluster.inter_node.bandwidth == pytest.approx(row["before"] * 1.1)
+    assert 0.0 < row["saved"] < 0.1
 
 
 def test_the_least_budget_for_a_target(tmp_path: Path) -> None:
@@ -218,14 +193,12 @@ BAD = [
 def test_bad_input_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], said: str
 ) -> None:
-    write(tmp_path, changes)
+    (tmp_path / "mine.yaml").write_text(json.dumps(TOY | changes))
     with pytest.raises(SystemExit) as ended:
         main(["design=mine", f"folder={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}"])
     assert ended.value.code == 2
     sentence = capsys.readouterr().err
-    assert said in sentence
-    assert sentence.count("\n") == 1
-    assert "try" in sentence
+    assert (said in sentence, "try" in sentence, sentence.count("\n")) == (True, True, 1)
 
 
 @pytest.mark.parametrize("argument", ["design=nobody", "budgit=3", "design=buyers plan=p", "plan=no"])
@@ -245,11 +218,8 @@ def test_no_memory_that_can_be_paid_is_refused(tmp_path: Path) -> None:
 def test_every_combination_of_factors_is_priced_like_the_configuration(tmp_path: Path) -> None:
     (branch,) = Designer(written(tmp_path)).branches
     (pricing,), (problem,) = branch.pricings, branch.option.problems
-    for signs in list(product([-0.4, 0.4], repeat=5))[::9]:
-        z = np.array(signs)
-        factors = {
-            name: float(np.exp(FIGURES[name][0] * y)) for name, y in zip(branch.knobs.names, z, strict=True)
-        }
+    for z in list(product([-0.4, 0.4], repeat=5))[::9]:
+        factors = {n: float(np.exp(FIGURES[n][0] * y)) for n, y in zip(branch.knobs.names, z, strict=True)}
         changed = Problem.from_config(scaled_config(problem, factors))
         seconds = evaluate(pricing.plan(0), changed).iteration_time_s
-        assert np.log(seconds) == pytest.approx(log_seconds(pricing, z)[0], abs=1e-9)
+        assert np.log(seconds) == pytest.approx(log_seconds(pricing, np.array(z))[0], abs=1e-9)
