@@ -249,7 +249,7 @@ def _activations(
     training, device, choices = stage.training, stage.device, stage.choices
     formula = activation_bytes(
         layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, stage.width,
-        training.recompute_modules,
+        training.recompute_modules, stage.software,
     )  # fmt: skip
     for own in added.values():
         formula["none"] = formula["none"] + own.kept

@@ -22,6 +22,8 @@ class StateBytes:
     optimizer: float
     copy: float = 0.0
     """A 16-bit gradient beside the float32 one that accumulates it."""
+    step: float = 0.0
+    """Copies that the optimizer's step makes; the allocator keeps their room."""
 
 
 ROUNDING = 4e-12
@@ -40,7 +42,8 @@ def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> 
     if precision == "fp32":
         return StateBytes(4.0, 4.0, moments)
     bits = software.gradient_bits or (16 if precision == "fp16" else 32)
-    return StateBytes(2.0, bits / 8.0, 4.0 + moments, 2.0 * (software.gradient_copy and bits > 16))
+    copy = 2.0 * (software.gradient_copy and bits > 16)
+    return StateBytes(2.0, bits / 8.0, 4.0 + moments, copy, software.step_bytes)
 
 
 def padded_vocabulary(vocab_size: int, tp: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: 
     def sharded(size: float, from_stage: int) -> Tensor:
         return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
 
-    per_parameter = sharded(state.optimizer, 1) + sharded(state.gradient + state.copy, 2)
+    per_parameter = sharded(state.optimizer + state.step, 1) + sharded(state.gradient + state.copy, 2)
     return parameters * (per_parameter + sharded(state.parameter, 3))
 
 
@@ -120,7 +123,7 @@ def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: 
 
 def activation_bytes(
     layer: LayerSpec, tokens: Tensor, seq_len: int, tp: Tensor, sequence_shards: Tensor, width: int,
-    modules: Sequence[str] = ("core_attn",),
+    modules: Sequence[str] = ("core_attn",), software: Software = COMMON,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
 
@@ -128,6 +131,7 @@ def activation_bytes(
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
         tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
         width: Bytes of one element (the specification counts for 2).
+        software: Says what a framework keeps beyond that.
 
     Returns:
         `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are
@@ -135,11 +139,20 @@ def activation_bytes(
     """
     scale = width / 2.0
     linear = layer.replicated_activation_bytes / sequence_shards + layer.sharded_activation_bytes / tp
+    if layer.kind == "loss":
+        linear = linear * (software.loss_bytes / COMMON.loss_bytes)
+    if software.gathered_inputs:
+        inputs = sum(gemm.in_features for gemm in layer.gemms if gemm.split in ("column", "vocabulary"))
+        linear = linear + 2.0 * inputs * (1.0 - 1.0 / sequence_shards)
+    mlps = [part.gemms for part in layer.parts if part.module == "mlp" and software.gate_kept]
+    gate = sum((2.0 * (ins.out_features - out.in_features) / tp for ins, out in mlps), torch.zeros_like(tp))
+    linear = linear + gate
     scores = layer.score_bytes * seq_len / tp
     kept = tokens * scale * (linear + scores)
     if not layer.recomputable:
         return {"none": kept, "selective": kept, "full": kept}
     dropped = scores if "core_attn" in modules else torch.zeros_like(scores)
+    dropped = dropped + gate if "mlp" in modules else dropped
     for part in layer.parts:
         if part.module in modules:
             dropped = dropped + part.replicated_activation_bytes / sequence_shards

@@ -36,4 +36,5 @@ from darts_parallel.problem.software import ANY as ANY
 from darts_parallel.problem.software import COMMON as COMMON
 from darts_parallel.problem.software import HABITS as HABITS
 from darts_parallel.problem.software import Software as Software
+from darts_parallel.problem.software import with_habits as with_habits
 from darts_parallel.problem.state_space import tensor_divided as tensor_divided

@@ -19,7 +19,10 @@ from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
-HABITS = ("gradient_bits", "owner_broadcast_ms", "single_ring", "gradient_copy")
+HABITS = (
+    "gradient_bits", "owner_broadcast_ms", "single_ring", "gradient_copy",
+    "step_bytes", "loss_bytes", "gathered_inputs", "gate_kept",
+)  # fmt: skip
 OFFSETS = "offsets"
 
 
@@ -36,6 +39,14 @@ class Software:
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its adapters."""
     gradient_copy: bool = False
     """The 16-bit gradient stays in memory beside the float32 one that accumulates it."""
+    step_bytes: float = 0.0
+    """Bytes a parameter, sharded as the optimizer's state, that its step takes and the allocator keeps."""
+    loss_bytes: float = 6.0
+    """Bytes a logit of a micro-batch: 16 bits and the softmax in float32, as in Megatron's cross-entropy."""
+    gathered_inputs: bool = False
+    """Products keep the whole inputs that sequence parallelism gathers for them, not a rank's part."""
+    gate_kept: bool = False
+    """A gated MLP keeps the gate's activation, which fused kernels compute again."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Fields of `DeviceConfig` that the framework decides, by name."""
     offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -52,6 +63,12 @@ class Software:
 
 
 COMMON = Software()
+
+
+def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
+    """Build a framework of its habits alone: those of `facts` that `HABITS` names."""
+    habits = {key: facts[key] for key in HABITS if key in facts}
+    return Software(name, owner_broadcast=habits.pop("owner_broadcast_ms", 0.0) * 1e-3, **habits)
 
 
 def software_names() -> list[str]:
@@ -75,9 +92,10 @@ def read_software(name: str | None) -> Software:
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
     offsets = data.pop(OFFSETS, {})
-    gradient, broadcast, ring, copy = (data.pop(key, None) for key in HABITS)
+    software = with_habits(name, data)
+    data = {key: value for key, value in data.items() if key not in HABITS}
     known = {entry.name for entry in fields(DeviceConfig)}
     for key in (*data, *offsets):
         if key not in known:
             raise ConfigError(f"conf/software/{name}.yaml: {key} is not a field of a device.")
-    return Software(name, gradient, (broadcast or 0.0) * 1e-3, bool(ring), bool(copy), data, offsets)
+    return replace(software, values=data, offsets=offsets)

@@ -161,9 +161,9 @@ SHARE = 0.8
 """Share of the runs that an interval holds."""
 NEW = ("source", "family")
 """Kinds that are like what is asked for next."""
-FLOOR = 0.05
-"""Smallest spread: repeats differ by 1.0 % in the median and 4.6 % for nine of ten."""
-OWN_SPREADS = tuple(float(f"{FLOOR * 1.08**n:.3g}") for n in range(30))
+FLOOR = 0.02
+"""Smallest spread: that of one run, where repeats differ by 1.0 % in the median and 4.6 % for nine of ten."""
+OWN_SPREADS = tuple(float(f"{FLOOR * 1.08**n:.3g}") for n in range(42))
 WIDENINGS = tuple(float(f"{1.1**n:.3g}") for n in range(24))
 Floats = NDArray[np.float64]
 

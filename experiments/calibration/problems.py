@@ -22,8 +22,9 @@ from darts_parallel.config import (
 )
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.plan import LayerStrategy, Plan, check_plan
-from darts_parallel.problem import Problem, Software
+from darts_parallel.problem import Problem, with_habits
 from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
+from experiments.data.table import frameworks
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""
@@ -52,8 +53,8 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
         DartsParallelError: the cost model cannot express it; the message says why.
     """
     config = replace(base_config(), model=_model(run), cluster=_cluster(run), training=_training(run))
-    broadcast = run.owner_broadcast_ms * 1e-3
-    software = Software(run.framework, run.gradient_bits, broadcast, run.single_ring, run.gradient_copy)
+    habits = with_habits(run.framework, frameworks()[run.framework])
+    software = replace(habits, gradient_bits=run.gradient_bits)
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
     return MeasuredCase(run, problem, plan)

@@ -26,8 +26,6 @@ STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "voc
           "sequence_parallel", "precision")  # fmt: skip
 """Cells whose absence a run's note tells."""
 SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
-FACTS = {"fused_attention": True, "owner_broadcast_ms": 0.0, "single_ring": False, "gradient_copy": False}
-"""Fields of a framework that its runs have, and what they are where `words.yaml` does not say."""
 EXPERT_CELLS = {"num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn"}
 HEAD_SIZE = 128
 LORA_RANK = 16
@@ -91,8 +89,8 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
         raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
     shards_sequence = _stated(row, "sequence_parallel", framework.get("sequence_parallel", True))
     result = {
-        **{key: framework.get(key, default) for key, default in FACTS.items()}, **model, **degrees, **batch,
-        **zero, **figures, "framework": framework["name"], "framework_family": framework["family"],
+        "fused_attention": framework.get("fused_attention", True), **model, **degrees, **batch, **zero,
+        **figures, "framework": framework["name"], "framework_family": framework["family"],
         "gradient_bits": row.count("gradient_bits") or framework.get("gradient_bits"),
         "cuda_graphs": "full_iteration" if _stated(row, "cuda_graphs", row.says("recorded")) else "none",
         "fp8_dot_product_attention": _stated(row, "fp8_dot_product_attention", row.says("recorded")),

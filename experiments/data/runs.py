@@ -67,12 +67,6 @@ class MeasuredRun:
     framework_family: str = "default"
     gradient_bits: int | None = None
     """Bits of a gradient on the wire; None: as it is accumulated."""
-    owner_broadcast_ms: float = 0.0
-    """Milliseconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters."""
-    single_ring: bool = False
-    """ZeRO-3 moves each tensor over one ring, by one network adapter of a node."""
-    gradient_copy: bool = False
-    """The 16-bit gradient stays in memory beside the float32 one."""
 
     architecture: str = ""
     """Sizes of mixtures and hybrids: a file of `conf/model`, then fields that differ, as `key=value`."""

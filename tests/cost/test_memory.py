@@ -1,20 +1,26 @@
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.cost.memory import activation_bytes, between_passes, state_bytes, static_bytes
+from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.model import Model
+from darts_parallel.problem.software import Software
 
 H, HEADS, S, B = 256, 8, 128, 2
 
 
-def _block(fused: bool):  # type: ignore[no-untyped-def]
-    config = ModelConfig(
-        name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S
-    )
-    return Model(config, fused).layers[1]
+def _config() -> ModelConfig:
+    return ModelConfig(name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S)
+
+
+def _block(fused: bool) -> LayerSpec:
+    return Model(_config(), fused).layers[1]
 
 
 def _bytes(fused: bool, tp: int, sequence_parallel: bool) -> dict[str, float]:
@@ -33,6 +39,23 @@ def test_activations_are_those_of_korthikanti(tp: int) -> None:
     assert _bytes(False, tp, True)["selective"] == pytest.approx(34 * sbh / tp)
     assert _bytes(False, tp, False)["full"] == pytest.approx(2 * sbh)
     assert _bytes(True, tp, True)["none"] == pytest.approx(34 * sbh / tp)
+
+
+def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_for_the_step() -> None:
+    ffn, vocab, tp, one = 1024, 512, torch.tensor([4.0]), torch.ones(1, 1)
+    config = replace(_config(), vocab_size=vocab, ffn_hidden_size=ffn, gated_mlp=True)
+    _, block, head, loss = Model(config, True).layers
+
+    def more(layer: LayerSpec, sequence_shards: Tensor = tp, **habits: Any) -> float:
+        kept = partial(activation_bytes, layer, one, S, tp, sequence_shards, 2)
+        return float(kept(software=Software(**habits))["none"] - kept()["none"])
+
+    assert more(block, gathered_inputs=True) == 2 * more(head, gathered_inputs=True) == 2 * 2 * H * 3 / 4
+    assert more(block, torch.ones(1), gathered_inputs=True) == 0
+    assert more(block, gate_kept=True) == 2 * ffn / 4
+    assert more(loss, loss_bytes=10) == 4 * vocab / 4
+    bytes_of = partial(static_bytes, one, 2 * one, state=state_bytes("bf16", "adam", Software(step_bytes=12)))
+    assert [float(bytes_of(zero_stage=stage * one)) for stage in (0, 1)] == [30, 18]
 
 
 def test_between_its_two_backward_passes_a_block_holds_what_is_needed_and_never_more_than_it_ever_had() -> (
