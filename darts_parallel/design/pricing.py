@@ -87,11 +87,10 @@ class Pricing:
         legal = torch.cat([cost.feasible for _, _, cost in self._begun])
         self.useful = torch.nonzero(legal & (needs <= most * (1 + ROUNDING)).all(1)).squeeze(1)
         if not len(self.useful):
-            raise InfeasibleError(
-                f"design: the job {problem.config.model.name} fits nowhere on {problem.cluster.name}, where "
-                f"the lightest plan needs {float(needs.amax(1).min()):.3g} times the memory; try a higher "
-                "bound of device.memory, or more nodes."
-            )
+            job, lightest = problem.config.model.name, float(needs.amax(1).min())
+            raise InfeasibleError(f"design: the job {job} fits nowhere on {problem.cluster.name}, where the "
+                                  f"lightest plan needs {lightest:.3g} times the memory; try a higher bound "
+                                  "of device.memory, or more nodes.")  # fmt: skip
         self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), np.exp(memories.low))
         self.at_start = Priced(self._log_seconds(self._begun), point)
 
@@ -99,11 +98,9 @@ class Pricing:
         """Return tables, their even uniform plans and costs where the log goodness of factors is `z`."""
         factors = [(name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places]
         linear = torch.is_grad_enabled() and z.requires_grad
-        tables = (
-            (table, even_uniform_plans(table))
-            for table in build_tables(scaled(self.ample, factors), self.spaces)
-        )
-        return [(table, plans, evaluate_batch(table, plans, linear=linear)) for table, plans in tables]
+        tables = build_tables(scaled(self.ample, factors), self.spaces)
+        planned = ((table, even_uniform_plans(table)) for table in tables)
+        return [(*own, evaluate_batch(*own, linear=linear)) for own in planned]
 
     def _log_seconds(self, priced: Tables) -> Tensor:
         return torch.cat([cost.iteration_time for _, _, cost in priced])[self.useful].log()

@@ -203,10 +203,8 @@ class Designer:
             else:
                 best = self.price(branch, point, budget, best)
         if best.value == inf:
-            raise InfeasibleError(
-                f"design.budget={budget:g} must pay the memory of one plan next to the least of every knob; "
-                "try a larger budget, or lower bounds."
-            )
+            raise InfeasibleError(f"design.budget={budget:g} must pay the memory of one plan next to the "
+                                  "least of every knob; try a larger budget, or lower bounds.")  # fmt: skip
         calls = len(self.history) - before
         return self._answer(best, min(best.value, *bounds.values()), budget, calls, elasticities)
 

@@ -14,7 +14,6 @@ from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Design, Designer, read_design, scaled_config
 from darts_parallel.design.bound import Array, Knobs, dual_bound, log_tangents
 from darts_parallel.design.pricing import Pricing
-from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem import Problem, load_problem
 
 JOB = ["model=toy", "training=toy", "space=uniform", "space.zero_stage=1", "space.out_of_memory=0.5"]
@@ -163,11 +162,9 @@ def test_the_least_budget_for_a_target(tmp_path: Path) -> None:
     assert designer.solve(answer.budget * 0.98).bound_iteration_time_s > target
 
 
-@pytest.mark.parametrize("name", ["buyers", "architects"])
-def test_shipped_designs_are_read(name: str) -> None:
-    design = read_design(name)
-    assert all(option.knobs.names for option in design.options)
-    assert name != "architects" or len(design.options[0].knobs.names) >= 7
+@pytest.mark.parametrize(("name", "least"), [("buyers", 1), ("architects", 7)])
+def test_shipped_designs_are_read(name: str, least: int) -> None:
+    assert min(len(option.knobs.names) for option in read_design(name).options) >= least
 
 
 BAD = [
@@ -186,6 +183,7 @@ BAD = [
     ({"jobs": [{"overrides": ["model=toy", "training=tou"]}]}, "training=tou"),
     ({"jobs": [{"overrides": ["model=llama3_70b", "training=toy", "space=uniform"]}],
       "knobs": {"device.peak_flops": {"price": 1}}}, "fits nowhere"),
+    ({"knobs": {"device.memory": {"price": 1e6, "bounds": [1e-9, 4.0]}}}, "try a larger budget"),
 ]  # fmt: skip
 
 
@@ -207,12 +205,6 @@ def test_bad_arguments_are_one_sentence(argument: str, capsys: pytest.CaptureFix
         main(argument.split())
     assert ended.value.code == 2
     assert "try" in capsys.readouterr().err
-
-
-def test_no_memory_that_can_be_paid_is_refused(tmp_path: Path) -> None:
-    knobs = {"device.memory": {"price": 1e6, "bounds": [1e-9, 4.0]}}
-    with pytest.raises((InfeasibleError, ConfigError), match="try a larger budget"):
-        Designer(written(tmp_path, knobs=knobs)).solve(900.0)
 
 
 def test_every_combination_of_factors_is_priced_like_the_configuration(tmp_path: Path) -> None:
