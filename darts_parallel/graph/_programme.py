@@ -29,6 +29,8 @@ TIE = 1e-8
 """Seconds added to collectives and split parameters when the plan is chosen: of equal plans the simplest."""
 UNIT = 1e-5
 """Seconds of a unit of the programme: HiGHS stops at differences of a millionth of it."""
+SHORT = 1e-3
+"""Seconds of computation from which on `TIE` and `UNIT` are these; of a shorter step they are shares."""
 INTEGRAL = 1e-6
 """Distance from 0 and 1 up to which a solution counts as whole."""
 OPTIMAL, TIME_LIMIT, INFEASIBLE = 0, 1, 2
@@ -57,6 +59,7 @@ class GraphProgramme:
 
     def __init__(self, space: GraphSpace) -> None:
         self.space = space
+        self.scale = min(1.0, max(sum(float(own.min()) for own in space.seconds), 1e-12) / SHORT)
         self.cost: list[float] = []
         self.upper: list[float] = []
         """Largest value of every variable: 0 for what may not be chosen."""
@@ -95,11 +98,11 @@ class GraphProgramme:
     def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
         costs = np.array(self.cost)
-        costs[self.whole :] += TIE * (costs[self.whole :] > 0)
+        costs[self.whole :] += TIE * self.scale * (costs[self.whole :] > 0)
         for first, group in zip(self.first, self.space.groups, strict=True):
             split = [any(label != "none" for label in choice.labels) for choice in group.choices]
             if group.operators[0].op in (PARAMETER, RELAY):
-                costs[first : first + len(split)] += TIE / 10.0 * np.array(split)
+                costs[first : first + len(split)] += TIE / 10.0 * self.scale * np.array(split)
         return costs
 
     def _fan(self, fan: Fan) -> None:
@@ -156,7 +159,7 @@ class GraphProgramme:
                 f"time_limit={limit:g}: HiGHS found no plan in {limit:g} s; try a longer time_limit."
             )
         picks = self.rounded(answer.x)
-        lower = float(relaxed.fun) * UNIT if relaxed.fun is not None else 0.0
+        lower = float(relaxed.fun) * UNIT * self.scale if relaxed.fun is not None else 0.0
         seconds = self.space.total_seconds(picks)
         return ProgrammeAnswer(
             picks, seconds, lower, seconds <= lower * (1.0 + INTEGRAL), answer.status == OPTIMAL,
@@ -189,7 +192,7 @@ class GraphProgramme:
         whole = np.zeros(len(self.cost))
         whole[: self.whole] = integrality
         return milp(
-            costs / UNIT,
+            costs / (UNIT * self.scale),
             constraints=LinearConstraint(*self.constraints()),
             integrality=whole,
             bounds=Bounds(0.0, np.array(self.upper)),
