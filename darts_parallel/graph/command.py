@@ -10,12 +10,12 @@ from darts_parallel.config import (
     FOLDER,
     load_config,
     parse,
+    require,
     require_member,
     require_within,
     run_folder,
     run_subcommand,
 )
-from darts_parallel.errors import ConfigError
 from darts_parallel.graph._picture import picture
 from darts_parallel.graph._template import template_plan
 from darts_parallel.graph.capture import load_module, make_inputs
@@ -85,8 +85,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     job = [one for one in arguments if one not in own and not one.startswith(FOLDER)]
     request = parse(GraphRequest, own)
     for key, example in (("module", "package.file:make_block"), ("inputs", "[[2,2048,2048]]")):
-        if not getattr(request, key):
-            raise ConfigError(f"{key} must be given; try {key}={example}.")
+        require(bool(getattr(request, key)), key, "be given", f"{key}={example}")
     default = [] if any(one.startswith("cluster=") for one in job) else ["cluster=h100_1x8"]
     config = load_config([*default, *job])
     precision = config.training.precision
