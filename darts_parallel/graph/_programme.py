@@ -29,7 +29,7 @@ TIE = 1e-8
 """Seconds added to collectives and split parameters when the plan is chosen: of equal plans the simplest."""
 UNIT = 1e-5
 """Seconds of a unit of the programme: HiGHS stops at differences of a millionth of it."""
-SHORT = 1e-3
+SHORT = 1e-2
 """Seconds of computation from which on `TIE` and `UNIT` are these; of a shorter step they are shares."""
 INTEGRAL = 1e-6
 """Distance from 0 and 1 up to which a solution counts as whole."""
