@@ -1,6 +1,6 @@
 """Ways to spend a budget on hardware, next to each other: tangents of all plans, the share rule, and rivals.
 
-    python -m experiments.design                        # 7 minutes on two cores; needs the extra `rivals`
+    python -m experiments.design                        # 9 minutes on two cores; needs the extra `rivals`
 
 All spend the money of the reference hardware, where they begin, and call the same planner: all even uniform
 plans at one point. Passes of slopes count in the seconds alone. Tangents end when their own bound proves a
