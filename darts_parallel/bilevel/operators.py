@@ -31,6 +31,7 @@ from darts_parallel.config import load_config, run_folder
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.graph import (
     DeviceMeshSpec,
+    GraphPlan,
     GraphProgramme,
     ModuleGraph,
     PairDescent,
@@ -163,7 +164,7 @@ class OperatorSearch:
 
     def sums_of(self, assignment: Sequence[int]) -> list[Sum]:
         """Return the sums of a plan that few bits carry."""
-        choose, operators = partial(self.space.choice, assignment), self.space.graph.computing
+        choose, operators = GraphPlan(self.space, tuple(assignment)).choice, self.space.graph.computing
         return [(op.name, bits) for op in operators if (bits := _bits(choose(op).labels))]
 
     def rounded(self, sums: Sequence[Sum]) -> Sums:
@@ -225,7 +226,7 @@ class OperatorSearch:
 
     def entry(self, assignment: Sequence[int]) -> dict[str, Any]:
         """Describe a plan; its time to the same loss is over that of 16 bits."""
-        sums, choose = self.sums_of(assignment), partial(self.space.choice, assignment)
+        sums, choose = self.sums_of(assignment), GraphPlan(self.space, tuple(assignment)).choice
         seconds, slower = self.space.total_seconds(assignment), sum(self.price[one] for one in sums)
         ratio = seconds * exp(slower) / self.exact.seconds
         splits = {op.name: choose(op).labels[-1] for op in self.space.graph.computing}

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, reduce_scatter
-from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING
+from darts_parallel.graph._rules import PARTIAL, REPLICATED, SLICED, VARYING
 from darts_parallel.problem import Cluster, Device, Link
 
 State = tuple[str, ...]
@@ -18,12 +18,13 @@ REDUCE_SCATTER, ALL_TO_ALL = "reduce_scatter", "all_to_all"
 
 def forward_state(state: State) -> State:
     """Return the placements of a tensor on all axes: `S0`, `R` or `P`."""
-    return tuple(REPLICATED if one == VARYING else one for one in state)
+    return tuple(REPLICATED if one.startswith(VARYING) else one for one in state)
 
 
 def gradient_state(state: State) -> State:
     """Return the placements of its gradient: that of a sum is whole, that of a shared input is a sum."""
-    return tuple(PARTIAL if s == VARYING else REPLICATED if s.startswith(PARTIAL) else s for s in state)
+    own = (PARTIAL if s.startswith(VARYING) else REPLICATED if s.startswith(PARTIAL) else s for s in state)
+    return tuple(own)
 
 
 def collective(source: str, target: str) -> str | None:
@@ -45,8 +46,9 @@ def local_shape(shape: tuple[int, ...], state: State, ranks: tuple[int, ...]) ->
 
 
 def local_share(state: State, ranks: tuple[int, ...]) -> float:
-    """Return the part of a tensor that a rank holds."""
-    return 1.0 / prod(count for one, count in zip(state, ranks, strict=True) if one.startswith("S"))
+    """Return the part of a tensor that a rank holds for backward."""
+    split = (count for one, count in zip(state, ranks, strict=True) if one.startswith("S") or one == SLICED)
+    return 1.0 / prod(split)
 
 
 def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
@@ -138,7 +140,3 @@ class DeviceMeshSpec:
                 found.append(Step(axis, kind, sent * local_share(tuple(now), self.ranks)))
             now[axis] = new
         return found
-
-    def move_seconds(self, source: State, target: State, size: float) -> float:
-        """Return the seconds from one placement to another."""
-        return sum(self.seconds(step) for step in self.steps(source, target, size))

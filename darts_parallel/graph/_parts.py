@@ -32,9 +32,9 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def move_axis(
-    mesh: DeviceMesh, local: Tensor, axis: int, old: str, new: str, reduction: str = "sum"
+    mesh: DeviceMesh, local: Tensor, axis: int, old: str, new: str, reduction: str = "sum", wait: bool = True
 ) -> Tensor:
-    """Bring a local tensor from one placement of an axis to another."""
+    """Bring a local tensor from one placement of an axis to another, maybe without waiting for it."""
     if old == new:
         return local
     rank = mesh.get_local_rank(axis)
@@ -46,7 +46,8 @@ def move_axis(
         return torch.cat(parts, int(old[1:]))
     own = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[axis]]  # type: ignore[index]
     whole = DTensor.from_local(local.contiguous(), own, [placement(old, reduction)], run_check=False)
-    return whole.redistribute(placements=[placement(new, reduction)]).to_local().contiguous()
+    moved = whole.redistribute(placements=[placement(new, reduction)], async_op=not wait)
+    return moved.to_local().contiguous()
 
 
 def move(mesh: DeviceMesh, local: Tensor, source: State, target: State) -> Tensor:
@@ -92,6 +93,36 @@ def summed(mesh: DeviceMesh, local: Tensor, axis: int) -> Tensor:
     """Return the sum over an axis, whose gradient every rank has."""
     whole = ("R",) * mesh.ndim
     return edges(mesh, local, (*whole[:axis], "P", *whole[axis + 1 :]), whole)[0]
+
+
+class Products(torch.autograd.Function):
+    """Multiply an input of which a rank keeps a slice; backward gathers it next to the input's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mesh: DeviceMesh, axes: Sequence[int], x: Tensor, *pairs: Any
+    ) -> tuple[Tensor, ...]:
+        """Return the products with pairs of a weight and its bias, which may be None."""
+        part, weights = x.flatten(), pairs[::2]
+        for axis in reversed(axes):
+            part = part.chunk(mesh.size(axis))[mesh.get_local_rank(axis)]
+        ctx.mesh, ctx.axes, ctx.biased = mesh, axes, [bias is not None for bias in pairs[1::2]]
+        ctx.save_for_backward(part.clone(), *weights)
+        return tuple(map(functional.linear, [x] * len(weights), weights, pairs[1::2]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Gather the input once for the gradients of all weights."""
+        part, *weights = ctx.saved_tensors
+        for axis in ctx.axes:
+            part = move_axis(ctx.mesh, part, axis, "S0", "R", wait=False)
+        given = sum(gradient @ weight for gradient, weight in zip(gradients, weights, strict=True))
+        rows = part.view(-1, weights[0].shape[1])
+        found: list[Any] = [None, None, given]
+        for gradient, biased in zip(gradients, ctx.biased, strict=True):
+            flat = gradient.flatten(0, -2)
+            found += [flat.T @ rows, flat.sum(0) if biased else None]
+        return tuple(found)
 
 
 def own_rows(mesh: DeviceMesh, axis: int, table: Tensor, index: Tensor, padding: int = -1) -> Tensor:

@@ -21,7 +21,9 @@ from darts_parallel.cost import (
 )
 from darts_parallel.graph._rules import Shape, spelled
 from darts_parallel.graph.operators import (
+    CONSTANT,
     OUTPUT,
+    PARAMETER,
     RELAY,
     SOURCES,
     GraphOperator,
@@ -50,12 +52,12 @@ ATTENTION = "scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class KernelUse:
-    """The tensors that an operator reads and writes for its kernel, and those that it keeps for backward."""
+    """The inputs that an operator reads, the outputs that it writes, and those that backward needs."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    kept_inputs: tuple[int, ...]
-    kept_outputs: tuple[int, ...]
+    kept: tuple[int, ...]
+    """Indices of inputs, and behind them of outputs."""
 
 
 class Kernels:
@@ -81,7 +83,8 @@ class Kernels:
             self._kernel.setdefault(op.name, op.name)
             for name in op.inputs:
                 if not self.materialized(name):
-                    self._join(self.graph.producers[self.base[name]][0].name, op.name)
+                    maker = self.graph.producers[self.base[name]][0].name
+                    self._kernel[self._find(op.name)] = self._find(maker)
         self.uses = {op.name: self._use(op) for op in graph.operators}
 
     def materialized(self, name: str) -> bool:
@@ -116,7 +119,8 @@ class Kernels:
             tokens = one * (prod(q[:-1]) / q[-3])
             seconds = float(attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width))
             return seconds * (1.0 + (FUSED_BACKWARD_FACTOR if grads else 0.0))
-        moved = sum(_bytes(values, op.inputs[k], inputs[k], width) for k in use.reads if not _gathers(op, k))
+        few = op.op in ("embedding", "index", "index_select", "gather")  # rows of the first input
+        moved = sum(_bytes(values, op.inputs[k], inputs[k], width) for k in use.reads if k or not few)
         moved += sum(_bytes(values, op.outputs[k], outputs[k], width) for k in use.writes)
         if op.op == "embedding":
             moved += _bytes(values, op.outputs[0], outputs[0], width)  # the rows that are read
@@ -128,13 +132,10 @@ class Kernels:
             name = self._kernel[name]
         return name
 
-    def _join(self, a: str, b: str) -> None:
-        self._kernel[self._find(b)] = self._find(a)
-
     def _use(self, op: GraphOperator) -> KernelUse:
         """Say what an operator reads, writes and keeps; a kernel reads a value once."""
         if op.op in FREE:
-            return KernelUse((), (), (), ())
+            return KernelUse((), (), (0,) * (op.op == PARAMETER))
         kernel, reads = self._find(op.name), []
         for k, name in enumerate(op.inputs):
             mark = kernel, self.base[name]
@@ -142,27 +143,25 @@ class Kernels:
                 self._read.add(mark)
                 reads.append(k)
         writes = [k for k, name in enumerate(op.outputs) if self.materialized(name)]
-        return KernelUse(tuple(reads), tuple(writes), *self._kept(op))
+        return KernelUse(tuple(reads), tuple(writes), tuple(self._kept(op)))
 
-    def _kept(self, op: GraphOperator) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _kept(self, op: GraphOperator) -> list[int]:
         """Return the inputs and outputs that backward needs; parameters are there anyway."""
-        values = self.graph.values
+        values, slots = self.graph.values, list(range(len(op.inputs)))
         if op.op in LINEAR or not any(values[name].needs_grad for name in op.outputs):
-            return (), ()
+            return []
         if op.op in SOFTMAXES:
-            return (), (0,)
-        slots = list(range(len(op.inputs)))
+            return [len(slots)]
         if op.op in ("linear", "mul", "mm", "bmm", "matmul") and len(op.inputs) >= 2:
             # an input is needed for the gradient of the other one
             slots = [k for k in (0, 1) if values[op.inputs[1 - k]].needs_grad]
-        return tuple(k for k in slots if self._keeps(op, op.inputs[k])), (0,) * (op.op == ATTENTION)
+        kept = [k for k in slots if self._keeps(op, op.inputs[k])]
+        return kept + [len(op.inputs)] * (op.op == ATTENTION)
 
     def _keeps(self, op: GraphOperator, name: str) -> bool:
-        base = self.base[name]
-        producer = self.graph.producers[base][0]
-        if producer.op in SOURCES and producer.op != "input":
-            return False
-        return self.materialized(name) and (self.graph.values[base].needs_grad or op.op == "embedding")
+        base, there = self.base[name], (PARAMETER, CONSTANT)
+        read = self.materialized(name) and self.graph.producers[base][0].op not in there
+        return read and (self.graph.values[base].needs_grad or op.op == "embedding")
 
 
 def _fusible(op: GraphOperator) -> bool:
@@ -195,11 +194,6 @@ def product_seconds(rows: float, weights: Gemm, device: Device, width: int) -> f
     """Return the seconds of a product of `rows` rows with weights."""
     one = torch.ones((), dtype=torch.float64)
     return float(gemm_seconds(weights, one * rows, one, device, width))
-
-
-def _gathers(op: GraphOperator, slot: int) -> bool:
-    """Return whether an operator reads a few rows of an input only."""
-    return op.op in ("embedding", "index", "index_select", "gather") and slot == 0
 
 
 def _bytes(values: Mapping[str, GraphValue], name: str, shape: Shape, width: int) -> float:

@@ -147,13 +147,14 @@ class GraphProgramme:
             InfeasibleError: no plan fits into the memory, or none was found in time.
         """
         began = time.perf_counter()
-        costs = np.array(self.cost)
-        relaxed = self._run(costs, 0, limit)
-        if relaxed.status == INFEASIBLE:
-            raise InfeasibleError(_memory_sentence(self.space))
-        answer = self._run(self.tied_costs(), 1, limit)
-        if answer.status == INFEASIBLE:
-            raise InfeasibleError(_memory_sentence(self.space))
+        relaxed, answer = self._run(np.array(self.cost), 0, limit), self._run(self.tied_costs(), 1, limit)
+        if INFEASIBLE in (relaxed.status, answer.status):
+            least = sum(item.bytes for item in self.space.kept) / GIB
+            memory = (self.space.memory or 0.0) / GIB
+            raise InfeasibleError(
+                f"memory={memory:.4g}: no plan keeps parameters and activations of a rank in {memory:.4g} "
+                f"GiB (all tensors in all layouts are {least:.4g}); try more memory, or a larger mesh."
+            )
         if answer.x is None:
             raise InfeasibleError(
                 f"time_limit={limit:g}: HiGHS found no plan in {limit:g} s; try a longer time_limit."
@@ -198,12 +199,3 @@ class GraphProgramme:
             bounds=Bounds(0.0, np.array(self.upper)),
             options={"time_limit": limit, "mip_rel_gap": 1e-9},
         )
-
-
-def _memory_sentence(space: GraphSpace) -> str:
-    least = sum(item.bytes for item in space.kept) / GIB
-    memory = (space.memory or 0.0) / GIB
-    return (
-        f"memory={memory:.4g}: no plan keeps parameters and activations of a rank in {memory:.4g} GiB (all "
-        f"tensors in all layouts are {least:.4g}); try more memory, or a larger mesh."
-    )

@@ -3,7 +3,8 @@
 A rule yields `Split`s. Splitting one named dimension over a mesh axis gives every tensor of the operator a
 *state*, i.e. a placement of the tensor and one of its gradient: `S0`, `S1`, ... (both `Shard`) where it has
 the dimension; `R` (both `Replicate`) where all ranks do the same; `R*` (gradient `Partial`) where it lacks
-the dimension, as each rank adds to its gradient; `P` (`Partial`, then `Replicate`) where it is summed over.
+the dimension, as each rank adds to its gradient (`R*S`: backward keeps a slice of it and gathers it again);
+`P` (`Partial`, then `Replicate`) where it is summed over.
 An operator without a rule has no split: it is replicated, and reported.
 """
 
@@ -16,7 +17,7 @@ from torch.fx import Node
 
 from darts_parallel.graph.operators import GraphOperator, ModuleGraph, kinds
 
-REPLICATED, VARYING, PARTIAL = "R", "R*", "P"
+REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
 Shape = tuple[int, ...]
 Place = int | str | None
 """Dimension of a tensor that is split, or a state; None: the tensor lacks the dimension."""

@@ -6,10 +6,11 @@ producer's.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import chain, combinations, product
+from math import prod
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from darts_parallel.graph._layouts import (
     local_share,
 )
 from darts_parallel.graph._prices import Kernels, product_seconds, product_shape
-from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING, Shape, Split, shard, splits
+from darts_parallel.graph._rules import PARTIAL, REPLICATED, SLICED, VARYING, Shape, Split, shard, splits
 from darts_parallel.graph.operators import (
     CONSTANT,
     INPUT,
@@ -91,8 +92,8 @@ class Fan:
     of_choice: tuple[np.ndarray, ...]
     """For the producer, then every consumer: index of the state that it makes or demands, by choice."""
     moves: tuple[tuple[np.ndarray, np.ndarray], ...]
-    """For the tensor and its gradient: seconds between produced states and layouts, `(produced, layouts)`,
-    and the layout of every demanded state. Each layout is paid once."""
+    """For the tensor, its gradient, and the tensor again where slices are kept: seconds between produced
+    states and layouts, `(produced, layouts)`, and the layout of every demanded state, each paid once."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,9 @@ class GraphSpace:
     """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
     merge: bool = False
     """Linear operators of one input, or two that follow each other, may be one product."""
+    sliced: bool | None = None
+    """Backward keeps slices of the inputs that split columns gather, and gathers them again; None: with
+    `memory` it may."""
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -164,26 +168,21 @@ class GraphSpace:
     def kept(self) -> list[KeptTensor]:
         """States of parameters and tensors of backward; one tensor in one layout is kept once."""
         graph = self.graph
-        items: dict[tuple[str, float], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        items: dict[tuple[str, float, bool], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for op in graph.operators:
             use, group = self.kernels.uses[op.name], self.group_of[op.name]
             for k, choice in enumerate(self.groups[group].choices):
-                slots = [(op.inputs[s], choice.inputs[s]) for s in use.kept_inputs]
-                slots += [(op.outputs[s], choice.outputs[s]) for s in use.kept_outputs]
-                if op.op == PARAMETER:
-                    slots = [(op.outputs[0], choice.outputs[0])]
-                for name, state in slots:
+                states = choice.inputs + choice.outputs
+                for name, state in (((op.inputs + op.outputs)[s], states[s]) for s in use.kept):
                     share = local_share(state, self.mesh.ranks)
                     if choice.weights and name == op.inputs[0]:
                         share = choice.weights / graph.values[name].elements
-                    items[self.kernels.base[name], share][group].add(k)
-        found = []
-        for (name, share), users in items.items():
-            value, weight = graph.values[name], graph.producers[name][0].op == PARAMETER
-            size = STATE_BYTES * value.elements if weight else value.bytes(self.width)
-            held = tuple((g, tuple(sorted(ks))) for g, ks in users.items())
-            found.append(KeptTensor(size * share, held, weight))
-        return found
+                    items[self.kernels.base[name], share, SLICED in state][group].add(k)
+        weights = {name for name, (op, _) in graph.producers.items() if op.op == PARAMETER}
+        size = {name: STATE_BYTES * value.elements if name in weights else value.bytes(self.width)
+                for name, value in graph.values.items()}  # fmt: skip
+        return [KeptTensor(size[name] * share, tuple((g, tuple(sorted(ks))) for g, ks in users.items()),
+                           name in weights) for (name, share, _), users in items.items()]  # fmt: skip
 
     def changes(self, plan: Sequence[int], group: int, choice: int) -> dict[int, int]:
         """Return what a group's choice changes in a plan: products are merged and taken apart as a whole."""
@@ -217,24 +216,42 @@ class GraphSpace:
 
         Each has its weights' share of the seconds of the wide product, in every state that all of them know.
         """
-        graph, found = self.graph, [list(group.choices) for group in groups]
-        place = {op.name: g for g, group in enumerate(groups) for op in group.operators}
-        for together in _parallel_linears(graph, place, groups):
+        found, (parallel, chained) = [list(group.choices) for group in groups], self._linears(groups)
+        for together in parallel:
             for size in range(2, len(together) + 1):
                 for merged in combinations(together, size):
                     ops = [groups[g].operators[0] for g in merged]
                     known = [{(c.inputs, c.outputs): c for c in groups[g].choices} for g in merged]
-                    share = [graph.values[op.inputs[1]].elements for op in ops]
+                    share = [self.graph.values[op.inputs[1]].elements for op in ops]
                     for states, choice in known[0].items():
-                        if all(states in one for one in known):
+                        if all(states in one for one in known) and SLICED not in states[0][0]:
                             seconds = self._wide_seconds(ops, choice) / sum(share)
                             for g, own, part in zip(merged, known, share, strict=True):
                                 found[g].append(replace(own[states], seconds=seconds * part, merged=merged))
-        for chain in _chained_linears(graph, place, groups):
-            for pair in product(*(groups[g].choices for g in chain)):
-                for g, way in zip(chain, self._weights_first(chain, groups, *pair), strict=False):
+        for both in chained:
+            for pair in product(*(groups[g].choices for g in both)):
+                for g, way in zip(both, self._weights_first(both, groups, *pair), strict=False):
                     found[g].append(way)
         return [ChoiceGroup(g.operators, tuple(own)) for g, own in zip(groups, found, strict=True)]
+
+    def _linears(self, groups: Sequence[ChoiceGroup]) -> Iterator[list[tuple[int, ...]]]:
+        """Yield the groups of linear operators of one input, and of two of which one alone reads the other.
+
+        The former have all a bias or none, the latter none.
+        """
+        graph, place = self.graph, {op.name: g for g, group in enumerate(groups) for op in group.operators}
+        own = [op for op in graph.operators
+               if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER]  # fmt: skip
+        readers, chained = defaultdict[tuple[object, ...], list[int]](list), Counter[tuple[int, ...]]()
+        for op in own:
+            trained = tuple(graph.values[name].needs_grad for name in op.inputs)
+            readers[op.inputs[0], trained].append(place[op.name])
+            after, *others = graph.consumers[op.outputs[0]]
+            if len(op.inputs) == 2 and not others and after[1] == 0 and after[0] in own:
+                chained[place[op.name], place[after[0].name]] += 1
+        for found in (Counter(map(tuple, readers.values())), chained):
+            yield [one for one, count in found.items() if 2 <= len(one) == len(set(one)) <= MOST_MERGED
+                   and all(len(groups[g].operators) == count for g in one)]  # fmt: skip
 
     def _weights_first(
         self, merged: tuple[int, ...], groups: Sequence[ChoiceGroup], one: OperatorChoice, two: OperatorChoice
@@ -273,11 +290,6 @@ class GraphSpace:
         wide = replace(parts[0][1], out_features=sum(gemm.out_features for _, gemm, _ in parts))
         passes = 1 + sum(self.graph.values[name].needs_grad for name in ops[0].inputs[:2])
         return passes * product_seconds(parts[0][0], wide, self.mesh.device, self.width)
-
-    def choice(self, assignment: Sequence[int], op: GraphOperator) -> OperatorChoice:
-        """Return what an operator chooses."""
-        index = self.group_of[op.name]
-        return self.groups[index].choices[assignment[index]]
 
     def fan_seconds(self, fan: Fan, assignment: Sequence[int]) -> float:
         """Return the seconds that a tensor's moves take, forward and backward."""
@@ -332,11 +344,10 @@ class GraphSpace:
         values = [self.graph.values[name] for name in op.inputs + op.outputs]
         if not all(divides(v.shape, s, self.mesh.ranks) for v, s in zip(values, states, strict=False)):
             return False
-        if len({split.label for split in combined}) == len(combined):
-            return True
         # one dimension on both axes: whoever lacks the parts of the first has not those of the second
-        torn = any(s[1].startswith("S") and not s[0].startswith("S") for s in states)
-        return not torn and combined[0].label not in INDEXED
+        torn = (s[1].startswith("S") and not s[0].startswith("S") for s in states)
+        once = len({split.label for split in combined}) == len(combined)
+        return once or not (combined[0].label in INDEXED or any(torn))
 
     def _splits(self, op: GraphOperator, ranks: int) -> list[Split]:
         """Return an operator's splits over one axis, with no gradient where a tensor has none."""
@@ -354,7 +365,7 @@ class GraphSpace:
         if op.op == RELAY:
             found += [alike(state, state) for state in (VARYING, PARTIAL)]
         if op.op not in (PARAMETER, INPUT, CONSTANT, OUTPUT, RELAY):
-            found += splits(op, self.graph, ranks)
+            found += self._with_slices(op, splits(op, self.graph, ranks))
             if any(values[name].needs_grad for name in op.outputs):
                 found.append(alike("none*", VARYING))
                 found += self._lossy(op, found)
@@ -365,6 +376,18 @@ class GraphSpace:
                 states = tuple(s if values[n].needs_grad or s != VARYING else REPLICATED for n, s in pairs)
                 plain.append(Split(split.label, states[: len(op.inputs)], states[len(op.inputs) :]))
         return plain
+
+    def _with_slices(self, op: GraphOperator, found: list[Split]) -> list[Split]:
+        """Add the choices that keep a slice of a gathered input; with `sliced` they alone split columns."""
+        gathered = [split for split in found if split.label == "columns"]
+        if op.op != "linear" or not (self.memory is not None if self.sliced is None else self.sliced):
+            return found
+        x, producer = self.graph.values[op.inputs[0]], self.graph.producers[op.inputs[1]][0]
+        whole = producer.op == PARAMETER and 0 in self.kernels.uses[op.name].kept and len(x.shape) > 1
+        if not whole or x.elements % prod(self.mesh.ranks):
+            return found
+        slices = [replace(split, inputs=(SLICED, *split.inputs[1:])) for split in gathered]
+        return [split for split in found if not (self.sliced and split in gathered)] + slices
 
     def _lossy(self, op: GraphOperator, found: Iterable[Split]) -> Iterator[Split]:
         """Yield the splits that make a sum, which is reduced with few bits as soon as it is made."""
@@ -394,46 +417,22 @@ class GraphSpace:
         value, mesh = self.graph.values[names[0]], self.mesh
         made = [choice.outputs[index] for choice in self.groups[group].choices]
         wants = [[choice.inputs[slot] for choice in self.groups[g].choices] for g, slot in ends]
-        produced, demanded = _distinct(made), _distinct([state for one in wants for state in one])
-        size, sends = value.bytes(self.width), value.needs_grad
-        ahead, back = ([layout(state) for state in demanded] for layout in (forward_state, gradient_state))
-        there = [[mesh.move_seconds(forward_state(p), k, size) for k in _distinct(ahead)] for p in produced]
-        again = [[mesh.move_seconds(k, gradient_state(p), size) * sends for k in _distinct(back)]
-                 for p in produced]  # fmt: skip
-        moves = [(np.array(s), _index(k, _distinct(k))) for s, k in ((there, ahead), (again, back))]
+        produced, demanded = list(dict.fromkeys(made)), list(dict.fromkeys(chain(*wants)))
+        ahead, back = (list(map(layout, demanded)) for layout in (forward_state, gradient_state))
+        again = [state if SLICED in state else () for state in demanded]
+        size, moves = value.bytes(self.width), []
+        ways: list[tuple[list[State], Callable[[State, State], tuple[State, State]]]] = [
+            (ahead, lambda p, k: (forward_state(p), k)),
+            (back, lambda p, k: (k, gradient_state(p) if value.needs_grad else k)),
+            (again, lambda _, k: (k, forward_state(k))),
+        ]
+        for layouts, path in ways[: 2 + any(again)]:
+            known = list(dict.fromkeys(layouts))
+            steps = [[mesh.steps(*path(p, k), size) for k in known] for p in produced]
+            seconds = [[sum(map(mesh.seconds, own)) for own in row] for row in steps]
+            moves.append((np.array(seconds), _index(layouts, known)))
         of_choice = (_index(made, produced), *(_index(one, demanded) for one in wants))
         return Fan(len(names), group, tuple(g for g, _ in ends), of_choice, tuple(moves))
-
-
-def _parallel_linears(
-    graph: ModuleGraph, place: Mapping[str, int], groups: Sequence[ChoiceGroup]
-) -> list[tuple[int, ...]]:
-    """Return the groups of linear operators that read one input, all with a bias or none."""
-    found: dict[tuple[str, tuple[bool, ...]], list[int]] = defaultdict(list)
-    for op in graph.operators:
-        if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER:
-            trained = tuple(graph.values[name].needs_grad for name in op.inputs)
-            found[op.inputs[0], trained].append(place[op.name])
-    times = Counter(tuple(own) for own in found.values())
-    return [own for own, count in times.items() if 2 <= len(own) <= MOST_MERGED and len(set(own)) == len(own)
-            and all(len(groups[g].operators) == count for g in own)]  # fmt: skip
-
-
-def _chained_linears(
-    graph: ModuleGraph, place: Mapping[str, int], groups: Sequence[ChoiceGroup]
-) -> list[tuple[int, ...]]:
-    """Return the groups of two linear operators of which the second alone reads the first, without a bias."""
-    found: Counter[tuple[int, ...]] = Counter()
-    for op in graph.operators:
-        (after, slot), *others = graph.consumers[op.outputs[0]] if op.op == "linear" else [(op, 1)]
-        both = after.op == "linear" and slot == 0 and not others and len(op.inputs) == 2
-        if both and all(graph.producers[one.inputs[1]][0].op == PARAMETER for one in (op, after)):
-            found[place[op.name], place[after.name]] += 1
-    return [own for own, count in found.items() if all(len(groups[g].operators) == count for g in own)]
-
-
-def _distinct(states: Iterable[State]) -> list[State]:
-    return list(dict.fromkeys(states))
 
 
 def _index(states: Iterable[State], known: list[State]) -> np.ndarray:

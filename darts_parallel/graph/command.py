@@ -41,6 +41,7 @@ Importing the module runs its code.
   ends=replicated|free           free: inputs and outputs of one shape share a placement, maybe a split
   merge=true                     linear operators of one input may be one product (query, key and value), and
                                  of two that follow each other the weights may be multiplied first
+  slices=false                   with memory, gathered inputs are kept whole (no style of torch keeps slices)
   descent=true                   search by gradient descent too, and compare
   time_limit=60                  seconds of each programme
   train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
@@ -64,6 +65,8 @@ class GraphRequest:
     ends: str = "replicated"
     merge: bool = False
     """Linear operators of one input, or two that follow each other, may be one product."""
+    slices: bool = True
+    """With memory, backward may keep a slice of a gathered input and gather it again."""
     descent: bool = True
     seed: int = 0
     time_limit: float = 60.0
@@ -93,7 +96,8 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     inputs, module = make_inputs(request.inputs), load_module(request.module)
     planned = plan_module(
         module, inputs, mesh, precision=precision, memory=request.memory,
-        ends=request.ends, merge=request.merge, time_limit=request.time_limit,
+        ends=request.ends, merge=request.merge,
+        sliced=None if request.slices else False, time_limit=request.time_limit,
         descent=DescentOptions(seed=request.seed) if request.descent else None,
     )  # fmt: skip
     folder = run_folder(arguments)

@@ -17,7 +17,7 @@ from torch.fx import Node
 from darts_parallel.graph import _layouts, _parts
 from darts_parallel.graph._layouts import State, local_shape
 from darts_parallel.graph._prices import ATTENTION, GROUPED
-from darts_parallel.graph._rules import PARTIAL
+from darts_parallel.graph._rules import PARTIAL, SLICED
 from darts_parallel.graph._space import OperatorChoice
 from darts_parallel.graph.operators import CONSTANT, INPUT, OUTPUT, PARAMETER, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan
@@ -30,12 +30,13 @@ FILE = '''\
     outputs = forward(mesh, weights, distribute(inputs, INPUTS, mesh))
 
 Weights, inputs and outputs are DTensors by name, between them are a rank's parts. States on every axis of the
-mesh: "S0", "S1", ... split in a dimension; "R" whole; "R*" whole, its gradient is still a sum; "P" a sum.
+mesh: "S0", "S1", ... split in a dimension; "R" whole; "R*" whole, its gradient is still a sum ("R*S":
+backward keeps a slice and gathers it again); "P" a sum.
 """
 
 {imports}
 
-REPLICATED, VARYING, PARTIAL = "R", "R*", "P"
+REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
 State = tuple[str, ...]
 WEIGHTS: dict[str, State] = {{
 {weights}}}
@@ -58,7 +59,8 @@ RUNTIME = (
     *(_parts.distribute, _parts.tensors_of, _parts.move_axis, _parts.move, _parts.Edges, _parts.edges),
 )
 """Functions of every file."""
-SPECIAL = (_parts.summed, _parts.own_rows, _parts.split_cross_entropy, _parts.own_head, _parts.own_experts)
+SPECIAL = (_parts.Products, _parts.summed, _parts.own_rows, _parts.split_cross_entropy, _parts.own_head,
+           _parts.own_experts)  # fmt: skip
 """Functions of the files that call them."""
 
 
@@ -67,7 +69,7 @@ def operators_script(plan: GraphPlan) -> str:
     writer = _Writer(plan)
     operators, ranks = plan.space.graph.operators, plan.space.mesh.ranks
     body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
-    special = [one for one in SPECIAL if f"{one.__name__}(" in body]
+    special = [one for one in SPECIAL if re.search(rf"\b{one.__name__}[.(]", body)]
     special += [_parts.summed] * (_parts.split_cross_entropy in special)
     head = inspect.getsource(_parts).split('"""\n', 1)[1].split("\n\nfrom darts_parallel")[0].strip()
 
@@ -117,6 +119,13 @@ class _Writer:
             if op == together[0]:
                 yield f"{text} = functional.linear({given[0]}, {joined}).split([{', '.join(sizes)}], -1)"
             text += f"[{together.index(op)}]"
+        elif readers := self.plan.readers(op):
+            pairs = ", ".join(part for one in readers for part in [*self._inputs(one), "None"][1:3])
+            text = f"{_variable(readers[0].name)}__parts"
+            if op == readers[0]:
+                axes = tuple(axis for axis, one in enumerate(choice.inputs[0]) if one == SLICED)
+                yield f"{text} = Products.apply(mesh, {axes}, {given[0]}, {pairs})"
+            text += f"[{readers.index(op)}]"
         if len(op.outputs) > 1 or op.outputs[0] != op.name:
             yield f"{_variable(op.name)} = {text}"
         for name in op.outputs:

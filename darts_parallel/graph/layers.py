@@ -1,8 +1,8 @@
 """A captured block as a layer of the main problem: its operator plans are the layer's strategies.
 
-For every tensor-parallel degree of a node, without and with sequence parallelism (ends replicated, ends split
-along the tokens), the programme plans the block on one sequence. That plan is priced on one and on two
-sequences; a micro-batch of more takes as much longer for each further one.
+For every tensor-parallel degree of a node, without and with sequence parallelism (ends replicated; ends split
+along the tokens, gathered inputs kept as slices), the programme plans the block on one sequence. That plan is
+priced on one and on two sequences; a micro-batch of more takes as much longer for each further one.
 """
 
 import json
@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from darts_parallel.config import Config
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.graph._layouts import DeviceMeshSpec, local_share
+from darts_parallel.graph._layouts import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
-from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph._space import STATE_BYTES, GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
 from darts_parallel.graph.operators import PARAMETER, ModuleGraph
 from darts_parallel.graph.plan import WIDTHS, GraphPlan
@@ -55,12 +55,11 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
 
 
 @lru_cache(maxsize=8)
-def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ModuleGraph]:
+def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ...]:
     """Capture the block on micro-batches of one and of two sequences."""
     module, own = load_module(path, "model.path"), json.loads(shapes)
     sized = [[[b, *shape[1:]] for shape in own] for b in (1, 2)]
-    one, two = (capture_module(module, make_inputs(inputs)) for inputs in sized)
-    return one, two
+    return tuple(capture_module(module, make_inputs(inputs)) for inputs in sized)
 
 
 @lru_cache(maxsize=64)
@@ -74,23 +73,16 @@ def _on_device(
     for tp in (n for n in range(1, gpus + 1) if gpus % n == 0):
         for kind, ends in ((KIND, "replicated"), (f"{KIND}+sp", "d1"))[: 1 + (tp > 1)]:
             mesh = DeviceMeshSpec((tp,) * (tp > 1), cluster)
-            small, large = (GraphSpace(graph, mesh, WIDTHS[precision], ends=ends) for graph in graphs)
+            small, large = (GraphSpace(graph, mesh, WIDTHS[precision], ends=ends, sliced=ends == "d1")
+                            for graph in graphs)  # fmt: skip
             plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
-            rows = [_figures(one, launches) for one in (plan, GraphPlan(large, _transferred(plan, large)))]
+            # operators have the same names and states in both batches
+            same = (large.twin(g, plan.choice(own.operators[0]), ()) for g, own in enumerate(large.groups))
+            rows = [_figures(one, launches) for one in (plan, GraphPlan(large, tuple(same)))]
             rows.append([b + (b - a) * (FAR - 2.0) for a, b in zip(*rows, strict=True)])
             found[kind, tp] = Measured((1.0, 2.0, FAR), *zip(*rows, strict=True))
             plans += [plan] if kind == KIND else []
     return _spec(plans[0], plans[-1]), found
-
-
-def _transferred(plan: GraphPlan, space: GraphSpace) -> tuple[int, ...]:
-    """Return the choices of a plan in the space of another batch; operators have the same names."""
-    picks = []
-    for group in space.groups:
-        old = plan.choice(group.operators[0])
-        states = [(choice.inputs, choice.outputs) for choice in group.choices]
-        picks.append(states.index((old.inputs, old.outputs)))
-    return tuple(picks)
 
 
 def _figures(plan: GraphPlan, launches: float) -> list[float]:
@@ -101,8 +93,9 @@ def _figures(plan: GraphPlan, launches: float) -> list[float]:
         whole += choice.seconds - sum(space.mesh.seconds(step) for _, step in choice.inner)
         forward += space.operator_seconds(op, choice.inputs, choice.outputs, training=False)
     kept = space.memory_bytes(plan.assignment, weights=False)
-    # gradients of weights that all ranks have are summed once an iteration, with those of data parallelism
-    sent = [c for c in plan.collectives if (c.of, c.when) != (PARAMETER, "backward")]
+    # gradients of weights that all ranks have are summed once an iteration, with those of data parallelism;
+    # slices are gathered next to products, in the share of collectives that is fitted to Megatron-LM's runs
+    sent = [c for c in plan.collectives if (c.of, c.when) != (PARAMETER, "backward") and not c.again]
     moved = [sum(c.seconds for c in sent if c.when == when) for when in ("forward", "backward")]
     launch = launches * float(space.mesh.device.layer_overhead)
     return [forward + launch, whole - forward + 2.0 * launch, kept, *moved]
@@ -123,11 +116,6 @@ def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
         divided = (one - part) / (1.0 - 1.0 / ranks) if ranks > 1 else one
         return divided, one - divided
 
-    def weights(plan: GraphPlan) -> float:
-        ops = [op for op in graph.operators if op.op == PARAMETER]
-        mesh = plan.space.mesh.ranks
-        return sum(values[o.outputs[0]].elements * local_share(plan.choice(o).outputs[0], mesh) for o in ops)
-
     products, cores = [], []
     for op in graph.computing:
         if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER:
@@ -137,8 +125,9 @@ def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
         elif op.op == "scaled_dot_product_attention":
             q, k = (values[name].shape for name in op.inputs[:2])
             cores.append(AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False))))
-    divided, own = parted(weights(alone), weights(shared))
-    kept = [plan.space.memory_bytes(plan.assignment, weights=False) for plan in (alone, shared)]
+    kept, whole = ([plan.space.memory_bytes(plan.assignment, weights=weights) for plan in (alone, shared)]
+                   for weights in (False, True))  # fmt: skip
+    divided, own = parted(*((b - a) / STATE_BYTES for a, b in zip(kept, whole, strict=True)))
     inside, outside = (2.0 / width / count * size for size in parted(*kept))
     return LayerSpec(
         name="", kind=KIND, gemms=tuple(products), cores=tuple(cores), sharded_parameters=round(divided),

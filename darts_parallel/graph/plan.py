@@ -14,7 +14,7 @@ from darts_parallel.cost import LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.graph._layouts import DeviceMeshSpec, State, Step, forward_state, gradient_state
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
-from darts_parallel.graph._rules import is_known
+from darts_parallel.graph._rules import SLICED, is_known
 from darts_parallel.graph._space import GraphSpace, OperatorChoice
 from darts_parallel.graph.capture import capture_module
 from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
@@ -25,7 +25,6 @@ FORWARD, BACKWARD = "forward", "backward"
 ENDS = ("replicated", "free")
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of a floating element by precision."""
-MOST_AXES = 2
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,13 @@ class PlannedCollective:
     when: str
     """`forward` or `backward`."""
     seconds: float
+    again: bool = False
+    """An input is gathered again, of which a slice was kept."""
 
     def entry(self) -> dict[str, Any]:
         """Return the collective as `graph.json` lists it."""
         about = {"of": self.of, "pass": self.when, "axis": self.step.axis, "seconds": self.seconds}
+        about |= {"again": True} if self.again else {}
         return {"name": self.name, "kind": self.step.kind, "bytes": self.step.bytes, **about}
 
 
@@ -56,7 +58,8 @@ class GraphPlan:
 
     def choice(self, op: GraphOperator) -> OperatorChoice:
         """Return what an operator chooses."""
-        return self.space.choice(self.assignment, op)
+        group = self.space.group_of[op.name]
+        return self.space.groups[group].choices[self.assignment[group]]
 
     @cached_property
     def seconds(self) -> float:
@@ -87,6 +90,12 @@ class GraphPlan:
         readers = [one for one, _ in space.graph.consumers[op.inputs[0]]] if groups else []
         return [one for one in readers if space.group_of[one.name] in groups]
 
+    def readers(self, op: GraphOperator) -> list[GraphOperator]:
+        """Return the linear operators that gather one input again with this one, in order; may be none."""
+        state = (self.choice(op).inputs or ((),))[0]
+        users = self.space.graph.consumers[op.inputs[0]] if SLICED in state else []
+        return [one for one, slot in users if slot == 0 and self.choice(one).inputs[0] == state]
+
     def _moves(self) -> Iterator[PlannedCollective]:
         graph, mesh = self.space.graph, self.space.mesh
         for name in graph.consumers:
@@ -97,9 +106,10 @@ class GraphPlan:
             if value.needs_grad:
                 gradients = dict.fromkeys(map(gradient_state, wanted))
                 moves += [(BACKWARD, g, gradient_state(made)) for g in gradients]
+            moves += [(BACKWARD, state, forward_state(state)) for state in wanted if SLICED in state]
             for when, source, target in moves:
                 for step in mesh.steps(source, target, size):
-                    yield PlannedCollective(name, step, of, when, mesh.seconds(step))
+                    yield PlannedCollective(name, step, of, when, mesh.seconds(step), SLICED in source)
 
     def _inner(self) -> Iterator[PlannedCollective]:
         for op in self.space.graph.operators:
@@ -138,8 +148,8 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
     for size in chosen:
         if isinstance(size, bool) or not isinstance(size, int) or size < 2:
             raise ConfigError(f"mesh={list(chosen)}: the axis {size} must have two ranks or more; try [2].")
-    if len(chosen) > MOST_AXES:
-        raise ConfigError(f"mesh={list(chosen)} must have one or two axes; try {list(chosen[:MOST_AXES])}.")
+    if len(chosen) > 2:
+        raise ConfigError(f"mesh={list(chosen)} must have one or two axes; try {list(chosen[:2])}.")
     if prod(chosen) > cluster.num_devices:
         raise ConfigError(
             f"mesh={list(chosen)} has {prod(chosen)} ranks and cluster={cluster.name} has "
@@ -179,6 +189,7 @@ def plan_graph(
     descent: DescentOptions | None = None,
     bits: tuple[int, ...] = (LOSSLESS,),
     merge: bool = False,
+    sliced: bool | None = None,
 ) -> PlannedGraph:
     """Plan a captured module.
 
@@ -190,12 +201,13 @@ def plan_graph(
         descent: How to search by gradient descent; None leaves it out.
         bits: Bits that sums may be reduced with, forward.
         merge: Linear operators of one input, or two that follow each other, may be one product.
+        sliced: Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may.
     """
     began = time.perf_counter()
     require_member("precision", precision, tuple(WIDTHS))
     require_member("ends", ends, ENDS)
     most = None if memory is None else memory * GIB
-    space = GraphSpace(graph, mesh, WIDTHS[precision], most, ends, bits, merge)
+    space = GraphSpace(graph, mesh, WIDTHS[precision], most, ends, bits, merge, sliced)
     answer = GraphProgramme(space).solve(time_limit)
     searched = None if descent is None else descend(space, descent)
     plan = GraphPlan(space, answer.assignment)

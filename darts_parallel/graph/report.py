@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
-from darts_parallel.graph._rules import VARYING
+from darts_parallel.graph._rules import SLICED, VARYING
 from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 
@@ -12,7 +12,7 @@ MIB = 2.0**20
 DESCENT = {"raw_s": "seconds", "rounded_s": "rounded_seconds", "raw_fits": "fits",
            "descent_s": "search_seconds"}  # fmt: skip
 """Names in `graph.json` of the fields of `DescentAnswer`."""
-SPELLED = {"R": "Replicate", VARYING: "Replicate", "P": "Partial"}
+SPELLED = {"R": "Replicate", VARYING: "Replicate", SLICED: "Replicate", "P": "Partial"}
 
 
 def spelled(state: str) -> str:

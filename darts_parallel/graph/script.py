@@ -45,7 +45,8 @@ def plan_script(plan: GraphPlan) -> str:
     Styles serve one axis, where they bring the plan's collectives and no others; the module's own code then
     sees the shapes of a rank's parts.
     """
-    if len(plan.space.mesh.ranks) > 1 or any(map(plan.merged, plan.space.graph.operators)):
+    sliced = any(one.again for one in plan.collectives)
+    if sliced or len(plan.space.mesh.ranks) > 1 or any(map(plan.merged, plan.space.graph.operators)):
         return operators_script(plan)
     styles, readers, moves = _products(plan)
     norms = _norms(plan)

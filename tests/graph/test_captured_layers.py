@@ -22,7 +22,7 @@ def captured() -> Problem:
 
 
 def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
-    """Seconds and bytes of every strategy to 3 %, parameters and FLOP exactly."""
+    """Seconds of every strategy to 3 %, bytes to 0.1 %, parameters and FLOP exactly."""
     preset = load_problem([*JOB, "model=llama3_8b", "model.num_layers=4"])
     ours, theirs = captured.model.layers[1], preset.model.layers[1]
     assert ours.parameters(0) == theirs.parameters(0)
@@ -32,7 +32,7 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
         given = Plan(16 * tp // 2 // size, (0, preset.num_layers), chain)
         ours, theirs = evaluate(given, captured), evaluate(given, preset)
         assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.03), given
-        assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.03), given
+        assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.001), given
 
 
 def test_llamas_block_is_as_unsure_as_the_preset(captured: Problem) -> None:

@@ -139,6 +139,13 @@ def test_merged_linears_on_two_processes_are_one_process(two: Workers, make: Cal
     assert 3 in sizes, "query, key and value are one product"
 
 
+@pytest.mark.parametrize("make", [block, llama], ids=named)
+def test_slices_gathered_again_on_two_processes_are_one_process(
+    two: Workers, make: Callable[[], Made]
+) -> None:
+    assert any(one.again for one in _check(two, make, 2, sliced=True).collectives)
+
+
 def chain() -> Made:
     return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8), nn.ReLU()), [torch.randn(64, 8)], {}
 
@@ -157,6 +164,7 @@ def test_weights_first_in_all_states_on_two_processes_is_one_process(two: Worker
 def test_plans_and_random_choices_on_four_processes() -> None:
     with Workers(4, timeout_s=120.0) as workers:
         _check(workers, block, 2, 2, seed=0)
+        _check(workers, block, 2, 2, seed=1, sliced=True)
         _check(workers, experts, 2, 2, seed=3)
         _check(workers, resnet, 2, 2)
         _check(workers, unet, 4)
