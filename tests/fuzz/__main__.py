@@ -1,12 +1,13 @@
 """Does anything break, and is every claim true? Random problems, bad values and killed processes.
 
-    make fuzz                                    # 200 problems, 300 bad values, 3 kills
+    make fuzz                                    # 200 problems, 300 bad values, 100 spoilt files, 3 kills
     make fuzz ARGS="--problems 1000 --inputs 0 --kills 0 --seed 7"
 
 Random tiny problems are solved by the exact methods and by an enumeration that shares no code with them
 (`tests/fuzz/oracle.py`): claimed seconds, "optimal" and "infeasible" must agree. Every key of the schema gets
-bad values: each must end in one sentence or in a plan. Processes are killed, interrupted, and run without
-room or folder. Ctrl-C ends with the table so far; the exit status is 1 where anything is wrong.
+bad values, words and files of other commands are spoilt: each must end in one sentence or in a result.
+Processes are killed, interrupted, and run without room or folder. Ctrl-C ends with the table so far; the
+exit status is 1 where anything is wrong.
 """
 
 import argparse
@@ -20,10 +21,10 @@ import torch
 
 from darts_parallel.report.tables import markdown_table
 from experiments.results_page import publish
-from tests.fuzz import inputs, problems, processes
+from tests.fuzz import files, inputs, problems, processes
 from tests.fuzz.case import GOOD, FuzzCase, FuzzOutcome
 
-SIZES = {"problems": 200, "inputs": 300, "kills": 3, "limit": 300, "seed": 0}
+SIZES = {"problems": 200, "inputs": 300, "files": 100, "kills": 3, "limit": 300, "seed": 0}
 """Default of every option; `limit`: plans of a random problem at most."""
 
 
@@ -39,6 +40,7 @@ def stop(number: int, frame: Any) -> None:
 def cases(sizes: argparse.Namespace) -> Iterator[FuzzCase]:
     """Yield all cases, the cheap ones first."""
     yield from inputs.cases(sizes.inputs, sizes.seed)
+    yield from files.cases(sizes.files, sizes.seed)
     if sizes.kills:
         yield from processes.cases(sizes.kills, sizes.seed)
     yield from problems.cases(sizes.problems, sizes.seed, sizes.limit)
