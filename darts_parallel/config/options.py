@@ -119,7 +119,7 @@ def run_subcommand(
 def run_folder(arguments: Sequence[str]) -> Path:
     """Return the folder that a command line names by `hydra.run.dir=`, or one of the time."""
     named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
-    return Path([datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"), *named][-1])
+    return Path(["", *named][-1] or datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
 
 
 def leave_pipe() -> int:
