@@ -53,8 +53,9 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
         DartsParallelError: the cost model cannot express it; the message says why.
     """
     config = replace(base_config(), model=_model(run), cluster=_cluster(run), training=_training(run))
-    habits = with_habits(run.framework, frameworks()[run.framework])
-    software = replace(habits, gradient_bits=run.gradient_bits)
+    facts = frameworks()[run.framework]
+    habits = facts | facts.get("past", {}) | {"gradient_bits": run.gradient_bits}
+    software = with_habits(run.framework, habits)
     problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
     return MeasuredCase(run, problem, plan)
