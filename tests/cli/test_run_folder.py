@@ -13,7 +13,7 @@ import pytest
 from darts_parallel.cli import _job as job
 from darts_parallel.cli import command as cli
 from darts_parallel.cli._run_folder import RunFolder
-from darts_parallel.config.options import READER_LEFT
+from darts_parallel.config.options import READER_LEFT, run_folder
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
 
@@ -90,6 +90,7 @@ def test_a_plan_that_was_written_outlives_an_error_after_it(
 
 
 def test_a_plan_is_priced_on_its_own_problem_with_the_change(command: Command) -> None:
+    assert run_folder(["hydra.run.dir="]).parts[:1] == run_folder([]).parts[:1] == ("outputs",)
     assert command(*TOY, *QUIET, "space.pp=1", "space.tp=1", "hydra.run.dir=own").status == 0
     plan = json.loads((command.folder / "own/plan.json").read_text())
     slower = plan["cluster"]["inter_node"]["bandwidth_GBps"] / 10

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from darts_parallel.errors import ConfigError
+from darts_parallel.problem.software import read_software
 from experiments.calibration.calibrated import Calibrated, Parameters, Place
 from experiments.calibration.predict import predict, with_parameters
 from experiments.calibration.problems import MeasuredCase, build_case
@@ -287,3 +288,8 @@ def test_a_run_whose_recomputation_is_not_printed_is_refused_where_full_does_not
     assert [outcome.fits for outcome in outcomes] == [False, True, True, False]
     assert outcomes[2].predicted_memory_gb == outcomes[0].predicted_memory_gb
     assert outcomes[2].predicted_iteration_s == outcomes[0].predicted_iteration_s
+
+
+def test_what_measured_releases_alone_did_is_no_habit_of_todays_plans() -> None:
+    assert build_case(run_of(source="nanotron")).problem.software.gathered_inputs
+    assert not read_software("nanotron").gathered_inputs
