@@ -72,12 +72,12 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
         InfeasibleError: no plan's median peak fits.
     """
     allowed, tight = problem.config.space.out_of_memory, tightened(problem)
-    found: Planned | None = None
+    found, warning = None, f"no plan that keeps space.out_of_memory={allowed:g} was found"
     for _ in range(ROUNDS):
         try:
             found = find(tight)
         except InfeasibleError as error:
-            return found if found is not None else _safest(problem, tight, find, error)
+            return replace(found, warning=warning) if found else _safest(problem, tight, find, error)
         chance = out_of_memory(found.plan, tight)
         found = replace(found, problem=tight, out_of_memory=chance)
         if chance is None or chance <= allowed or not tight.headroom or found.interrupted:
@@ -88,7 +88,7 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
         tight = _moved(problem, -log(1.0 - tight.headroom) + max(2.0 * short, LEAST))
     else:
         assert found is not None
-        return replace(found, warning=f"no plan that keeps space.out_of_memory={allowed:g} was found")
+        return replace(found, warning=warning)
     distance = -log(1.0 - tight.headroom)
     for share in LOOSER:  # one spread for all compositions may leave more free than the plan needs
         chance = found.out_of_memory

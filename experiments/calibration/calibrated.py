@@ -10,7 +10,7 @@ that was not in the data has the rest alone. Priors are normal on an unbounded s
 a deviation and few leave it to what it is a deviation from.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -68,8 +68,10 @@ class Quantity:
     above: float = 0.0
     experts: bool = False
     """Only mixtures of experts depend on it; it is all that runs of mixtures are fitted by."""
-    known: Mapping[str, Any] = field(default_factory=dict)
-    """Scope, and prior values by the names in it."""
+    unseen: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviations of what has no runs, by scope, where they are wider than those of the fit."""
+    known: Sequence[Mapping[str, Any]] = ()
+    """Scopes, and prior values by the names in them; the first that has a place's name counts."""
 
     def keys(self, place: Place) -> list[Key]:
         """List the latent numbers whose sum is the quantity at a place."""
@@ -78,14 +80,22 @@ class Quantity:
             for scope in self.sd
         ]
 
+    def prior(self, place: Place) -> float:
+        """Return what is known of a place before any run."""
+        found = (own["values"].get(place.name(own["scope"])) for own in self.known)
+        return next((float(value) for value in found if value is not None), self.value)
+
     def at(self, place: Place, x: Tensor) -> Tensor:
         """Return the value whose distance from the prior of a place is `x` on the unbounded scale."""
-        prior = self.value
-        if self.known:
-            prior = self.known["values"].get(place.name(self.known["scope"]), prior)
+        prior = self.prior(place)
         if self.share:
-            return torch.sigmoid(x + log(prior / (1.0 - prior)))
+            return torch.sigmoid(x + log_odds(prior))
         return self.above + prior * torch.exp(x)
+
+
+def log_odds(share: float) -> float:
+    """Return the logit of a share."""
+    return log(share / (1.0 - share))
 
 
 def read_quantities() -> tuple[Quantity, ...]:
@@ -93,7 +103,7 @@ def read_quantities() -> tuple[Quantity, ...]:
     text = (Path(__file__).parents[1] / "data" / "priors.yaml").read_text(encoding="utf-8")
     entries: dict[str, Any] = yaml.safe_load(text)  # type: ignore[no-untyped-call]
     return tuple(
-        Quantity(name, own["meaning"], **own["prior"], known=own.get("known", {}))
+        Quantity(name, own["meaning"], **own["prior"], known=own.get("known", ()))
         for name, own in entries.items()
     )
 
@@ -228,7 +238,7 @@ class Calibrated:
             quantities[q.name] = {
                 "meaning": q.meaning, "scale": "share" if q.share else {"above": q.above},
                 "prior": q.value,
-                "prior_sd": {scope: float(f"{sd * widen(q.name):.3g}") for scope, sd in q.sd.items()},
+                "prior_sd": {n: float(f"{sd * widen(q.name):.3g}") for n, sd in {**q.sd, **q.unseen}.items()},
             }  # fmt: skip
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
         for (quantity, scope, name), mean, sd in numbers:

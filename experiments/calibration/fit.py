@@ -6,20 +6,16 @@ disturbed run pulls no more than a bad one; priors are further residuals.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from math import log
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase
 
-Floats = NDArray[np.float64]
 SIGMA = 0.06
 """Spread of log(predicted / measured) that a good model leaves: two releases of the same framework differ
 by 3 % median and 15 % at most (README of the measurements)."""
@@ -29,6 +25,10 @@ SIGMA_OF_MIXTURES = 0.15
 HUBER = 1.5
 """Errors beyond so many sigma count linearly."""
 PARTS = ("seconds", "memory")
+STEPS = 60
+HALVINGS = 6
+TOLERANCE = 1e-5
+"""Relative change of the loss at which a fit ends."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,12 @@ class Residuals:
     def sigma(self) -> Tensor:
         """Return the spread of each error that a good model leaves, `(N,)`."""
         return torch.where(self.mixture, SIGMA_OF_MIXTURES, SIGMA).to(torch.float64)
+
+    @property
+    def weight(self) -> Tensor:
+        """Return what the square of each error counts in Huber's loss, `(N,)`."""
+        outside = HUBER * self.sigma / self.error.abs().clamp(min=1e-12)
+        return torch.clamp(outside, max=1.0) / self.sigma**2
 
     def where(self, keep: Tensor) -> "Residuals":
         """Return the figures whose place in `keep`, `(N,)`, is true."""
@@ -107,7 +113,11 @@ def _values_and_slopes(
 
 
 def fit(
-    cases: Sequence[MeasuredCase], parameters: Parameters, start: Tensor | None = None, **options: Any
+    cases: Sequence[MeasuredCase],
+    parameters: Parameters,
+    start: Tensor | None = None,
+    steps: int = STEPS,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[Tensor, Residuals]:
     """Find the latent numbers that fit the runs best, and the residuals there.
 
@@ -117,13 +127,14 @@ def fit(
 
     Args:
         start: Where to begin; the prior's mean without it.
-        options: Further arguments of `scipy.optimize.least_squares`.
+        steps: Most steps of the dense runs, and then of the mixtures.
+        tell: Gets a line after every step.
     """
     latent = parameters.zero() if start is None else start
     for experts in (False, True):
         own = [case for case in cases if case.problem.model.has_experts == experts]
         if own:
-            latent = _minimum(partial(residuals, own, parameters), latent, parameters, experts, **options)
+            latent = _minimum(partial(residuals, own, parameters), latent, parameters, experts, steps, tell)
     return latent, residuals(cases, parameters, latent)
 
 
@@ -145,43 +156,41 @@ def _minimum(
     start: Tensor,
     parameters: Parameters,
     experts: bool,
-    **options: Any,
+    steps: int = STEPS,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Tensor:
-    """Minimize Huber's loss of figures plus the priors over the latent numbers of experts, or all others."""
-    from scipy.optimize import least_squares  # takes a second to import
+    """Minimize Huber's loss of figures plus the priors over the latent numbers of experts, or all others.
 
+    Reweighted Gauss-Newton steps (Holland and Welsch 1977), each halved until the loss falls.
+    """
     free = parameters.of_experts == experts
-    sd = parameters.sd[free].numpy()
+    prior = torch.where(free, parameters.sd**-2, 0.0)
 
-    def placed(x: Floats) -> Tensor:
-        latent = start.clone()
-        latent[free] = torch.from_numpy(x.copy())
-        return latent
+    def loss(found: Residuals, latent: Tensor) -> float:
+        size = found.error.abs() / found.sigma
+        huber = torch.where(size > HUBER, 2 * HUBER * size - HUBER**2, size**2)
+        return float(huber.sum() + prior @ latent**2)
 
-    @lru_cache(maxsize=1)
-    def scaled(content: bytes) -> tuple[Floats, Floats]:
-        """Return residuals in units of their spread, priors last, and their Jacobian."""
-        x = np.frombuffer(content)
-        found = figures(placed(x))
-        sigma = found.sigma.numpy()
-        slopes = found.jacobian[:, free].numpy() / sigma[:, None]
-        return np.append(found.error.numpy() / sigma, x / sd), np.vstack([slopes, np.diag(1.0 / sd)])
-
-    def huber(squares: Floats) -> Floats:
-        """Return the loss of squares of residuals and its two derivatives; priors count quadratically."""
-        outside = (np.arange(len(squares)) < len(squares) - len(sd)) & (squares > HUBER**2)
-        size = np.sqrt(np.where(outside, squares, 1.0))
-        return np.stack([
-            np.where(outside, 2 * HUBER * size - HUBER**2, squares),
-            np.where(outside, HUBER / size, 1.0),
-            np.where(outside, -HUBER / (2 * size**3), 0.0),
-        ])  # fmt: skip
-
-    found = least_squares(
-        lambda x: scaled(x.tobytes())[0], start[free].numpy(), lambda x: scaled(x.tobytes())[1], loss=huber,
-        **options,
-    )  # fmt: skip
-    return placed(found.x)
+    latent, found = start, figures(start)
+    lowest = loss(found, latent)
+    for step in range(steps):
+        slopes, weight = found.jacobian[:, free], found.weight
+        curvature = slopes.T @ (weight.unsqueeze(1) * slopes) + torch.diag(prior[free])
+        gradient = slopes.T @ (weight * found.error) + (prior * latent)[free]
+        move = torch.zeros_like(latent)
+        move[free] = -torch.linalg.solve(curvature, gradient)
+        for halvings in range(HALVINGS):
+            there = latent + move / 2**halvings
+            tried = figures(there)
+            if (now := loss(tried, there)) < lowest:
+                break
+        else:
+            break
+        gain, latent, found, lowest = 1.0 - now / lowest, there, tried, now
+        tell(f"step {step + 1}: loss {lowest:.2f}")
+        if gain < TOLERANCE:
+            break
+    return latent
 
 
 def posterior(found: Residuals, parameters: Parameters) -> Tensor:
@@ -190,8 +199,7 @@ def posterior(found: Residuals, parameters: Parameters) -> Tensor:
     It is the inverse curvature of Huber's loss (its reweighted squares) and the priors, where mixtures tell
     of the figures of experts alone.
     """
-    weight = torch.clamp(HUBER * found.sigma / found.error.abs().clamp(min=1e-12), max=1.0) / found.sigma**2
     told = torch.where(found.mixture.unsqueeze(1) & ~parameters.of_experts, 0.0, found.jacobian)
-    curvature = told.T @ (weight.unsqueeze(1) * told) + torch.diag(1.0 / parameters.sd**2)
+    curvature = told.T @ (found.weight.unsqueeze(1) * told) + torch.diag(1.0 / parameters.sd**2)
     covariance: Tensor = torch.linalg.inv(curvature)
     return (covariance + covariance.T) / 2.0

@@ -315,6 +315,8 @@ def _zero(row: TableRow, ranks: int) -> dict[str, int]:
     shard = int(group[1]) if group else 0
     if ranks == 1 or stage == 0:
         return {"zero_stage": 0, "shard_size": 0}
+    if row.says("torchtitan") and (row.count("pp") or 1) > 1:
+        stage = min(stage, 1)  # its pipelines keep what is gathered until the last micro-batch
     return {"zero_stage": stage, "shard_size": 0 if shard >= ranks or ranks % max(shard, 1) else shard}
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config.schema import config_dir
 from darts_parallel.planner.uncertainty import read_correlation
+from darts_parallel.problem.software import read_software
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import QUANTITIES, SHIPPED, Calibrated, Parameters, Place
@@ -34,7 +35,7 @@ from experiments.calibration.folds import (
 )
 from experiments.calibration.predict import predict
 from experiments.calibration.preset_files import MARK, three_digits, write_presets
-from experiments.calibration.problems import MeasuredCase
+from experiments.calibration.problems import MeasuredCase, device_config
 from experiments.calibration.report import rival_lines
 from tests.support.measured_files import cases_of, write_rows
 
@@ -106,7 +107,7 @@ def test_the_jacobian_equals_finite_differences(tmp_path: Path) -> None:
 def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Path) -> None:
     cases = invented_cases(tmp_path, torch.tensor([-0.2, -0.1, 0.3, 0.2, -0.4, -0.3], dtype=torch.float64))
     parameters = Parameters([Place.of_run(case.run) for case in cases], FITTED)
-    latent, found = fit(cases, parameters, max_nfev=20)
+    latent, found = fit(cases, parameters, steps=20)
     assert folds(cases, "model").keys() == {"GPT-1024", "GPT-4096"}
     results = cross_validate(cases, parameters, latent, found, "model")
     assert [h.part for h in results] == ["seconds", "memory", "fit"] * len(cases)
@@ -149,23 +150,22 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp
         assert text.split(MARK)[0] == shipped[name].split(MARK)[0]
     for file in (tmp_path / "cluster").iterdir():
         assert not any(f"device: {name}," in file.read_text() for name in invented), file.stem
-    for file in tmp_path.glob(
-        "[dc]*/*.yaml"
-    ):  # a device or a cluster that the last fit did not rewrite is stale
+    for file in tmp_path.glob("*/*.yaml"):  # one that the last fit did not rewrite is stale
         conf = Path(config_dir()) / file.relative_to(tmp_path)
         mine, theirs = (re.sub(rf"{MARK}.*", "", f.read_text()) for f in (file, conf))
         assert mine == theirs, file.stem
 
 
-def test_shipped_parameters_are_physical() -> None:
-    fitted = Calibrated.read()
-    places = [Place(device, framework, "nvlink4", "infiniband") for device in fitted.names("device")
-              for framework in (*fitted.names("framework"), "default")]  # fmt: skip
-    for place in places:
-        for name, value in fitted.at(place).items():
-            quantity = next(q for q in QUANTITIES if q.name == name)
-            assert float(value) > quantity.above, (place, name)
-            assert float(value) < 1.0 or not quantity.share, (place, name)
+def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks_give_them() -> None:
+    fitted, quantities = Calibrated.read(), {q.name: q for q in QUANTITIES}
+    for device, framework in product(fitted.names("device"), fitted.names("framework")):
+        file = {"a100": "a100_80"}.get(device, device)
+        own = read_software(None if framework == "default" else framework).on(file, device_config(file))
+        for name, value in fitted.at(Place(device, framework, "nvlink4", "infiniband")).items():
+            assert quantities[name].above < float(value), (device, framework, name)
+            assert float(value) < 1.0 or not quantities[name].share, (device, framework, name)
+            if name in ("gemm_efficiency", "attention_efficiency", "streaming_factor"):
+                assert getattr(own, name) == pytest.approx(float(value), rel=6e-3), (device, framework, name)
     assert (fitted.sd > 0).all()
 
 
