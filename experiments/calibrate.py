@@ -6,11 +6,11 @@
     python -m experiments.calibrate shipped=true        overwrite the shipped files
 
 Minimizes the logarithmic error (Huber) of the shipped runs plus priors (data sheets and micro-benchmarks);
-prints the error in sample and, the honest figure, held out: fitted
-without a whole model, source or framework family and tried on it, and how many of those runs the 80 %
-intervals hold. A folder holds CSV files as experiments.validate_cost_model reads them. Leaves
-calibrated.yaml (parameters, their posterior and the spreads), device/*.yaml, cluster/*.yaml and
-software/*.yaml (for --config-dir) and cross_validation.csv in `out`.
+prints the error in sample and, the honest figure, held out: fitted without a whole model, source or framework
+family and tried on it, and how many of those runs the 80 % intervals hold. A folder holds CSV files as
+experiments.validate_cost_model reads them. Leaves calibrated.yaml (parameters, their posterior and the
+spreads), device/*.yaml, cluster/*.yaml and software/*.yaml (for --config-dir) and cross_validation.csv in
+`out`.
 """
 
 from dataclasses import dataclass, field

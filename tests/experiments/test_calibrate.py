@@ -79,7 +79,7 @@ def test_calibration_recovers_the_parameters_that_made_the_data(tmp_path: Path) 
     truth = torch.tensor([-0.2, -0.15, 0.3, 0.2, -0.8, -0.6], dtype=torch.float64)
     cases = invented_cases(tmp_path, truth)
     parameters = Parameters([Place.of_run(case.run) for case in cases], FITTED)
-    latent, found = fit(cases, parameters)
+    latent, found = fit(cases, parameters, parameters.zero() - 3.0)  # whole steps would pass the minimum
     assert found.error.abs().max() < 0.01
     for name, tolerance in (("gemm_efficiency", 0.01), ("inter_efficiency", 0.03), ("reserved_GiB", 0.05)):
         place = Place.of_run(cases[0].run)
@@ -127,15 +127,16 @@ def test_the_command_writes_files_that_validation_and_the_search_read(
     monkeypatch.setattr(command, "read_runs", list)
     (tmp_path / "data").mkdir()
     invented_cases(tmp_path / "data", torch.zeros(6, dtype=torch.float64))
-    options = CalibrationOptions(data=str(tmp_path / "data"), out=str(tmp_path), steps=2, cross_validate=[])
+    out = tmp_path / "new" / "folder"
+    options = CalibrationOptions(data=str(tmp_path / "data"), out=str(out), steps=2, cross_validate=[])
     assert command.calibrate(options) == 0
-    fitted, shipped = Calibrated.read(tmp_path / "calibrated.yaml"), Calibrated.read(SHIPPED)
+    fitted, shipped = Calibrated.read(out / "calibrated.yaml"), Calibrated.read(SHIPPED)
     assert {key[0] for key in fitted.keys} == {key[0] for key in shipped.keys}
     assert torch.isfinite(fitted.sd).all()
-    text = (tmp_path / "device" / "b200.yaml").read_text()
-    assert "no runs on this GPU" in text
-    assert "NVIDIA HGX B200 data sheet" in text
-    assert "fitted to runs on this GPU" in (tmp_path / "device" / "a100_80.yaml").read_text()
+    assert "prior_sd: {base: 0.4, device: 0.3," in (out / "calibrated.yaml").read_text()  # not the fit's 0.1
+    text = (out / "device" / "b200.yaml").read_text()
+    assert re.search(r"(?s)NVIDIA HGX B200 data sheet.*no runs on this GPU", text)
+    assert "fitted to runs on this GPU" in (out / "device" / "a100_80.yaml").read_text()
 
 
 def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> No
     ("cells", "expected"),
     [
         ({"zero": "3 (FSDP2)"}, {"zero_stage": 3, "shard_size": 0}),
+        ({"source": "torchtitan", "zero": "3", "tp": "1", "pp": "2", "layers": "24"}, {"zero_stage": 1}),
         ({"zero": "1 (shard group 2)"}, {"zero_stage": 1, "shard_size": 2}),
         ({"zero": "1 (shard group 4)"}, {"zero_stage": 1, "shard_size": 0}),
         ({"recompute": "selective (op)"}, {"recompute": ALTERNATE}),
