@@ -11,7 +11,9 @@ def _discovered() -> dict[str, Planner]:
     names = [module.name for module in iter_modules([str(Path(__file__).parent)])]
     public = [name for name in names if not name.startswith("_")]
     found = {name: import_module(f"{__package__}.{name}").solve for name in public}
-    return dict(sorted(found.items(), key=lambda rival: not rival[1].seeded))  # those of many seeds first
+    return dict(
+        sorted(found.items(), key=lambda rival: not rival[1].seeded)
+    )  # those of many seeds first
 
 
 PLANNERS = {name: rival for name, rival in _discovered().items() if rival.closed_form}

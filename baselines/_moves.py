@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from baselines._planner import Incumbent
-from darts_parallel.cost import CostTable, HardPlans, even_uniform_plans, lightest_plans, unit_starts
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    even_uniform_plans,
+    lightest_plans,
+    unit_starts,
+)
+from darts_parallel.plans import LayerStrategy
 
 PENALTY = 10.0
 """Log-seconds that memory beyond a stage's capacity counts for, relative to the capacity."""
@@ -84,7 +90,9 @@ class PlanSpace:
             mine = torch.nonzero(chains.table == index).squeeze(1)
             table = self.incumbent.tables[index]
             plans = HardPlans(
-                chains.outer[mine], chains.choices[mine], chains.first_layers[mine, : table.num_stages]
+                chains.outer[mine],
+                chains.choices[mine],
+                chains.first_layers[mine, : table.num_stages],
             )
             cost = self.incumbent.offer(index, plans)
             excess = (cost.memory / table.capacity - 1.0).clamp(min=0.0).sum(1)
@@ -99,9 +107,12 @@ class PlanSpace:
         One strategy for all layers on even stages, and the lightest plan of every outer choice.
         """
         tables = self.incumbent.tables
-        parts = [self.of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)]
+        parts = [
+            self.of_table(index, even_uniform_plans(table)) for index, table in enumerate(tables)
+        ]
         parts += [
-            self.of_table(index, plans) for index, plans in enumerate(lightest_plans(tables, self.space_kind))
+            self.of_table(index, plans)
+            for index, plans in enumerate(lightest_plans(tables, self.space_kind))
         ]
         return Chains.concatenate(parts)
 
@@ -176,9 +187,15 @@ def _translation(tables: list[CostTable], width: int) -> Tensor:
 def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
     """Compare strategies: unlike degrees first, then what else differs."""
     bits = abs(a.tp_comm_bits - b.tp_comm_bits) + abs(a.grad_comm_bits - b.grad_comm_bits)
-    return (abs(a.tp - b.tp), a.recompute != b.recompute, abs(a.zero_stage - b.zero_stage), bits,
-            a.sequence_parallel != b.sequence_parallel, abs(a.dp - b.dp),
-            abs(a.ep - b.ep) + abs(a.etp - b.etp))  # fmt: skip
+    return (
+        abs(a.tp - b.tp),
+        a.recompute != b.recompute,
+        abs(a.zero_stage - b.zero_stage),
+        bits,
+        a.sequence_parallel != b.sequence_parallel,
+        abs(a.dp - b.dp),
+        abs(a.ep - b.ep) + abs(a.etp - b.etp),
+    )
 
 
 @dataclass(frozen=True)
@@ -240,12 +257,16 @@ class RandomMoves:
 
     def propose(self, chains: Chains) -> Chains:
         """Change every plan once; a change that is not possible leaves the plan as it is."""
-        change = torch.multinomial(self.weights, len(chains), replacement=True, generator=self.generator)
+        change = torch.multinomial(
+            self.weights, len(chains), replacement=True, generator=self.generator
+        )
         result = chains
         for number in torch.unique(change).tolist():
             mine = torch.nonzero(change == number).squeeze(1)
             name = self.names[number]
-            change_of = {"edge": self._edges, "outer": self._other_count, "jump": self._jump}.get(name)
+            change_of = {"edge": self._edges, "outer": self._other_count, "jump": self._jump}.get(
+                name
+            )
             old = chains[mine]
             result = result.put(mine, change_of(old) if change_of else self._region(old, name))
         return result
@@ -279,13 +300,19 @@ class RandomMoves:
         a = self._below(inner.clamp(min=1)) + 1
         b = a + self._below((inner - a + 1).clamp(min=1)) * (self._uniform(len(chains)) < 0.5)
         order = torch.arange(space.most_stages)
-        block = (order >= a.unsqueeze(1)) & (order <= b.unsqueeze(1)) & (order <= inner.unsqueeze(1))
+        block = (
+            (order >= a.unsqueeze(1)) & (order <= b.unsqueeze(1)) & (order <= inner.unsqueeze(1))
+        )
         side = torch.where(self._uniform(len(chains), 1) < 0.5, 1, -1)
         position = torch.searchsorted(space.units, chains.first_layers.contiguous()) + block * side
         used = order <= inner.unsqueeze(1)
         gaps = position.diff(dim=1) > 0
-        fits = (gaps | ~used[:, 1:]).all(1) & (torch.where(used, position, 0) < len(space.units)).all(1)
-        starts = torch.where(used, space.units[position.clamp(0, len(space.units) - 1)], space.num_layers)
+        fits = (gaps | ~used[:, 1:]).all(1) & (
+            torch.where(used, position, 0) < len(space.units)
+        ).all(1)
+        starts = torch.where(
+            used, space.units[position.clamp(0, len(space.units) - 1)], space.num_layers
+        )
         starts = torch.where(fits.unsqueeze(1), starts, chains.first_layers)
         return space.in_kind(replace(chains, first_layers=starts))
 
@@ -300,6 +327,8 @@ class RandomMoves:
         space = self.space
         table, outer = space.random_outer(len(chains), self.generator)
         choices = space.translation[chains.table, table].gather(1, chains.choices)
-        noise = torch.randn(len(chains), space.most_stages, generator=self.generator, dtype=torch.float64)
+        noise = torch.randn(
+            len(chains), space.most_stages, generator=self.generator, dtype=torch.float64
+        )
         starts = space.split(space.pp[table], 0.5 * noise)
         return space.legal(Chains(table, outer, choices, starts), self.generator)

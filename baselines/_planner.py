@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import BatchCost, CostTable, HardPlans, PricedPlan, evaluate_batch, without_dominated
+from darts_parallel.cost import (
+    BatchCost,
+    CostTable,
+    HardPlans,
+    PricedPlan,
+    evaluate_batch,
+    without_dominated,
+)
 from darts_parallel.exact import TableResult
 
 ENDLESS = 10**9
@@ -76,7 +83,9 @@ class Incumbent:
         if self.best is not None:
             index, plans = self.best.table, self.best.plan
             choices = self._as_given(index)[plans.choices]
-            best = PricedPlan(index, HardPlans(plans.outer, choices, plans.first_layers), self.best.time)
+            best = PricedPlan(
+                index, HardPlans(plans.outer, choices, plans.first_layers), self.best.time
+            )
         return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
 
     def _as_given(self, index: int) -> Tensor:
@@ -112,9 +121,14 @@ class Planner:
     """It takes part where the schedule is a choice and a device holds chunks: it reads no closed form."""
 
     def solve(
-        self, tables: Sequence[CostTable], space_kind: str, *, deadline: float | None = None, seed: int = 0,
+        self,
+        tables: Sequence[CostTable],
+        space_kind: str,
+        *,
+        deadline: float | None = None,
+        seed: int = 0,
         max_steps: int = ENDLESS,
-    ) -> TableResult:  # fmt: skip
+    ) -> TableResult:
         """Return the best plan until `deadline`.
 
         Args:

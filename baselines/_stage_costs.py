@@ -9,7 +9,7 @@ import torch
 from baselines._planner import Incumbent
 from darts_parallel.cost import CostTable, HardPlans
 from darts_parallel.exact import Array, OuterCosts, StageSegments
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 
 STEP = 1e-4
 """Relative distance of the bottlenecks that `cheapest_split` tries; Alpa's epsilon."""
@@ -33,7 +33,9 @@ class OuterChoice:
     def plans(self, starts: list[int], choices: list[int]) -> HardPlans:
         """Make one plan; `choices` are numbers of `strategies`, one for each layer."""
         table_choices = self.costs.choices[choices].tolist()
-        return HardPlans(torch.tensor([self.outer]), torch.tensor([table_choices]), torch.tensor([starts]))
+        return HardPlans(
+            torch.tensor([self.outer]), torch.tensor([table_choices]), torch.tensor([starts])
+        )
 
     def uniform(self, starts: list[int], choice: int) -> HardPlans:
         """Make one plan of one strategy."""
@@ -60,7 +62,9 @@ def plain_tables(tables: Sequence[CostTable]) -> list[int]:
     return [number for number in known if tables[number].cp == least]
 
 
-def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)) -> list[int]:
+def plain(
+    strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)
+) -> list[int]:
     """Return strategies of systems without ZeRO, sequence parallelism and compressed communication.
 
     Of all degrees (of tensors and experts) and every kind of recomputation the one strategy with the least
@@ -70,11 +74,16 @@ def plain(strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] =
     for degrees in sorted({(strategy.tp, strategy.ep, strategy.etp) for strategy in strategies}):
         for kind in recompute:
             mine = [
-                c for c, s in enumerate(strategies) if (s.tp, s.ep, s.etp) == degrees and s.recompute == kind
+                c
+                for c, s in enumerate(strategies)
+                if (s.tp, s.ep, s.etp) == degrees and s.recompute == kind
             ]
             if mine:
                 kept.append(
-                    min(mine, key=lambda c: (strategies[c].sequence_parallel, strategies[c].zero_stage))
+                    min(
+                        mine,
+                        key=lambda c: (strategies[c].sequence_parallel, strategies[c].zero_stage),
+                    )
                 )
     return kept
 
@@ -85,7 +94,9 @@ def bottleneck_split(segments: StageSegments, values: Array) -> list[int] | None
     return segments.split_below(values, limit)[1] if np.isfinite(limit) else None
 
 
-def cheapest_split(segments: StageSegments, seconds: Array, rest: float) -> tuple[float, list[int]] | None:
+def cheapest_split(
+    segments: StageSegments, seconds: Array, rest: float
+) -> tuple[float, list[int]] | None:
     """Find the split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
 
     Args:

@@ -24,9 +24,12 @@ CLUSTERS = 12
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     """Offer the plan of every outer choice that may beat what is known, the most promising first."""
     order = sorted(
-        ((lower_bound(outer.costs, "layerwise"), number, outer)
-         for number, outer in enumerate(outer_choices(incumbent))), key=lambda entry: entry[:2],
-    )  # fmt: skip
+        (
+            (lower_bound(outer.costs, "layerwise"), number, outer)
+            for number, outer in enumerate(outer_choices(incumbent))
+        ),
+        key=lambda entry: entry[:2],
+    )
     for bound, _, outer in order:
         if incumbent.over() or bound >= incumbent.cost:
             break
@@ -58,7 +61,9 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     program = _IntraOperator(outer, edges)
     segments = StageSegments.legal(costs.pp, np.zeros(number, dtype=bool))
     seconds, full = np.full(len(segments), np.inf), set[tuple[int, int]]()
-    places = zip(segments.stage.tolist(), segments.first.tolist(), segments.end.tolist(), strict=True)
+    places = zip(
+        segments.stage.tolist(), segments.first.tolist(), segments.end.tolist(), strict=True
+    )
     for row, (stage, first, end) in enumerate(places):
         if (stage, first) in full or incumbent.over():
             continue
@@ -92,7 +97,14 @@ class _IntraOperator:
         in_flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
         layers = costs.layer_class[self.edges[first] : self.edges[end]].tolist()
         lengths = np.diff(self.edges[first : end + 1]).tolist()
-        key = (int(costs.stage_kind[stage]), in_flight, float(costs.capacity[stage]), *layers, "|", *lengths)
+        key = (
+            int(costs.stage_kind[stage]),
+            in_flight,
+            float(costs.capacity[stage]),
+            *layers,
+            "|",
+            *lengths,
+        )
         if key not in self.known:
             self.known[key] = self._program(stage, in_flight, first, end)
         answer = self.known[key]
@@ -101,16 +113,22 @@ class _IntraOperator:
         border = costs.p2p[costs.boundary_kind[stage - 1], self.edges[first] - 1]
         return answer[0] + float(border.min()), answer[1]
 
-    def _program(self, stage: int, in_flight: float, first: int, end: int) -> tuple[float, list[int]] | None:
+    def _program(
+        self, stage: int, in_flight: float, first: int, end: int
+    ) -> tuple[float, list[int]] | None:
         """Choose one strategy for each cluster: least seconds within the memory."""
         costs, kind = self.costs, int(self.costs.stage_kind[stage])
         runs = [slice(self.edges[c], self.edges[c + 1]) for c in range(first, end)]
         layouts = costs.layout
-        inside = [costs.reshard[kind, r.start : r.stop - 1, layouts, layouts].sum(axis=-1) for r in runs]
+        inside = [
+            costs.reshard[kind, r.start : r.stop - 1, layouts, layouts].sum(axis=-1) for r in runs
+        ]
         switches = [costs.reshard[kind, r.start - 1] for r in runs[1:]]
         seconds = [costs.time[kind, r].sum(axis=0) + i for r, i in zip(runs, inside, strict=True)]
         per_iteration = [(costs.sync[kind, r] + costs.per_iteration[r]).sum(axis=0) for r in runs]
-        share = [s + o / costs.num_micro_batches for s, o in zip(seconds, per_iteration, strict=True)]
+        share = [
+            s + o / costs.num_micro_batches for s, o in zip(seconds, per_iteration, strict=True)
+        ]
         memory = [(costs.static[r] + in_flight * costs.activation[r]).sum(axis=0) for r in runs]
         working = [costs.working[r].max(axis=0) for r in runs]
         capacity = float(costs.capacity[stage])
@@ -159,9 +177,20 @@ def choose(
             rows[:width, own] = rows[width:, (n + 1) * num : (n + 2) * num] = -held
     fit[:count, -1], fit[count, -1] = -1.0, 1.0
     whole = (np.arange(len(objective)) < count * num).astype(float)
-    limits = [LinearConstraint(one_of, 1.0, 1.0), LinearConstraint(fit, -np.inf, np.eye(count + 1)[count])]
+    limits = [
+        LinearConstraint(one_of, 1.0, 1.0),
+        LinearConstraint(fit, -np.inf, np.eye(count + 1)[count]),
+    ]
     if len(flows):
         limits.append(LinearConstraint(flows, 0.0, 0.0))
-    answer = milp(objective / max(float(np.abs(objective).max()), 1e-30), constraints=limits,
-                  integrality=whole, bounds=Bounds(0.0, np.where(whole > 0, 1.0, np.inf)))  # fmt: skip
-    return None if answer.x is None else answer.x[: count * num].reshape(count, num).argmax(axis=1).tolist()
+    answer = milp(
+        objective / max(float(np.abs(objective).max()), 1e-30),
+        constraints=limits,
+        integrality=whole,
+        bounds=Bounds(0.0, np.where(whole > 0, 1.0, np.inf)),
+    )
+    return (
+        None
+        if answer.x is None
+        else answer.x[: count * num].reshape(count, num).argmax(axis=1).tolist()
+    )

@@ -43,7 +43,9 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
 
 
-def _restart(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> tuple[Chains, Tensor]:
+def _restart(
+    space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor
+) -> tuple[Chains, Tensor]:
     """Return the better half of the chains, and random plans."""
     kept = energy.argsort(stable=True)[: len(chains) // 2]
     fresh = moves.random_plans(len(chains) - len(kept))

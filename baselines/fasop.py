@@ -26,7 +26,9 @@ def first_partition(num_layers: int, stages: int) -> Integers:
     return counts
 
 
-def minmax_partition(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
+def minmax_partition(
+    ticks: Integers, stage_type: Integers, comm: Integers
+) -> tuple[Integers, Integers]:
     """Return the partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
 
     From even stages, one layer moves from the slowest stage to the fastest (the first of each) until the
@@ -74,8 +76,12 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
         held = counts[rows, slow]
         short = ~undo & at_end & (held == 2)
         stuck = ~undo & ~short & (held <= 1)
-        priced_now = _move(counts, np.where(undo, fast_before, slow), np.where(undo, slow_before, slow))
-        reported_now = _move(counts, np.where(short, fast, 0), np.where(short, slow, 0)) if moved else counts
+        priced_now = _move(
+            counts, np.where(undo, fast_before, slow), np.where(undo, slow_before, slow)
+        )
+        reported_now = (
+            _move(counts, np.where(short, fast, 0), np.where(short, slow, 0)) if moved else counts
+        )
         reported_now = np.where(undo[:, None], priced_now, reported_now)
         done = undo | short | stuck
         reported[active[done]], priced[active[done]] = reported_now[done], priced_now[done]
@@ -134,7 +140,9 @@ def fasop_plans(table: CostTable) -> HardPlans:
     comm = np.rint(_receive_seconds(table, outer, choice, units).numpy() / TICK).astype(np.int64)
     counts = minmax_partition(np.pad(ticks, ((0, 0), (1, 0))), stage_type, comm)[1]
     first = np.cumsum(counts, axis=1) - counts
-    return HardPlans(outer, choice.unsqueeze(1).expand(-1, table.num_layers), units[torch.from_numpy(first)])
+    return HardPlans(
+        outer, choice.unsqueeze(1).expand(-1, table.num_layers), units[torch.from_numpy(first)]
+    )
 
 
 def _receive_seconds(
@@ -148,5 +156,7 @@ def _receive_seconds(
     pairs = units[torch.from_numpy(even)] - 1
     layout = table.layout[choice].unsqueeze(1)
     border = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
-    result[:, 1:-1] = table.p2p.detach()[outer.unsqueeze(1), border, pairs.unsqueeze(0), layout, layout]
+    result[:, 1:-1] = table.p2p.detach()[
+        outer.unsqueeze(1), border, pairs.unsqueeze(0), layout, layout
+    ]
     return result

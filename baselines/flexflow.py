@@ -45,7 +45,9 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         if len(stale):
             fresh = moves.random_plans(len(stale))
             mask = torch.zeros(CHAINS, dtype=torch.bool).index_fill(0, stale, True)
-            spread = torch.zeros(CHAINS, dtype=torch.long).index_copy(0, stale, torch.arange(len(stale)))
+            spread = torch.zeros(CHAINS, dtype=torch.long).index_copy(
+                0, stale, torch.arange(len(stale))
+            )
             chains = fresh[spread].where(mask, chains)
             energy = energy.index_copy(0, stale, space.price(fresh))
             lowest = torch.where(mask, energy, lowest)

@@ -13,7 +13,13 @@ import numpy as np
 from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices
 from darts_parallel.cost import even_uniform_plans
-from darts_parallel.exact import ChosenStages, DeadlineError, OuterChoiceSolver, SegmentBounds, outer_bound
+from darts_parallel.exact import (
+    ChosenStages,
+    DeadlineError,
+    OuterChoiceSolver,
+    SegmentBounds,
+    outer_bound,
+)
 from darts_parallel.gradient import at_cut, solve_outer
 
 
@@ -33,7 +39,9 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         for starts in _cuts(outer, even_uniform_plans(table).first_layers[0].tolist()):
             case = OuterChoiceSolver(table, outer.table, outer.outer, bound)
             case.segments = at_cut(every, starts)
-            found, _ = solve_outer(case, "layerwise", min(incumbent.cost, case.most_expensive()), check)
+            found, _ = solve_outer(
+                case, "layerwise", min(incumbent.cost, case.most_expensive()), check
+            )
             if found is not None:
                 incumbent.offer(outer.table, found.plan)
 

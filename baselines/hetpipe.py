@@ -22,7 +22,9 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             segments, seconds = ChosenStages.uniform(outer.costs, choice).fitting()
             starts = bottleneck_split(segments, seconds)
             if starts is not None:
-                busy = outer.costs.num_micro_batches * float(seconds[segments.rows_of(starts)].max())
+                busy = outer.costs.num_micro_batches * float(
+                    seconds[segments.rows_of(starts)].max()
+                )
                 ranked.append((busy, len(ranked), outer, choice, starts))
     for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2])[:1]:
         incumbent.offer(outer.table, outer.uniform(starts, choice))

@@ -26,7 +26,11 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         for pp in sorted({tables[n].pp for n in plainest}):
             for number in (n for n in plainest if tables[n].pp == pp):
                 table = tables[number]
-                wanted = [c for c in plain(table.choices, recompute=RECOMPUTE) if table.choices[c].tp == tp]
+                wanted = [
+                    c
+                    for c in plain(table.choices, recompute=RECOMPUTE)
+                    if table.choices[c].tp == tp
+                ]
                 plans = even_uniform_plans(table)
                 mine = torch.isin(plans.choices[:, 0], torch.tensor(wanted, dtype=torch.long))
                 if mine.any():

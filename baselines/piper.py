@@ -45,7 +45,9 @@ class _Recomputation:
         self.order = np.argsort(-self.saved / (self.extra + 1e-12), axis=1, kind="stable")
         self.stages = ChosenStages.uniform(costs, keep)
         segments = self.segments = self.stages.segments
-        working = segment_max(costs.working[:, [keep, again]].max(axis=1))[segments.first, segments.end]
+        working = segment_max(costs.working[:, [keep, again]].max(axis=1))[
+            segments.first, segments.end
+        ]
         peak = segments.sums(memory[:, :, keep], np.arange(costs.pp)) + working
         self.missing = peak - costs.capacity[segments.stage]
 
@@ -54,8 +56,12 @@ class _Recomputation:
         """Choose the strategies of a degree; without recomputation, or nothing else, both are the same."""
 
         def first(kinds: tuple[str, ...]) -> list[int]:
-            return [c for kind in kinds for c in plain(outer.strategies, recompute=(kind,))
-                    if outer.strategies[c].tp == tp]  # fmt: skip
+            return [
+                c
+                for kind in kinds
+                for c in plain(outer.strategies, recompute=(kind,))
+                if outer.strategies[c].tp == tp
+            ]
 
         keep = first(("none", "selective", "full"))[0]
         again = first(("full", "selective", "none"))[0]

@@ -13,14 +13,26 @@ from typing import Any
 
 from darts_parallel import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan, require_trainers, write_export
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem, load_problem
 from tests.export.test_trainers import random_plans
 from tests.support.export_plans import CASES, GOLDEN, NAMES
 
-MODELS = ("gpt2_xl", "llama3_8b", "llama2_70b", "mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2",
-          "nemotron_h_8b", "nemotron3_nano_30b_a3b", "gpt_oss_20b", "bloom_176b", "toy",
-          "toy_moe")  # fmt: skip
+MODELS = (
+    "gpt2_xl",
+    "llama3_8b",
+    "llama2_70b",
+    "mixtral_8x7b",
+    "qwen3_30b_a3b",
+    "deepseek_v3",
+    "kimi_k2",
+    "nemotron_h_8b",
+    "nemotron3_nano_30b_a3b",
+    "gpt_oss_20b",
+    "bloom_176b",
+    "toy",
+    "toy_moe",
+)
 DRAWN, SEED = int(os.environ.get("DRAWN") or len(MODELS)), os.environ.get("SEED") or "0"
 """Random plans of every trainer, a model each where it takes the model."""
 CLUSTERS = ("h100_1x8", "h100_8x8", "a100_40_2x8", "a10_4x4")
@@ -30,7 +42,9 @@ FOLDER = Path(tempfile.mkdtemp(prefix="darts-parallel-clients-"))
 
 def cases(target: str) -> list[str]:
     """Names of the golden plans that a target can express, and of random ones."""
-    return [name for name, other in NAMES if other == target] + [f"{target}-{SEED}-{n}" for n in range(DRAWN)]
+    return [name for name, other in NAMES if other == target] + [
+        f"{target}-{SEED}-{n}" for n in range(DRAWN)
+    ]
 
 
 def path(name: str, file: str) -> Path:
@@ -62,7 +76,13 @@ def built(name: str) -> tuple[Problem, Plan]:
     model = MODELS[int(number) % len(MODELS)]
     while True:
         cluster = rng.choice(CLUSTERS)
-        job = [f"model={model}", f"cluster={cluster}", f"training={model}", f"trainer={target}", *SPACE]
+        job = [
+            f"model={model}",
+            f"cluster={cluster}",
+            f"training={model}",
+            f"trainer={target}",
+            *SPACE,
+        ]
         job += ["model.mtp_num_layers=1"] * (target == "megatron" and int(number) % 2)
         with suppress(ConfigError, UnsupportedError):
             problem = load_problem([*job, "training.global_batch_size=256"])

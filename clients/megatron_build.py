@@ -28,7 +28,12 @@ from megatron.core.transformer import multi_token_prediction, torch_norm
 from megatron.training import arguments, global_vars
 
 arguments.get_device_arch_version = lambda: 9
-LOCAL = ("--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion")
+LOCAL = (
+    "--transformer-impl",
+    "local",
+    "--no-persist-layer-norm",
+    "--no-gradient-accumulation-fusion",
+)
 """Words for a machine without TransformerEngine and Apex."""
 
 
@@ -38,12 +43,16 @@ class CoreAttention(backends.DotProductAttention):
     def __init__(self, config: Any, *words: Any, **more: Any) -> None:
         config = copy.copy(config)
         config.context_parallel_size = 1
-        super().__init__(config, *words, **{k: v for k, v in more.items() if not k.endswith("_channels")})
+        super().__init__(
+            config, *words, **{k: v for k, v in more.items() if not k.endswith("_channels")}
+        )
 
 
-torch_norm.WrappedTorchNorm.__new__ = lambda cls, config, hidden_size, **more: (  # as Apex makes them
-    torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-)(hidden_size)
+torch_norm.WrappedTorchNorm.__new__ = lambda cls, config, hidden_size, **more: (
+    (  # as Apex makes them
+        torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+    )(hidden_size)
+)
 backends.DotProductAttention = CoreAttention
 multi_token_prediction.is_inference_column_parallel_linear = lambda module: False
 torch.cuda.Stream = type("Stream", (), {})
@@ -69,7 +78,9 @@ def degree(args: Any, name: str, parameter: Any) -> int:
     """Return the parts of a parameter."""
     if ".experts." in name:
         return args.expert_model_parallel_size * args.expert_tensor_parallel_size
-    return args.tensor_model_parallel_size if getattr(parameter, "tensor_model_parallel", False) else 1
+    return (
+        args.tensor_model_parallel_size if getattr(parameter, "tensor_model_parallel", False) else 1
+    )
 
 
 def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
@@ -80,12 +91,17 @@ def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=args.world_size)
     virtual = args.virtual_pipeline_model_parallel_size
     parallel_state.initialize_model_parallel(
-        args.tensor_model_parallel_size, args.pipeline_model_parallel_size, virtual,
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        virtual,
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
-        expert_tensor_parallel_size=args.expert_tensor_parallel_size, create_gloo_process_groups=False,
-    )  # fmt: skip
-    tensor_parallel.random.get_cuda_rng_tracker().fork = lambda *words, **more: contextlib.nullcontext()
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.random.get_cuda_rng_tracker().fork = lambda *words, **more: (
+        contextlib.nullcontext()
+    )
     config = arguments.core_transformer_config_from_args(args)
     config.use_cpu_initialization, config.perform_initialization = True, False
     config.init_model_with_meta_device = True
@@ -96,14 +112,23 @@ def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp)
         with torch.device("meta"):
             model = gpt_builder(args, first, last, vp_stage=vp, config=config)
-        rows = [(name, parameter) for name, parameter in model.named_parameters()
-                if "word_embeddings" not in name and "output_layer" not in name]  # fmt: skip
-        found.append({
-            "layers": len(model.decoder.layers), "embedding": first, "head": last,
-            "mtp": len(getattr(getattr(model, "mtp", None), "layers", ())),
-            "whole": sum(parameter.numel() * degree(args, name, parameter) for name, parameter in rows),
-            "here": sum(parameter.numel() for _, parameter in rows),
-        })  # fmt: skip
+        rows = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if "word_embeddings" not in name and "output_layer" not in name
+        ]
+        found.append(
+            {
+                "layers": len(model.decoder.layers),
+                "embedding": first,
+                "head": last,
+                "mtp": len(getattr(getattr(model, "mtp", None), "layers", ())),
+                "whole": sum(
+                    parameter.numel() * degree(args, name, parameter) for name, parameter in rows
+                ),
+                "here": sum(parameter.numel() for _, parameter in rows),
+            }
+        )
     return found
 
 

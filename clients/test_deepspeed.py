@@ -8,14 +8,16 @@ import golden
 import pytest
 
 from darts_parallel.export import refusals
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 from tests.support.export_plans import MIXTURE, plan_of, problem_of
 
 config = pytest.importorskip("deepspeed.runtime.config")
 
 
 @pytest.mark.parametrize("name", golden.cases("deepspeed"))
-def test_deepspeed_accepts_the_file_in_the_whole_world(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_accepts_the_file_in_the_whole_world(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, plan = golden.built(name)
     # DeepSpeed checks the batch against what is left of the processes without those of a pipeline
     world = problem.cluster.num_devices // plan.pp
@@ -38,7 +40,9 @@ def _check_experts(given: Any, world: int, strategy: LayerStrategy) -> None:
     from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
 
     validate_autoep_config(given, world, 1, strategy.tp, 1)
-    spec = build_folding_spec(world_size=world, pp_size=1, tp_size=strategy.tp, ep_size=given.autoep_size)
+    spec = build_folding_spec(
+        world_size=world, pp_size=1, tp_size=strategy.tp, ep_size=given.autoep_size
+    )
     validate_folding_global(spec, zero_stage=strategy.zero_stage)
 
 
@@ -47,14 +51,19 @@ def test_autoep_takes_the_degrees_that_the_export_takes(tp: int, zero: int, ep: 
     from deepspeed.module_inject.auto_ep_config import AutoEPConfig
 
     problem = problem_of(tuple(MIXTURE))
-    strategy, given = LayerStrategy(tp, 8 // tp, zero, ep=ep), AutoEPConfig(enabled=True, autoep_size=ep)
+    strategy, given = (
+        LayerStrategy(tp, 8 // tp, zero, ep=ep),
+        AutoEPConfig(enabled=True, autoep_size=ep),
+    )
     why = refusals(problem, plan_of(problem, strategy, 2), "deepspeed")
     assert bool(why) == (tp > 1)  # it restores rows that have no price here
     with pytest.raises(ValueError, match="AutoEP") if tp > ep == 1 else nullcontext():
         _check_experts(given, 8, strategy)
 
 
-@pytest.mark.parametrize("name", [n for n in golden.cases("deepspeed") if golden.built(n)[1].pp > 1])
+@pytest.mark.parametrize(
+    "name", [n for n in golden.cases("deepspeed") if golden.built(n)[1].pp > 1]
+)
 def test_the_pipeline_overrides_what_deepspeed_has(name: str) -> None:
     from deepspeed.pipe import PipelineModule
 

@@ -73,4 +73,6 @@ def test_the_runtime_reads_the_plan(name: str, read: dict[str, Any]) -> None:
     assert found["tp_of_ep_sizes_enc"] == [own.etp for own in blocks]
     assert found["dp_types_enc"] == [int(own.zero_stage == 3) for own in blocks]
     assert found["checkpoint_flags_enc"] == [int(own.recompute == "full") for own in blocks]
-    assert found["pp_division"] == [chunk.num_blocks for chunk in Request("galvatron", problem, plan).chunks]
+    assert found["pp_division"] == [
+        chunk.num_blocks for chunk in Request("galvatron", problem, plan).chunks
+    ]

@@ -14,17 +14,31 @@ MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""
 
 NAMES = (
-    "pipeline_model_parallel_size", "tensor_model_parallel_size", "context_parallel_size",
-    "global_batch_size", "micro_batch_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
-    "data_parallel_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq",
-    "multi_latent_attention", "recompute_modules", "moe_router_score_function", "qk_layernorm",
-)  # fmt: skip
+    "pipeline_model_parallel_size",
+    "tensor_model_parallel_size",
+    "context_parallel_size",
+    "global_batch_size",
+    "micro_batch_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_size",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_layer_freq",
+    "multi_latent_attention",
+    "recompute_modules",
+    "moe_router_score_function",
+    "qk_layernorm",
+)
 
 
 def flags(name: str) -> list[str]:
     """The flags of a golden script as the shell hands them over."""
     lines = golden.read(name, "megatron.sh").splitlines()
-    own = [line for line in lines if line.startswith("    --") and not line.endswith("\\")]  # not torchrun's
+    own = [
+        line for line in lines if line.startswith("    --") and not line.endswith("\\")
+    ]  # not torchrun's
     return [word for line in own for word in shlex.split(line)]
 
 
@@ -35,7 +49,9 @@ def read() -> dict[str, dict[str, Any]]:
         pytest.skip("MEGATRON=FOLDER names a checkout of Megatron-LM")
     names = golden.cases("megatron")
     worlds = [golden.built(name)[0].cluster.num_devices for name in names]
-    queues = ["export CUDA_DEVICE_MAX_CONNECTIONS=1" in golden.read(name, "megatron.sh") for name in names]
+    queues = [
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1" in golden.read(name, "megatron.sh") for name in names
+    ]
     rows = [NAMES, [*zip(map(flags, names), worlds, queues, strict=True)]]
     program = str(Path(__file__).with_name("megatron_build.py"))
     return dict(zip(names, golden.answers([program], rows, MEGATRON), strict=True))
@@ -54,7 +70,9 @@ def test_megatron_reads_the_plan_and_accepts_it(name: str, read: dict[str, dict[
     assert found["num_experts"] == model.num_experts
     if model.num_experts is None:
         return
-    experts = next(s for s, layer in zip(plan.layers, problem.model.layers, strict=True) if layer.experts)
+    experts = next(
+        s for s, layer in zip(plan.layers, problem.model.layers, strict=True) if layer.experts
+    )
     assert found["expert_model_parallel_size"] == experts.ep
     assert found["expert_tensor_parallel_size"] == experts.etp
     assert found["moe_router_topk"] == model.moe_router_topk
@@ -69,10 +87,14 @@ def test_megatron_reads_the_plan_and_accepts_it(name: str, read: dict[str, dict[
 
 
 @pytest.mark.parametrize("name", golden.cases("megatron"))
-def test_its_model_has_the_layers_and_shards_of_the_plan(name: str, read: dict[str, dict[str, Any]]) -> None:
+def test_its_model_has_the_layers_and_shards_of_the_plan(
+    name: str, read: dict[str, dict[str, Any]]
+) -> None:
     problem, plan = golden.built(name)
     layers, chunks = problem.model.layers, Request("megatron", problem, plan).chunks
-    if problem.config.model.hybrid_override_pattern is not None:  # it wants TransformerEngine and mamba_ssm
+    if (
+        problem.config.model.hybrid_override_pattern is not None
+    ):  # it wants TransformerEngine and mamba_ssm
         return
     sums = []
     for number, (first, end) in enumerate(pairwise(plan.boundaries)):
@@ -88,6 +110,8 @@ def test_its_model_has_the_layers_and_shards_of_the_plan(name: str, read: dict[s
         if problem.config.model.multi_latent_attention and plan.layers[1].tp > 1:
             here = own["here"]  # products into low ranks are whole in TransformerEngine alone
         sums.append((own["whole"], own["here"], whole, here))
-    if problem.config.model.mtp_num_layers:  # the last norm goes with the last block, not with the head
+    if (
+        problem.config.model.mtp_num_layers
+    ):  # the last norm goes with the last block, not with the head
         sums = [tuple(map(sum, zip(*sums, strict=True)))]
     assert all(own[:2] == own[2:] for own in sums)

@@ -21,7 +21,10 @@ def rank_grads(rank: int, world: int, folder: str, layers: int, count: int) -> N
     from torchtitan.models.llama3 import config_registry
 
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    config, scope = config_registry.llama3_debugmodel(), runpy.run_path(f"{folder}/torchtitan_plan.py")
+    config, scope = (
+        config_registry.llama3_debugmodel(),
+        runpy.run_path(f"{folder}/torchtitan_plan.py"),
+    )
     model = config.model_spec.model
     deeper = replace(model, layers=(list(model.layers) * layers)[:layers])
     config.model_spec = replace(config.model_spec, model=deeper)
@@ -33,10 +36,11 @@ def rank_grads(rank: int, world: int, folder: str, layers: int, count: int) -> N
     alone = copy.deepcopy(stages)
     main = "num_microbatches" in signature(pipelines._build_pipeline_schedule).parameters
     schedule = pipelines._build_pipeline_schedule(
-        parallelism=settings, loss_fn=lambda out, target: ((out - target).square().mean(), None),
+        parallelism=settings,
+        loss_fn=lambda out, target: ((out - target).square().mean(), None),
         stages=[pipelines.PipelineStage(stages[k], k, total, torch.device("cpu")) for k in mine],
         **({"num_microbatches": count} if main else {"local_batch_size": count}),
-    )  # fmt: skip
+    )
     assert type(schedule).__name__ == "_PipelineScheduleRuntime"
     inputs, targets = torch.randn(2, count, 8, dtype=torch.float64)
     schedule.step(*[inputs] * (0 in mine), **({"target": targets} if total - 1 in mine else {}))
@@ -49,9 +53,21 @@ def rank_grads(rank: int, world: int, folder: str, layers: int, count: int) -> N
 
 
 @pytest.mark.parametrize(("layers", "pp", "count"), [(22, 4, 8), (43, 8, 16), (30, 8, 8)])
-def test_an_order_runs_as_one_process_does(layers: int, pp: int, count: int, tmp_path: Path) -> None:
-    job = ["model=llama3_8b", f"model.num_layers={layers}", "training=llama3_8b", "cluster=h100_1x8"]
-    job += ["trainer=torchtitan", f"space.pp={pp}", f"cluster.nodes.0.gpus={pp}", f"hydra.run.dir={tmp_path}"]
+def test_an_order_runs_as_one_process_does(
+    layers: int, pp: int, count: int, tmp_path: Path
+) -> None:
+    job = [
+        "model=llama3_8b",
+        f"model.num_layers={layers}",
+        "training=llama3_8b",
+        "cluster=h100_1x8",
+    ]
+    job += [
+        "trainer=torchtitan",
+        f"space.pp={pp}",
+        f"cluster.nodes.0.gpus={pp}",
+        f"hydra.run.dir={tmp_path}",
+    ]
     job += [f"training.global_batch_size={count}", f"space.num_micro_batches={count}", "space.tp=1"]
     job += ["space.schedules=[1f1b,zero_bubble_v,searched]", "space.out_of_memory=0.5"]
     subprocess.run([sys.executable, "-m", "darts_parallel", *job], check=True)

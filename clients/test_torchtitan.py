@@ -59,21 +59,32 @@ def parts(config: Any, world: int) -> list[Any]:
     """Build what a rank holds on the meta device: the chunks of its stage, or the whole model."""
     config.parallelism.spmd_backend = "partial_dtensor"  # the other one wants a nightly torch
     distributed.utils.set_spmd_backend(config.parallelism.spmd_backend)
-    spec, meshes = config.model_spec, distributed.ParallelDims.from_config(config.parallelism, world)
+    spec, meshes = (
+        config.model_spec,
+        distributed.ParallelDims.from_config(config.parallelism, world),
+    )
     meshes.build_mesh()
     spec.model.update_from_config(config=config)
     with torch.device("meta"):
         model = spec.model.build()
     given = {
-        "parallel_dims": meshes, "training": config.training, "parallelism": config.parallelism,
-        "compile_config": config.compile, "dump_folder": "", "ac_config": config.activation_checkpoint,
-    }  # fmt: skip
+        "parallel_dims": meshes,
+        "training": config.training,
+        "parallelism": config.parallelism,
+        "compile_config": config.compile,
+        "dump_folder": "",
+        "ac_config": config.activation_checkpoint,
+    }
     if config.parallelism.pipeline_parallel_degree == 1:
         return [spec.parallelize_fn(model, **given)]
     return spec.pipelining_fn(
-        model, **given, device=torch.device("cpu"), model_config=spec.model,
-        parallelize_fn=spec.parallelize_fn, loss_fn=lambda logits, labels: logits.sum(),
-    )[1]  # fmt: skip
+        model,
+        **given,
+        device=torch.device("cpu"),
+        model_config=spec.model,
+        parallelize_fn=spec.parallelize_fn,
+        loss_fn=lambda logits, labels: logits.sum(),
+    )[1]
 
 
 def degree(parameter: Any) -> int:
@@ -82,22 +93,38 @@ def degree(parameter: Any) -> int:
     return prod(size for size, placement in pairs if placement.is_shard())
 
 
-@pytest.mark.parametrize("name", [n for n in golden.cases("torchtitan") if golden.built(n)[1].cp == 1])
+@pytest.mark.parametrize(
+    "name", [n for n in golden.cases("torchtitan") if golden.built(n)[1].cp == 1]
+)
 def test_its_model_has_the_stages_and_shards_of_the_plan(name: str) -> None:
     """Its context parallelism wants CUDA."""
     problem, plan = golden.built(name)
-    job, world, strategy = Request("torchtitan", problem, plan), problem.cluster.num_devices, plan.layers[1]
+    job, world, strategy = (
+        Request("torchtitan", problem, plan),
+        problem.cluster.num_devices,
+        plan.layers[1],
+    )
     found = []
     for stage in range(plan.pp):
         if dist.is_initialized():
             dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=stage * world // plan.pp, world_size=world)
+        dist.init_process_group(
+            "fake", store=FakeStore(), rank=stage * world // plan.pp, world_size=world
+        )
         for part in parts(configured(name), world):
             blocks = sorted(int(key) for key in part.layers)
             ends = part.tok_embeddings is not None, part.lm_head is not None
             shards = {degree(p) for n, p in part.named_parameters() if "wo.weight" in n}
             found.append((ends[0], blocks[:1], len(blocks), ends[1], shards))
     pieces, chunks = [strategy.tp * job.sharded_over(strategy)], job.chunks
-    expected = [(c.embedding, [c.first_block][: c.num_blocks], c.num_blocks, c.head, {*pieces[:c.num_blocks]})
-                for c in chunks]  # fmt: skip
+    expected = [
+        (
+            c.embedding,
+            [c.first_block][: c.num_blocks],
+            c.num_blocks,
+            c.head,
+            {*pieces[: c.num_blocks]},
+        )
+        for c in chunks
+    ]
     assert sorted(found, key=str) == sorted(expected, key=str)

@@ -33,15 +33,23 @@ from experiments.comparison.runs import MethodRun, answered, searched
 from experiments.study import Report, Study, StudyOptions, run_study
 
 PROBLEMS = {
-    "gpt2_tight": "gpt2_xl on a10_4x4, tight", "v100_tight": "gpt2_xl on v100_4x8, tight",
-    "mixed": "gpt2_xl on a10_a100_mixed, loose", "bert_tight": "bert_345m on a10_4x4, tight",
-    "bert_uneven": "bert_345m on a10_8x4, uneven", "t5_loose": "t5_1_3b on a10_4x4, loose",
+    "gpt2_tight": "gpt2_xl on a10_4x4, tight",
+    "v100_tight": "gpt2_xl on v100_4x8, tight",
+    "mixed": "gpt2_xl on a10_a100_mixed, loose",
+    "bert_tight": "bert_345m on a10_4x4, tight",
+    "bert_uneven": "bert_345m on a10_8x4, uneven",
+    "t5_loose": "t5_1_3b on a10_4x4, loose",
     "toy_tight": "toy on toy, tight",
-}  # fmt: skip
+}
 """Short names of problems of `comparison/problems.py`."""
 ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
 """Problems where none is named: tight memory, and layers that all differ."""
-BASE: dict[str, Any] = {"num_steps": 150, "num_restarts": 16, "polish_starts": 4, "polish_finalists": 1}
+BASE: dict[str, Any] = {
+    "num_steps": 150,
+    "num_restarts": 16,
+    "polish_starts": 4,
+    "polish_finalists": 1,
+}
 """Settings of every gradient variant: a quarter of the search's own restart-steps, so that ten seeds end."""
 FEW: dict[str, Any] = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1}
 """Settings of a first try."""
@@ -66,7 +74,9 @@ VARIANTS = {
     "restarts_64": Variant("restarts (16)", {"num_restarts": 64}),
     "gumbel": Variant("softmax or Gumbel samples", {"relaxation": "gumbel"}),
     "fixed_penalty": Variant("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
-    "random_logits": Variant("informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}),
+    "random_logits": Variant(
+        "informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}
+    ),
     # as many restart-steps as the default, which drops half of the restarts
     "plain_restarts": Variant("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
     "repair_only": Variant("rounded plans fitted to the memory", {"fitting": "repair"}),
@@ -83,11 +93,18 @@ VARIANTS = {
 ORDERS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
 """Variants that are a bilevel search, a problem of its own."""
 BILEVEL_SIZES = [
-    "experiment=bilevel", "model.num_layers=2", "model.hidden_size=32", "training.seq_len=32",
-    "bilevel.num_steps=60", "bilevel.warmup_steps=20", "bilevel.retrain_steps=120",
-    "bilevel.validation_sequences=32", "bilevel.trial_steps=10", "bilevel.variants=[bilevel,all_16_bit]",
+    "experiment=bilevel",
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "training.seq_len=32",
+    "bilevel.num_steps=60",
+    "bilevel.warmup_steps=20",
+    "bilevel.retrain_steps=120",
+    "bilevel.validation_sequences=32",
+    "bilevel.trial_steps=10",
+    "bilevel.variants=[bilevel,all_16_bit]",
     "bilevel.estimator=mixture",
-]  # fmt: skip
+]
 """A bilevel search of seconds: it compares the orders, not the plans with the world."""
 
 
@@ -141,14 +158,23 @@ def run_variant(task: tuple[str, str, float], options: AblateOptions) -> list[Me
 
 def bilevel_run(name: str, seed: int, quick: bool) -> MethodRun:
     """Retrain the plan that a bilevel search finds; its gap is to the time to target at 16 bits."""
-    few = ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"] if quick else []
+    few = (
+        ["bilevel.num_steps=4", "bilevel.warmup_steps=2", "bilevel.retrain_steps=20"]
+        if quick
+        else []
+    )
     problem = load_problem([*BILEVEL_SIZES, *few, f"bilevel.order={ORDERS[name]}"])
     settings, began = BilevelSettings.of(problem, seed), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         protocol = Protocol(problem, load_corpus(), Path(folder), Jobs(), tensorboard=False)
-        found = {row["variant"]: float(row["time_to_target_s"] or "inf")
-                 for row in rows_of(protocol.run_seed(settings))}  # fmt: skip
-    seconds, (own, reference) = time.process_time() - began, (found[key] for key in settings.variants)
+        found = {
+            row["variant"]: float(row["time_to_target_s"] or "inf")
+            for row in rows_of(protocol.run_seed(settings))
+        }
+    seconds, (own, reference) = (
+        time.process_time() - began,
+        (found[key] for key in settings.variants),
+    )
     return MethodRun(BILEVEL, name, seed, own, seconds, 0).against(reference)
 
 
@@ -159,13 +185,22 @@ def report(runs: Sequence[MethodRun], options: AblateOptions) -> Report:
         "one thread each. Gap to the optimum in the model, raw / polished: median over seeds (smallest to "
         "largest)."
     )
-    problems = [problem for problem in dict.fromkeys(run.problem for run in runs) if problem != BILEVEL]
+    problems = [
+        problem for problem in dict.fromkeys(run.problem for run in runs) if problem != BILEVEL
+    ]
     lines = []
     for name, variant in VARIANTS.items():
-        rows = [[run for run in runs if (run.problem, run.method) == (problem, name)] for problem in problems]
+        rows = [
+            [run for run in runs if (run.problem, run.method) == (problem, name)]
+            for problem in problems
+        ]
         if any(rows):
             lines.append(
-                (name, variant.question, *(_cell(own, runs, variant) if own else "-" for own in rows))
+                (
+                    name,
+                    variant.question,
+                    *(_cell(own, runs, variant) if own else "-" for own in rows),
+                )
             )
     caption = "gap of every run of every variant to the optimum"
     return Report(
@@ -190,8 +225,12 @@ def gaps_at_equal_seconds(own: Sequence[MethodRun], runs: Sequence[MethodRun]) -
     """Read every curve at the default's median seconds on the same problem; at its end without a default."""
     times = [run.seconds for run in runs if (run.problem, run.method) == (own[0].problem, DEFAULT)]
     end = quantile(times, 50) if times else float("inf")
-    return [(1.0 + run.gap) * read_curve(run.curve, end) / run.iteration_time_s - 1.0
-            if run.gap < float("inf") else run.gap for run in own]  # fmt: skip
+    return [
+        (1.0 + run.gap) * read_curve(run.curve, end) / run.iteration_time_s - 1.0
+        if run.gap < float("inf")
+        else run.gap
+        for run in own
+    ]
 
 
 def _spread(gaps: Sequence[float]) -> str:
@@ -206,7 +245,10 @@ def bilevel_lines(runs: Sequence[MethodRun]) -> list[str]:
     for name in ORDERS:
         mine = [run for run in runs if run.method == name]
         if mine:
-            ratios, seconds = [1.0 + run.gap for run in mine], quantile([run.seconds for run in mine], 50)
+            ratios, seconds = (
+                [1.0 + run.gap for run in mine],
+                quantile([run.seconds for run in mine], 50),
+            )
             lines.append(
                 f"- {name}: predicted time to the target loss {quantile(ratios, 50):.3f} times the "
                 f"all-16-bit plan's ({min(ratios):.3f} to {max(ratios):.3f}); {seconds:.0f} CPU seconds."
@@ -217,14 +259,22 @@ def bilevel_lines(runs: Sequence[MethodRun]) -> list[str]:
 def figure(runs: Sequence[MethodRun], problems: Sequence[str]) -> Figure:
     """Draw every run of every variant, raw and polished, one panel for each problem."""
     variants = [name for name in VARIANTS if any(run.method == name for run in runs)]
-    picture = Figure(figsize=(3.2 * len(problems) + 1.5, 0.32 * len(variants) + 1.6), layout="constrained")
-    for axes, problem in zip(picture.subplots(1, len(problems), sharey=True, squeeze=False)[0], problems,
-                             strict=True):  # fmt: skip
+    picture = Figure(
+        figsize=(3.2 * len(problems) + 1.5, 0.32 * len(variants) + 1.6), layout="constrained"
+    )
+    for axes, problem in zip(
+        picture.subplots(1, len(problems), sharey=True, squeeze=False)[0], problems, strict=True
+    ):
         mine = [run for run in runs if run.problem == problem]
         for label, colour, shift in (("raw", "#e1973c", 0.15), ("polished", "#4878a8", -0.15)):
-            gaps = [run.gap if label == "polished" or run.raw_gap is None else run.raw_gap for run in mine]
+            gaps = [
+                run.gap if label == "polished" or run.raw_gap is None else run.raw_gap
+                for run in mine
+            ]
             y = [variants.index(run.method) + shift for run in mine]
-            axes.scatter([100.0 * min(max(gap, 0.0), 10.0) for gap in gaps], y, s=12, c=colour, label=label)
+            axes.scatter(
+                [100.0 * min(max(gap, 0.0), 10.0) for gap in gaps], y, s=12, c=colour, label=label
+            )
         axes.set_xscale("symlog", linthresh=1e-3)
         axes.set_title(PROBLEMS[problem], fontsize=8, loc="left")
         axes.set_xlabel("gap to the optimum, %", fontsize=8)
@@ -238,13 +288,20 @@ def figure(runs: Sequence[MethodRun], problems: Sequence[str]) -> Figure:
 def run(options: AblateOptions) -> int:
     """Run all variants; returns the exit status."""
     plain = [name for name in options.variants if name in VARIANTS]
-    tasks = {f"{BILEVEL}, {name}": (BILEVEL, name, 0.0) for name in options.variants if name in ORDERS}
+    tasks = {
+        f"{BILEVEL}, {name}": (BILEVEL, name, 0.0) for name in options.variants if name in ORDERS
+    }
     for problem in options.problems if plain else ():
         optimum = find_layerwise_plan(suite([PROBLEMS[problem]])[0].tables(), "layerwise").cost
         tasks |= {f"{problem}, {name}": (problem, name, optimum) for name in plain}
     limits = "other problems, and more than a quarter of the search's own steps."
-    study = Study("ablate", "What matters in the search?", limits, partial(run_variant, options=options),
-                  partial(report, options=options))  # fmt: skip
+    study = Study(
+        "ablate",
+        "What matters in the search?",
+        limits,
+        partial(run_variant, options=options),
+        partial(report, options=options),
+    )
     return run_study(study, tasks, options)
 
 

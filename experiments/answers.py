@@ -38,7 +38,16 @@ PROBLEMS = {
     "nemotron_h_8b_h100": "model=nemotron_h_8b cluster=h100_8x8",
 }
 """Arguments of the command, by the name of a job."""
-TRAINERS = ("none", "megatron", "torchtitan", "deepspeed", "accelerate", "nanotron", "galvatron", "torch")
+TRAINERS = (
+    "none",
+    "megatron",
+    "torchtitan",
+    "deepspeed",
+    "accelerate",
+    "nanotron",
+    "galvatron",
+    "torch",
+)
 EARLIER = Path(__file__).parent / "data" / "answers_923a01c.csv"
 """Answers of commit 923a01c to the same jobs; its rule was that the median peak fits."""
 WHOLE = 0.2
@@ -84,8 +93,14 @@ def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
     """Run one command in a process of its own and read its plan file."""
     problem, trainer, limit = task
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "darts_parallel", *PROBLEMS[problem].split(), f"trainer={trainer}",
-                   f"hydra.run.dir={folder}/run"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "darts_parallel",
+            *PROBLEMS[problem].split(),
+            f"trainer={trainer}",
+            f"hydra.run.dir={folder}/run",
+        ]
         began = time.monotonic()
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -105,13 +120,22 @@ def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: floa
     low, high = predicted["iteration_time_interval_s"]
     equal = " · ".join(f"{key} {degrees[key]}" for key in ("dp", "tp", "pp") if degrees[key])
     chosen = predicted["iteration_time_s"]
-    rungs = (f"{100 * (rung['seconds'] / chosen - 1):+.1f} % ({100 * (1 - rung['chance']):.0f} %)"
-             for rung in found["ladder"] if rung["plan"] != "plan.json")  # fmt: skip
+    rungs = (
+        f"{100 * (rung['seconds'] / chosen - 1):+.1f} % ({100 * (1 - rung['chance']):.0f} %)"
+        for rung in found["ladder"]
+        if rung["plan"] != "plan.json"
+    )
     batches = f"{degrees['micro_batch_size'] or 'layer-wise'} × {found['num_micro_batches']}"
     return TrainerAnswer(
-        problem, trainer, f"{equal} · {batches}", chosen,
-        (high - low) / (2 * chosen), 1 - predicted["out_of_memory_probability"], ", ".join(rungs), seconds,
-    )  # fmt: skip
+        problem,
+        trainer,
+        f"{equal} · {batches}",
+        chosen,
+        (high - low) / (2 * chosen),
+        1 - predicted["out_of_memory_probability"],
+        ", ".join(rungs),
+        seconds,
+    )
 
 
 def report(rows: Sequence[TrainerAnswer]) -> Report:
@@ -126,13 +150,28 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
             none.append(f"- {row.problem}, {row.trainer}: {row.reason}")
             continue
         old, told = earlier.get((row.problem, row.trainer), {}), f"{row.command_s:.1f}"
-        figures = (f"{row.iteration_time_s:.4g}", f"{100 * row.half_width:.0f}", f"{100 * row.fits:.0f}")
+        figures = (
+            f"{row.iteration_time_s:.4g}",
+            f"{100 * row.half_width:.0f}",
+            f"{100 * row.fits:.0f}",
+        )
         before = (old.get(name, "") for name in ("plan", "seconds", "fits"))
         cells.append((row.problem, row.trainer, row.plan, *figures, row.ladder, told, *before))
     risky = [row for row in rows if not row.reason and row.fits < 1 - WHOLE]
     said = [row for row in rows if not row.reason]
-    header = ("job", "trainer", "plan", "s", "± %", "fits %", "ladder (fits)", "command s",
-              "923a01c", "its s", "its fits %")  # fmt: skip
+    header = (
+        "job",
+        "trainer",
+        "plan",
+        "s",
+        "± %",
+        "fits %",
+        "ladder (fits)",
+        "command s",
+        "923a01c",
+        "its s",
+        "its fits %",
+    )
     names = ", ".join(f"{row.problem} for {row.trainer}" for row in risky) or "none"
     return Report(
         f"{len(said)} of {len(rows)} pairs have a plan; a chance above {100 * WHOLE:.0f} % to run out of "
@@ -148,12 +187,17 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
 def run(options: AnswerOptions) -> int:
     """Run all commands; returns the exit status."""
     study = Study(
-        "answers", "Which plan does each trainer get, and does it fit?",
+        "answers",
+        "Which plan does each trainer get, and does it fit?",
         "whether the plans run: seconds and chances are the cost model's; 923a01c's are by its own figures.",
-        answer, report,
-    )  # fmt: skip
-    tasks = {f"{problem}, {trainer}": (problem, trainer, options.seconds)
-             for problem in options.problems for trainer in options.trainers}  # fmt: skip
+        answer,
+        report,
+    )
+    tasks = {
+        f"{problem}, {trainer}": (problem, trainer, options.seconds)
+        for problem in options.problems
+        for trainer in options.trainers
+    }
     return run_study(study, tasks, options)
 
 

@@ -58,9 +58,13 @@ def main_command() -> str:
     """Run the default command in a process of its own, from typing it to the table."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "darts_parallel", f"hydra.run.dir={folder}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parents[1]
+        )
     if done.returncode:
-        raise DartsParallelError(f"the command ended with status {done.returncode}: {done.stderr.strip()}")
+        raise DartsParallelError(
+            f"the command ended with status {done.returncode}: {done.stderr.strip()}"
+        )
     return "process start and TensorBoard included"
 
 
@@ -110,12 +114,20 @@ def report(rows: Sequence[Timed], repeats: int) -> Report:
     """Return the medians next to their targets."""
     header = ("what", "median s", "min s", "max s", "target s", "met", "remark")
     cells = [
-        (row.name, *(f"{value:.2f}" for value in (row.median_s, row.least_s, row.most_s)),
-         f"{row.target_s:g}", "yes" if row.median_s <= row.target_s else "NO", row.remark)
+        (
+            row.name,
+            *(f"{value:.2f}" for value in (row.median_s, row.least_s, row.most_s)),
+            f"{row.target_s:g}",
+            "yes" if row.median_s <= row.target_s else "NO",
+            row.remark,
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     met = sum(row.median_s <= row.target_s for row in rows)
-    note, verdict = f"Medians of {repeats}, one thread.", f"{met} of {len(rows)} are within their targets."
+    note, verdict = (
+        f"Medians of {repeats}, one thread.",
+        f"{met} of {len(rows)} are within their targets.",
+    )
     return Report(note, markdown_table(header, cells, (0, 6)), verdict)
 
 
@@ -130,9 +142,12 @@ def run(options: BenchmarkOptions) -> int:
             raise ConfigError(f"only={part} is part of no name; the names are: {'; '.join(WORK)}.")
     names = [name for name in WORK if any(part in name for part in options.only or [""])]
     study = Study(
-        "benchmark", "How long does it take?", "a machine that does other work, or more threads.",
-        partial(timed, repeats=options.repeats), partial(report, repeats=options.repeats),
-    )  # fmt: skip
+        "benchmark",
+        "How long does it take?",
+        "a machine that does other work, or more threads.",
+        partial(timed, repeats=options.repeats),
+        partial(report, repeats=options.repeats),
+    )
     return run_study(study, {name: name for name in names}, options)
 
 

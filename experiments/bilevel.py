@@ -64,20 +64,41 @@ def paired(rows: Sequence[Row]) -> str:
     mine = {(row["seed"], row["retrain_seed"]): row for row in rows if row["variant"] == "bilevel"}
     lines = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["variant"] != "bilevel"):
-        pairs = [(mine[row["seed"], row["retrain_seed"]], row) for row in rows if row["variant"] == variant]
+        pairs = [
+            (mine[row["seed"], row["retrain_seed"]], row)
+            for row in rows
+            if row["variant"] == variant
+        ]
         losses = [a["test_loss"] - b["test_loss"] for a, b in pairs]
         logs = [log(a["time_to_target_s"] / b["time_to_target_s"]) for a, b in pairs]
         won, lost = sum(x < -TIE for x in logs), sum(x > TIE for x in logs)
         p = 1.0
         if won + lost and len(logs) > 1:
             test = permutation_test(
-                (np.array(logs),), lambda x, axis: x.mean(axis), vectorized=True,
-                permutation_type="samples", n_resamples=65_536, rng=0,
-            )  # fmt: skip
+                (np.array(logs),),
+                lambda x, axis: x.mean(axis),
+                vectorized=True,
+                permutation_type="samples",
+                n_resamples=65_536,
+                rng=0,
+            )
             p = float(test.pvalue)
-        lines.append([variant, spread(losses, "+.4f"), spread([exp(x) for x in logs], ".3f"),
-                      f"{won}, {len(logs) - won - lost}, {lost}", f"{p:.3f}"])  # fmt: skip
-    header = ("bilevel against", "loss difference (nats)", "time to target, ratio", "won, tied, lost", "p")
+        lines.append(
+            [
+                variant,
+                spread(losses, "+.4f"),
+                spread([exp(x) for x in logs], ".3f"),
+                f"{won}, {len(logs) - won - lost}, {lost}",
+                f"{p:.3f}",
+            ]
+        )
+    header = (
+        "bilevel against",
+        "loss difference (nats)",
+        "time to target, ratio",
+        "won, tied, lost",
+        "p",
+    )
     return "\n".join(markdown_table(header, lines))
 
 

@@ -69,10 +69,14 @@ def time_only(search: BilevelSearch) -> BilevelPlan | None:
 
 def bits_of(space: JointSpace, key: str) -> list[int]:
     """Return the bits that the space allows for `key`, most first."""
-    return sorted({getattr(choice, key) for table in space.tables for choice in table.choices}, reverse=True)
+    return sorted(
+        {getattr(choice, key) for table in space.tables for choice in table.choices}, reverse=True
+    )
 
 
-def at_other_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[list[BilevelPlan], Tensor]:
+def at_other_bits(
+    space: JointSpace, plan: BilevelPlan, bits: Tensor
+) -> tuple[list[BilevelPlan], Tensor]:
     """Return the plan at other bits of its blocks, and which of them fit the memory.
 
     Args:
@@ -91,7 +95,9 @@ def at_other_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[l
         rows.append([index[layer] for layer in layers])
     outer = table.num_micro_batches.tolist().index(plan.plan.num_micro_batches)
     starts = torch.tensor([plan.plan.boundaries[:-1]]).expand(len(rows), -1)
-    cost = evaluate_batch(table, HardPlans(torch.full((len(rows),), outer), torch.tensor(rows), starts))
+    cost = evaluate_batch(
+        table, HardPlans(torch.full((len(rows),), outer), torch.tensor(rows), starts)
+    )
     priced = [
         BilevelPlan(own, space.blocks_of(own), plan.global_batch_size, seconds)
         for own, seconds in zip(plans, cost.iteration_time.tolist(), strict=True)
@@ -99,7 +105,9 @@ def at_other_bits(space: JointSpace, plan: BilevelPlan, bits: Tensor) -> tuple[l
     return priced, cost.feasible
 
 
-def random_plans_of_equal_time(search: BilevelSearch, plan: BilevelPlan, count: int) -> list[BilevelPlan]:
+def random_plans_of_equal_time(
+    search: BilevelSearch, plan: BilevelPlan, count: int
+) -> list[BilevelPlan]:
     """Draw bits in the plan's own degrees and stages that are as fast as it, or as near as there are."""
     generator = torch.Generator().manual_seed(search.settings.seed + 4)
     columns = []
@@ -174,7 +182,9 @@ def choose_uniform(search: BilevelSearch, trainings: Trainings) -> tuple[Bilevel
         return None, 0
     seeds = [FIRST_SELECTION_SEED + index for index in range(settings.retrain_seeds)]
     references = trainings.references(seeds, settings)
-    exact = next((plan.seconds for plan in plans if all(block.lossless for block in plan.blocks)), None)
+    exact = next(
+        (plan.seconds for plan in plans if all(block.lossless for block in plan.blocks)), None
+    )
 
     def factor(plan: BilevelPlan) -> float:
         """Return how many times `retrain_steps` a plan may take before it has lost against 16 bits."""

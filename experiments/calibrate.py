@@ -19,7 +19,7 @@ from pathlib import Path
 
 from darts_parallel.config import config_dir, require_at_least, require_members, run_main
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan import write_text
+from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.errors import ErrorSummary, summarise
@@ -102,7 +102,9 @@ def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
     return result
 
 
-def provenance(cases: list[MeasuredCase], summaries: dict[tuple[str, str], ErrorSummary]) -> list[str]:
+def provenance(
+    cases: list[MeasuredCase], summaries: dict[tuple[str, str], ErrorSummary]
+) -> list[str]:
     """Write what stands above the figures of a fit: runs, sources, errors of the seconds."""
     files = ", ".join(sorted({case.run.file.removesuffix(".csv") for case in cases}))
     lines = [
@@ -117,21 +119,35 @@ def provenance(cases: list[MeasuredCase], summaries: dict[tuple[str, str], Error
 
 
 def write_files(
-    options: CalibrationOptions, fitted: Calibrated, note: list[str], held_out: dict[str, list[HeldOut]]
+    options: CalibrationOptions,
+    fitted: Calibrated,
+    note: list[str],
+    held_out: dict[str, list[HeldOut]],
 ) -> None:
     """Write parameters, device, cluster and framework files and the held-out predictions."""
     when, spread = f"(python -m experiments.calibrate, {date.today()})", spreads(held_out)
     out = Path(options.out)
     for folder in (out, Path(config_dir())) if options.shipped else (out,):
         fitted.write(folder / SHIPPED.name, note, spread)
-        write_presets(folder, Calibrated.read(folder / SHIPPED.name), when)  # of the digits that are kept
+        write_presets(
+            folder, Calibrated.read(folder / SHIPPED.name), when
+        )  # of the digits that are kept
     header = ("fold_kind", "fold", "file", "row", "figure", "measured", "predicted")
     rows = [
-        (kind, h.fold, h.case.run.file, h.case.run.row, h.part,
-         *(f"{FIGURES.get(h.part, ('', 1.0))[1] * value:.6g}" for value in (h.measured, h.predicted)))
+        (
+            kind,
+            h.fold,
+            h.case.run.file,
+            h.case.run.row,
+            h.part,
+            *(
+                f"{FIGURES.get(h.part, ('', 1.0))[1] * value:.6g}"
+                for value in (h.measured, h.predicted)
+            ),
+        )
         for kind, held in held_out.items()
         for h in held
-    ]  # fmt: skip
+    ]
     write_text(out / "cross_validation.csv", csv_text(header, rows))
 
 

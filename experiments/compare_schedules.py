@@ -15,7 +15,12 @@ from darts_parallel.errors import ConfigError
 from experiments.comparison.curves import curves_figure
 from experiments.comparison.runs import MethodRun
 from experiments.comparison.schedule_problems import CASES
-from experiments.comparison.schedule_suite import CompareSchedulesOptions, gaps_table, solve_case, verdict
+from experiments.comparison.schedule_suite import (
+    CompareSchedulesOptions,
+    gaps_table,
+    solve_case,
+    verdict,
+)
 from experiments.study import Report, Study, run_study
 
 
@@ -34,7 +39,9 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
         "NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, `no_descent` polishes "
         "its starts and goes on as the search does: by orders of passes and moves of layers."
     )
-    pictures = {"curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")}
+    pictures = {
+        "curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")
+    }
     return Report(note, gaps_table(runs), verdict(runs), pictures=pictures)
 
 
@@ -55,4 +62,6 @@ def run(options: CompareSchedulesOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.compare_schedules", __doc__, CompareSchedulesOptions, run))
+    raise SystemExit(
+        run_main("experiments.compare_schedules", __doc__, CompareSchedulesOptions, run)
+    )

@@ -75,7 +75,9 @@ class Spending:
 
 def design_for(case: str, tolerance: float) -> Design:
     """Return a case as a design with the money of its reference."""
-    raw: Any = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / "design" / "architects.yaml"))
+    raw: Any = OmegaConf.to_container(
+        OmegaConf.load(Path(config_dir()) / "design" / "architects.yaml")
+    )
     given, scale = CASES[case], CASES[case].get("scale", 1.0)
     fixed = {unit: price * scale for unit, price in raw["options"].popitem()[1]["fixed"].items()}
     knobs = {name: dict(raw["knobs"][".".join(name.split(".")[-2:])]) for name in given["knobs"]}
@@ -83,7 +85,9 @@ def design_for(case: str, tolerance: float) -> Design:
         memory = given.get("memory") if name == "device.memory" else None
         knob["price"] = knob["price"] * scale if memory is None else memory
     raw |= {"knobs": knobs, "options": {"reference": {"fixed": fixed}}, "tolerance": tolerance}
-    raw["jobs"] = [{"overrides": ["space=uniform", "space.zero_stage=1", *given["overrides"].split()]}]
+    raw["jobs"] = [
+        {"overrides": ["space=uniform", "space.zero_stage=1", *given["overrides"].split()]}
+    ]
     design = design_of(case, raw)
     (option,) = design.options
     return replace(design, budget=option.fixed + float(option.knobs.price.sum()))
@@ -93,7 +97,12 @@ class Account:
     """The planner that rivals call, and its trace: number of the call, CPU seconds, best log seconds."""
 
     def __init__(self, case: str, bound: float, least: int, options: DesignStudyOptions) -> None:
-        self.bound, self.least, self.options, design = bound, least, options, design_for(case, ENOUGH)
+        self.bound, self.least, self.options, design = (
+            bound,
+            least,
+            options,
+            design_for(case, ENOUGH),
+        )
         self.began = time.process_time()
         (self.branch,) = Designer(design).branches
         (self.pricing,), self.knobs = self.branch.pricings, self.branch.option.knobs
@@ -160,7 +169,9 @@ def coordinate(f: Account, x: Array, rng: np.random.Generator) -> None:
 def one_loop(f: Account, start: Array, rng: np.random.Generator) -> None:
     """Descend shares and a soft minimum over plans in one loop, as DOSA does (Adam)."""
     memory, needs = torch.tensor(f.branch.is_memory), torch.tensor(np.log(f.pricing.needs))
-    price, exponent, low, high, _ = (torch.tensor(value) for value in list(vars(f.knobs).values())[1:])
+    price, exponent, low, high, _ = (
+        torch.tensor(value) for value in list(vars(f.knobs).values())[1:]
+    )
     point = torch.tensor(start, requires_grad=True)
     optimizer = torch.optim.Adam([point], lr=0.25, betas=(0.8, 0.99))
     for heat in np.geomspace(0.05, 0.003, 40).tolist():
@@ -187,7 +198,9 @@ def share_rule(f: Account, start: Array, rng: np.random.Generator) -> None:
             heights = f.pricing.log_seconds(point)
             known = heights.detach().numpy()
             f.note(known, memory <= f.money * (1 + 1e-9) - cost.sum())
-            ranks = [int(p) for p in (known + worth * memory).argsort()[:8] if memory[p] < 0.9 * f.money]
+            ranks = [
+                int(p) for p in (known + worth * memory).argsort()[:8] if memory[p] < 0.9 * f.money
+            ]
             plan = ranks[0] if step > 1 else plan
             (slope,) = torch.autograd.grad(heights[plan], point)
             want = np.maximum(-slope.numpy(), 1e-5) / knobs.exponent
@@ -199,12 +212,16 @@ def share_rule(f: Account, start: Array, rng: np.random.Generator) -> None:
 
 # finite differences descend as DeepFlow does
 METHODS: dict[str, Method | None] = {
-    "tangents": None, "share_rule": share_rule, "bayesian": optuna_method("GPSampler"),
-    "cmaes": optuna_method("CmaEsSampler"), "tpe": optuna_method("TPESampler", multivariate=True),
-    "coordinate": coordinate, "random": optuna_method("RandomSampler"),
+    "tangents": None,
+    "share_rule": share_rule,
+    "bayesian": optuna_method("GPSampler"),
+    "cmaes": optuna_method("CmaEsSampler"),
+    "tpe": optuna_method("TPESampler", multivariate=True),
+    "coordinate": coordinate,
+    "random": optuna_method("RandomSampler"),
     "finite_differences": lambda f, x, _: minimize(f, x, method="L-BFGS-B", options={"eps": 1e-3}),
     "one_loop": one_loop,
-}  # fmt: skip
+}
 LIBRARY = {"bayesian": "optuna", "cmaes": "cmaes", "tpe": "optuna", "random": "optuna"}
 Truth = tuple[float, float, int]  # seconds on the reference, bound for its money, calls to 0.1 %
 
@@ -234,22 +251,37 @@ def spend(task: tuple[str, str, int, DesignStudyOptions, Truth]) -> list[Spendin
             reached += answer.planner_calls, seconds
         last = (*reached[2:], log(answer.iteration_time_s))
     else:
-        planner, rng = Account(case, log(bound), TIMES * proof, options), np.random.default_rng(seed)
+        planner, rng = (
+            Account(case, log(bound), TIMES * proof, options),
+            np.random.default_rng(seed),
+        )
         start = np.zeros(planner.size)
         with suppress(TimeoutError):
             while True:
                 solve(planner, start, rng)
                 start = rng.normal(size=planner.size) * 0.5
         for gap in GAPS:
-            reached += next((c[:2] for c in planner.trace if c[2] <= log(bound * (1 + gap))), (inf, inf))
+            reached += next(
+                (c[:2] for c in planner.trace if c[2] <= log(bound * (1 + gap))), (inf, inf)
+            )
         last = planner.trace[-1]
     best = exp(last[2])
-    return [Spending(case, method, seed, reference, bound, best, best / bound - 1.0, *last[:2], *reached)]
+    return [
+        Spending(
+            case, method, seed, reference, bound, best, best / bound - 1.0, *last[:2], *reached
+        )
+    ]
 
 
-COLUMNS = {"calls to 1 %": ("calls_1", ".0f"), "calls to 0.1 %": ("calls_01", ".0f"),
-           "CPU s to 1 %": ("seconds_1", ".2f"), "CPU s to 0.1 %": ("seconds_01", ".2f"),
-           "last gap": ("gap", ".2%"), "calls": ("calls", ".0f"), "CPU s": ("seconds", ".1f")}  # fmt: skip
+COLUMNS = {
+    "calls to 1 %": ("calls_1", ".0f"),
+    "calls to 0.1 %": ("calls_01", ".0f"),
+    "CPU s to 1 %": ("seconds_1", ".2f"),
+    "CPU s to 0.1 %": ("seconds_01", ".2f"),
+    "last gap": ("gap", ".2%"),
+    "calls": ("calls", ".0f"),
+    "CPU s": ("seconds", ".1f"),
+}
 
 
 def _cell(rows: Iterable[Spending], name: str, kind: str) -> str:
@@ -261,7 +293,10 @@ def _cell(rows: Iterable[Spending], name: str, kind: str) -> str:
 
 def _ratio(found: dict[str, list[Spending]], unit: str, end: str) -> str:
     """Return the best rival's median over the tangents'; of none that arrives, what it spent."""
-    median = {m: median_high(float(getattr(r, f"{unit}_{end}")) for r in rows) for m, rows in found.items()}
+    median = {
+        m: median_high(float(getattr(r, f"{unit}_{end}")) for r in rows)
+        for m, rows in found.items()
+    }
     ours, best = median.pop("tangents"), min(median.values())
     spent = [median_high(float(getattr(row, unit)) for row in found[m]) for m in median]
     return f"{best / ours:.1f}" if best < inf else f"more than {min(spent) / ours:.1f}"
@@ -269,21 +304,35 @@ def _ratio(found: dict[str, list[Spending]], unit: str, end: str) -> str:
 
 def report(rows: Sequence[Spending]) -> Report:
     """Return a table for each case, and how the tangents fare."""
-    parts: list[str | Sequence[str]] = ["Medians of the seeds, with the least and the most; inf: never."]
+    parts: list[str | Sequence[str]] = [
+        "Medians of the seeds, with the least and the most; inf: never."
+    ]
     for case in dict.fromkeys(row.case for row in rows):
         own = [row for row in rows if row.case == case]
-        found = {m: [row for row in own if row.method == m] for m in dict.fromkeys(row.method for row in own)}
+        found = {
+            m: [row for row in own if row.method == m]
+            for m in dict.fromkeys(row.method for row in own)
+        }
         best, known, given = min(row.iteration_time_s for row in own), own[0], CASES[case]
         parts += [
             f"**{case}**, {len(given['knobs'])} knobs{given.get('published', '')}. {known.reference_s:.2f} s "
             f"on the reference in the model, {best:.2f} s for its money, none below {known.bound_s:.2f} s.",
-            markdown_table(("method", *COLUMNS), [(m, *(_cell(r, *column) for column in COLUMNS.values()))
-                                                  for m, r in found.items()]),
-        ]  # fmt: skip
+            markdown_table(
+                ("method", *COLUMNS),
+                [
+                    (m, *(_cell(r, *column) for column in COLUMNS.values()))
+                    for m, r in found.items()
+                ],
+            ),
+        ]
         found.pop("share_rule", None)
         if "tangents" in found and len(found) > 1:
             ends, units = (("1 %", "1"), ("0.1 %", "01")), ("calls", "seconds")
-            times = [f"{_ratio(found, u, end)} times the {u} to {gap}" for gap, end in ends for u in units]
+            times = [
+                f"{_ratio(found, u, end)} times the {u} to {gap}"
+                for gap, end in ends
+                for u in units
+            ]
             parts.append(f"The best rival takes {', '.join(times)} (tangents: proven).")
     return Report(*parts)
 
@@ -293,17 +342,24 @@ def run(options: DesignStudyOptions) -> int:
     for method, library in LIBRARY.items():
         if method in options.methods and find_spec(library) is None:
             near = "pip install -e '.[rivals]'"
-            raise ConfigError(f"methods=[{method}] needs {library}, which is not installed; try {near}.")
+            raise ConfigError(
+                f"methods=[{method}] needs {library}, which is not installed; try {near}."
+            )
     study = Study(
-        "design", "The best use of a budget for hardware: do slopes need fewer calls than black boxes?",
+        "design",
+        "The best use of a budget for hardware: do slopes need fewer calls than black boxes?",
         "what cannot be enumerated, discrete choices, and arXiv 2506.15006, whose tables could not be read.",
-        spend, report,
-    )  # fmt: skip
+        spend,
+        report,
+    )
     torch.set_num_threads(1)
     known = {case: truth(case) for case in options.cases}
-    tasks = {f"{case}, {method}, seed {seed}": (case, method, seed, options, known[case])
-             for case in options.cases for method in options.methods
-             for seed in options.seeds[: 1 if method == "finite_differences" else None]}  # fmt: skip
+    tasks = {
+        f"{case}, {method}, seed {seed}": (case, method, seed, options, known[case])
+        for case in options.cases
+        for method in options.methods
+        for seed in options.seeds[: 1 if method == "finite_differences" else None]
+    }
     return run_study(study, tasks, options)
 
 

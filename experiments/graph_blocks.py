@@ -31,8 +31,13 @@ from experiments.study import Report, Study, StudyOptions, run_study
 
 TWO: dict[str, Any] = {"num_hidden_layers": 2}
 LARGE = TWO | {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-LLAMA = TWO | {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-               "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+LLAMA = TWO | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 TOKENS = [2, 2048, "long"]
 IMAGES = [32, 3, 224, 224]
 MIB = 2**20
@@ -40,7 +45,11 @@ CLUSTERS = ("h100_1x8", "a10_8x4")
 BLOCKS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "bert_large": ("Bert", LARGE, [32, 512, "long"]),
     "vit_large": ("ViT", LARGE, IMAGES),
-    "t5_large": ("T5", {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 1}, [16, 512, "long"]),
+    "t5_large": (
+        "T5",
+        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 1},
+        [16, 512, "long"],
+    ),
     "resnet_50": ("ResNet", {}, IMAGES),
     "convnext_tiny": ("ConvNext", {}, IMAGES),
     "gpt2_xl": ("GPT2", {"n_layer": 2, "n_embd": 1600, "n_head": 25}, [2, 1024, "long"]),
@@ -63,7 +72,10 @@ class Whole(nn.Module):
 
         super().__init__()
         config = getattr(transformers, f"{name}Config")(**sizes, use_cache=False)
-        self.seq2seq, self.causal = name == "T5", "vocab_size" in dir(config) and name not in ("Bert", "T5")
+        self.seq2seq, self.causal = (
+            name == "T5",
+            "vocab_size" in dir(config) and name not in ("Bert", "T5"),
+        )
         kind = transformers.AutoModelForCausalLM if self.causal else transformers.AutoModel
         self.model = kind.from_config(config)
 
@@ -111,23 +123,53 @@ def plans(block: str) -> list[Row]:
     with torch.device("meta"):
         graph = capture_module(Whole(kind, sizes), make_inputs([shape]))
     for cluster, tp in product(CLUSTERS, (2, 4, 8)):
-        mesh = make_mesh(Cluster.from_config(load_config([f"cluster={cluster}"]).cluster, "bf16"), (tp,))
+        mesh = make_mesh(
+            Cluster.from_config(load_config([f"cluster={cluster}"]).cluster, "bf16"), (tp,)
+        )
         planned = plan_graph(graph, mesh, descent=DescentOptions())
         found = graph_dict(planned, template_plan(planned.plan.space))
         both = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
-        known = (block, len(graph.computing), graph.seconds, cluster, tp, planned.seconds - graph.seconds)
+        known = (
+            block,
+            len(graph.computing),
+            graph.seconds,
+            cluster,
+            tp,
+            planned.seconds - graph.seconds,
+        )
         times = (1e3 * found["raw_s"], 1e3 * found["improved_s"], 1e3 * found["lp_s"])
-        own, other = ((1e3 * one["seconds"], one["collectives"], one["bytes"] / MIB) for one in both)
+        own, other = (
+            (1e3 * one["seconds"], one["collectives"], one["bytes"] / MIB) for one in both
+        )
         rows.append(Row(*known, *times, *own[1:], *other))
     return rows
 
 
 def report(rows: Sequence[Row]) -> Report:
     """Return a line a plan."""
-    header = ("block", "operators", "capture s", "cluster", "tp", "search s", "raw ms", "improved ms",
-              "LP ms", "collectives", "MiB", "template ms", "its collectives", "its MiB")  # fmt: skip
-    cells = [tuple("-" if one != one else str(one) if isinstance(one, (str, int)) else f"{one:.2f}"
-                   for one in astuple(row)) for row in rows]  # fmt: skip
+    header = (
+        "block",
+        "operators",
+        "capture s",
+        "cluster",
+        "tp",
+        "search s",
+        "raw ms",
+        "improved ms",
+        "LP ms",
+        "collectives",
+        "MiB",
+        "template ms",
+        "its collectives",
+        "its MiB",
+    )
+    cells = [
+        tuple(
+            "-" if one != one else str(one) if isinstance(one, (str, int)) else f"{one:.2f}"
+            for one in astuple(row)
+        )
+        for row in rows
+    ]
     both = [row.template_ms / row.improved_ms for row in rows if row.template_ms > 0]
     proven = sum(row.improved_ms < row.lp_ms * (1 + 1e-6) for row in rows)
     equal = sum(ratio < 1 + 1e-6 for ratio in both)
@@ -141,9 +183,12 @@ def report(rows: Sequence[Row]) -> Report:
 def run(options: BlockOptions) -> int:
     """Plan all blocks; returns the exit status."""
     study = Study(
-        "graph_blocks", "What does a plan of operators gain over Megatron's template?",
-        "overlap of collectives with compute, memory-limited plans, a GPU.", plans, report,
-    )  # fmt: skip
+        "graph_blocks",
+        "What does a plan of operators gain over Megatron's template?",
+        "overlap of collectives with compute, memory-limited plans, a GPU.",
+        plans,
+        report,
+    )
     return run_study(study, {name: name for name in options.blocks}, options)
 
 

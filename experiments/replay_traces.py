@@ -36,7 +36,10 @@ COLUMNS = ("step", "dp_rank", "stage", "optype", "mb_id", "start_ts", "duration"
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 LAYERNORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
 SCATTER, CLIP, OPTIMIZER = "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"
-INCOMPLETE = ("one forward and one backward pass of every rank, stage and micro-batch", "a whole step")
+INCOMPLETE = (
+    "one forward and one backward pass of every rank, stage and micro-batch",
+    "a whole step",
+)
 """Rule that a step of missing or repeated passes breaks, and what to try."""
 KNOWN = ("1f1b", "gpipe")
 """Schedules that a recorded order is compared with."""
@@ -74,7 +77,9 @@ class RecordedStep:
     def measured_s(self) -> float:
         """Return seconds from the beginning of the first forward pass to the end of the last operation."""
         begin = min(entry.start for entry in self.entries[FORWARD])
-        ends = (entry.start + entry.duration for entries in self.entries.values() for entry in entries)
+        ends = (
+            entry.start + entry.duration for entries in self.entries.values() for entry in entries
+        )
         return max(ends) - begin
 
     def refused(self, rule: str, instead: str) -> ConfigError:
@@ -103,7 +108,9 @@ def read_steps(path: Path) -> Iterator[RecordedStep]:
     for line, row in _rows(path):
         try:
             rank, stage, batch = (int(row[key]) for key in ("dp_rank", "stage", "mb_id"))
-            entry = RecordedOperation(rank, stage, batch, float(row["start_ts"]), float(row["duration"]))
+            entry = RecordedOperation(
+                rank, stage, batch, float(row["start_ts"]), float(row["duration"])
+            )
             steps[int(row["step"])][row["optype"]].append(entry)
         except (ValueError, TypeError):
             raise ConfigError(
@@ -163,7 +170,9 @@ def pipeline_ends(graph: Graph, forward: Floats, backward: Floats) -> Floats:
 def _by_place(step: RecordedStep, kind: str) -> Floats:
     """Return seconds of the passes of a kind, `(dp, pp, m)`."""
     entries = step.entries[kind]
-    seconds = np.full([1 + max(values) for values in zip(*(e[:3] for e in entries), strict=True)], np.nan)
+    seconds = np.full(
+        [1 + max(values) for values in zip(*(e[:3] for e in entries), strict=True)], np.nan
+    )
     for entry in entries:
         if min(entry[:3]) < 0 or not np.isnan(seconds[entry[:3]]):
             raise step.refused(*INCOMPLETE)
@@ -176,7 +185,11 @@ def _by_place(step: RecordedStep, kind: str) -> Floats:
 def _schedule(step: RecordedStep, pp: int, count: int) -> str:
     """Find the schedule whose order of passes every rank followed."""
     recorded = defaultdict[tuple[int, int], list[Operation]](list)
-    passes = [(letter, e) for letter, kind in (("F", FORWARD), ("B", BACKWARD)) for e in step.entries[kind]]
+    passes = [
+        (letter, e)
+        for letter, kind in (("F", FORWARD), ("B", BACKWARD))
+        for e in step.entries[kind]
+    ]
     for letter, entry in sorted(passes, key=lambda p: p[1].start):
         own = recorded[entry.dp_rank, entry.stage]
         own.append(Operation(letter, entry.stage, entry.micro_batch))
@@ -226,8 +239,16 @@ def replay(path: Path) -> list[ReplayedStep]:
 def report(steps: Sequence[ReplayedStep]) -> Report:
     """Return errors by trace and overall."""
     names = list(dict.fromkeys(step.trace for step in steps))
-    header = ("trace", "steps", "measured, s", "predicted, s", "median error, %", "90 % below", "largest",
-              "bias")  # fmt: skip
+    header = (
+        "trace",
+        "steps",
+        "measured, s",
+        "predicted, s",
+        "median error, %",
+        "90 % below",
+        "largest",
+        "bias",
+    )
     lines = []
     for name in [*names, *(["all"] if len(names) > 1 else [])]:
         measured, predicted = np.array(
@@ -235,11 +256,19 @@ def report(steps: Sequence[ReplayedStep]) -> Report:
         ).T
         errors = 100 * (predicted / measured - 1)
         size = np.abs(errors)
-        lines.append((
-            name, str(len(size)), f"{measured.mean():.3f}", f"{predicted.mean():.3f}",
-            *(f"{share:.2f}" for share in (np.median(size), np.quantile(size, 0.9), size.max())),
-            f"{np.median(errors):+.2f}",
-        ))  # fmt: skip
+        lines.append(
+            (
+                name,
+                str(len(size)),
+                f"{measured.mean():.3f}",
+                f"{predicted.mean():.3f}",
+                *(
+                    f"{share:.2f}"
+                    for share in (np.median(size), np.quantile(size, 0.9), size.max())
+                ),
+                f"{np.median(errors):+.2f}",
+            )
+        )
     verdict = f"The median error of {lines[-1][1]} steps is {lines[-1][4]} %."
     rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
     text = csv_text(("trace", "step", "measured_s", "predicted_s"), rows)
@@ -262,8 +291,9 @@ def run(options: ReplayOptions) -> int:
         "replay_traces",
         "Does the simulator give the seconds of recorded steps from their computation alone?",
         "predictions of the computation itself; other schedules than 1F1B and GPipe.",
-        replay, report,
-    )  # fmt: skip
+        replay,
+        report,
+    )
     return run_study(study, {path.name: path for path in files}, options)
 
 

@@ -24,7 +24,7 @@ import yaml
 from baselines.fasop import TICK, Floats, Integers, middle_comm, minmax_partition
 from darts_parallel.config import run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.plan import divisors
+from darts_parallel.plans import divisors
 from darts_parallel.problem import Profiles, read_profiles
 from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
@@ -117,7 +117,9 @@ class FasopCase:
                 )
             # the program prices both embeddings by the encoder's
             kinds = [kind.replace("decoder_emb", "encoder_emb") for kind in chain.kinds]
-            factor = [self.profiles.multiplier(model, chain.gpu, kind, micro_batch_size) for kind in kinds]
+            factor = [
+                self.profiles.multiplier(model, chain.gpu, kind, micro_batch_size) for kind in kinds
+            ]
             ticks = np.rint(3.0 * np.array(chain.forward_s) * np.array(factor) / TICK)
             rows.append(ticks.astype(np.int64).cumsum())
         return np.pad(np.stack(rows), ((0, 0), (1, 0)))
@@ -136,7 +138,10 @@ class FasopCase:
         the global batch and the micro-batch its share; no more stages than blocks. Placements are the
         rotations of the nodes sorted by type.
         """
-        nodes, batch = np.repeat(np.arange(len(self.counts)), self.counts), self.job.global_batch_size
+        nodes, batch = (
+            np.repeat(np.arange(len(self.counts)), self.counts),
+            self.job.global_batch_size,
+        )
         shifts = len(nodes) if np.count_nonzero(self.counts) > 1 else 1
         placements = np.stack([np.roll(nodes, -shift) for shift in range(shifts)])
         gpus = self.gpus_per_node * len(nodes)
@@ -160,7 +165,9 @@ class Strategies:
         ticks: As `FasopCase.ticks` returns them.
     """
 
-    def __init__(self, case: FasopCase, degrees: Degrees, placements: Integers, ticks: Integers) -> None:
+    def __init__(
+        self, case: FasopCase, degrees: Degrees, placements: Integers, ticks: Integers
+    ) -> None:
         self.case, self.degrees, self.placements, self.ticks = case, degrees, placements, ticks
         self.size, self.tp, self.dp, self.pp = size, tp, dp, pp = degrees
         self.num_micro_batches = case.job.global_batch_size // (dp * size)
@@ -174,7 +181,9 @@ class Strategies:
     def _link(self, here: Integers, there: Integers) -> Floats:
         """Return bit/s between pairs of nodes `(...)`, `(B, ...)`."""
         inter, intra = (
-            np.array([getattr(node, f"{name}_bandwidth") for node in self.case.types])[self.placements]
+            np.array([getattr(node, f"{name}_bandwidth") for node in self.case.types])[
+                self.placements
+            ]
             for name in ("inter", "intra")
         )
         return np.where(here == there, intra[:, here], np.minimum(inter[:, here], inter[:, there]))
@@ -207,7 +216,15 @@ class Strategies:
             job.hidden_size * job.vocab_size,
         )
         blocks = (counts[:, :1] - matrices) * (12 * job.hidden_size**2 + BIAS_PARAMETERS) / tp
-        ring = 2 * (dp - 1) / dp * BITS * share / bandwidth * (blocks + np.where(matrices > 0, matrix, 0))
+        ring = (
+            2
+            * (dp - 1)
+            / dp
+            * BITS
+            * share
+            / bandwidth
+            * (blocks + np.where(matrices > 0, matrix, 0))
+        )
         if self.pp == 1 or job.encoder_decoder:
             return np.asarray(ring)
         rank = np.array([tp * (dp - 1)])
@@ -220,9 +237,13 @@ class Strategies:
         in_flight, tokens = min(pp, self.num_micro_batches), float(job.seq_len * self.size)
         hidden, vocab = float(job.hidden_size), float(job.vocab_size)
         attention = 5 * job.num_heads * job.seq_len / (hidden * tp)
-        block = 12 * hidden**2 / tp * STATE_BYTES + tokens * in_flight * hidden * (10 + 24 / tp + attention)
+        block = 12 * hidden**2 / tp * STATE_BYTES + tokens * in_flight * hidden * (
+            10 + 24 / tp + attention
+        )
         matrix = hidden * vocab / tp * STATE_BYTES
-        layer = np.where(self.case.has_vocabulary > 0, matrix + tokens * hidden * pp * in_flight / tp, block)
+        layer = np.where(
+            self.case.has_vocabulary > 0, matrix + tokens * hidden * pp * in_flight / tp, block
+        )
         if not job.encoder_decoder:
             layer[-1] = matrix + 4 * tokens * (hidden + vocab) / tp
         prefix, end = np.pad(layer.cumsum(), (1, 0)), counts.cumsum(1)
@@ -231,7 +252,9 @@ class Strategies:
     def pipeline_ends(self, counts: Integers) -> Floats:
         """Return when every stage has ended its micro-batches, seconds `(B, pp)`."""
         end = counts.cumsum(1)
-        seconds = (self.ticks[self.stage_type, end] - self.ticks[self.stage_type, end - counts]) * TICK
+        seconds = (
+            self.ticks[self.stage_type, end] - self.ticks[self.stage_type, end - counts]
+        ) * TICK
         if self.pp == 1:
             return np.asarray(seconds * self.num_micro_batches)
         return stage_ends(seconds.T, self.p2p[:, 0], self.p2p[:, -1], self.num_micro_batches).T
@@ -243,10 +266,19 @@ class Strategies:
         memory = np.array([node.memory for node in self.case.types])[self.stage_type]
         seconds = np.where((self.memory_bytes(counts) <= memory).all(1), seconds, np.inf)
         return [
-            FasopPlan(self.case.name, "fasop", self.tp, self.dp, self.pp, self.size, tuple(layers),
-                      tuple(self.case.types[kind].name for kind in place), float(step))
+            FasopPlan(
+                self.case.name,
+                "fasop",
+                self.tp,
+                self.dp,
+                self.pp,
+                self.size,
+                tuple(layers),
+                tuple(self.case.types[kind].name for kind in place),
+                float(step),
+            )
             for layers, place, step in zip(counts.tolist(), self.placements, seconds, strict=True)
-        ]  # fmt: skip
+        ]
 
     def solved(self) -> list[FasopPlan]:
         """Return every placement with FASOP's partition and the seconds that its program prints."""
@@ -267,7 +299,10 @@ class Strategies:
 
         splits = range(max(1, stages - (half - 1)), min(stages, half))
         options = np.stack(
-            [np.hstack([part(self.stage_type[:, :n]), part(self.stage_type[:, n:])]) for n in splits]
+            [
+                np.hstack([part(self.stage_type[:, :n]), part(self.stage_type[:, n:])])
+                for n in splits
+            ]
         )
         ends = np.stack([self.pipeline_ends(counts)[:, 0] for counts in options])
         return np.asarray(options[ends.argmin(0), np.arange(len(self.placements))])
@@ -276,7 +311,9 @@ class Strategies:
         """Return a plan of these degrees after the best moves of single layers between stages."""
         names, one = [node.name for node in self.case.types], np.eye(self.pp, dtype=np.int64)
         place = [names.index(name) for name in plan.nodes]
-        moves = (one[None] - one[:, None]).reshape(-1, len(one))  # that of a stage to itself changes nothing
+        moves = (one[None] - one[:, None]).reshape(
+            -1, len(one)
+        )  # that of a stage to itself changes nothing
         while True:
             tried = np.array(plan.layers_per_stage) + moves
             legal = (tried > 0).all(1)
@@ -318,7 +355,9 @@ def stage_ends(seconds: Floats, send: Floats, send_back: Floats, count: int) -> 
     @cache
     def backward(i: int, j: int) -> Floats:
         own = forward(i, j + warm[i]) if j < count - warm[i] else returned(i, j - 1) if j else start
-        return np.asarray(np.maximum(own, returned(i + 1, j) if i < last else start) + 2 * seconds[i] / 3)
+        return np.asarray(
+            np.maximum(own, returned(i + 1, j) if i < last else start) + 2 * seconds[i] / 3
+        )
 
     @cache
     def returned(i: int, j: int) -> Floats:
@@ -347,9 +386,13 @@ def read_cases(profiles: str) -> tuple[dict[str, FasopCase], dict[str, float]]:
     facts = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
     measured = read_profiles(profiles)
     types, found = tuple(FasopNode(**node) for node in facts["nodes"]), {}
-    for (model, job), (cluster, counts) in product(facts["jobs"].items(), facts["clusters"].items()):
+    for (model, job), (cluster, counts) in product(
+        facts["jobs"].items(), facts["clusters"].items()
+    ):
         name = f"{model}, {cluster}"
-        found[name] = FasopCase(name, FasopJob(**job), types, counts, facts["gpus_per_node"], measured)
+        found[name] = FasopCase(
+            name, FasopJob(**job), types, counts, facts["gpus_per_node"], measured
+        )
     return found, {name: plan["seconds"] for name, plan in facts["published"].items()}
 
 
@@ -373,11 +416,27 @@ def report(plans: Sequence[FasopPlan], published: dict[str, float]) -> Report:
         degrees = f"{plan.tp},{plan.dp},{plan.pp},{plan.micro_batch_size}"
         layers = " ".join(str(count) for count in plan.layers_per_stage)
         nodes = ", ".join(f"{len(list(run))} {name}" for name, run in groupby(plan.nodes))
-        known = f"{published[plan.case]:.4f}" if plan.case in published and plan.planner == "fasop" else ""
-        lines.append((plan.case, plan.planner, degrees, layers, nodes, f"{plan.s_per_step:.4f}", known))
-    gains = [100 - 100 * e["ours"]["s_per_step"] / e["fasop"]["s_per_step"] for e in entries.values()]
+        known = (
+            f"{published[plan.case]:.4f}"
+            if plan.case in published and plan.planner == "fasop"
+            else ""
+        )
+        lines.append(
+            (plan.case, plan.planner, degrees, layers, nodes, f"{plan.s_per_step:.4f}", known)
+        )
+    gains = [
+        100 - 100 * e["ours"]["s_per_step"] / e["fasop"]["s_per_step"] for e in entries.values()
+    ]
     verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
-    header = ("case", "plan of", "tp,dp,pp,micro-batch", "layers per stage", "nodes", "s/step", "published")
+    header = (
+        "case",
+        "plan of",
+        "tp,dp,pp,micro-batch",
+        "layers per stage",
+        "nodes",
+        "s/step",
+        "published",
+    )
     files = {"fasop.json": json.dumps(list(entries.values()), indent=2) + "\n"}
     return Report(markdown_table(header, lines, range(5)), verdict, files=files)
 
@@ -386,10 +445,12 @@ def run(options: FasopOptions) -> int:
     """Solve every case; returns the exit status."""
     cases, published = read_cases(options.profiles)
     study = Study(
-        "reproduce_fasop", "Are FASOP's plans reproduced, and improved under its own costs?",
+        "reproduce_fasop",
+        "Are FASOP's plans reproduced, and improved under its own costs?",
         "other jobs and clusters, or how far either plan's seconds are from measured ones.",
-        solve, partial(report, published=published),
-    )  # fmt: skip
+        solve,
+        partial(report, published=published),
+    )
     return run_study(study, cases, options)
 
 

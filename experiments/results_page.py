@@ -16,9 +16,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def publish(
-    name: str, question: str, command: str, text: str, pictures: Mapping[Path, str] | None = None,
-    folder: Path = RESULTS, limits: str = "",
-) -> Path:  # fmt: skip
+    name: str,
+    question: str,
+    command: str,
+    text: str,
+    pictures: Mapping[Path, str] | None = None,
+    folder: Path = RESULTS,
+    limits: str = "",
+) -> Path:
     """Write the page of an experiment and copy its pictures to `pictures/` next to it; returns the page.
 
     Args:
@@ -27,8 +32,15 @@ def publish(
     """
     shown = folder / "pictures"
     shown.mkdir(parents=True, exist_ok=True)
-    lines = [f"# {question}", "", f"    {command}", "",
-             f"Commit {commit()}, {date.today().isoformat()}, {processor()}.", "", text.strip()]  # fmt: skip
+    lines = [
+        f"# {question}",
+        "",
+        f"    {command}",
+        "",
+        f"Commit {commit()}, {date.today().isoformat()}, {processor()}.",
+        "",
+        text.strip(),
+    ]
     for source, caption in (pictures or {}).items():
         target = shown / f"{name}_{source.name}"
         shutil.copyfile(source, target)
@@ -48,7 +60,10 @@ def commit() -> str:
     """Name the state of the code: the commit of the checkout, or the installed version."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=RESULTS.parent, capture_output=True, text=True
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=RESULTS.parent,
+            capture_output=True,
+            text=True,
         )
     except OSError:
         return package_version()
@@ -60,7 +75,9 @@ def processor() -> str:
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
     except OSError:
         pass
     return f"{name}, {os.cpu_count()} logical CPUs"

@@ -21,7 +21,7 @@ from pathlib import Path
 from darts_parallel.config import require_at_least, run_main
 from darts_parallel.cost import PassSeconds, hard_plan, pass_seconds, simulated_seconds
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Device, Problem, load_problem
 from darts_parallel.report import markdown_table
 from darts_parallel.schedules import find
@@ -29,9 +29,13 @@ from experiments.study import Report, Study, StudyOptions, run_study
 
 SHIPPED = Path(__file__).parent / "data" / "schedules.csv"
 NAMES = {
-    "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zbb": "zero_bubble_h1", "zbv": "zero_bubble_v",
-    "v-half": "v_half", "v-min": "v_min",
-}  # fmt: skip
+    "1f1b": "1f1b",
+    "1f1b-interleaved": "interleaved",
+    "zbb": "zero_bubble_h1",
+    "zbv": "zero_bubble_v",
+    "v-half": "v_half",
+    "v-min": "v_min",
+}
 """Schedules as measured runs spell them."""
 REFERENCE = "1f1b"
 FASTEST, SLOWEST = 0.1, 100.0
@@ -93,8 +97,15 @@ def read_runs(path: str) -> list[MeasuredSchedule]:
     """
     try:
         rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
-        runs = [MeasuredSchedule(NAMES[row["schedule"]], int(row["pp"]), float(row["tokens_per_s_per_gpu"]),
-                                 float(row["memory_gb"])) for row in rows]  # fmt: skip
+        runs = [
+            MeasuredSchedule(
+                NAMES[row["schedule"]],
+                int(row["pp"]),
+                float(row["tokens_per_s_per_gpu"]),
+                float(row["memory_gb"]),
+            )
+            for row in rows
+        ]
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(f"data={path} cannot be read ({error}); try {SHIPPED}.") from None
     if REFERENCE not in {run.schedule for run in runs}:
@@ -109,11 +120,19 @@ def problem_of(count: int, slowdown: float = 1.0) -> Problem:
     Args:
         slowdown: Factor on the calibrated seconds of every kernel and every launch.
     """
-    plain = load_problem([
-        f"model={MODEL}", f"training={MODEL}", f"cluster={CLUSTER}", "space.schedules=[1f1b]",
-        f"model.num_layers={BLOCKS}", f"training.seq_len={SEQ_LEN}", f"training.global_batch_size={count}",
-        "cost.pipeline=simulated", "cost.p2p=overlapped",
-    ])  # fmt: skip
+    plain = load_problem(
+        [
+            f"model={MODEL}",
+            f"training={MODEL}",
+            f"cluster={CLUSTER}",
+            "space.schedules=[1f1b]",
+            f"model.num_layers={BLOCKS}",
+            f"training.seq_len={SEQ_LEN}",
+            f"training.global_batch_size={count}",
+            "cost.pipeline=simulated",
+            "cost.p2p=overlapped",
+        ]
+    )
 
     def slower(device: Device) -> Device:
         rates = {key: getattr(device, key) / slowdown for key in ("peak_flops", "memory_bandwidth")}
@@ -167,7 +186,9 @@ def _even_plan(problem: Problem, schedule: str, pp: int, count: int) -> Plan:
     stages = pp * chunks
     inner = [1 + k * blocks // stages for k in range(1, stages)]
     layers = (LayerStrategy(1, 1),) * problem.num_layers
-    return Plan(count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule)
+    return Plan(
+        count, (0, *inner, problem.num_layers), layers, virtual_stages=chunks, schedule=schedule
+    )
 
 
 def _shared(passes: PassSeconds, backward: float, weights: float) -> PassSeconds:
@@ -195,8 +216,16 @@ def compare(
     result = []
     for run in runs:
         own, memory = predict(problem, run.schedule, run.pp, count, shares)
-        result.append(Ratios(passes, run.schedule, run.tokens_per_s / base.tokens_per_s, seconds / own,
-                             run.memory / base.memory, memory / size))  # fmt: skip
+        result.append(
+            Ratios(
+                passes,
+                run.schedule,
+                run.tokens_per_s / base.tokens_per_s,
+                seconds / own,
+                run.memory / base.memory,
+                memory / size,
+            )
+        )
     return result
 
 
@@ -211,15 +240,19 @@ def run(options: RatioOptions) -> int:
         )
     problem, slowdown = problem_run(count, runs[0])
     study = Study(
-        "schedule_ratios", "Are schedules as fast against each other as they were measured?",
+        "schedule_ratios",
+        "Are schedules as fast against each other as they were measured?",
         "other models, nodes and numbers of micro-batches than those of the file.",
-        partial(compare, runs, problem, count), partial(report, count, pp, problem, slowdown),
-    )  # fmt: skip
+        partial(compare, runs, problem, count),
+        partial(report, count, pp, problem, slowdown),
+    )
     tasks = {"passes as the cost model has them": (), "passes of a trace": SHARES}
     return run_study(study, tasks, options)
 
 
-def report(count: int, pp: int, problem: Problem, slowdown: float, rows: Sequence[Ratios]) -> Report:
+def report(
+    count: int, pp: int, problem: Problem, slowdown: float, rows: Sequence[Ratios]
+) -> Report:
     """Write speeds and memory over those of 1F1B."""
     own, traced = ([row for row in rows if row.passes == passes] for passes in PASSES)
     note = (
@@ -235,14 +268,24 @@ def report(count: int, pp: int, problem: Problem, slowdown: float, rows: Sequenc
 
 
 def _as_markdown(rows: Sequence[Ratios]) -> list[str]:
-    header = ("schedule", "speed, measured", "predicted", "off by", "memory, measured", "predicted", "off by")
+    header = (
+        "schedule",
+        "speed, measured",
+        "predicted",
+        "off by",
+        "memory, measured",
+        "predicted",
+        "off by",
+    )
     lines = []
     for row in rows:
         speed, memory = (
             (f"{measured:.3f}", f"{predicted:.3f}", f"{100 * (predicted / measured - 1.0):+.1f} %")
-            for measured, predicted in ((row.measured_speed, row.predicted_speed),
-                                        (row.measured_memory, row.predicted_memory))
-        )  # fmt: skip
+            for measured, predicted in (
+                (row.measured_speed, row.predicted_speed),
+                (row.measured_memory, row.predicted_memory),
+            )
+        )
         lines.append((row.schedule, *speed, *memory))
     return markdown_table(header, lines)
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from darts_parallel.config import MAX_PROCESSES, children_without_interrupts, require_within
 from darts_parallel.errors import INTERRUPTED
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import write_text
+from darts_parallel.plans import write_text
 from darts_parallel.report import csv_of
 from experiments.results_page import publish, typed_command
 
@@ -131,7 +131,9 @@ def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) ->
     if page:
         captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
         command = typed_command(f"experiments.{study.name}")
-        path = publish(study.title, study.question, command, report.text, captions, limits=study.limits)
+        path = publish(
+            study.title, study.question, command, report.text, captions, limits=study.limits
+        )
         print(f"page: {path}")
 
 
@@ -154,7 +156,9 @@ def solve_all(
         return
     from joblib import Parallel, delayed  # an extra; one process needs none
 
-    warnings.filterwarnings("ignore", message=".* tasks which were still being processed")  # after Ctrl-C
+    warnings.filterwarnings(
+        "ignore", message=".* tasks which were still being processed"
+    )  # after Ctrl-C
     with children_without_interrupts():
         workers = Parallel(
             jobs, "loky", "generator_unordered", initializer=_begin_worker, initargs=(os.getpid(),)

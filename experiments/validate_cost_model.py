@@ -68,17 +68,22 @@ class ValidationOptions(StudyOptions):
         require_members("held_out", self.held_out, tuple(KINDS))
 
 
-def report(outcomes: Sequence[RowOutcome], parameters: Calibrated, options: ValidationOptions) -> Report:
+def report(
+    outcomes: Sequence[RowOutcome], parameters: Calibrated, options: ValidationOptions
+) -> Report:
     """Return the errors by source, held out, and of the orders of plans."""
     cases = [o.case for o in outcomes if o.case]
     known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
     jobs = job_rankings(cases, {MODEL: known})
     return Report(
-        METHOD, skipped_summary(outcomes), *held_out_reports(cases, parameters, options.held_out),
+        METHOD,
+        skipped_summary(outcomes),
+        *held_out_reports(cases, parameters, options.held_out),
         "In sample (the shipped parameters saw these rows):",
         markdown_table(ERROR_HEADER, error_rows(outcomes)),
-        markdown_table(RANKING_HEADER, ranking_rows(jobs)), files={"ranking.csv": rankings_csv(jobs)},
-    )  # fmt: skip
+        markdown_table(RANKING_HEADER, ranking_rows(jobs)),
+        files={"ranking.csv": rankings_csv(jobs)},
+    )
 
 
 def validate(options: ValidationOptions) -> int:
@@ -89,14 +94,19 @@ def validate(options: ValidationOptions) -> int:
     unused = skipped_lines(outcomes, others)
     print("\n  ".join([f"Not used ({len(unused)}):" if unused else "Every row was used.", *unused]))
     study = Study(
-        "validate_cost_model", "How far is the cost model from measured runs?",
-        "runs of frameworks and GPUs that nobody has published.", lambda found: found,
-        partial(report, parameters=parameters, options=options), page="validation",
-    )  # fmt: skip
+        "validate_cost_model",
+        "How far is the cost model from measured runs?",
+        "runs of frameworks and GPUs that nobody has published.",
+        lambda found: found,
+        partial(report, parameters=parameters, options=options),
+        page="validation",
+    )
     return run_study(study, {"all runs": outcomes}, options)
 
 
-def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[str]) -> list[list[str]]:
+def held_out_reports(
+    cases: list[MeasuredCase], start: Calibrated, kinds: list[str]
+) -> list[list[str]]:
     """Refit without every fold of some kinds, each by one Gauss-Newton step from `start`, near theirs."""
     if not kinds:
         return []
@@ -110,4 +120,6 @@ def held_out_reports(cases: list[MeasuredCase], start: Calibrated, kinds: list[s
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.validate_cost_model", __doc__, ValidationOptions, validate))
+    raise SystemExit(
+        run_main("experiments.validate_cost_model", __doc__, ValidationOptions, validate)
+    )

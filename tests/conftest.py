@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from darts_parallel.problem.problem import Problem
     from tests.support.commands import Command
 
-FIRST = ("tests/run/", "tests/bilevel/", "tests/cli/", "tests/export/test_torch.py", "tests/experiments/")
+FIRST = (
+    "tests/run/",
+    "tests/bilevel/",
+    "tests/cli/",
+    "tests/export/test_torch.py",
+    "tests/experiments/",
+)
 """Tests that start processes, or draw: in one of two xdist workers; the other imports nothing for them."""
 
 
@@ -64,7 +70,9 @@ def llama_problem() -> Problem:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """`darts-parallel` in this process, in a folder of its own."""
     from tests.support.commands import Command
 

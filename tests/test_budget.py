@@ -1,73 +1,98 @@
-"""The budget: how many lines of source the project may have, counted file by file.
+"""The budget of tokens: how much code the project may have, and how dense it may be.
 
-A feature that does not fit takes the lines of another. Every line counts, blank ones and docstrings too, in
-every file of source of the checkout, whatever its folder; long lines do not help, since none is allowed.
+A feature that does not fit takes the tokens of another one. `python -m tests.support.code_size` prints the
+packages and the places that break a limit.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-BUDGET, TEST_BUDGET = 39_000, 15_500
-"""Lines of everything but `tests/`, and of `tests/`, without what `GRANTS` adds."""
-GRANTS = {
-    "graph: operators of any module": (2_600, 1_000),
-    "design: the best use of a budget": (1_200, 300),
-    "order of passes": (600, 300),
-    "truth of the cost model, its answers, robustness": (1_600, 900),
-}
-"""Lines of code and of tests that features may add, by name: 45,000 and 18,000 in sum."""
-SOURCES = {".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".js", ".jinja", ".j2", ".tmpl"}
-LONGEST = 130
-"""Characters of a line with the remarks for tools that ruff allows beyond its 110."""
-MADE = {"build", "dist", "outputs", "multirun", "__pycache__"}
-"""Folders that commands write, which git ignores as it does those that begin with a point."""
+from tests.support.code_size import (
+    PRODUCT,
+    Size,
+    complex_functions,
+    files_of,
+    long_statements,
+    size_of,
+    sizes_by_package,
+    table,
+)
+from tests.support.sources import ROOT
+
+MAX_TOKENS = 305_000
+"""Tokens of the product."""
+MAX_TOKENS_PER_LINE = 10.0
+MAX_TOKENS_PER_STATEMENT = 13.0
+MAX_TEST_TOKENS_PER_LINE = 11.0
+MAX_COMPLEX_FUNCTIONS = 120
+MAX_SKIPS = 20
+"""Tables of data in the product that the formatter leaves alone."""
 
 
-def sources(folder: Path) -> Iterator[Path]:
-    """Yield the source files below a folder."""
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and path.name not in MADE and not path.name.startswith("."):
-            yield from sources(path)
-        elif path.suffix in SOURCES:
-            yield path
+@cache
+def product() -> dict[str, Size]:
+    """Measure the packages of the product once."""
+    return sizes_by_package(PRODUCT)
 
 
-def counted(root: Path) -> Counter[str]:
-    """Count lines by package: `darts_parallel/plan`, `experiments`, `tests/plan`."""
-    lines: Counter[str] = Counter()
-    for path in sources(root):
-        *folders, _ = path.relative_to(root).parts
-        lines["/".join(folders[:2]) or "."] += len(path.read_text(encoding="utf-8").splitlines())
-    return lines
+def test_the_product_keeps_its_budget_of_tokens() -> None:
+    total = sum(product().values(), Size())
+    if total.tokens > MAX_TOKENS:
+        pytest.fail(f"more than {MAX_TOKENS:,} tokens:\n{table(product())}", pytrace=False)
 
 
-def table(lines: Counter[str], limit: int) -> str:
-    """Print the packages, the longest first, below the sum and its limit."""
-    rows = [f"{sum(lines.values()):7,} of {limit:,} lines, too many: delete what a feature no longer needs"]
-    return "\n".join(rows + [f"{count:7,} {package}" for package, count in lines.most_common()])
+def test_no_package_is_dense() -> None:
+    dense = {
+        name: size
+        for name, size in product().items()
+        if size.tokens_per_line > MAX_TOKENS_PER_LINE
+        or size.tokens_per_statement > MAX_TOKENS_PER_STATEMENT
+    }
+    assert not dense, table(dense)
 
 
-@pytest.mark.parametrize(("tests", "budget"), [(False, BUDGET), (True, TEST_BUDGET)])
-def test_the_project_keeps_its_budget_of_lines(tests: bool, budget: int) -> None:
-    every, limit = counted(ROOT), budget + sum(lines[tests] for lines in GRANTS.values())
-    lines = Counter({name: n for name, n in every.items() if (name.split("/")[0] == "tests") == tests})
-    if sum(lines.values()) > limit:
-        pytest.fail(table(lines, limit), pytrace=False)
+def test_no_test_is_dense() -> None:
+    sizes = sizes_by_package(("tests",))
+    assert sizes["tests"].tokens_per_line <= MAX_TEST_TOKENS_PER_LINE, table(sizes)
 
 
-def test_no_line_is_long() -> None:
-    for path in sources(ROOT):
-        long = [n for n, line in enumerate(path.read_text().splitlines(), 1) if len(line) > LONGEST]
-        assert not long, (path, long)
+def test_no_statement_is_long() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {count} tokens"
+        for path in files_of(PRODUCT)
+        for line, count in long_statements(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
 
 
-def test_lines_of_any_folder_count(tmp_path: Path) -> None:
-    for name in ("a.py", "pkg/b.py", "pkg/deep/er/c.pyi", "build/d.py", ".venv/e.py", "pkg/data.csv"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text('"""Text."""\n\n# comment\n')
-    assert counted(tmp_path) == {".": 3, "pkg": 3, "pkg/deep": 3}
-    assert table(counted(tmp_path), 8).startswith("      9 of 8 lines, too many")
+def test_few_functions_are_complex() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name} {complexity}"
+        for path in files_of(PRODUCT)
+        for line, name, complexity in complex_functions(path.read_text(encoding="utf-8"))
+    ]
+    assert len(found) <= MAX_COMPLEX_FUNCTIONS, "\n".join(found)
+
+
+def test_the_formatter_is_rarely_switched_off() -> None:
+    assert sum(product().values(), Size()).skips <= MAX_SKIPS, table(product())
+
+
+def test_prose_imports_and_layout_count_as_no_tokens() -> None:
+    text = '"""Docstring."""\n\nimport os\n\n# comment\nx = 1\n"""About x."""\n'
+    assert size_of(text) == Size(tokens=3, code_lines=1, statements=1)
+
+
+def test_a_statement_counts_without_its_body_and_data_not_at_all() -> None:
+    names = ", ".join(f"n{i}" for i in range(30))
+    assert long_statements(f"table = ({names})\n") == []
+    assert long_statements(f"value = f({names})\n") == [(1, 64)]
+    body = "\n".join(f"    n{i} = {i}" for i in range(30))
+    assert long_statements(f"def f():\n{body}\n") == []
+
+
+def test_a_branching_function_is_complex() -> None:
+    branches = "\n".join(f"    if x == {i}:\n        return {i}" for i in range(10))
+    assert complex_functions(f"def f(x):\n{branches}\n") == [(1, "f", 11)]
+    assert complex_functions(f"def f(x):\n{branches[: branches.rfind('    if')]}\n") == []

@@ -10,20 +10,57 @@ import pytest
 
 from tests.support.sources import ROOT, nodes, nodes_of
 
-LAYERS = ["errors", "schedules", "config", "problem", "plan", "cost", "exact", "gradient", "planner",
-          "design", "report", "cli"]  # fmt: skip
+LAYERS = [
+    "errors",
+    "schedules",
+    "config",
+    "problem",
+    "plans",
+    "cost",
+    "exact",
+    "gradient",
+    "planner",
+    "design",
+    "report",
+    "cli",
+]
 """A file imports from packages to its left, or from its own."""
-BRANCHES = {"export": "plan", "graph": "exact", "run": "cost", "machine": "cost", "bilevel": "report",
-            "baselines": "gradient"}  # fmt: skip
+BRANCHES = {
+    "export": "plans",
+    "graph": "exact",
+    "run": "cost",
+    "machine": "cost",
+    "bilevel": "report",
+    "baselines": "gradient",
+}
 """Packages beside the stack, and the last layer that each sees; `bilevel` with `graph`, without `planner`."""
-LATE = ("matplotlib", "tensorboard", "torch.utils.tensorboard", "torch.distributed", "scipy", "resource",
-        "transformers", "darts_parallel.report.plots", "darts_parallel.report._plots",
-        "darts_parallel.run.", "darts_parallel.bilevel.", "darts_parallel.config._meta_model")  # fmt: skip
+LATE = (
+    "matplotlib",
+    "tensorboard",
+    "torch.utils.tensorboard",
+    "torch.distributed",
+    "scipy",
+    "resource",
+    "transformers",
+    "darts_parallel.report.plots",
+    "darts_parallel.report._plots",
+    "darts_parallel.run.",
+    "darts_parallel.bilevel.",
+    "darts_parallel.config._meta_model",
+)
 """Name what functions may import, next to the names that a face imports late: slow, or missing on
 some machines."""
 FILES = sorted([*ROOT.glob("darts_parallel/**/*.py"), *ROOT.glob("baselines/**/*.py")])
-READERS = {"outer_spaces", "refuse_unexecutable", "evaluate", "hard_plan", "build_tables",
-           "StageContext.build", "search", "explain_infeasible"}  # fmt: skip
+READERS = {
+    "outer_spaces",
+    "refuse_unexecutable",
+    "evaluate",
+    "hard_plan",
+    "build_tables",
+    "StageContext.build",
+    "search",
+    "explain_infeasible",
+}
 """Functions below `planner` that read five parts of the problem or more, and get the whole."""
 USERS = sorted([*ROOT.glob("experiments/**/*.py"), *ROOT.glob("clients/**/*.py")])
 """Files that no layer holds, and that import from faces, too."""
@@ -50,7 +87,10 @@ def past_the_face(file: Path, text: str) -> Iterator[str]:
         package = package_of(f"{source}.{name}" if source == "darts_parallel" else source)
         if not source.startswith("darts_parallel") or package == mine:
             continue
-        if not (ROOT / "darts_parallel" / package / "__init__.py").exists() or source == "darts_parallel":
+        if (
+            not (ROOT / "darts_parallel" / package / "__init__.py").exists()
+            or source == "darts_parallel"
+        ):
             continue
         if source != f"darts_parallel.{package}" or name not in face_of(package):
             yield f"{module} imports {source}.{name}: not of the package's face"
@@ -88,7 +128,10 @@ def imports(text: str) -> Iterator[tuple[ast.AST, str, str]]:
 def theirs_late(source: str, name: str) -> bool:
     """Return whether a face imports a name late."""
     first, _, package = source.partition(".")
-    if first != "darts_parallel" or not (ROOT / "darts_parallel" / package / "__init__.py").exists():
+    if (
+        first != "darts_parallel"
+        or not (ROOT / "darts_parallel" / package / "__init__.py").exists()
+    ):
         return False
     return face_of(package).get(name, False)
 
@@ -105,7 +148,9 @@ def violations(file: Path, text: str) -> Iterator[str]:
         if source.split(".")[0] in ("darts_parallel", "baselines"):
             theirs = package_of(source)
             whole = package_of(f"{source}.{name}") if source == "darts_parallel" else theirs
-            if not allowed(mine, whole if source == "darts_parallel" and whole in LAYERS else theirs):
+            if not allowed(
+                mine, whole if source == "darts_parallel" and whole in LAYERS else theirs
+            ):
                 yield f"{where}: against the layers"
             if theirs != mine and any(part.startswith("_") for part in (*source.split("."), name)):
                 yield f"{where}: private to another package"
@@ -126,16 +171,22 @@ def test_other_packages_import_from_the_face_alone() -> None:
 def test_below_the_planner_few_functions_get_the_whole_problem() -> None:
     found, below = set(), LAYERS[LAYERS.index("problem") : LAYERS.index("planner")]
     for file in (file for name in below for file in ROOT.glob(f"darts_parallel/{name}/**/*.py")):
-        scopes = {id(n): f"{c.name}." for c in nodes(file) if isinstance(c, ast.ClassDef) for n in c.body}
+        scopes = {
+            id(n): f"{c.name}." for c in nodes(file) if isinstance(c, ast.ClassDef) for n in c.body
+        }
         for node in nodes(file):
-            if isinstance(node, ast.FunctionDef) and re.search(r"\bProblem\b", ast.unparse(node.args)):
+            if isinstance(node, ast.FunctionDef) and re.search(
+                r"\bProblem\b", ast.unparse(node.args)
+            ):
                 found.add(scopes.get(id(node), "") + node.name)
     assert found == READERS
 
 
 def test_a_package_has_at_most_30_modules() -> None:
     for folder in ROOT.glob("darts_parallel/*/"):
-        modules = [path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+        modules = [
+            path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")
+        ]
         assert len(modules) <= 30, folder
 
 
@@ -149,9 +200,9 @@ def test_no_package_exports_the_name_of_one_of_its_modules() -> None:
     ("source", "broken"),
     [
         ("from darts_parallel.gradient.pool import PlanPool", True),
-        ("from darts_parallel.plan.strategy import Plan", False),
+        ("from darts_parallel.plans.strategy import Plan", False),
         ("import baselines.amp", True),
-        ("from darts_parallel.plan.strategy import _layer", True),
+        ("from darts_parallel.plans.strategy import _layer", True),
         ("def f():\n    import json", True),
         ("def f():\n    import scipy", False),
         ("from experiments import compare", True),

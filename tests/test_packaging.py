@@ -13,8 +13,15 @@ import pytest
 from tests.support.commands import Command
 
 ROOT = Path(__file__).resolve().parent.parent
-TOY = ("model=toy", "cluster=toy", "training=toy", "search=gradient", "search.num_steps=30",
-       "search.num_restarts=2", "search.polish_starts=2")  # fmt: skip
+TOY = (
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "search=gradient",
+    "search.num_steps=30",
+    "search.num_restarts=2",
+    "search.polish_starts=2",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +29,21 @@ pytestmark = pytest.mark.slow
 def run(arguments: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
-        arguments, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=120
+        arguments,
+        cwd=folder,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    built = run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], ROOT)
+    built = run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], ROOT
+    )
     assert built.returncode == 0, built.stderr
     (path,) = folder.glob("*.whl")
     return path
@@ -39,7 +53,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with nothing but the unpacked wheel, as `pip install --no-deps --target` leaves it."""
     folder = tmp_path_factory.mktemp("site")
-    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+    ]
     done = run([sys.executable, *pip, "--target", str(folder), str(wheel)], folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -101,6 +123,8 @@ def without_seconds(plan: Any) -> Any:
     """`plan.json` without what may differ between equal searches."""
     if isinstance(plan, dict):
         return {
-            key: without_seconds(value) for key, value in plan.items() if key not in ("seconds", "output")
+            key: without_seconds(value)
+            for key, value in plan.items()
+            if key not in ("seconds", "output")
         }
     return [without_seconds(value) for value in plan] if isinstance(plan, list) else plan

@@ -37,7 +37,11 @@ def own_names(every: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
     for node in every:
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.Name(id=name, ctx=ast.Store())
+            ):
                 names.add(name)
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 names.add(name)
@@ -64,11 +68,17 @@ def used(every: Iterable[ast.AST]) -> Iterator[str]:
 def violations(own: set[str], file: str, every: Iterable[ast.AST]) -> list[str]:
     """List what a file uses without being allowed to."""
     names = {name for name in used(every) if private(name) and name not in own}
-    return [f"{file}: {n}" for n in sorted(names) if not any(part in file for part in ALLOWED.get(n, ()))]
+    return [
+        f"{file}: {n}"
+        for n in sorted(names)
+        if not any(part in file for part in ALLOWED.get(n, ()))
+    ]
 
 
 def test_private_names_of_dependencies_are_those_of_the_list() -> None:
-    own = own_names(n for file in SOURCES if "golden" not in file.parts for n in nodes(file)) - set(ALLOWED)
+    own = own_names(n for file in SOURCES if "golden" not in file.parts for n in nodes(file)) - set(
+        ALLOWED
+    )
     files = {file: str(file.relative_to(ROOT)) for file in SOURCES}
     assert [one for file, name in files.items() for one in violations(own, name, nodes(file))] == []
 
@@ -82,10 +92,14 @@ def test_private_names_of_dependencies_are_those_of_the_list() -> None:
         ("x = getattr(config, '_metadata')", True),
         ("config._set_flag('struct', False)", True),
         ("self._mine = other._mine", False),
-        ("from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper", True),
+        (
+            "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper",
+            True,
+        ),
     ],
 )
 def test_the_rule_sees_private_names(source: str, broken: bool) -> None:
     assert (
-        bool(violations({"_mine"}, "darts_parallel/config/_keys.py", ast.walk(ast.parse(source)))) == broken
+        bool(violations({"_mine"}, "darts_parallel/config/_keys.py", ast.walk(ast.parse(source))))
+        == broken
     )

@@ -12,7 +12,10 @@ from tests.support.recorded import MAKERS, Figures, recorded
 def test_figures_are_those_on_file(kind: str, job: str, known: Figures) -> None:
     found = MAKERS[kind](job)
     if kind == "proofs":  # bounds may become better, and labels fewer
-        assert all(new >= old * (1 - 1e-9) for new, old in zip(found["shares"], known["shares"], strict=True))
+        assert all(
+            new >= old * (1 - 1e-9)
+            for new, old in zip(found["shares"], known["shares"], strict=True)
+        )
         assert all(new <= old for new, old in zip(found["labels"], known["labels"], strict=True))
         return
     assert found.keys() == known.keys()

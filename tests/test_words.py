@@ -16,14 +16,32 @@ SETTINGS = [*sorted(ROOT.glob("conf/**/*.yaml")), ROOT / "pyproject.toml", ROOT 
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 VERBLESS = re.compile(r"(Of|By|What|That|Whose|The same)\b")
 NOUN = re.compile(r"(The|An?|One|Whether|Which|Where)\b|`")
-PRIVATE = re.compile(r"\b(bettered|mended|dearest|begin_near|LEFT_BEHIND|nearest legal)\b", re.IGNORECASE)
+PRIVATE = re.compile(
+    r"\b(bettered|mended|dearest|begin_near|LEFT_BEHIND|nearest legal)\b", re.IGNORECASE
+)
 OTHERS = {
-    "AutoModel", "BertForMaskedLM", "DistributedDataParallel", "GPT2Config", "LlamaConfig", "NanotronModel",
-    "LlamaForTraining", "ModernBertForMaskedLM", "RobertaForMaskedLM", "SummaryWriter", "T5Config",
-    "ZeroRedundancyOptimizer", "__getattr__", "account_for_embedding_in_pipeline_split", "add_hparams",
-    "get_block_compute_costs", "is_first_microbatch", "logsumexp", "noop", "target_modules",
+    "AutoModel",
+    "BertForMaskedLM",
+    "DistributedDataParallel",
+    "GPT2Config",
+    "LlamaConfig",
+    "NanotronModel",
+    "LlamaForTraining",
+    "ModernBertForMaskedLM",
+    "RobertaForMaskedLM",
+    "SummaryWriter",
+    "T5Config",
+    "ZeroRedundancyOptimizer",
+    "__getattr__",
+    "account_for_embedding_in_pipeline_split",
+    "add_hparams",
+    "get_block_compute_costs",
+    "is_first_microbatch",
+    "logsumexp",
+    "noop",
+    "target_modules",
     "search.lr",
-}  # fmt: skip
+}
 """Names of libraries and papers that docstrings cite and no code here uses, and a key that does not exist."""
 
 
@@ -44,7 +62,10 @@ def known_names() -> set[str]:
     for file, text in docstrings():
         lines[file][text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
     code = (re.sub(r"#.*", "", line) for own in lines.values() for line in own)
-    paths = (str(path.relative_to(ROOT)) for path in (*FILES, *SETTINGS, *ROOT.glob("experiments/**/*.*")))
+    paths = (
+        str(path.relative_to(ROOT))
+        for path in (*FILES, *SETTINGS, *ROOT.glob("experiments/**/*.*"))
+    )
     texts = (*code, *paths, *(path.read_text() for path in SETTINGS))
     return {word for text in texts for word in re.findall(r"\w+", text)} | set(dir(builtins))
 
@@ -72,7 +93,9 @@ def test_no_class_name_stands_twice() -> None:
 def test_names_in_backticks_exist() -> None:
     """A name is known by code or configuration that uses it, a key by the schema, a path by its file."""
     names, keys, broken = known_names() | OTHERS, set(all_keys(Config)), []
-    prefixes = {key[:end] for key in keys for end in range(len(key) + 1) if key[end : end + 1] in (".", "")}
+    prefixes = {
+        key[:end] for key in keys for end in range(len(key) + 1) if key[end : end + 1] in (".", "")
+    }
     groups = {key.partition(".")[0] for key in keys if "." in key} - {"tune"}  # keys of commands
     for file, node in docstrings():
         for span in re.findall(r"`([^`\n]+)`", node.value):
@@ -90,5 +113,7 @@ def test_names_in_backticks_exist() -> None:
 
 def test_the_words_are_those_of_the_field() -> None:
     files = [*(f for f in FILES if f.is_relative_to(ROOT / "darts_parallel")), *SETTINGS, *PAGES]
-    found = [(str(f.relative_to(ROOT)), word) for f in files for word in PRIVATE.findall(f.read_text())]
+    found = [
+        (str(f.relative_to(ROOT)), word) for f in files for word in PRIVATE.findall(f.read_text())
+    ]
     assert found == []

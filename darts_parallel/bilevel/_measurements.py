@@ -45,7 +45,9 @@ class NoiseScale:
         return self.trace / self.square
 
 
-def unbiased(small_square: float, large_square: float, small: int, large: int) -> tuple[float, float]:
+def unbiased(
+    small_square: float, large_square: float, small: int, large: int
+) -> tuple[float, float]:
     """Return unbiased estimates of `|G|^2` and of the trace (equations A.2 and A.3)."""
     square = (large * large_square - small * small_square) / (large - small)
     trace = (small_square - large_square) / (1.0 / small - 1.0 / large)

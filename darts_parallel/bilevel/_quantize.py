@@ -27,10 +27,15 @@ def round_blocks(values: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
         return values.detach()
     rows = values.detach().reshape(values.shape[0], -1)
     size = rows.shape[1]
-    blocks = torch.unflatten(torch.nn.functional.pad(rows, (0, -size % block_size)), 1, (-1, block_size))
+    blocks = torch.unflatten(
+        torch.nn.functional.pad(rows, (0, -size % block_size)), 1, (-1, block_size)
+    )
     levels = 2 ** (bits - 1) - 1
     # the smallest normal number keeps an all-zero block from dividing by zero
-    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny * levels) / levels
+    scale = (
+        blocks.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny * levels)
+        / levels
+    )
     rounded = torch.round(blocks / scale) * scale
     result: Tensor = rounded.flatten(1)[:, :size].reshape(values.shape)
     return result
@@ -114,7 +119,9 @@ def flatten_layer(gradients: dict[str, Tensor], names: Sequence[str]) -> Tensor:
     return torch.cat([gradients[name].flatten(1) for name in names], dim=1)
 
 
-def unflatten_layer(vector: Tensor, like: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+def unflatten_layer(
+    vector: Tensor, like: dict[str, Tensor], names: Sequence[str]
+) -> dict[str, Tensor]:
     """Invert `flatten_layer` for one vector of shape `(P,)`; shapes are those of `like`."""
     parts = torch.split(vector, [like[name].numel() for name in names])
     return {name: part.view_as(like[name]) for name, part in zip(names, parts, strict=True)}

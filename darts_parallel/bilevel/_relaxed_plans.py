@@ -70,7 +70,9 @@ class UpperLevel:
     ) -> None:
         self.space, self.config, self.num_steps = space, config, num_steps
         self.groups = [
-            RestartBatch.initial(table, LAYER_LOGITS, config, generator, index, torch.arange(table.num_outer))
+            RestartBatch.initial(
+                table, LAYER_LOGITS, config, generator, index, torch.arange(table.num_outer)
+            )
             for index, table in enumerate(space.tables)
             if bool(table.allowed.any(1).all())
         ]
@@ -79,7 +81,9 @@ class UpperLevel:
         self.outer_logits = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
         betas = (config.adam_betas[0], config.adam_betas[1])
         rates = (config.learning_rate, config.boundary_learning_rate)
-        parameters = [pair for group in self.groups for pair in zip(group.parameters, rates, strict=False)]
+        parameters = [
+            pair for group in self.groups for pair in zip(group.parameters, rates, strict=False)
+        ]
         self.optimizer = Adam([*parameters, (self.outer_logits, config.learning_rate)], betas)
         self.step_number = 0
         self.began = time.perf_counter()
@@ -87,7 +91,11 @@ class UpperLevel:
 
     def _names(self, group: RestartBatch) -> list[str]:
         batch = self.space.batch_of[group.table_index]
-        return group.names if len(self.space.batches) == 1 else [f"{name} b{batch}" for name in group.names]
+        return (
+            group.names
+            if len(self.space.batches) == 1
+            else [f"{name} b{batch}" for name in group.names]
+        )
 
     def leading_weights(self, prices: LogSlowdown) -> tuple[tuple[Candidate, ...], Tensor]:
         """Return what the leading relaxed plan lets every block choose from.
@@ -178,7 +186,9 @@ class UpperLevel:
         return best
 
 
-def price_plans(space: JointSpace, table: int, plans: HardPlans, prices: LogSlowdown) -> JointPlan | None:
+def price_plans(
+    space: JointSpace, table: int, plans: HardPlans, prices: LogSlowdown
+) -> JointPlan | None:
     """Return the best of some hard plans by the upper objective; None where none fits the memory.
 
     Args:
@@ -193,4 +203,6 @@ def price_plans(space: JointSpace, table: int, plans: HardPlans, prices: LogSlow
     index = int(value.argmin())
     if not bool(cost.feasible[index]):
         return None
-    return JointPlan(table, plans[index : index + 1], float(cost.iteration_time[index]), float(steps[index]))
+    return JointPlan(
+        table, plans[index : index + 1], float(cost.iteration_time[index]), float(steps[index])
+    )

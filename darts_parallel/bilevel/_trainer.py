@@ -80,10 +80,16 @@ class WeightTrainer:
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.weights = initial_weights(self.settings.shape, torch.Generator().manual_seed(self.seed))
+        self.weights = initial_weights(
+            self.settings.shape, torch.Generator().manual_seed(self.seed)
+        )
         self.generator = torch.Generator().manual_seed(self.seed + 1)
-        self.optimizer = Adam([(w, self.settings.learning_rate) for w in self.weights.values()], BETAS)
-        self.reducers = [GradientReducer(self.settings.block_size) for _ in range(self.settings.num_blocks)]
+        self.optimizer = Adam(
+            [(w, self.settings.learning_rate) for w in self.weights.values()], BETAS
+        )
+        self.reducers = [
+            GradientReducer(self.settings.block_size) for _ in range(self.settings.num_blocks)
+        ]
         self.noise = NoiseScale(self.settings.decay)
 
     @property
@@ -120,7 +126,9 @@ class WeightTrainer:
             self.noise.update(small, large, len(tokens) // groups, len(tokens))
         mean, noise = [], []
         final = {name: gradient.mean(0) for name, gradient in gradients.items()}
-        for index, (reducer, (pairs, mixture)) in enumerate(zip(self.reducers, mixtures, strict=True)):
+        for index, (reducer, (pairs, mixture)) in enumerate(
+            zip(self.reducers, mixtures, strict=True)
+        ):
             names = self.block_names(index)
             flat = flatten_layer(gradients, names)
             delivered = reducer.reduce(flat, pairs)
@@ -141,7 +149,9 @@ class WeightTrainer:
         if len(tokens) == 1:
             gradients, value = differentiate(loss, self.weights, tokens[0])
             return {name: own.unsqueeze(0) for name, own in gradients.items()}, value.unsqueeze(0)
-        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(self.weights, tokens)
+        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(
+            self.weights, tokens
+        )
         return found
 
     def _rounding_noise(self, mean: Tensor, names: Sequence[str]) -> Tensor:
@@ -196,7 +206,9 @@ def slopes(
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in model.items()}
     ahead = leaves
     if step is not None:
-        inner = torch.autograd.grad(loss(leaves, train, pairs), tuple(leaves.values()), create_graph=True)
+        inner = torch.autograd.grad(
+            loss(leaves, train, pairs), tuple(leaves.values()), create_graph=True
+        )
         pairs_of = zip(leaves.items(), inner, strict=True)
         ahead = {name: weight - step[name] * gradient for (name, weight), gradient in pairs_of}
     value = loss(ahead, validation, pairs)

@@ -28,7 +28,7 @@ from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.cost import LOSSLESS, CostTable
 from darts_parallel.exact import DeadlineError, Verification, find_layerwise_plan, find_uniform_plan
 from darts_parallel.gradient import SearchResult, StepRecord, explain_infeasible
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 AGREEMENT = 1e-7
@@ -81,7 +81,9 @@ class _BatchTables:
             raise DeadlineError
         if answer.best is None:
             return None
-        found = price_plans(self.space, self.numbers[answer.best.table], answer.best.plan, self.prices)
+        found = price_plans(
+            self.space, self.numbers[answer.best.table], answer.best.plan, self.prices
+        )
         assert found is not None
         return _Corner(price, found.seconds + price * found.log_slowdown, found)
 
@@ -150,7 +152,10 @@ def _excluded(low: _Corner, high: _Corner, best: JointPlan) -> bool:
     Such plans lie above both supporting lines `T + m S = level`, so in the triangle of the two corners and
     the lines' crossing, where a quasi-concave objective is least at a vertex.
     """
-    if high.price <= low.price * (1.0 + 1e-12) or abs(low.plan.log_slowdown - high.plan.log_slowdown) < 1e-12:
+    if (
+        high.price <= low.price * (1.0 + 1e-12)
+        or abs(low.plan.log_slowdown - high.plan.log_slowdown) < 1e-12
+    ):
         return True
     steps = (high.level - low.level) / (high.price - low.price)
     seconds = low.level - low.price * steps
@@ -297,14 +302,34 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
     return entries
 
 
-def search_result(search: BilevelSearch, found: Conclusion, history: Sequence[StepRecord]) -> SearchResult:
+def search_result(
+    search: BilevelSearch, found: Conclusion, history: Sequence[StepRecord]
+) -> SearchResult:
     """Describe the search as `plan.json` and the report do."""
     raw, gap = found.raw or found.chosen, found.raw_gap
-    words = "the logits' own plan" if gap is not None and gap < 1e-9 else "the learned objective's optimum"
-    why = f"{words}, least learned time to target" if search.priced else "nothing is known yet of few bits"
+    words = (
+        "the logits' own plan"
+        if gap is not None and gap < 1e-9
+        else "the learned objective's optimum"
+    )
+    why = (
+        f"{words}, least learned time to target"
+        if search.priced
+        else "nothing is known yet of few bits"
+    )
     return SearchResult(
-        plan=found.chosen.plan, iteration_time_s=found.chosen.seconds, raw_plan=raw.plan,
-        raw_iteration_time_s=raw.seconds, alternatives=(), history=tuple(history), seconds=found.seconds,
-        steps=search.trainer.step, restarts=search.settings.num_restarts, seed=search.settings.seed,
-        plans_evaluated=found.plans_evaluated, stopped_by=found.stopped_by, method="bilevel", why=why,
-    )  # fmt: skip
+        plan=found.chosen.plan,
+        iteration_time_s=found.chosen.seconds,
+        raw_plan=raw.plan,
+        raw_iteration_time_s=raw.seconds,
+        alternatives=(),
+        history=tuple(history),
+        seconds=found.seconds,
+        steps=search.trainer.step,
+        restarts=search.settings.num_restarts,
+        seed=search.settings.seed,
+        plans_evaluated=found.plans_evaluated,
+        stopped_by=found.stopped_by,
+        method="bilevel",
+        why=why,
+    )

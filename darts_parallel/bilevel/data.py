@@ -51,7 +51,9 @@ def load_corpus(folder: Path | None = None) -> Corpus:
     texts = {name: b"".join(files) for name, files in parts.items()}
     texts["train"] = texts["train"][:MOST_TRAINING_BYTES]
     if min(len(text) for text in texts.values()) < 10_000:
-        raise UnsupportedError(f"bilevel: {root} holds too little Python source to train on; try another.")
+        raise UnsupportedError(
+            f"bilevel: {root} holds too little Python source to train on; try another."
+        )
     return Corpus(*(torch.frombuffer(bytearray(texts[name]), dtype=torch.uint8) for name in PARTS))
 
 

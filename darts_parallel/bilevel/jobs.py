@@ -23,7 +23,9 @@ class Jobs(AbstractContextManager["Jobs"]):
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
             self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
-            with children_without_interrupts():  # the processes import while the caller does something else
+            with (
+                children_without_interrupts()
+            ):  # the processes import while the caller does something else
                 for _ in range(processes):
                     self._pool.submit(torch.get_num_threads)
 
@@ -32,7 +34,9 @@ class Jobs(AbstractContextManager["Jobs"]):
             # after Ctrl-C nobody waits for what runs, and what has not begun is dropped
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def map(self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+    def map(
+        self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Result]:
         """Yield `function(*a)` for each `a` in order, each as soon as it is there.
 
         Args:

@@ -10,10 +10,17 @@ from torch import Tensor
 
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel.settings import refuse_unsearched
-from darts_parallel.cost import LOSSLESS, CostTable, HardPlans, build_tables, canonical, without_dominated
+from darts_parallel.cost import (
+    LOSSLESS,
+    CostTable,
+    HardPlans,
+    build_tables,
+    canonical,
+    without_dominated,
+)
 from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.gradient import explain_infeasible
-from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 
 
@@ -52,7 +59,9 @@ class Candidate:
 
     def training_key(self) -> str:
         """Name the part that affects the loss: plans of equal names train equally."""
-        sums = f"tp{self.tp} b{self.tp_comm_bits}" if self.forward_pair[1] < LOSSLESS else "exact sums"
+        sums = (
+            f"tp{self.tp} b{self.tp_comm_bits}" if self.forward_pair[1] < LOSSLESS else "exact sums"
+        )
         lossy = self.gradient_pair[1] < LOSSLESS
         sent = f"dp{self.dp} g{self.grad_comm_bits}" if lossy else "exact gradients"
         return f"{sums}, {sent}"
@@ -85,7 +94,9 @@ class LogSlowdown:
         forward: Sequence[Pair], gradient: Sequence[Pair], blocks: int, batches: Sequence[int]
     ) -> "LogSlowdown":
         """Begin with prices of 0."""
-        sums, sent = (torch.zeros(blocks, len(pairs), dtype=torch.float64) for pairs in (forward, gradient))
+        sums, sent = (
+            torch.zeros(blocks, len(pairs), dtype=torch.float64) for pairs in (forward, gradient)
+        )
         return LogSlowdown(tuple(forward), tuple(gradient), sums, sent, dict.fromkeys(batches, 0.0))
 
     def of_plan(self, blocks: Sequence[Candidate], batch: int) -> float:
@@ -93,7 +104,10 @@ class LogSlowdown:
         sums = [self.forward_pairs.index(block.forward_pair) for block in blocks]
         sent = [self.gradient_pairs.index(block.gradient_pair) for block in blocks]
         rows = range(len(blocks))
-        return float(self.forward[rows, sums].sum() + self.gradient[rows, sent].sum()) + self.by_batch[batch]
+        return (
+            float(self.forward[rows, sums].sum() + self.gradient[rows, sent].sum())
+            + self.by_batch[batch]
+        )
 
     def nonnegative(self) -> tuple["LogSlowdown", float]:
         """Put each block's cheapest pair at 0; also return what was taken from every plan alike."""
@@ -112,7 +126,9 @@ class LogSlowdown:
         sums = torch.tensor([self.forward_pairs.index(c.forward_pair) for c in candidates])
         sent = torch.tensor([self.gradient_pairs.index(c.gradient_pair) for c in candidates])
         result = torch.zeros(layers, len(candidates), dtype=torch.float64)
-        result[first_block : first_block + len(self.forward)] = self.forward[:, sums] + self.gradient[:, sent]
+        result[first_block : first_block + len(self.forward)] = (
+            self.forward[:, sums] + self.gradient[:, sent]
+        )
         return result
 
 
@@ -129,7 +145,9 @@ def at_batch(problem: Problem, global_batch_size: int) -> Problem:
     return Problem.from_config(replace(problem.config, training=training))
 
 
-def exchange_choices(table: CostTable, choices: Sequence[LayerStrategy], source: Tensor) -> CostTable:
+def exchange_choices(
+    table: CostTable, choices: Sequence[LayerStrategy], source: Tensor
+) -> CostTable:
     """Give every strategy in every layer the cost that another strategy of the old table has there.
 
     Args:
@@ -146,10 +164,13 @@ def exchange_choices(table: CostTable, choices: Sequence[LayerStrategy], source:
 
     by_layer = [item.name for item in fields(table) if item.metadata.get("axes", "").endswith("LC")]
     return replace(
-        table, **{name: exchanged(getattr(table, name)) for name in by_layer}, choices=tuple(choices),
-        layout=table.layout[first], allowed=table.allowed[:, first],
+        table,
+        **{name: exchanged(getattr(table, name)) for name in by_layer},
+        choices=tuple(choices),
+        layout=table.layout[first],
+        allowed=table.allowed[:, first],
         kind_allowed=None if table.kind_allowed is None else table.kind_allowed[:, first],
-    )  # fmt: skip
+    )
 
 
 def at_bits(strategy: LayerStrategy, bits: Bits) -> LayerStrategy:
@@ -256,7 +277,9 @@ class JointSpace:
         outer = own.num_micro_batches.tolist().index(plan.num_micro_batches)
         hard = HardPlans(
             torch.tensor([outer]),
-            torch.tensor([[own.choices.index(at_bits(layer, EXACT_BITS)) for layer in plan.layers]]),
+            torch.tensor(
+                [[own.choices.index(at_bits(layer, EXACT_BITS)) for layer in plan.layers]]
+            ),
             torch.tensor([plan.boundaries[:-1]]),
         )
         return with_bits(canonical(own, hard).to_plan(0, own), bits)
@@ -295,7 +318,9 @@ def _without_dominated(table: CostTable) -> CostTable:
     kept: list[int] = []
     judged = table
     if _always_fits(table):  # then bytes make no strategy better
-        static, activation, working = map(torch.zeros_like, (table.static, table.activation, table.working))
+        static, activation, working = map(
+            torch.zeros_like, (table.static, table.activation, table.working)
+        )
         judged = replace(table, static=static, activation=activation, working=working)
     for members in groups.values():
         left = without_dominated(judged.keep_choices(members)).choices

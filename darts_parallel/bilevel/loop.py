@@ -23,7 +23,13 @@ from torch import Tensor
 from darts_parallel.bilevel._measurements import log_delay, nats_per_efold
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel._relaxed_plans import UpperLevel, UpperStep
-from darts_parallel.bilevel._trainer import Mixture, WeightStep, WeightTrainer, gradient_shortfall, slopes
+from darts_parallel.bilevel._trainer import (
+    Mixture,
+    WeightStep,
+    WeightTrainer,
+    gradient_shortfall,
+    slopes,
+)
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import EXACT, Candidate, JointSpace, LogSlowdown
@@ -73,7 +79,11 @@ def train_losses(
 
 
 def try_pairs(
-    settings: BilevelSettings, text: Tensor, forward: Sequence[Pair], gradient: Sequence[Pair], jobs: Jobs
+    settings: BilevelSettings,
+    text: Tensor,
+    forward: Sequence[Pair],
+    gradient: Sequence[Pair],
+    jobs: Jobs,
 ) -> TrialTable:
     """Try every number of bits at its widest group, all blocks by it, on several seeds.
 
@@ -83,8 +93,12 @@ def try_pairs(
     """
     sums, sent = widest(forward), widest(gradient)
     plans: dict[tuple[str, Pair], Candidate] = {("exact", (1, LOSSLESS)): EXACT}
-    plans |= {("forward", pair): Candidate(pair[0], 1, tp_comm_bits=pair[1]) for pair in sums.values()}
-    plans |= {("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()}
+    plans |= {
+        ("forward", pair): Candidate(pair[0], 1, tp_comm_bits=pair[1]) for pair in sums.values()
+    }
+    plans |= {
+        ("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()
+    }
     steps = settings.trial_steps
     seeds = [settings.seed + NEXT_SEED * index for index in range(settings.trial_seeds)]
     blocks = [(candidate,) * settings.num_blocks for candidate in plans.values()]
@@ -93,7 +107,10 @@ def try_pairs(
     curves = {key: [next(losses) for _ in seeds] for key in plans}
     exact = curves["exact", (1, LOSSLESS)]
     together = [mean(step) for step in zip(*exact, strict=True)]
-    late, middle = {key: mean(map(behind, own, exact)) for key, own in curves.items()}, middle_of_read(steps)
+    late, middle = (
+        {key: mean(map(behind, own, exact)) for key, own in curves.items()},
+        middle_of_read(steps),
+    )
     slowdown = {key: log_delay(together, delay, middle) for key, delay in late.items()}
     return TrialTable(
         {pair: slowdown["forward", wide] for pair, wide in sums.items()},
@@ -132,7 +149,9 @@ class GradientShares:
     def update(self, energy: Tensor) -> None:
         """Take in the rounding energies of one weight step, `(blocks,)`."""
         own = energy.double() / energy.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
-        self.energy = own if self.energy is None else self.decay * self.energy + (1.0 - self.decay) * own
+        self.energy = (
+            own if self.energy is None else self.decay * self.energy + (1.0 - self.decay) * own
+        )
 
     def of(self, blocks: int) -> Tensor:
         """Return the shares, `(blocks,)`, which sum to 1; equal ones before any step."""
@@ -218,10 +237,15 @@ class BilevelSearch:
             validation_loss = self._price(tokens, outcome, exchange)
             upper = self.upper.step(self.log_slowdown)
         return BilevelRecord(
-            step=self.trainer.step, training_loss=outcome.loss, validation_loss=validation_loss,
-            noise_sequences=self.trainer.noise.sequences, nats_per_efold=exchange, trained=trained,
-            log_slowdown=self.log_slowdown, upper=upper,
-        )  # fmt: skip
+            step=self.trainer.step,
+            training_loss=outcome.loss,
+            validation_loss=validation_loss,
+            noise_sequences=self.trainer.noise.sequences,
+            nats_per_efold=exchange,
+            trained=trained,
+            log_slowdown=self.log_slowdown,
+            upper=upper,
+        )
 
     def _weight_step(self, tokens: Tensor) -> tuple[tuple[Candidate, ...] | None, WeightStep]:
         """Step the weights: exactly in the warm-up, then as the leading relaxed plan says."""
@@ -234,14 +258,18 @@ class BilevelSearch:
             plan = tuple(candidates[index] for index in drawn)
             return plan, self.trainer.learn_plan(tokens, plan)
         pairs = self.space.forward_pairs
-        pair_weights = _pair_weights(pairs, [candidate.forward_pair for candidate in candidates], weights)
+        pair_weights = _pair_weights(
+            pairs, [candidate.forward_pair for candidate in candidates], weights
+        )
 
         def loss(model: Weights, batch: Tensor) -> Tensor:
             return mixed_loss(model, batch, pairs, pair_weights, self.settings.block_size)
 
         return None, self.trainer.learn(tokens, loss, self._gradient_mixtures(candidates, weights))
 
-    def _gradient_mixtures(self, candidates: tuple[Candidate, ...], weights: Tensor) -> list[Mixture]:
+    def _gradient_mixtures(
+        self, candidates: tuple[Candidate, ...], weights: Tensor
+    ) -> list[Mixture]:
         """Say how the blocks' gradients travel."""
         by_candidate = tuple(candidate.gradient_pair for candidate in candidates)
         pairs = tuple(dict.fromkeys(by_candidate))
@@ -258,7 +286,9 @@ class BilevelSearch:
             exchange: Nats per e-fold of steps of the run itself.
         """
         noise = self.trainer.noise.sequences or 0.0
-        by_batch = {batch: float(torch.tensor(1.0 + noise / batch).log()) for batch in self.settings.batches}
+        by_batch = {
+            batch: float(torch.tensor(1.0 + noise / batch).log()) for batch in self.settings.batches
+        }
         self.log_slowdown = replace(self.log_slowdown, by_batch=by_batch)
         if self.trials is not None:
             self._share_trials(self.trials)
@@ -280,7 +310,9 @@ class BilevelSearch:
         held_out = sample(self.corpus.validation, count, context, self.generator)
         candidates, weights = self.upper.leading_weights(self.log_slowdown)
         pairs = self.space.forward_pairs
-        pair_weights = _pair_weights(pairs, [candidate.forward_pair for candidate in candidates], weights)
+        pair_weights = _pair_weights(
+            pairs, [candidate.forward_pair for candidate in candidates], weights
+        )
 
         def loss(model: Weights, batch: Tensor, by_pair: Tensor) -> Tensor:
             return mixed_loss(model, batch, pairs, by_pair, self.settings.block_size)
@@ -295,7 +327,9 @@ class BilevelSearch:
             nats = (found.by_pair - found.by_pair[:, exact : exact + 1]).double()
             gains = (found.by_weight, outcome.mean, self.space.gradient_pairs)
             lacking = gradient_shortfall(self.trainer, *gains)
-            self.log_slowdown = replace(self.log_slowdown, forward=nats / exchange, gradient=lacking)
+            self.log_slowdown = replace(
+                self.log_slowdown, forward=nats / exchange, gradient=lacking
+            )
         return found.loss
 
 

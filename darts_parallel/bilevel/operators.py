@@ -39,7 +39,7 @@ from darts_parallel.graph import (
     make_mesh,
     plan_graph,
 )
-from darts_parallel.plan import write_json
+from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import write_scalars
 
@@ -63,7 +63,11 @@ class ToyBlock(nn.Module):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         drawn = initial_weights(shape, torch.Generator().manual_seed(0))
-        own = {name[2:]: nn.Parameter(weight) for name, weight in drawn.items() if name.startswith("0.")}
+        own = {
+            name[2:]: nn.Parameter(weight)
+            for name, weight in drawn.items()
+            if name.startswith("0.")
+        }
         self.weights = nn.ParameterDict(own)
 
     def forward(self, state: Tensor) -> Tensor:
@@ -79,7 +83,13 @@ def captured(shape: TransformerShape, batch: int) -> ModuleGraph:
 
 
 def run_block(
-    graph: ModuleGraph, ranks: int, sums: Sums, block_size: int, weights: Weights, index: int, state: Tensor
+    graph: ModuleGraph,
+    ranks: int,
+    sums: Sums,
+    block_size: int,
+    weights: Weights,
+    index: int,
+    state: Tensor,
 ) -> Tensor:
     """Run one block operator by operator, with some sums as so many ranks send them."""
     known: dict[str, Tensor] = {}
@@ -92,13 +102,22 @@ def run_block(
             return given[0]
         elif op.node is not None and op.name in sums:
             bits, dims = sums[op.name]
-            parts = ([t if d is None else t.chunk(ranks, d)[rank] for t, d in zip(given, dims, strict=True)]
-                     for rank in range(ranks))  # fmt: skip
-            made = straight_through_sum(torch.stack([_call(op.node, own) for own in parts]), bits, block_size)
+            parts = (
+                [
+                    t if d is None else t.chunk(ranks, d)[rank]
+                    for t, d in zip(given, dims, strict=True)
+                ]
+                for rank in range(ranks)
+            )
+            made = straight_through_sum(
+                torch.stack([_call(op.node, own) for own in parts]), bits, block_size
+            )
         elif op.node is not None:
             made = _call(op.node, given)
         for name in op.outputs:
-            known[name] = made[int(name.rpartition(".")[2])] if isinstance(made, (tuple, list)) else made
+            known[name] = (
+                made[int(name.rpartition(".")[2])] if isinstance(made, (tuple, list)) else made
+            )
     raise AssertionError
 
 
@@ -113,7 +132,9 @@ def _call(node: Node, given: Sequence[Tensor]) -> Any:
 def learn(trainer: WeightTrainer, text: Tensor, ranks: int, sums: Sums) -> float:
     """Make one step of the weights with some sums rounded; return the loss before it, nats."""
     own = trainer.settings
-    run = partial(run_block, captured(own.shape, own.global_batch_size), ranks, sums, own.block_size)
+    run = partial(
+        run_block, captured(own.shape, own.global_batch_size), ranks, sums, own.block_size
+    )
     loss = partial(loss_through, blocks=[run] * own.num_blocks)
     exact = [(((1, LOSSLESS),), torch.ones(1))] * own.num_blocks
     return trainer.learn(trainer.next_batch(text), loss, exact).loss
@@ -131,7 +152,12 @@ class OperatorSearch:
     """Probabilities of a block's choices, and the weights that train with them."""
 
     def __init__(
-        self, settings: BilevelSettings, mesh: DeviceMeshSpec, bits: Sequence[int], text: Tensor, jobs: Jobs
+        self,
+        settings: BilevelSettings,
+        mesh: DeviceMeshSpec,
+        bits: Sequence[int],
+        text: Tensor,
+        jobs: Jobs,
     ) -> None:
         self.settings, self.text, self.jobs = settings, text, jobs
         self.ranks = mesh.ranks[-1]
@@ -164,19 +190,26 @@ class OperatorSearch:
 
     def sums_of(self, assignment: Sequence[int]) -> list[Sum]:
         """Return the sums of a plan that few bits carry."""
-        choose, operators = GraphPlan(self.space, tuple(assignment)).choice, self.space.graph.computing
+        choose, operators = (
+            GraphPlan(self.space, tuple(assignment)).choice,
+            self.space.graph.computing,
+        )
         return [(op.name, bits) for op in operators if (bits := _bits(choose(op).labels))]
 
     def rounded(self, sums: Sequence[Sum]) -> Sums:
         """Return sums as `run_block` takes them."""
         return {name: (bits, self.place[name, bits][1]) for name, bits in sums}
 
-    def slowdown(self, plans: Sequence[Sequence[Sum]], steps: int, seeds: Sequence[int]) -> list[float]:
+    def slowdown(
+        self, plans: Sequence[Sequence[Sum]], steps: int, seeds: Sequence[int]
+    ) -> list[float]:
         """Measure the log slowdown of plans against exact sums, by trainings from the initial weights."""
         if not any(plans):
             return [0.0] * len(plans)
-        told = [(self.settings, self.text, self.ranks, self.rounded(sums), steps, seed)
-                for sums, seed in product([[], *plans], seeds)]  # fmt: skip
+        told = [
+            (self.settings, self.text, self.ranks, self.rounded(sums), steps, seed)
+            for sums, seed in product([[], *plans], seeds)
+        ]
         curves = self.jobs.map(train_sums, told)
         exact, *others = ([next(curves) for _ in seeds] for _ in [None, *plans])
         together, middle = [mean(step) for step in zip(*exact, strict=True)], middle_of_read(steps)
@@ -194,7 +227,9 @@ class OperatorSearch:
         rng, seconds = np.random.default_rng(self.settings.seed), self.exact.seconds
         descent = PairDescent(self.programme, BALANCE, rng)
         settings, text = self.settings, self.text
-        trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed, measure_noise=False)
+        trainer = WeightTrainer(
+            settings, settings.global_batch_size, settings.seed, measure_noise=False
+        )
         for _ in range(settings.num_steps):
             costs = self._priced(seconds)
             for _ in range(INNER):
@@ -203,14 +238,19 @@ class OperatorSearch:
             drawn = [int(rng.choice(len(own), p=own)) for own in odds]
             loss = learn(trainer, text, self.ranks, self.rounded(self.sums_of(drawn)))
             self.raw = self.programme.rounded(descent.now)
-            record = {"train/loss": loss, "search/expected_s": seconds,
-                      "search/entropy": mean(float(-(own * np.log(own)).sum()) for own in odds),
-                      "search/rounded_s": self.space.total_seconds(self.raw)}  # fmt: skip
+            record = {
+                "train/loss": loss,
+                "search/expected_s": seconds,
+                "search/entropy": mean(float(-(own * np.log(own)).sum()) for own in odds),
+                "search/rounded_s": self.space.total_seconds(self.raw),
+            }
             for own, group in zip(odds, self.space.groups, strict=True):
                 name = group.operators[0].name
                 if any(name == tried for tried, _ in self.price):
                     labels = (choice.labels[-1] for choice in group.choices)
-                    record |= {f"{name}/{label}": float(p) for label, p in zip(labels, own, strict=True)}
+                    record |= {
+                        f"{name}/{label}": float(p) for label, p in zip(labels, own, strict=True)
+                    }
             self.records.append(record)
 
     def improved(self) -> tuple[int, ...]:
@@ -243,7 +283,9 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
     folder = run_folder(arguments)
     job = [one for one in arguments if not one.startswith(("train=", "hydra."))]
     problem = Problem.from_config(load_config([*DEFAULTS, *job]))
-    settings = BilevelSettings.of(problem, problem.config.bilevel.seeds[0] if problem.config.bilevel else 0)
+    settings = BilevelSettings.of(
+        problem, problem.config.bilevel.seeds[0] if problem.config.bilevel else 0
+    )
     bits = problem.config.space.pinned("tp_comm_bits") or (LOSSLESS,)
     with Jobs(settings.processes) as jobs:
         mesh = make_mesh(problem.cluster, (settings.shape.num_heads,))
@@ -255,17 +297,25 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
         measured = search.slowdown([sums], steps, seeds)[0]
     ratio = plans["improved"]["seconds"] * exp(measured) / search.exact.seconds
     write_scalars(folder / "tensorboard", search.records)
-    found = {"measured": {"log_slowdown": measured, "time_ratio": ratio}, "exact_s": search.exact.seconds}
+    found = {
+        "measured": {"log_slowdown": measured, "time_ratio": ratio},
+        "exact_s": search.exact.seconds,
+    }
     write_json(folder / "training.json", {**plans, **found, "steps": search.records})
     losses = [record["train/loss"] for record in search.records]
     return [
         f"{len(losses)} steps of weights and probabilities: {losses[0]:.2f} to {losses[-1]:.2f} nats",
-        *(f"tried: {name} at {bits} bits: {100 * (exp(price) - 1):.1f} % more steps"
-          for (name, bits), price in search.price.items()),
+        *(
+            f"tried: {name} at {bits} bits: {100 * (exp(price) - 1):.1f} % more steps"
+            for (name, bits), price in search.price.items()
+        ),
         f"16 bits: {1e3 * search.exact.seconds:.4f} ms a block and step",
-        *(f"{name}: {1e3 * one['seconds']:.4f} ms, sums of few bits: {one['sums'] or 'none'}, "
-          f"{one['time_ratio']:.3f} times the predicted seconds to a loss" for name, one in plans.items()),
+        *(
+            f"{name}: {1e3 * one['seconds']:.4f} ms, sums of few bits: {one['sums'] or 'none'}, "
+            f"{one['time_ratio']:.3f} times the predicted seconds to a loss"
+            for name, one in plans.items()
+        ),
         f"measured: {steps} steps from scratch with other seeds: {100 * (exp(measured) - 1):.1f} % more "
         f"steps, {ratio:.3f} times the seconds of 16 bits",
         f"files: {folder}",
-    ]  # fmt: skip
+    ]

@@ -26,13 +26,19 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import at_batch
 from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
 from darts_parallel.bilevel.report import BilevelTracker, median_time, read_seeds, write_report
-from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Training, Trainings, digest
+from darts_parallel.bilevel.retrain import (
+    FIRST_RETRAIN_SEED,
+    Retrained,
+    Training,
+    Trainings,
+    digest,
+)
 from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
 from darts_parallel.cost import LOSSLESS, evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult, StepRecord
-from darts_parallel.plan import Plan, write_json
+from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Tracker, plan_dict, render
 
@@ -50,7 +56,9 @@ class SeedPlan:
         """Return the content of `plan.json`."""
         chosen = self.found.chosen
         here = chosen.problem(self.search.problem)
-        return plan_dict(here, chosen.plan, evaluate(chosen.plan, here), self.result, self.verifications)
+        return plan_dict(
+            here, chosen.plan, evaluate(chosen.plan, here), self.result, self.verifications
+        )
 
 
 Maker = Callable[[SeedPlan], Sequence[tuple[BilevelPlan | None, int]]]
@@ -123,7 +131,9 @@ class Protocol:
                 write_json(path, self.run_seed(settings))
             data = json.loads(path.read_text(encoding="utf-8"))
             free = ("seeds", "processes")
-            different = [key for key in mark if key not in free and data["settings"].get(key) != mark[key]]
+            different = [
+                key for key in mark if key not in free and data["settings"].get(key) != mark[key]
+            ]
             if different:
                 raise ConfigError(
                     f"{path} was run with another {different[0]}; try another folder, e.g. by hydra.run.dir "
@@ -136,7 +146,9 @@ class Protocol:
     def _mark(self, settings: BilevelSettings) -> dict[str, Any]:
         """Return everything that a seed's figures depend on."""
         parts = asdict(self.problem.config)
-        groups = {key: parts[key] for key in ("model", "cluster", "training", "space", "cost", "search")}
+        groups = {
+            key: parts[key] for key in ("model", "cluster", "training", "space", "cost", "search")
+        }
         return asdict(settings) | {"problem": digest(groups), "baselines": list(self.baselines)}
 
     def run_seed(self, settings: BilevelSettings) -> dict[str, Any]:
@@ -146,7 +158,11 @@ class Protocol:
             KeyboardInterrupt: Ctrl-C, once the watcher has the plan that was found before it.
         """
         name = f"seed-{settings.seed}"
-        tracker = BilevelTracker(self.folder / "tensorboard" / name, settings) if self.tensorboard else None
+        tracker = (
+            BilevelTracker(self.folder / "tensorboard" / name, settings)
+            if self.tensorboard
+            else None
+        )
         try:
             plan = self._search(settings, tracker)
             self.watcher.on_plan(settings.seed, plan)
@@ -181,7 +197,9 @@ class Protocol:
             search.run(on_record)
             found = conclude(search)
             if self.problem.config.verification.enabled:
-                checks = verify(search.space, found.chosen, self.problem.config.verification.max_seconds)
+                checks = verify(
+                    search.space, found.chosen, self.problem.config.verification.max_seconds
+                )
         except KeyboardInterrupt:
             found = conclude(search, "user") if found is None else replace(found, stopped_by="user")
         return SeedPlan(search, found, search_result(search, found, history), checks)
@@ -203,11 +221,15 @@ class Protocol:
         curves = self.trainings.run(
             [training for *_, training in rounds],
             settings,
-            lambda done, total: self.watcher.on_progress(f"seed {settings.seed}: retraining", done, total),
+            lambda done, total: self.watcher.on_progress(
+                f"seed {settings.seed}: retraining", done, total
+            ),
         )
         rows = []
         for (name, own, spent, training), curve in zip(rounds, curves, strict=True):
-            rows.append(_row(name, own, training, curve) | {"seed": settings.seed, "search_steps": spent})
+            rows.append(
+                _row(name, own, training, curve) | {"seed": settings.seed, "search_steps": spent}
+            )
             if tracker is not None:
                 tracker.retrained(name, training.seed, curve, rows[-1]["time_to_target_s"])
         return rows
@@ -219,12 +241,19 @@ def _row(name: str, plan: BilevelPlan, training: Training, curve: Retrained) -> 
     steps = curve.steps_to(training.target)
     tried = steps if steps is not None else float(curve.test[-1][0])
     return {
-        "variant": name, "retrain_seed": training.seed, "plan": plan.plan.describe(plan.global_batch_size),
+        "variant": name,
+        "retrain_seed": training.seed,
+        "plan": plan.plan.describe(plan.global_batch_size),
         "blocks": [candidate.label() for candidate in plan.blocks],
-        "global_batch_size": plan.global_batch_size, "seconds_per_step": plan.seconds,
-        "test_loss": curve.final_loss, "target": training.target, "reached": steps is not None,
-        "steps_to_target": tried, "time_to_target_s": tried * plan.seconds, "test": curve.test,
-    }  # fmt: skip
+        "global_batch_size": plan.global_batch_size,
+        "seconds_per_step": plan.seconds,
+        "test_loss": curve.final_loss,
+        "target": training.target,
+        "reached": steps is not None,
+        "steps_to_target": tried,
+        "time_to_target_s": tried * plan.seconds,
+        "test": curve.test,
+    }
 
 
 def _search_dict(plan: SeedPlan) -> dict[str, Any]:
@@ -238,12 +267,16 @@ def _search_dict(plan: SeedPlan) -> dict[str, Any]:
         "learned_optimum_proven": found.proven,
         "noise_sequences": search.trainer.noise.sequences,
         "log_slowdown": {
-            "sums": {f"tp{tp} b{bits}": prices.forward[:, i].tolist()
-                     for i, (tp, bits) in enumerate(prices.forward_pairs)},
-            "gradients": {f"dp{dp} g{bits}": prices.gradient[:, i].tolist()
-                          for i, (dp, bits) in enumerate(prices.gradient_pairs)},
+            "sums": {
+                f"tp{tp} b{bits}": prices.forward[:, i].tolist()
+                for i, (tp, bits) in enumerate(prices.forward_pairs)
+            },
+            "gradients": {
+                f"dp{dp} g{bits}": prices.gradient[:, i].tolist()
+                for i, (dp, bits) in enumerate(prices.gradient_pairs)
+            },
         },
-    }  # fmt: skip
+    }
 
 
 QUARTERS = 4
@@ -342,18 +375,29 @@ class BilevelJob(SeedWatcher):
         data = read_seeds(self.folder)
         seconds = median_time(data, "bilevel")
         if self.plan is not None:
-            chosen, result, checks = self.plan.found.chosen, self.plan.result, self.plan.verifications
+            chosen, result, checks = (
+                self.plan.found.chosen,
+                self.plan.result,
+                self.plan.verifications,
+            )
             plan, here = chosen.plan, chosen.problem(self.problem)
         else:
             first, result, checks = data[0]["plan"], None, []
-            plan, here = Plan.from_dict(first), at_batch(self.problem, first["training"]["global_batch_size"])
+            plan, here = (
+                Plan.from_dict(first),
+                at_batch(self.problem, first["training"]["global_batch_size"]),
+            )
         cost = evaluate(plan, here)
         render(here, result, plan, cost, checks, self.console)
         if self.tracker is not None and result is not None and not interrupted:
             self.tracker.finish(result, plan, cost)
         if data:
             self._print(write_report(self.folder))
-        for name, path in (("plan", "plan.json"), ("trainings", "bilevel.csv"), ("report", "report.md")):
+        for name, path in (
+            ("plan", "plan.json"),
+            ("trainings", "bilevel.csv"),
+            ("report", "report.md"),
+        ):
             if (self.folder / path).exists():
                 self._print(f"{name}: {self.folder / path}")
         return seconds if seconds == seconds else cost.iteration_time_s

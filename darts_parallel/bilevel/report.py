@@ -9,7 +9,7 @@ from typing import Any
 from darts_parallel.bilevel.loop import BilevelRecord
 from darts_parallel.bilevel.retrain import Retrained, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.plan import write_text
+from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
 
 
@@ -32,7 +32,10 @@ class BilevelTracker:
         }
         if record.upper is not None:
             upper, prices = record.upper, record.log_slowdown
-            values |= {f"outer/{name.replace(' ', '_')}": w for name, w in upper.record.outer_weights.items()}
+            values |= {
+                f"outer/{name.replace(' ', '_')}": w
+                for name, w in upper.record.outer_weights.items()
+            }
             values["search/log_slowdown_of_leading"] = upper.log_slowdown
             values["search/entropy"] = upper.record.entropy
             values["search/temperature"] = upper.record.schedules.temperature
@@ -64,8 +67,19 @@ class BilevelTracker:
         self._writer.close()
 
 
-COLUMNS = ("variant", "seed", "retrain_seed", "plan", "seconds_per_step", "test_loss", "target", "reached",
-           "steps_to_target", "time_to_target_s", "search_steps")  # fmt: skip
+COLUMNS = (
+    "variant",
+    "seed",
+    "retrain_seed",
+    "plan",
+    "seconds_per_step",
+    "test_loss",
+    "target",
+    "reached",
+    "steps_to_target",
+    "time_to_target_s",
+    "search_steps",
+)
 Row = dict[str, Any]
 
 
@@ -82,7 +96,9 @@ def median_time(data: list[dict[str, Any]], variant: str) -> float:
 
 def read_seeds(folder: Path) -> list[dict[str, Any]]:
     """Read all finished seeds of a folder, in order."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))]
+    return [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))
+    ]
 
 
 def write_report(folder: Path) -> str:
@@ -108,8 +124,12 @@ def medians(rows: list[Row]) -> str:
     for variant in dict.fromkeys(row["variant"] for row in rows):
         group = [row for row in rows if row["variant"] == variant]
         cells = [spread([value(row) for row in group], form) for _, value, form in figures]
-        lines.append([variant, *cells, f"{sum(bool(row['reached']) for row in group)} of {len(group)}"])
-    return "\n".join(markdown_table(["variant", *(name for name, _, _ in figures), "reached"], lines))
+        lines.append(
+            [variant, *cells, f"{sum(bool(row['reached']) for row in group)} of {len(group)}"]
+        )
+    return "\n".join(
+        markdown_table(["variant", *(name for name, _, _ in figures), "reached"], lines)
+    )
 
 
 def costs(seeds: list[dict[str, Any]]) -> str:
@@ -134,8 +154,13 @@ def plans(seeds: list[dict[str, Any]]) -> str:
     """List every variant's plan."""
     lines = []
     for data in seeds:
-        distinct = {(run["variant"], run["plan"], tuple(run["blocks"])): None for run in data["runs"]}
-        lines += [f"- seed {data['seed']}, {name}: {plan}; {', '.join(own)}" for name, plan, own in distinct]
+        distinct = {
+            (run["variant"], run["plan"], tuple(run["blocks"])): None for run in data["runs"]
+        }
+        lines += [
+            f"- seed {data['seed']}, {name}: {plan}; {', '.join(own)}"
+            for name, plan, own in distinct
+        ]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import EXACT, Candidate
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import plan_loss
-from darts_parallel.plan import write_json
+from darts_parallel.plans import write_json
 
 TEST_SEED = 1_000_003
 """Added to a training's seed for its test batch: equal for all plans of a seed, apart from training's."""
@@ -28,9 +28,14 @@ SMOOTHED = 3
 FIRST_RETRAIN_SEED = 100_000
 """Retrainings begin from other weights and batches than any search: seeds of searches lie below."""
 RETRAIN_KEYS = (
-    "shape", "retrain_steps", "learning_rate", "learning_rate_warmup", "validation_sequences",
-    "evaluate_every", "block_size",
-)  # fmt: skip
+    "shape",
+    "retrain_steps",
+    "learning_rate",
+    "learning_rate_warmup",
+    "validation_sequences",
+    "evaluate_every",
+    "block_size",
+)
 """Settings that a training depends on."""
 
 Curve = tuple[tuple[int, float], ...]
@@ -50,7 +55,9 @@ class Retrained:
     def read(path: Path) -> "Retrained":
         """Read the curves of a JSON file with the fields `training` and `test`."""
         data = json.loads(path.read_text(encoding="utf-8"))
-        training, test = (tuple((step, loss) for step, loss in data[name]) for name in ("training", "test"))
+        training, test = (
+            tuple((step, loss) for step, loss in data[name]) for name in ("training", "test")
+        )
         return Retrained(training, test)
 
     @property
@@ -65,7 +72,10 @@ class Retrained:
 
 def smoothed(curve: Curve) -> Curve:
     """Return running means of the last `SMOOTHED` losses, at the steps of the last of them."""
-    runs = [[loss for _, loss in curve[max(end - SMOOTHED, 0) : end]] for end in range(1, len(curve) + 1)]
+    runs = [
+        [loss for _, loss in curve[max(end - SMOOTHED, 0) : end]]
+        for end in range(1, len(curve) + 1)
+    ]
     return tuple((step, sum(run) / len(run)) for (step, _), run in zip(curve, runs, strict=True))
 
 
@@ -104,7 +114,9 @@ class Training:
 
     def canonicalized(self, settings: BilevelSettings) -> "Training":
         """Take its seed's reference, whose end is the target, for a training without lossy collectives."""
-        if self.batch != settings.global_batch_size or not all(block.lossless for block in self.blocks):
+        if self.batch != settings.global_batch_size or not all(
+            block.lossless for block in self.blocks
+        ):
             return self
         return Training((EXACT,) * settings.num_blocks, self.batch, self.seed, None)
 
@@ -112,9 +124,12 @@ class Training:
         """Return everything that the curves depend on."""
         values = asdict(settings)
         return {name: values[name] for name in RETRAIN_KEYS} | {
-            "seed": self.seed, "plan": [block.training_key() for block in self.blocks], "batch": self.batch,
-            "target": self.target, "most_steps": self.most_steps(settings),
-        }  # fmt: skip
+            "seed": self.seed,
+            "plan": [block.training_key() for block in self.blocks],
+            "batch": self.batch,
+            "target": self.target,
+            "most_steps": self.most_steps(settings),
+        }
 
 
 def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Retrained:
@@ -158,7 +173,9 @@ class Trainings:
     def references(self, seeds: Sequence[int], settings: BilevelSettings) -> list[Retrained]:
         """Train exactly at the problem's batch size on every seed: the final loss is the target."""
         plan = (EXACT,) * settings.num_blocks
-        return self.run([Training(plan, settings.global_batch_size, seed, None) for seed in seeds], settings)
+        return self.run(
+            [Training(plan, settings.global_batch_size, seed, None) for seed in seeds], settings
+        )
 
     def run(
         self,
@@ -176,8 +193,12 @@ class Trainings:
         keys = [training.key(settings) for training in trainings]
         paths = [self.folder / f"{digest(key)}.json" for key in keys]
         wanted_files = zip(paths, keys, trainings, strict=True)
-        missing = {path: (key, training) for path, key, training in wanted_files if not path.exists()}
-        curves = self.jobs.map(retrain, [(own, settings, self.corpus) for _, own in missing.values()])
+        missing = {
+            path: (key, training) for path, key, training in wanted_files if not path.exists()
+        }
+        curves = self.jobs.map(
+            retrain, [(own, settings, self.corpus) for _, own in missing.values()]
+        )
         for done, (path, (key, _)) in enumerate(missing.items(), 1):
             write_json(path, key | asdict(next(curves)))
             on_done(done, len(missing))

@@ -42,12 +42,17 @@ def shape_of(problem: Problem) -> TransformerShape:
     rules = {
         "gated_mlp": (config.gated_mlp, False),
         "num_kv_heads": (config.num_kv_heads or config.num_heads, config.num_heads),
-        "ffn_hidden_size": (config.ffn_hidden_size or 4 * config.hidden_size, 4 * config.hidden_size),
-        "head_dim": (config.head_dim or config.hidden_size // config.num_heads,
-                     config.hidden_size // config.num_heads),
+        "ffn_hidden_size": (
+            config.ffn_hidden_size or 4 * config.hidden_size,
+            4 * config.hidden_size,
+        ),
+        "head_dim": (
+            config.head_dim or config.hidden_size // config.num_heads,
+            config.hidden_size // config.num_heads,
+        ),
         "num_encoder_layers": (config.num_encoder_layers, 0),
         "num_experts": (config.num_experts, None),
-    }  # fmt: skip
+    }
     for key, (value, wanted) in rules.items():
         if value != wanted:
             raise ConfigError(
@@ -98,10 +103,13 @@ class BilevelSettings(BilevelConfig):
                 f"try {BYTES}."
             )
         return BilevelSettings(
-            **asdict(config), shape=shape, num_devices=problem.cluster.num_devices,
-            global_batch_size=problem.training.global_batch_size, block_size=problem.config.cost.lossy_block,
+            **asdict(config),
+            shape=shape,
+            num_devices=problem.cluster.num_devices,
+            global_batch_size=problem.training.global_batch_size,
+            block_size=problem.config.cost.lossy_block,
             seed=seed,
-        )  # fmt: skip
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -134,12 +142,20 @@ def refuse_unsearched(problem: Problem) -> None:
     wanted = {
         "space.kind": (space.kind, "layerwise", "every block has bits of its own"),
         "space.cp": (space.cp, 1, "the loop trains without context parallelism"),
-        "space.virtual_stages": (space.virtual_stages, 1, "the loop's pipelines have one stage a device"),
+        "space.virtual_stages": (
+            space.virtual_stages,
+            1,
+            "the loop's pipelines have one stage a device",
+        ),
         "space.shard_size": (space.shard_size, 0, "the loop shards over all data-parallel ranks"),
         "space.offload": (space.offload, None, "the exact check knows no host memory"),
         "space.executable": (space.executable, False, "nothing that runs here sends few bits"),
         "cost.pipeline": (cost.pipeline, "closed_form", "the exact check rests on the closed form"),
-        "cost.name": (cost.name, "analytic", "the bits of collectives are priced by that model alone"),
+        "cost.name": (
+            cost.name,
+            "analytic",
+            "the bits of collectives are priced by that model alone",
+        ),
         "objective.name": (config.objective.name, "time", "the loop's objective is time to target"),
         "search.relaxation": (
             config.search.relaxation,
@@ -152,7 +168,9 @@ def refuse_unsearched(problem: Problem) -> None:
         # a pin of one value may be a list of it
         if value not in (legal, [legal], (legal,)):
             shown, near = ("null" if v is None else v for v in (value, legal))
-            raise ConfigError(f"{key}={shown} is not searched by the bilevel loop: {reason}; try {near}.")
+            raise ConfigError(
+                f"{key}={shown} is not searched by the bilevel loop: {reason}; try {near}."
+            )
     for key in ("tp_comm_bits", "grad_comm_bits"):
         pinned = space.pinned(key)
         if pinned is not None and LOSSLESS not in pinned:

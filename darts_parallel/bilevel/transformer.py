@@ -63,7 +63,9 @@ def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) 
     heads, head_width = out.shape[0], out.shape[1]
     batch, length, _ = state.shape
     # one product for all ranks: a column-parallel product's columns do not depend on each other
-    projected = (state @ weights[f"{index}.qkv"]).view(batch, length, heads, 3 * head_width).transpose(1, 2)
+    projected = (
+        (state @ weights[f"{index}.qkv"]).view(batch, length, heads, 3 * head_width).transpose(1, 2)
+    )
     q, k, v = projected.chunk(3, dim=-1)
     future = torch.full((length, length), -torch.inf).triu(1)
     mixed = torch.softmax((q * head_width**-0.5) @ k.transpose(-1, -2) + future, -1) @ v
@@ -97,7 +99,9 @@ def candidate_sums(candidate: Candidate, block_size: int = BLOCK) -> Sums:
     """Return how a block sums as one candidate runs it."""
     ranks, bits = candidate.forward_pair
     # exact sums depend on the number of ranks by rounding alone: one product is faster
-    return (ranks if bits < LOSSLESS else 1), lambda parts: straight_through_sum(parts, bits, block_size)
+    return (ranks if bits < LOSSLESS else 1), lambda parts: straight_through_sum(
+        parts, bits, block_size
+    )
 
 
 def mixed_reduce(
@@ -117,11 +121,14 @@ def mixed_reduce(
         Shape `(B, T, H)`.
     """
     exact = partials.sum(0)
-    sums = torch.stack([
-        lossy_sum(torch.unflatten(partials.detach(), 0, (tp, -1)).sum(1), bits, block_size)
-        if bits < LOSSLESS else exact.detach()
-        for tp, bits in pairs
-    ])  # fmt: skip
+    sums = torch.stack(
+        [
+            lossy_sum(torch.unflatten(partials.detach(), 0, (tp, -1)).sum(1), bits, block_size)
+            if bits < LOSSLESS
+            else exact.detach()
+            for tp, bits in pairs
+        ]
+    )
     mixture = (pair_weights @ sums.flatten(1)).view_as(exact)
     return mixture + exact - exact.detach()
 
@@ -146,7 +153,9 @@ def loss_of(weights: Weights, tokens: Tensor, sums: Sequence[Sums]) -> Tensor:
     )
 
 
-def loss_through(weights: Weights, tokens: Tensor, blocks: Sequence[Callable[..., Tensor]]) -> Tensor:
+def loss_through(
+    weights: Weights, tokens: Tensor, blocks: Sequence[Callable[..., Tensor]]
+) -> Tensor:
     """Return the loss where every block maps weights, its number and a state to the next state."""
     inputs = tokens[:, :-1]
     state = weights["embedding"][inputs] + weights["positions"][: inputs.shape[1]]
@@ -156,13 +165,19 @@ def loss_through(weights: Weights, tokens: Tensor, blocks: Sequence[Callable[...
     return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def plan_loss(weights: Weights, tokens: Tensor, plan: Sequence[Candidate], block_size: int = BLOCK) -> Tensor:
+def plan_loss(
+    weights: Weights, tokens: Tensor, plan: Sequence[Candidate], block_size: int = BLOCK
+) -> Tensor:
     """Return the loss of the model run by one candidate for each block, nats."""
     return loss_of(weights, tokens, [candidate_sums(candidate, block_size) for candidate in plan])
 
 
 def mixed_loss(
-    weights: Weights, tokens: Tensor, pairs: Sequence[Pair], pair_weights: Tensor, block_size: int = BLOCK
+    weights: Weights,
+    tokens: Tensor,
+    pairs: Sequence[Pair],
+    pair_weights: Tensor,
+    block_size: int = BLOCK,
 ) -> Tensor:
     """Return the loss of the mixed model, nats; `pair_weights` has shape `(blocks, K)`."""
     return loss_of(weights, tokens, [mixed_sums(pairs, row, block_size) for row in pair_weights])

@@ -10,14 +10,33 @@ from darts_parallel.errors import ConfigError
 
 VERBS = {"tune": "the plan of the job", "price": "a plan", "explain": "a plan"}
 """Verbs of the command, and the plan that each names; `price` takes degrees of its own, too."""
-DEGREES = ("pp", "tp", "dp", "cp", "num_micro_batches", "micro_batch_size", "virtual_stages", "zero_stage",
-           "recompute", "sequence_parallel")  # fmt: skip
+DEGREES = (
+    "pp",
+    "tp",
+    "dp",
+    "cp",
+    "num_micro_batches",
+    "micro_batch_size",
+    "virtual_stages",
+    "zero_stage",
+    "recompute",
+    "sequence_parallel",
+)
 """Keys of the space that `price` takes without their group."""
-SWITCHES = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m",
-            "--shell-completion -sc")  # fmt: skip
+SWITCHES = (
+    "--help -h",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run -r",
+    "--multirun -m",
+    "--shell-completion -sc",
+)
 VALUED = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
-CHOICES = {"--cfg -c": ("job", "hydra", "all"),
-           "--info -i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}  # fmt: skip
+CHOICES = {
+    "--cfg -c": ("job", "hydra", "all"),
+    "--info -i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
 """Flags of Hydra. A job is not run again from a pickle (`--experimental-rerun`), which may hold any code."""
 
 
@@ -57,14 +76,22 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     flags = vars(FlagParser().parse_intermixed_args(["--help"] if told == ["help"] else told))
     log, given = flags.pop("from_log"), flags.pop("overrides")
     if log is not None and "tune" not in given:
-        raise ConfigError(f"--from-log {log} needs the verb tune; try tune plan.json --from-log {log}.")
-    overrides = [*_without_verb(given, flags.pop("top")), *([] if log is None else [f"tune.log={log}"])]
+        raise ConfigError(
+            f"--from-log {log} needs the verb tune; try tune plan.json --from-log {log}."
+        )
+    overrides = [
+        *_without_verb(given, flags.pop("top")),
+        *([] if log is None else [f"tune.log={log}"]),
+    ]
     overrides += ["explain=true"] if flags.pop("explain") else []
     for override in overrides:
         if not re.match(r"^[~+]{0,2}[\w./@:-]+(=|$)", override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
     named = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value}
-    return [*(flag if value is True else f"{flag}={value}" for flag, value in named.items()), *overrides]
+    return [
+        *(flag if value is True else f"{flag}={value}" for flag, value in named.items()),
+        *overrides,
+    ]
 
 
 def _without_verb(given: list[str], top: str | None) -> list[str]:
@@ -79,9 +106,15 @@ def _without_verb(given: list[str], top: str | None) -> list[str]:
     rest = given if verb is None else given[:place] + given[place + 1 :]
     key = "tune.from" if verb == "tune" else "plan"
     degrees = [f"space.{given}" if given.partition("=")[0] in DEGREES else given for given in rest]
-    if rest[place:] and "=" not in rest[place] and (verb is not None or rest[place].endswith(".json")):
+    if (
+        rest[place:]
+        and "=" not in rest[place]
+        and (verb is not None or rest[place].endswith(".json"))
+    ):
         rest = [*rest[:place], f"{key}={rest[place]}", *rest[place + 1 :]]
-    elif verb == "price" and degrees != rest:  # the user's own degrees: their best plan, whatever its chance
+    elif (
+        verb == "price" and degrees != rest
+    ):  # the user's own degrees: their best plan, whatever its chance
         rest = ["space=uniform", "space.out_of_memory=0.5", *degrees]
     elif verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
         raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
@@ -102,6 +135,7 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     held = [
         argument
         for argument in arguments
-        if (match := own.match(argument)) and match.group(1) not in (*names, *COMPOSED, *PRINTED, "hydra")
+        if (match := own.match(argument))
+        and match.group(1) not in (*names, *COMPOSED, *PRINTED, "hydra")
     ]
     return [argument for argument in arguments if argument not in held], held

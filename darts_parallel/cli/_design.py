@@ -10,11 +10,25 @@ import torch
 
 from darts_parallel.config import FOLDER, parse, require, run_folder, run_subcommand
 from darts_parallel.cost import evaluate
-from darts_parallel.design import FIGURES, Answer, Design, Designer, read_design, scaled_config, upgrades
-from darts_parallel.plan import read_plan, required_config, write_json, write_text
+from darts_parallel.design import (
+    FIGURES,
+    Answer,
+    Design,
+    Designer,
+    read_design,
+    scaled_config,
+    upgrades,
+)
 from darts_parallel.planner import plan
+from darts_parallel.plans import read_plan, required_config, write_json, write_text
 from darts_parallel.problem import Problem
-from darts_parallel.report import csv_text, markdown_table, plan_dict, write_scalars, write_sweep_curve
+from darts_parallel.report import (
+    csv_text,
+    markdown_table,
+    plan_dict,
+    write_scalars,
+    write_sweep_curve,
+)
 
 HELP = f"""\
 darts-parallel design design=buyers [key=value ...]
@@ -32,8 +46,20 @@ Options, with their defaults:
 SPACE = "even uniform plans of the jobs' spaces, all enumerated"  # which the bound is about
 CHANGES = ("budget", "target", "budgets", "tolerance")
 # parts of an answer under the same names in design.json, and in pareto.csv
-ANSWER = ("knobs", "factors", "costs", "spent", "budget", "iteration_time_s", "job_iteration_times_s", "gap",
-          "bound_iteration_time_s", "planner_calls", "elasticities", "seconds_saved_per_unit")  # fmt: skip
+ANSWER = (
+    "knobs",
+    "factors",
+    "costs",
+    "spent",
+    "budget",
+    "iteration_time_s",
+    "job_iteration_times_s",
+    "gap",
+    "bound_iteration_time_s",
+    "planner_calls",
+    "elasticities",
+    "seconds_saved_per_unit",
+)
 FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "planner_calls")
 
 
@@ -72,20 +98,31 @@ def design_lines(options: DesignOptions, out: Path) -> list[str]:
     design = read_design(options.design, Path(options.folder) if options.folder else None, changes)
     designer = Designer(design)
     answer = designer.solve(design.budget) if design.budget else designer.reach(design.target)
-    steps = [{"iteration_time_s": best} | {f"share/{n}": c / sum(costs.values()) for n, c in costs.items()}
-             for costs, best in designer.history]  # fmt: skip
+    steps = [
+        {"iteration_time_s": best}
+        | {f"share/{n}": c / sum(costs.values()) for n, c in costs.items()}
+        for costs, best in designer.history
+    ]
     budgets = [factor * answer.budget for factor in design.budgets]
-    front = [answer if budget == answer.budget else designer.solve(budget)
-             for budget in budgets if budget >= designer.least]  # fmt: skip
+    front = [
+        answer if budget == answer.budget else designer.solve(budget)
+        for budget in budgets
+        if budget >= designer.least
+    ]
     plans = plan_files(answer)
     found = design_dict(design, answer, plans)
     out.mkdir(parents=True, exist_ok=True)
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
     header = [*FRONT, "option", *(f"factor {name}" for name in answer.knobs)]
-    rows = [[*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front]
+    rows = [
+        [*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front
+    ]
     write_text(out / "pareto.csv", csv_text(header, rows))
-    points = [(each.budget, {"iteration_time_s": each.iteration_time_s, "raw_gap": None}) for each in front]
+    points = [
+        (each.budget, {"iteration_time_s": each.iteration_time_s, "raw_gap": None})
+        for each in front
+    ]
     write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
     write_scalars(out / "tensorboard", steps)
     return report_lines(answer, found)
@@ -100,7 +137,9 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
     for job, own in enumerate(answer.plans):
         config = scaled_config(answer.option.problems[job], answer.factors)
         problem = Problem.from_config(config)
-        layerwise = Problem.from_config(replace(config, space=replace(config.space, kind="layerwise")))
+        layerwise = Problem.from_config(
+            replace(config, space=replace(config.space, kind="layerwise"))
+        )
         planned, number = plan(layerwise), f"_{job + 1}" if job else ""
         even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
         files[f"plan{number}.json"] = found = plan_dict(problem, own, even, None, [])
@@ -114,18 +153,26 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
     """Return the content of `design.json`: SI units, money in the design's unit."""
     seconds, predicted = answer.iteration_time_s, [file["predicted"] for file in plans.values()]
     known = [p for p in predicted[::2] if "iteration_time_interval_s" in p]
-    widest = max((p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in known), default=0.0)
+    widest = max(
+        (p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in known), default=0.0
+    )
     layerwise = zip(design.weights, predicted[1::2], strict=True)
     return {
-        "design": design.name, "unit": design.unit, "option": answer.option.name,
-        "fixed": answer.option.fixed, "target_s": design.target or None,
+        "design": design.name,
+        "unit": design.unit,
+        "option": answer.option.name,
+        "fixed": answer.option.fixed,
+        "target_s": design.target or None,
         **{key: getattr(answer, key) for key in ANSWER},
         # fitted figures err together: jobs are as unsure as the least sure one
         "iteration_time_interval_s": [seconds / widest, seconds * widest] if widest else None,
-        "layerwise_iteration_time_s": exp(sum(w * log(p["iteration_time_s"]) for w, p in layerwise)),
+        "layerwise_iteration_time_s": exp(
+            sum(w * log(p["iteration_time_s"]) for w, p in layerwise)
+        ),
         "bound_space": SPACE,
-        "plan": next(iter(plans)), "plans": list(plans),
-    }  # fmt: skip
+        "plan": next(iter(plans)),
+        "plans": list(plans),
+    }
 
 
 def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
@@ -141,9 +188,20 @@ def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
     ]
     saved = {n: f"{1e9 * s + 0.0:.3g}" for n, s in answer.seconds_saved_per_unit.items()}
     saved |= dict.fromkeys(answer.at_bound, "at its bound")
-    rows = [(name, f"{answer.factors[name]:.4g}", f"{value:.4g}", f"{answer.costs[name]:,.0f}", saved[name])
-            for name, value in answer.knobs.items()]  # fmt: skip
-    return [*lines, *markdown_table(("figure", "factor", "value", "costs", "a million more saves, ms"), rows)]
+    rows = [
+        (
+            name,
+            f"{answer.factors[name]:.4g}",
+            f"{value:.4g}",
+            f"{answer.costs[name]:,.0f}",
+            saved[name],
+        )
+        for name, value in answer.knobs.items()
+    ]
+    return [
+        *lines,
+        *markdown_table(("figure", "factor", "value", "costs", "a million more saves, ms"), rows),
+    ]
 
 
 def upgrade_lines(path: str, out: Path) -> list[str]:
@@ -153,7 +211,14 @@ def upgrade_lines(path: str, out: Path) -> list[str]:
     seconds, found = evaluate(given, problem).iteration_time_s, upgrades(given, problem)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "upgrades.json", found)
-    kinds = {"figure": "", "before": ".4g", "to": "", "after": ".4g", "saved": ".2%", "replanned": ".2%"}
+    kinds = {
+        "figure": "",
+        "before": ".4g",
+        "to": "",
+        "after": ".4g",
+        "saved": ".2%",
+        "replanned": ".2%",
+    }
     rows = [tuple(format(row[key], kind) for key, kind in kinds.items()) for row in found]
     header = ("figure", "now", "upgrade", "then", "this plan saves", "planned anew saves")
     told = f"{path}: {seconds:.4g} s an iteration; planned anew: among even uniform plans"

@@ -13,16 +13,31 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from darts_parallel.cli._lengths import run_lengths
 from darts_parallel.cli._price import distance_to_best
-from darts_parallel.cli._trainers import Offer, offers, start_command, trainer_sentences, trainers_table
+from darts_parallel.cli._trainers import (
+    Offer,
+    offers,
+    start_command,
+    trainer_sentences,
+    trainers_table,
+)
 from darts_parallel.cli._tune import run_tuning
 from darts_parallel.config import ANY
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
-from darts_parallel.plan import Plan, write_json, write_text
-from darts_parallel.planner import CHOSEN, Planned, Rental, Rung, Update, Watcher, ladder, sensitivity
+from darts_parallel.planner import (
+    CHOSEN,
+    Planned,
+    Rental,
+    Rung,
+    Update,
+    Watcher,
+    ladder,
+    sensitivity,
+)
 from darts_parallel.planner import plan as find_plan
+from darts_parallel.plans import Plan, write_json, write_text
 from darts_parallel.problem import Problem, bill, choose
 from darts_parallel.report import (
     Tracker,
@@ -73,7 +88,9 @@ class Job(Watcher):
                 from darts_parallel.bilevel import BilevelJob
 
                 with self.progress("bilevel") as update:
-                    return BilevelJob(self.problem, self.folder, self.console, self.tracker, update).run()
+                    return BilevelJob(
+                        self.problem, self.folder, self.console, self.tracker, update
+                    ).run()
             if config.tune.get("from") is not None:
                 return run_tuning(self.problem, self.folder, self.console)
             if config.training.lengths is not None and config.plan is None:
@@ -114,7 +131,9 @@ class Job(Watcher):
         if ANY in self.overrides:
             self.say(f"{ANY}: the job of models that no file of that group has the name of.")
         file = self.folder / "plan.json"
-        start = [start_command(problem, planned.plan, file)] if any(own.takes for own in found) else []
+        start = (
+            [start_command(problem, planned.plan, file)] if any(own.takes for own in found) else []
+        )
         with self._plan_stands():
             job = (problem, planned.result, planned.plan, cost, planned.answers)
             tables = render(*job, self.console, elasticities, lambda plan: taken_by(problem, plan))
@@ -124,7 +143,11 @@ class Job(Watcher):
                 self._print_line(line)
             tables += [*render_ladder(planned, rungs, self.console), trainers_table(found, problem)]
             self.console.print(tables[-1])
-            lines = [*start, f"darts-parallel plan={file} --explain", f"darts-parallel tune {file} --top 3"]
+            lines = [
+                *start,
+                f"darts-parallel plan={file} --explain",
+                f"darts-parallel tune {file} --top 3",
+            ]
             lines += self._next_lines(problem, found, rungs)
             write_text(self.folder / "report.html", report_page(*job, data, tables, lines))
         render_ending(planned, problem, self.folder, self.console)
@@ -151,7 +174,9 @@ class Job(Watcher):
         config = self.problem.config
         amount = bill(config.objective, self.problem.cluster, cost.iteration_time_s)
         if amount is not None:
-            choose(config.objective, [amount], [plan.describe(self.problem.training.global_batch_size)])
+            choose(
+                config.objective, [amount], [plan.describe(self.problem.training.global_batch_size)]
+            )
         if config.plan is not None and config.export is not None:
             export_plan(self.problem, plan, config.export, self._seconds)
 
@@ -160,11 +185,15 @@ class Job(Watcher):
         cost = evaluate(plan, self.problem)
         return cost.iteration_time_s if cost.feasible else float("inf")
 
-    def _next_lines(self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]) -> list[str]:
+    def _next_lines(
+        self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]
+    ) -> list[str]:
         """Print and return the commands to go on."""
         lines = trainer_sentences(found, problem, self.overrides)
         others = [rung for rung in rungs if rung.name != CHOSEN]
-        lines += [f"{r.name}: {start_command(problem, r.plan, self.folder / r.file)}" for r in others]
+        lines += [
+            f"{r.name}: {start_command(problem, r.plan, self.folder / r.file)}" for r in others
+        ]
         for line in lines:
             self._print_line(line)
         return lines
@@ -177,9 +206,14 @@ class Job(Watcher):
             return {}
 
     def _write(
-        self, planned: Planned, cost: CostBreakdown, elasticities: dict[str, float], found: Sequence[Offer],
-        rungs: Sequence[Rung], best: dict[str, Any],
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        planned: Planned,
+        cost: CostBreakdown,
+        elasticities: dict[str, float],
+        found: Sequence[Offer],
+        rungs: Sequence[Rung],
+        best: dict[str, Any],
+    ) -> dict[str, Any]:
         """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
         result, problem = planned.result, planned.problem or self.problem
         if result is not None and planned.interrupted:
@@ -190,9 +224,13 @@ class Job(Watcher):
         for rung in rungs:
             if rung.name != CHOSEN:
                 own = evaluate(rung.plan, self.problem)
-                write_json(self.folder / rung.file, plan_dict(self.problem, rung.plan, own, None, []))
+                write_json(
+                    self.folder / rung.file, plan_dict(self.problem, rung.plan, own, None, [])
+                )
         data["trainers"] = {offer.name: offer.to_dict() for offer in found}
-        data["ladder"] = [{"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs]
+        data["ladder"] = [
+            {"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs
+        ]
         write_json(self.folder / "plan.json", data | planned.entries() | best)
         return data
 

@@ -8,7 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.config import Config, refuse_silent_overrides, to_config
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan import own_config, required_config
+from darts_parallel.plans import own_config, required_config
 from darts_parallel.problem import check_import
 
 COMPOSED = ("output", "tune", "verification")
@@ -86,7 +86,9 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     """
     refuse_silent_overrides(given)
     asked = {key: OmegaConf.select(composed, key) for key in SOURCES}
-    (key, path), *others = [(key, path) for key, path in asked.items() if path is not None] or [("", None)]
+    (key, path), *others = [(key, path) for key, path in asked.items() if path is not None] or [
+        ("", None)
+    ]
     if others:
         other = "{}={}".format(*others[0])
         raise ConfigError(

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
 from darts_parallel.cost import evaluate
-from darts_parallel.plan import write_json
 from darts_parallel.planner import plan_lengths
+from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
@@ -15,8 +15,16 @@ from darts_parallel.report import seconds as seconds_label
 
 def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     """Write and print the plans for sequences of many lengths; return the expected seconds of the best."""
-    found, training, file, entries = plan_lengths(problem), problem.training, folder / "plan.json", []
-    kind, by = "packed" if training.packed else "padded", training.software or "an average framework"
+    found, training, file, entries = (
+        plan_lengths(problem),
+        problem.training,
+        folder / "plan.json",
+        [],
+    )
+    kind, by = (
+        "packed" if training.packed else "padded",
+        training.software or "an average framework",
+    )
     title = (
         f"{problem.config.model.name} on {problem.config.cluster.name}, {training.global_batch_size:,} "
         f"sequences of {training.lengths}, {kind} · {training.precision} · {training.optimizer} · by {by}\n"

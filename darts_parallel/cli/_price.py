@@ -9,14 +9,16 @@ from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.plan import write_json
 from darts_parallel.planner import plan as find_plan
+from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import claim, fits_label, plan_dict
 from darts_parallel.report import seconds as seconds_label
 
 
-def distance_to_best(problem: Problem, cost: CostBreakdown, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def distance_to_best(
+    problem: Problem, cost: CostBreakdown, folder: Path
+) -> tuple[dict[str, Any], list[str]]:
     """Plan the job of a priced plan; where degrees are pinned, in its trainer's whole layer-wise space.
 
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
@@ -25,7 +27,9 @@ def distance_to_best(problem: Problem, cost: CostBreakdown, folder: Path) -> tup
     space = own.space
     if any(getattr(space, key) != getattr(usual, key) for key in DEGREES):
         space = SpaceConfig(trainer=space.trainer, executable=space.executable)
-    free = replace(own, plan=None, export=None, space=space, search=replace(own.search, method="auto"))
+    free = replace(
+        own, plan=None, export=None, space=space, search=replace(own.search, method="auto")
+    )
     try:
         found = find_plan(Problem.from_config(free))
     except InfeasibleError:
@@ -36,12 +40,16 @@ def distance_to_best(problem: Problem, cost: CostBreakdown, folder: Path) -> tup
     extra = cost.iteration_time_s - best.iteration_time_s
     share, way = extra / best.iteration_time_s, "slower" if extra >= 0.0 else "faster"
     return {
-        "best": {"plan": file.name, "seconds": best.iteration_time_s, "chance": found.out_of_memory,
-                 "slower_by": share}
+        "best": {
+            "plan": file.name,
+            "seconds": best.iteration_time_s,
+            "chance": found.out_of_memory,
+            "slower_by": share,
+        }
     }, [
         f"\nBest plan of the space: {found.plan.describe(problem.training.global_batch_size)}",
         f"{seconds_label(best.iteration_time_s)} · fits: {fits_label(found.out_of_memory)} · "
         + claim(tight, best, found.answers),
         f"The priced plan is {seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}.",
         f"the best: {start_command(tight, found.plan, file)}",
-    ]  # fmt: skip
+    ]

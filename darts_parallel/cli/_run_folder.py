@@ -57,7 +57,9 @@ class RunFolder:
             number += 1
             beside = self.path.with_name(f"{self.path.name}-{number}")
             if named:
-                raise ConfigError(f"hydra.run.dir={self.path} is being written by another run; try {beside}.")
+                raise ConfigError(
+                    f"hydra.run.dir={self.path} is being written by another run; try {beside}."
+                )
             fresh = not beside.exists()
             beside.mkdir(exist_ok=True)
             held = replace(self, path=beside, before=frozenset(_contents(beside)), fresh=fresh)
@@ -106,7 +108,10 @@ class RunFolder:
 
         What anybody else has put there stays, and so does every result; next to those all stays as it is.
         """
-        added, mine = _contents(self.path) - self.before, f".{os.getpid()}."  # TensorBoard names its writer
+        added, mine = (
+            _contents(self.path) - self.before,
+            f".{os.getpid()}.",
+        )  # TensorBoard names its writer
         if any(path.name not in BEGINNINGS for path in added if path.parent == self.path):
             return
         for path in sorted(added, reverse=True):

@@ -12,7 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 
-from darts_parallel.plan import write_text
+from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, filled_table, markdown_table, override_values
 
 OVERRIDES = "overrides.json"
@@ -21,7 +21,12 @@ SEED = "search.seed"
 LONGEST_NAME = 150
 """Characters of a job's folder; most file systems allow 255."""
 MEASURES = ("iteration_time_s", "raw_gap", "gap", "seconds")
-TITLES = {"iteration_time_s": "s/iteration", "raw_gap": "raw gap", "gap": "gap", "seconds": "search s"}
+TITLES = {
+    "iteration_time_s": "s/iteration",
+    "raw_gap": "raw gap",
+    "gap": "gap",
+    "seconds": "search s",
+}
 
 Value = bool | str | float | int
 
@@ -52,7 +57,9 @@ class SweepJob:
         degrees = [_range([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
         gpus = sum(group["count"] * group["gpus"] for group in plan["cluster"]["nodes"])
         scale = (gpus, plan["predicted"]["tokens_per_s"])
-        return SweepJob(override_values(given), measures, "/".join([*degrees, str(plan["pp"])]), scale)
+        return SweepJob(
+            override_values(given), measures, "/".join([*degrees, str(plan["pp"])]), scale
+        )
 
 
 def _range(values: Sequence[int]) -> str:
@@ -65,8 +72,11 @@ class SweepTable(Callback):
     def on_multirun_end(self, config: DictConfig, **settings: Any) -> None:
         """Read all jobs of the sweep and write `results.csv`, `results.md` and, for one number, a curve."""
         folder = Path(config.hydra.sweep.dir)
-        jobs = [SweepJob.read(path.parent) for path in sorted(folder.glob(f"*/{OVERRIDES}"))
-                if (path.parent / "plan.json").exists()]  # fmt: skip
+        jobs = [
+            SweepJob.read(path.parent)
+            for path in sorted(folder.glob(f"*/{OVERRIDES}"))
+            if (path.parent / "plan.json").exists()
+        ]
         if not jobs:
             return
         console = Console()
@@ -95,10 +105,15 @@ def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> N
     fastest = {gpus: max(speed for count, speed in scales if count == gpus) for gpus, _ in scales}
     if len(fastest) > 1:
         (first, least), *_ = fastest.items()
-        cells = [[f"{n}", f"{t:,.0f}", f"{100 * t * first / (n * least):.1f} %"] for n, t in fastest.items()]
+        cells = [
+            [f"{n}", f"{t:,.0f}", f"{100 * t * first / (n * least):.1f} %"]
+            for n, t in fastest.items()
+        ]
         console.print(filled_table("Scaling", ["GPUs", "tokens/s", "of linear"], cells, ()))
     numbers = [row[0][columns[0]] for row in rows] if len(columns) == 1 else []
-    if len(numbers) > 1 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
+    if len(numbers) > 1 and all(
+        isinstance(n, int | float) and not isinstance(n, bool) for n in numbers
+    ):
         from darts_parallel.report import write_sweep_curve
 
         points = [(float(overrides[columns[0]]), measured) for overrides, measured, _, _ in rows]
@@ -127,7 +142,9 @@ def medians(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
         for name in MEASURES:
             known = [v for job in members if (v := job.measures[name]) is not None and isfinite(v)]
             measures[name] = median(known) if known else None
-            measures[f"{name} spread"] = max(known) / min(known) - 1.0 if known and min(known) > 0 else None
+            measures[f"{name} spread"] = (
+                max(known) / min(known) - 1.0 if known and min(known) > 0 else None
+            )
         best = min(members, key=lambda job: job.measures["iteration_time_s"] or float("inf"))
         values = {key: members[0].overrides.get(key, "") for key in columns}
         rows.append((values, measures, best.degrees, len(members)))
@@ -140,8 +157,14 @@ def _words(row: Row, columns: Sequence[str], *, seeds: bool) -> list[str]:
     for name in MEASURES:
         value = measures[name]
         percent = name in ("raw_gap", "gap")
-        texts.append("-" if value is None else f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}")
-        if seeds and name == "iteration_time_s" and (spread := measures[f"{name} spread"]) is not None:
+        texts.append(
+            "-" if value is None else f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}"
+        )
+        if (
+            seeds
+            and name == "iteration_time_s"
+            and (spread := measures[f"{name} spread"]) is not None
+        ):
             texts[-1] += f" + {100 * spread:.2f} %"
     return [*texts, degrees]
 

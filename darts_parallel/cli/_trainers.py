@@ -15,8 +15,8 @@ from darts_parallel.config import EXPORTS
 from darts_parallel.cost import CostTable, without_dominated
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
-from darts_parallel.plan import Plan, job_facts, trainer_runs
 from darts_parallel.planner import Planned, out_of_memory, posterior
+from darts_parallel.plans import Plan, job_facts, trainer_runs
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, table_of
 
@@ -65,13 +65,21 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
 
 def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
     """Return a line for every trainer: what each makes of the job."""
-    table = table_of("\nTrainers", ("trainer", "left"), ("plan", "left"), ("slower by", "right"),
-                     ("fits", "right"), ("add", "left"))  # fmt: skip
+    table = table_of(
+        "\nTrainers",
+        ("trainer", "left"),
+        ("plan", "left"),
+        ("slower by", "right"),
+        ("fits", "right"),
+        ("add", "left"),
+    )
     for offer in found:
         if offer.plan is None:
             table.add_row(offer.name, escape(f"none: {offer.why}"), "", "", "")
             continue
-        words = "this plan" if offer.takes else offer.plan.describe(problem.training.global_batch_size)
+        words = (
+            "this plan" if offer.takes else offer.plan.describe(problem.training.global_batch_size)
+        )
         slower = "" if offer.takes else f"{100 * offer.slower:.2f} %"
         fits = fits_label(offer.chance)
         key = "export" if offer.takes else "trainer"
@@ -84,7 +92,10 @@ def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[
     known = posterior(problem)
     lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
     if others and known is not None and not any(offer.takes for offer in found):
-        best, difference = min(others, key=lambda offer: offer.slower), exp(known.difference(problem)) - 1.0
+        best, difference = (
+            min(others, key=lambda offer: offer.slower),
+            exp(known.difference(problem)) - 1.0,
+        )
         if best.slower < difference:
             lines.append(
                 f"No trainer takes this plan, and it is faster than {best.name}'s own by "
@@ -92,7 +103,9 @@ def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[
             )
     if others:
         named = problem.config.space.trainer
-        again = " ".join(["darts-parallel", *(own for own in given if not own.startswith("trainer="))])
+        again = " ".join(
+            ["darts-parallel", *(own for own in given if not own.startswith("trainer="))]
+        )
         whose = f"the other trainers' plans are of those that {named} has; " if named else ""
         lines.append(f"{whose}another's own plan, by its own figures: {again} trainer=NAME")
     return lines
@@ -124,20 +137,29 @@ def _own_best(
 ) -> Offer:
     """Return the best uniform plan of a trainer, of the tables that are there, beside the chosen one."""
     space = replace(problem.config.space, trainer=name)
-    own = replace(Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom)
+    own = replace(
+        Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom
+    )
     fused = torch.tensor([layer.fused_to_previous for layer in own.model.layers])
     mine, rules = [], own.config.abilities(name)
     job = job_facts(own.model, own.training, own.software)
     for table in tables:
         schedule = table.pipeline.schedule
-        kept = [i for i, choice in enumerate(table.choices)
-                if trainer_runs(rules, job, table.pp, table.cp, schedule, choice)]  # fmt: skip
+        kept = [
+            i
+            for i, choice in enumerate(table.choices)
+            if trainer_runs(rules, job, table.pp, table.cp, schedule, choice)
+        ]
         if kept:
-            mine.append(without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused)))
+            mine.append(
+                without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused))
+            )
     found = find_uniform_plan(mine, deadline=deadline, count=COUNT)
     for candidate in found.alternatives:
         plan = candidate.to_plan(mine)
         if not refusals(own, plan, name):
-            return Offer(name, plan, candidate.time, candidate.time / chosen - 1.0, out_of_memory(plan, own))
+            return Offer(
+                name, plan, candidate.time, candidate.time / chosen - 1.0, out_of_memory(plan, own)
+            )
     why = "no plan of this space that it runs " + ("fits" if found.proven else "was found")
     return Offer(name, None, why=why)

@@ -15,8 +15,8 @@ from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import load_config
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
-from darts_parallel.plan import Plan, read_plan, write_json, write_text
 from darts_parallel.planner import Proposal, Trial, Tuning, own_cluster, sureness, tune, with_run
+from darts_parallel.plans import Plan, read_plan, write_json, write_text
 from darts_parallel.problem import GIB, Problem
 from darts_parallel.report import fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
@@ -44,7 +44,8 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         seconds = run.seconds or 0.0
         problem = with_run(problem, plan, f"{log} ({seconds:.6g} s)", seconds, run.memory_bytes)
         said += _keep(
-            problem, f"this plan's seconds: {before} before this log, {sureness(plan, problem)} after it"
+            problem,
+            f"this plan's seconds: {before} before this log, {sureness(plan, problem)} after it",
         )
     best, following = state.proposals[0], enumerate(state.next(int(settings["top"])), 1)
     files = {folder / f"plan_{number}.json": proposal for number, proposal in following}
@@ -54,7 +55,9 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         "from": source,
         "scale": state.scale,
         "excluded": state.excluded,
-        "trials": [{"plan": t.name, "seconds": t.seconds, "memory_bytes": t.memory_bytes} for t in trials],
+        "trials": [
+            {"plan": t.name, "seconds": t.seconds, "memory_bytes": t.memory_bytes} for t in trials
+        ],
         "best": _entry(problem, best, folder / "plan.json"),
         "next": [_entry(problem, proposal, file) for file, proposal in files.items()],
     }
@@ -76,7 +79,9 @@ def _add_log(problem: Problem, log: str, source: str, trials: list[Trial]) -> st
 
 def _kept(problem: Problem) -> Path:
     """Return the file of `tune.figures` with what logs say of the problem's cluster."""
-    return Path(str(problem.config.tune["figures"])) / "cluster" / f"{own_cluster(problem).name}.yaml"
+    return (
+        Path(str(problem.config.tune["figures"])) / "cluster" / f"{own_cluster(problem).name}.yaml"
+    )
 
 
 def _with_kept(problem: Problem) -> Problem:
@@ -91,7 +96,11 @@ def _with_kept(problem: Problem) -> Problem:
 
 def _keep(problem: Problem, said: str) -> list[str]:
     """Write the cluster with its runs; say how to use its figures."""
-    path, cluster, software = _kept(problem), problem.config.cluster, problem.config.training.software
+    path, cluster, software = (
+        _kept(problem),
+        problem.config.cluster,
+        problem.config.training.software,
+    )
     runs = list(dict.fromkeys(run.log for run in cluster.runs))
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "# Moved by the runs below; darts-parallel tune --from-log adds to them.\n"
@@ -100,12 +109,18 @@ def _keep(problem: Problem, said: str) -> list[str]:
     if (trainer := problem.config.trainer.name) != "none":
         named = f" trainer={trainer}"
     use = f"darts-parallel --config-dir {path.parents[1]} cluster={path.stem}{named}"
-    return [f"{said} ({len(runs)} in {path})", f"plan with them: {use} model={problem.config.model.name}"]
+    return [
+        f"{said} ({len(runs)} in {path})",
+        f"plan with them: {use} model={problem.config.model.name}",
+    ]
 
 
 def _beside(problem: Problem, source: str) -> list[Plan]:
     """Read the plans of the ladder of the tuned one, which lie next to it."""
-    text, rungs = read_text(source), (Path(source).with_name(f"plan_{x}.json") for x in ("fastest", "safe"))
+    text, rungs = (
+        read_text(source),
+        (Path(source).with_name(f"plan_{x}.json") for x in ("fastest", "safe")),
+    )
     files = [str(path) for path in rungs if f'"{path.name}"' in text and path.exists()]
     return [read_plan(file, problem.model, "tune.from") for file in files]
 
@@ -113,11 +128,15 @@ def _beside(problem: Problem, source: str) -> list[Plan]:
 def _entry(problem: Problem, proposal: Proposal, file: Path) -> Mapping[str, object]:
     """Return a proposal for `plan.json`."""
     return {
-        "plan": str(file), "description": proposal.plan.describe(problem.training.global_batch_size),
-        "predicted_iteration_time_s": proposal.predicted_s, "expected_iteration_time_s": proposal.expected_s,
-        "iteration_time_interval_s": list(proposal.interval_s), "trials": proposal.trials,
-        "chance": proposal.chance, "command": start_command(problem, proposal.plan, file),
-    }  # fmt: skip
+        "plan": str(file),
+        "description": proposal.plan.describe(problem.training.global_batch_size),
+        "predicted_iteration_time_s": proposal.predicted_s,
+        "expected_iteration_time_s": proposal.expected_s,
+        "iteration_time_interval_s": list(proposal.interval_s),
+        "trials": proposal.trials,
+        "chance": proposal.chance,
+        "command": start_command(problem, proposal.plan, file),
+    }
 
 
 def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
@@ -146,7 +165,9 @@ def read_trials(problem: Problem, measured: Any) -> list[Trial]:
                 "memory_gb; try {plan: plan_1.json, seconds: 1.2}."
             )
         failed = str(row.get("oom", "")).lower() in ("1", "true", "yes")
-        seconds, memory = (_number(row.get(key), f"{place}.{key}") for key in ("seconds", "memory_gb"))
+        seconds, memory = (
+            _number(row.get(key), f"{place}.{key}") for key in ("seconds", "memory_gb")
+        )
         if failed == (seconds is not None):
             raise ConfigError(
                 f"{place} must say seconds, or oom: true where it ran out of memory; try "
@@ -154,7 +175,9 @@ def read_trials(problem: Problem, measured: Any) -> list[Trial]:
             )
         plan = read_plan(str(row["plan"]), problem.model, f"{place}.plan")
         evaluate(plan, problem)  # refuses a plan of another cluster or batch
-        trials.append(Trial(str(row["plan"]), plan, seconds, None if memory is None else memory * GIB))
+        trials.append(
+            Trial(str(row["plan"]), plan, seconds, None if memory is None else memory * GIB)
+        )
     return trials
 
 
@@ -201,9 +224,13 @@ def _told(trial: Trial) -> str:
 
 
 def _print(
-    problem: Problem, state: Tuning, files: Mapping[Path, Proposal], trials: Sequence[Trial],
-    folder: Path, console: Console,
-) -> None:  # fmt: skip
+    problem: Problem,
+    state: Tuning,
+    files: Mapping[Path, Proposal],
+    trials: Sequence[Trial],
+    folder: Path,
+    console: Console,
+) -> None:
     console.print(f"{problem.config.model.name} on {problem.config.cluster.name}", highlight=False)
     if trials:
         ran = sum(trial.seconds is not None for trial in trials)
@@ -212,7 +239,9 @@ def _print(
     console.print(_table(state, problem.training.global_batch_size))
     console.print("\nTry next", style="bold")
     for file, proposal in files.items():
-        console.print(f"  {start_command(problem, proposal.plan, file)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"  {start_command(problem, proposal.plan, file)}", highlight=False, soft_wrap=True
+        )
     if not files:
         console.print("  nothing: every candidate was tried", highlight=False)
     given = "".join(map(_told, trials)) + f"{{plan: {folder / 'plan_1.json'}, seconds: ...}}"
@@ -223,14 +252,24 @@ def _print(
 
 
 def _table(state: Tuning, batch: int) -> Table:
-    table = table_of("\nPlans in the expected order", ("", "right"), ("expected", "right"), ("80 %", "left"),
-                     ("model alone", "right"), ("fits", "right"), ("plan", "left"))  # fmt: skip
+    table = table_of(
+        "\nPlans in the expected order",
+        ("", "right"),
+        ("expected", "right"),
+        ("80 %", "left"),
+        ("model alone", "right"),
+        ("fits", "right"),
+        ("plan", "left"),
+    )
     for place, proposal in enumerate(state.proposals[:SHOWN], 1):
         share = 100.0 * (proposal.interval_s[1] / proposal.expected_s - 1.0)
         tried = f" · tried {proposal.trials} ×" if proposal.trials else ""
         table.add_row(
-            str(place), seconds_label(proposal.expected_s), f"± {share:.0f} %",
-            seconds_label(proposal.predicted_s), fits_label(proposal.chance),
+            str(place),
+            seconds_label(proposal.expected_s),
+            f"± {share:.0f} %",
+            seconds_label(proposal.predicted_s),
+            fits_label(proposal.chance),
             proposal.plan.describe(batch) + tried,
-        )  # fmt: skip
+        )
     return table

@@ -30,8 +30,8 @@ from darts_parallel.config import (
 )
 from darts_parallel.errors import begin_command
 from darts_parallel.export import require_trainers
-from darts_parallel.plan import package_version, write_json
 from darts_parallel.planner import choose_nodes
+from darts_parallel.plans import package_version, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import seconds as seconds_label
 
@@ -74,7 +74,9 @@ def main() -> None:
         raise SystemExit(measure())
     begin_command()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
-    torch.set_num_threads(1)  # small tensors: threads cost more than they bring, and sums keep one order
+    torch.set_num_threads(
+        1
+    )  # small tensors: threads cost more than they bring, and sums keep one order
     register_schema()
     OmegaConf.register_new_resolver("sweep_folder", sweep_folder, replace=True)
     began = time.time()
@@ -134,7 +136,9 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     except KeyboardInterrupt:
         raise
     except BrokenPipeError:
-        raise SystemExit(leave_pipe()) from None  # here already: Hydra would print a sentence of its own
+        raise SystemExit(
+            leave_pipe()
+        ) from None  # here already: Hydra would print a sentence of its own
     except Exception as error:
         sentence = error_sentence(error, given)
         if sentence is None:

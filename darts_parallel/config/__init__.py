@@ -24,7 +24,9 @@ from darts_parallel.config.huggingface import OWN_FILE as OWN_FILE
 from darts_parallel.config.huggingface import Imported as Imported
 from darts_parallel.config.huggingface import import_model as import_model
 from darts_parallel.config.interrupts import begin_worker as begin_worker
-from darts_parallel.config.interrupts import children_without_interrupts as children_without_interrupts
+from darts_parallel.config.interrupts import (
+    children_without_interrupts as children_without_interrupts,
+)
 from darts_parallel.config.layer_pattern import ATTENTION as ATTENTION
 from darts_parallel.config.layer_pattern import EXPERTS as EXPERTS
 from darts_parallel.config.layer_pattern import MAMBA as MAMBA

@@ -21,7 +21,14 @@ SEQUENCE, SCANNED = 256, 32
 """Tokens of the forward pass that counts matrix products; with state spaces, which scan token by token."""
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of published files that `transformers` knows by another name."""
-TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts", "moe_top_k")
+TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "top_k_experts",
+    "moe_top_k",
+)
 WINDOWS = ("sliding_window", "local_attention", "window_size")
 
 
@@ -63,7 +70,11 @@ def _configuration(values: dict[str, Any], place: str) -> Any:
     text = getattr(config, "text_config", None)
     if text is not None and "tie_word_embeddings" in values:
         text.tie_word_embeddings = values["tie_word_embeddings"]
-    return config if text is None or (_auto_class(text) is None and _auto_class(config) is not None) else text
+    return (
+        config
+        if text is None or (_auto_class(text) is None and _auto_class(config) is not None)
+        else text
+    )
 
 
 def _line(error: Exception) -> str:
@@ -98,7 +109,11 @@ class BaseWithHead(torch.nn.Module):
         table = base.get_input_embeddings()
         if type(table) is not torch.nn.Embedding:
             raise ValueError("it is no language model")
-        self.model, self.config, self.get_input_embeddings = base, base.config, base.get_input_embeddings
+        self.model, self.config, self.get_input_embeddings = (
+            base,
+            base.config,
+            base.get_input_embeddings,
+        )
         self.lm_head = torch.nn.Linear(table.embedding_dim, table.num_embeddings, bias=False)
         if getattr(self.config, "tie_word_embeddings", False):
             self.lm_head.weight = table.weight
@@ -114,9 +129,14 @@ class BaseWithHead(torch.nn.Module):
 
 def _auto_class(config: Any) -> Any:
     """Return the class that builds the language model of a configuration with its head, or None."""
-    if config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+    if (
+        config.is_encoder_decoder
+        and type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    ):
         return transformers.AutoModelForSeq2SeqLM
-    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(
+        config, "is_decoder", False
+    ):
         return transformers.AutoModelForMaskedLM
     if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM
@@ -125,7 +145,11 @@ def _auto_class(config: Any) -> Any:
 
 def _build(config: Any) -> Any:
     own = _auto_class(config)
-    how = {"attn_implementation": "eager", "experts_implementation": "batched_mm", "trust_remote_code": False}
+    how = {
+        "attn_implementation": "eager",
+        "experts_implementation": "batched_mm",
+        "trust_remote_code": False,
+    }
     with torch.device("meta"):
         model = (own or transformers.AutoModel).from_config(config, **how)
         return (model if own else BaseWithHead(model)).eval()
@@ -156,10 +180,14 @@ def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter, WholeBatch():
         ids = torch.zeros(1, tokens, dtype=torch.long)
-        model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+        model(
+            input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+        )
     # convolutions are no matrix products
-    flop = {path: float(sum(n for op, n in ops.items() if "mm" in str(op)))
-            for path, ops in counter.get_flop_counts().items()}  # fmt: skip
+    flop = {
+        path: float(sum(n for op, n in ops.items() if "mm" in str(op)))
+        for path, ops in counter.get_flop_counts().items()
+    }
     total, top_k = flop["Global"], _top_k(model.config)
     for path, module in model.named_modules():
         count = flop.get(f"{type(model).__name__}.{path}", 0.0)
@@ -167,7 +195,9 @@ def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
         if "Rotary" in type(module).__name__:
             total -= count
         elif hasattr(module, "A_log"):
-            products = sum(part.weight.numel() for part in module.modules() if type(part) is torch.nn.Linear)
+            products = sum(
+                part.weight.numel() for part in module.modules() if type(part) is torch.nn.Linear
+            )
             total -= count - 2.0 * tokens * products
         elif experts and top_k and count == 2.0 * tokens * sum(shape.numel() for shape in experts):
             total -= count * (1.0 - top_k / experts[0][0])
@@ -177,7 +207,9 @@ def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
 def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
     """Return the fields that no shape says: windows, routing, positions, dropout, direction of attention."""
     unused = re.compile("layer_?drop|classifier|summary")
-    rates = [value for key, value in config.to_dict().items() if "drop" in key and not unused.search(key)]
+    rates = [
+        value for key, value in config.to_dict().items() if "drop" in key and not unused.search(key)
+    ]
     said: dict[str, Any] = {
         "causal": "MaskedLM" not in type(model).__name__,
         "dropout": any(isinstance(rate, float) and rate > 0 for rate in rates),
@@ -194,14 +226,18 @@ def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
             said.update(moe_router_num_groups=groups, moe_router_group_topk=used)
         biased = any("correction_bias" in key for key, _ in model.named_buffers())
         said["moe_router_enable_expert_bias"] = biased
-        said["moe_router_pre_softmax"] = getattr(config, "norm_topk_prob", None) is False and not biased
+        said["moe_router_pre_softmax"] = (
+            getattr(config, "norm_topk_prob", None) is False and not biased
+        )
         factor = getattr(config, "routed_scaling_factor", None)
         said["moe_router_topk_scaling_factor"] = None if factor in (None, 1) else float(factor)
     return {**said, **_windows(config, found["num_layers"])}
 
 
 def _top_k(config: Any) -> int | None:
-    return next((value for key in TOP_K if isinstance(value := getattr(config, key, None), int)), None)
+    return next(
+        (value for key in TOP_K if isinstance(value := getattr(config, key, None), int)), None
+    )
 
 
 def _windows(config: Any, layers: int) -> dict[str, Any]:

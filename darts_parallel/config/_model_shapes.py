@@ -38,7 +38,9 @@ class MetaPart:
         self.norm = prod(weight) if weight and plain else 0
         product = len(weight) == 2 and not named and not isinstance(module, nn.Embedding)
         # GPT-2 stores its products transposed
-        self.out, self.inputs = (weight[::-1] if kind == "Conv1D" else weight) if product else (0, 0)
+        self.out, self.inputs = (
+            (weight[::-1] if kind == "Conv1D" else weight) if product else (0, 0)
+        )
 
     def refuse(self, why: str = "is not modelled") -> NotModelled:
         """Return the error that names this part."""
@@ -76,11 +78,15 @@ class ShapeReader:
             NotModelled: a part has no field.
         """
         stacks = self._stacks(2 if self.config.is_encoder_decoder else 1)
-        blocks = [self._block(f"{path}.{i}", one) for path, stack in stacks for i, one in enumerate(stack)]
+        blocks = [
+            self._block(f"{path}.{i}", one) for path, stack in stacks for i, one in enumerate(stack)
+        ]
         if not blocks:
             raise NotModelled(f"{type(self.model).__name__} has no list of blocks")
         inside = tuple(f"{path}." for path, _ in stacks)
-        self._ends([p for p in self._parts(self.model, "") if not p.path.startswith(inside)], len(stacks))
+        self._ends(
+            [p for p in self._parts(self.model, "") if not p.path.startswith(inside)], len(stacks)
+        )
         self.fields.setdefault("num_heads", gcd(self.hidden, self.fields.get("mamba_num_heads", 1)))
         self.fields.update(vocab_size=self.vocabulary, hidden_size=self.hidden)
         self.fields["relative_position_buckets"] = self.buckets // len(stacks)
@@ -93,7 +99,9 @@ class ShapeReader:
     def _set(self, part: MetaPart, **fields: Any) -> None:
         for key, value in fields.items():
             if self.fields.setdefault(key, value) != value:
-                raise part.refuse(f"has {key}={value} beside {self.fields[key]}, and one model has one")
+                raise part.refuse(
+                    f"has {key}={value} beside {self.fields[key]}, and one model has one"
+                )
 
     def _parts(self, root: nn.Module, path: str) -> list[MetaPart]:
         """Return the modules with trained weights below `root`, in the order of their calls."""
@@ -106,9 +114,15 @@ class ShapeReader:
 
     def _stacks(self, count: int) -> list[tuple[str, nn.ModuleList]]:
         """Return the `count` outermost lists of modules with the most parameters, as the model holds them."""
-        lists = [(name, m) for name, m in self.model.named_modules() if isinstance(m, nn.ModuleList)]
-        outer = [(p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)]
-        largest = sorted(outer, key=lambda one: -sum(p.numel() for p in one[1].parameters()))[:count]
+        lists = [
+            (name, m) for name, m in self.model.named_modules() if isinstance(m, nn.ModuleList)
+        ]
+        outer = [
+            (p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)
+        ]
+        largest = sorted(outer, key=lambda one: -sum(p.numel() for p in one[1].parameters()))[
+            :count
+        ]
         return [one for one in outer if one in largest]
 
     def _block(self, path: str, block: nn.Module) -> MetaBlock:
@@ -131,11 +145,15 @@ class ShapeReader:
         for root in roots:
             group = [p for p in rest if f"{p.path}.".startswith(f"{root}.")]
             rest = [p for p in rest if p not in group]
-            self._attention(block.get_submodule(root[len(path) + 1 :]), [p for p in group if p not in normed])
+            self._attention(
+                block.get_submodule(root[len(path) + 1 :]), [p for p in group if p not in normed]
+            )
         experts, ffn = self._mlp([p for p in rest if p not in normed])
         norms = len(normed)
         if not normed:
-            named = [name for name, module in block.named_modules() if "Norm" in type(module).__name__]
+            named = [
+                name for name, module in block.named_modules() if "Norm" in type(module).__name__
+            ]
             norms = sum(not _QUERY_OR_KEY.search(name) for name in named)
             self._set(MetaPart(path, block), norm_scale=False, norm_bias=False)
         symbols = MAMBA * (mixer is not None) + ATTENTION * len(roots)
@@ -159,7 +177,9 @@ class ShapeReader:
         gates = [p for p in ins if _GATE.search(p.path)]
         ins = [p for p in ins if p not in gates]
         sizes = (getattr(m, key, None) for m in root.modules() for key in _HEAD_SIZES)
-        size = next((s for s in sizes if isinstance(s, int)), out.inputs // self.config.num_attention_heads)
+        size = next(
+            (s for s in sizes if isinstance(s, int)), out.inputs // self.config.num_attention_heads
+        )
         queries, total = out.inputs, sum(part.out for part in ins)
         keys = (total - queries) // 2
         given = getattr(self.config, "num_key_value_heads", None)
@@ -167,8 +187,12 @@ class ShapeReader:
         split = sorted(p.out for p in ins)
         forms = ([total], sorted([queries, 2 * keys]), sorted([queries, keys, keys]))
         if odd or keys <= 0 or keys % size or split not in forms:
-            shapes = ", ".join(f"{p.path.rpartition('.')[2]} {p.out}x{p.inputs}" for p in [*ins, *gates, out])
-            raise ins[-1].refuse(f"stands in an attention of products {shapes}, no queries, keys and values")
+            shapes = ", ".join(
+                f"{p.path.rpartition('.')[2]} {p.out}x{p.inputs}" for p in [*ins, *gates, out]
+            )
+            raise ins[-1].refuse(
+                f"stands in an attention of products {shapes}, no queries, keys and values"
+            )
         gate = sum(p.out for p in gates) or None
         self._set(out, num_heads=queries // size, num_kv_heads=keys // size, head_dim=size)
         self._set(out, attention_gate_size=gate)
@@ -180,7 +204,9 @@ class ShapeReader:
     def _latent(self, parts: list[MetaPart], out: MetaPart) -> None:
         """Read multi-head latent attention, and the indexer that picks the keys it attends to."""
         sizes: Fields = {key: getattr(self.config, key, None) for key in _LATENT}
-        self._set(out, multi_latent_attention=True, num_heads=out.inputs // sizes["v_head_dim"], **sizes)
+        self._set(
+            out, multi_latent_attention=True, num_heads=out.inputs // sizes["v_head_dim"], **sizes
+        )
         self._set(out, qkv_bias=False)
         indexer = {p.path.rpartition(".")[2]: p for p in parts if "indexer" in p.path and p.out}
         if indexer:
@@ -229,7 +255,9 @@ class ShapeReader:
         *ins, down = products
         widths = [p.out for p in ins]
         if sum(widths) not in (down.inputs, 2 * down.inputs) or down.out != self.hidden:
-            raise ins[0].refuse(f"stands in an MLP of widths {[*widths, down.out]}, which is not modelled")
+            raise ins[0].refuse(
+                f"stands in an MLP of widths {[*widths, down.out]}, which is not modelled"
+            )
         self._set(down, gated_mlp=sum(widths) > down.inputs, mlp_bias=down.bias)
         return bool(fused), down.inputs
 
@@ -255,12 +283,17 @@ class ShapeReader:
         for part in parts:
             name, embedding = part.path.lower(), isinstance(part.module, nn.Embedding)
             rows, width = (*part.weights.get("weight", (0,)), 0)[:2]
-            if part.module in (self.table, head) or getattr(part.module, "weight", None) is self.table.weight:
+            if (
+                part.module in (self.table, head)
+                or getattr(part.module, "weight", None) is self.table.weight
+            ):
                 fields["output_bias"] = fields["output_bias"] or (part.module is head and part.bias)
             elif embedding and width == self.hidden and ("pos" in name or "wpe" in name):
                 pad: Any = part.module.padding_idx
                 offset: Any = getattr(part.module, "offset", 0 if pad is None else pad + 1)
-                fields.update(learned_positions=True, max_seq_len=rows - offset, position_offset=offset)
+                fields.update(
+                    learned_positions=True, max_seq_len=rows - offset, position_offset=offset
+                )
             elif embedding and width == self.hidden and "type" in name:
                 fields["token_types"] = rows
             elif part.weights == {"bias": (self.vocabulary,)}:
@@ -269,7 +302,11 @@ class ShapeReader:
                 self._set(part, norm_bias=part.bias)
                 if "head_transform" not in fields:
                     counts["embedding" if "emb" in name else "final"] += 1
-            elif {part.out, part.inputs} != {self.hidden} or "head_transform" in fields or "pool" in name:
+            elif (
+                {part.out, part.inputs} != {self.hidden}
+                or "head_transform" in fields
+                or "pool" in name
+            ):
                 raise part.refuse()
             else:
                 fields.update(head_transform=True, transform_bias=part.bias)
@@ -285,7 +322,9 @@ class ShapeReader:
         routed = [EXPERTS in block.symbols for block in blocks]
         dense = max((block.ffn for block in blocks if EXPERTS not in block.symbols), default=0)
         shared = max((block.ffn for block in blocks if EXPERTS in block.symbols), default=0)
-        self.fields.update(ffn_hidden_size=dense or None, moe_shared_expert_intermediate_size=shared or None)
+        self.fields.update(
+            ffn_hidden_size=dense or None, moe_shared_expert_intermediate_size=shared or None
+        )
         if any(routed) and not all(routed) and not self.hybrid:
             self.fields["moe_layer_freq"] = [int(has) for has in routed]
 
@@ -301,8 +340,12 @@ class ShapeReader:
     def _biases(self) -> None:
         """Put the biases of all products as `linear_bias`, and those that differ from it beside it."""
         keys = ("mlp_bias", "qkv_bias", "attention_output_bias")
-        own = [self.fields.pop(key, None) for key in ("expert_bias", "mamba_bias", "transform_bias")]
-        known = [bias for bias in (*own, *(self.fields.get(key) for key in keys)) if bias is not None]
+        own = [
+            self.fields.pop(key, None) for key in ("expert_bias", "mamba_bias", "transform_bias")
+        ]
+        known = [
+            bias for bias in (*own, *(self.fields.get(key) for key in keys)) if bias is not None
+        ]
         shared = known[0] if known else False
         same = {key: None for key in keys if self.fields.get(key) == shared}
         self.fields.update(linear_bias=shared, **same)

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from darts_parallel.config.checks import MAX_PROCESSES, MAX_SIZE, check_fields, one_of, ranged, require
+from darts_parallel.config.checks import (
+    MAX_PROCESSES,
+    MAX_SIZE,
+    check_fields,
+    one_of,
+    ranged,
+    require,
+)
 from darts_parallel.errors import ConfigError
 
 VARIANTS = ("bilevel", "raw", "all_16_bit")

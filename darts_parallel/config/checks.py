@@ -64,7 +64,9 @@ def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from ((f"{key}.{name}", inner) for name, inner in value.items())
     elif isinstance(value, (list, tuple)):
-        yield from ((f"{key}[{i}]" if is_dataclass(inner) else key, inner) for i, inner in enumerate(value))
+        yield from (
+            (f"{key}[{i}]" if is_dataclass(inner) else key, inner) for i, inner in enumerate(value)
+        )
     elif value is not None and value != MISSING:
         yield key, value
 
@@ -139,7 +141,9 @@ def quoted(name: str) -> str:
 def require_printable(key: str, text: str) -> None:
     """Refuse control, separating, direction and surrogate characters (all but printable ones and spaces)."""
     if len(text) > LONGEST:
-        raise ConfigError(f"{key} has {len(text)} characters and must have {LONGEST} at most; try its start.")
+        raise ConfigError(
+            f"{key} has {len(text)} characters and must have {LONGEST} at most; try its start."
+        )
     if text.isprintable():
         return
     near = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:60]

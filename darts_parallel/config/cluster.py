@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import check_fields, ranged, require, require_member, require_members
+from darts_parallel.config.checks import (
+    check_fields,
+    ranged,
+    require,
+    require_member,
+    require_members,
+)
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -162,10 +168,14 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         near = "[{count: 1, gpus: 1, device: ..., intra_node: ...}]"
-        listed = bool(self.nodes) and not isinstance(self.nodes, str)  # which an interpolation may hide
+        listed = bool(self.nodes) and not isinstance(
+            self.nodes, str
+        )  # which an interpolation may hide
         require(listed, f"cluster.nodes={self.nodes}", "list at least one node group", near)
         near = f"{{{self.nodes[0].device}: ...}}"
-        require(bool(self.devices), "cluster.devices={}", "define the devices of cluster.nodes", near)
+        require(
+            bool(self.devices), "cluster.devices={}", "define the devices of cluster.nodes", near
+        )
         check_fields("cluster", self)
         check_link("cluster.inter_node", self.inter_node)
         for index, group in enumerate(self.nodes):

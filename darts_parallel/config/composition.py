@@ -32,7 +32,9 @@ ANY = "training=any"
 
 
 def to_config(
-    composed: DictConfig, overrides: Sequence[str] = (), check: Callable[[Imported], None] | None = None
+    composed: DictConfig,
+    overrides: Sequence[str] = (),
+    check: Callable[[Imported], None] | None = None,
 ) -> Config:
     """Turn a composed configuration into checked dataclasses: the last line that knows OmegaConf.
 
@@ -48,11 +50,16 @@ def to_config(
         typed = OmegaConf.get_type(composed) is Config
         if not typed or any(override.startswith(("+", "~")) for override in overrides):
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-            merged = OmegaConf.unsafe_merge(OmegaConf.structured(Config), values)  # both are its own
+            merged = OmegaConf.unsafe_merge(
+                OmegaConf.structured(Config), values
+            )  # both are its own
             assert isinstance(merged, DictConfig)
             composed = merged
         config = OmegaConf.to_object(composed)
-    except (OmegaConfBaseException, AssertionError) as error:  # OmegaConf asserts on a part of what is null
+    except (
+        OmegaConfBaseException,
+        AssertionError,
+    ) as error:  # OmegaConf asserts on a part of what is null
         cause = error.__cause__
         if isinstance(cause, DartsParallelError):
             raise cause from None
@@ -70,7 +77,9 @@ def load_config(
     arguments: list[Any] = with_own_job(list(overrides or []))
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
-            raise ConfigError(f"config_dir={extra_dir} must be a folder; try None, for the shipped files.")
+            raise ConfigError(
+                f"config_dir={extra_dir} must be a folder; try None, for the shipped files."
+            )
         extra_dir = str(Path(extra_dir).absolute())
         refuse_endless_files(extra_dir)
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
@@ -96,7 +105,11 @@ def _values(node: Any, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = 1
         entries = [] if node is None or isinstance(node.value, str) else node.value
-        inner = [child for entry in entries for child in (entry if isinstance(entry, tuple) else (entry,))]
+        inner = [
+            child
+            for entry in entries
+            for child in (entry if isinstance(entry, tuple) else (entry,))
+        ]
         known[id(node)] = 1 + sum(_values(child, known) for child in inner)
     return known[id(node)]
 

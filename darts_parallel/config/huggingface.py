@@ -18,7 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError, UnsupportedError, read_json
 
-OWN_FILE = "try a model file of your own (--config-dir) with what darts_parallel/config/model.py lists"
+OWN_FILE = (
+    "try a model file of your own (--config-dir) with what darts_parallel/config/model.py lists"
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
 
 
 def resolve_path(
-    composed: DictConfig, overrides: Sequence[str] = (), check: Callable[[Imported], None] | None = None
+    composed: DictConfig,
+    overrides: Sequence[str] = (),
+    check: Callable[[Imported], None] | None = None,
 ) -> DictConfig:
     """Return `composed` with `model.path` replaced by what its file says; errors as `read_file`.
 

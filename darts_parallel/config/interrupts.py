@@ -39,7 +39,9 @@ def begin_worker() -> None:
     one, and may be gone already.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_after, args=(multiprocessing.parent_process(),), daemon=True).start()
+    threading.Thread(
+        target=_end_after, args=(multiprocessing.parent_process(),), daemon=True
+    ).start()
 
 
 def _end_after(parent: Any) -> None:

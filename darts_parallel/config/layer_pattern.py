@@ -46,10 +46,18 @@ def windowed(model: "ModelConfig", index: int) -> bool:
 
 def expert_pattern(model: "ModelConfig") -> tuple[bool, ...]:
     """Return which layers have experts, one entry a layer."""
-    given, count, dense = model.moe_layer_freq, int(model.num_layers), int(model.first_k_dense_replace)
+    given, count, dense = (
+        model.moe_layer_freq,
+        int(model.num_layers),
+        int(model.first_k_dense_replace),
+    )
     if model.num_experts is None:
         return (False,) * count
-    frequent = [i % given == 0 for i in range(count)] if isinstance(given, int) else [bool(x) for x in given]
+    frequent = (
+        [i % given == 0 for i in range(count)]
+        if isinstance(given, int)
+        else [bool(x) for x in given]
+    )
     return tuple(has and i >= dense for i, has in enumerate(frequent))
 
 
@@ -72,15 +80,22 @@ def check_model(model: "ModelConfig") -> None:
         _check_windows(model, model.sliding_window_pattern)
     require_at_most("model.mtp_num_layers", model.mtp_num_layers, model.num_layers)
     causal = model.causal and not model.num_encoder_layers
-    _require(model, "mtp_num_layers", causal or not model.mtp_num_layers,
-             "be 0 where the model is no causal decoder", 0)  # fmt: skip
+    _require(
+        model,
+        "mtp_num_layers",
+        causal or not model.mtp_num_layers,
+        "be 0 where the model is no causal decoder",
+        0,
+    )
     layers = model.num_layers
     rule = f"leave a decoder layer of model.num_layers={layers}"
     _require(model, "num_encoder_layers", model.num_encoder_layers < layers, rule, layers - 1)
     if model.head_dim is None and not model.multi_latent_attention:
         require_divisor("model.num_heads", model.num_heads, "model.hidden_size", model.hidden_size)
     if model.num_kv_heads is not None:
-        require_divisor("model.num_kv_heads", model.num_kv_heads, "model.num_heads", model.num_heads)
+        require_divisor(
+            "model.num_kv_heads", model.num_kv_heads, "model.num_heads", model.num_heads
+        )
 
 
 def _require(model: "ModelConfig", key: str, valid: bool, rule: str, near: Any) -> None:
@@ -89,7 +104,10 @@ def _require(model: "ModelConfig", key: str, valid: bool, rule: str, near: Any) 
 
 def _check_latent_attention(model: "ModelConfig") -> None:
     """Refuse an incomplete multi-head latent attention, and its sizes without it."""
-    latent, others = model.multi_latent_attention, ("q_lora_rank", "indexer_num_heads", "indexer_head_dim")
+    latent, others = (
+        model.multi_latent_attention,
+        ("q_lora_rank", "indexer_num_heads", "indexer_head_dim"),
+    )
     for key in ("attention_gate_size",) if latent else (*LATENT_SIZES, *others):
         rule = f"go with model.multi_latent_attention={str(not latent).lower()}"
         _require(model, key, getattr(model, key) is None, rule, "null")
@@ -98,7 +116,12 @@ def _check_latent_attention(model: "ModelConfig") -> None:
     _require(model, "indexer_num_heads", (heads is None) == (width is None), rule, "null")
     for key in LATENT_SIZES if latent else ():
         rule = "be given where model.multi_latent_attention=true"
-        require(getattr(model, key) is not None, f"model.{key}", rule, 512 if key == "kv_lora_rank" else 128)
+        require(
+            getattr(model, key) is not None,
+            f"model.{key}",
+            rule,
+            512 if key == "kv_lora_rank" else 128,
+        )
 
 
 def _check_experts(model: "ModelConfig") -> None:
@@ -149,7 +172,9 @@ def _check_pattern(model: "ModelConfig", pattern: str) -> None:
 def _check_windows(model: "ModelConfig", pattern: Any) -> None:
     key, layers = "model.sliding_window_pattern", model.num_layers
     if model.sliding_window is None:
-        raise ConfigError(f"{key}={pattern} needs model.sliding_window, the tokens of a window; try null.")
+        raise ConfigError(
+            f"{key}={pattern} needs model.sliding_window, the tokens of a window; try null."
+        )
     if isinstance(pattern, (list, tuple)):
         near = [int(bool(pattern[i % len(pattern)])) if pattern else 1 for i in range(layers)]
         rule = f"have a 0 (global) or 1 (window) for each of the {layers} layers"
@@ -157,5 +182,7 @@ def _check_windows(model: "ModelConfig", pattern: Any) -> None:
         require(valid, f"{key}={list(pattern)}", rule, near)
         return
     rule = "be a whole number (every n-th layer is global) or a list of 0 and 1"
-    require(isinstance(pattern, int) and not isinstance(pattern, bool), f"{key}={pattern!r}", rule, 6)
+    require(
+        isinstance(pattern, int) and not isinstance(pattern, bool), f"{key}={pattern!r}", rule, 6
+    )
     require_within(key, pattern, 1, MAX_SIZE)

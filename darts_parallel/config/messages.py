@@ -18,10 +18,21 @@ LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
 """Packages whose errors are about the configuration."""
 OWN = ("darts_parallel", "baselines", "torch")
 """Packages whose errors are bugs, also where they stand on top of a library."""
-PLUGINS = {"sweeper/optuna": "optuna", "launcher/joblib": "sweep", "launcher/submitit_slurm": "slurm",
-           "launcher/submitit_local": "slurm", "launcher/ray": "ray"}  # fmt: skip
+PLUGINS = {
+    "sweeper/optuna": "optuna",
+    "launcher/joblib": "sweep",
+    "launcher/submitit_slurm": "slurm",
+    "launcher/submitit_local": "slurm",
+    "launcher/ray": "ray",
+}
 """Options of the groups `hydra/...` that a plugin brings, and the extra of this project that installs it."""
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+}
 
 
 def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
@@ -42,7 +53,9 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
     return None
 
 
-def config_sentence(error: BaseException, overrides: Sequence[str] = (), schema: Any = Config) -> str:
+def config_sentence(
+    error: BaseException, overrides: Sequence[str] = (), schema: Any = Config
+) -> str:
     """Return one sentence for an error of the configuration libraries about keys of a dataclass."""
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
@@ -70,7 +83,10 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     near = closest(name, names)
     if group.startswith("model/"):
         group, _, owner = group.partition("/")
-        name, near = f"{owner}/{name}", f"{near}, or model=hf model.path=config.json of a local copy"
+        name, near = (
+            f"{owner}/{name}",
+            f"{near}, or model=hf model.path=config.json of a local copy",
+        )
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     if extra := PLUGINS.get(config.removeprefix("hydra/")):
         rule = "needs a Hydra plugin that is not installed"
@@ -78,7 +94,9 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     return f"{group}={name} {rule}; try {near}."
 
 
-def _value_sentence(error: errors.OmegaConfBaseException, given: dict[str, str], schema: Any) -> str:
+def _value_sentence(
+    error: errors.OmegaConfBaseException, given: dict[str, str], schema: Any
+) -> str:
     """Say what is wrong with the value at the key that OmegaConf names."""
     dotted = re.sub(r"\[(\w+)\]", r".\1", str(error.full_key))
     key = next((k for k in given if k == dotted or k.startswith(f"{dotted}.")), str(error.full_key))
@@ -123,8 +141,10 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
     """Say what is wrong where the libraries give no key of their own."""
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.", text):
         key, values = match.groups()
-        return (f"{key}={values} gives several values; try {key}={values.split(',')[0]}, {key}=[{values}] "
-                "for a list, or --multirun for one run with each.")  # fmt: skip
+        return (
+            f"{key}={values} gives several values; try {key}={values.split(',')[0]}, {key}=[{values}] "
+            "for a list, or --multirun for one run with each."
+        )
     if match := re.search(r"(?:override|delete from config\.) '([^'=]+)", text):
         shown = f"{match[1]}={given[match[1]]}" if match[1] in given else match[1]
         return f"{shown} is not a key of the configuration; try {closest_key(match[1], schema)}."
@@ -134,15 +154,21 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
         near = next(parent for parent in Path(match[1]).absolute().parents if parent.is_dir())
         return f"--config-dir={match[1]} must be a folder; try {near}."
     if "Config group override must be" in text:
-        key = next((k for k, v in given.items() if re.fullmatch(r"null|true|false|[\d.e-]+", v)), "group")
+        key = next(
+            (k for k, v in given.items() if re.fullmatch(r"null|true|false|[\d.e-]+", v)), "group"
+        )
         return _unknown_option(f"{key}/{given.get(key, '')}", None)
     for key, value in given.items() if "NoneType" in text else ():
-        optional = [n for n, (_, kind) in enumerate(walk(key, schema), 1) if type(None) in get_args(kind)]
+        optional = [
+            n for n, (_, kind) in enumerate(walk(key, schema), 1) if type(None) in get_args(kind)
+        ]
         whole = ".".join(key.split(".")[: optional[0]]) if optional else key
         entries, *rest = re.split(r"\.\d+\.", whole)
         first = f"all entries whole, {entries}=[{{..., {rest[0]}: {{...}}}}]" if rest else ""
         if rest or whole != key:
             way = first or f"giving {whole} a value first"
             return f"{key}={value} cannot be set, because {whole} is null; try {way}."
-    text = re.sub(r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$", "", text)
+    text = re.sub(
+        r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$", "", text
+    )
     return text if text.endswith((".", "?")) else f"{text}."

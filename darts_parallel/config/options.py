@@ -54,10 +54,14 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
                 _settle(given, entry.name, getattr(defaults, entry.name))
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
     except (OmegaConfBaseException, ValueError) as error:
-        known = next((e for e in (error, error.__cause__) if isinstance(e, DartsParallelError)), None)
+        known = next(
+            (e for e in (error, error.__cause__) if isinstance(e, DartsParallelError)), None
+        )
         raise known or ConfigError(config_sentence(error, arguments, kind)) from None
     except YAMLError:
-        raise ConfigError(f"{' '.join(arguments)} cannot be read; try closed brackets and quotes.") from None
+        raise ConfigError(
+            f"{' '.join(arguments)} cannot be read; try closed brackets and quotes."
+        ) from None
     assert isinstance(options, kind)
     for entry in fields(defaults):
         value, default = getattr(options, entry.name), getattr(defaults, entry.name)
@@ -83,13 +87,16 @@ def describe(kind: type[Any]) -> str:
     """Return the options and their defaults, one a line."""
     defaults: Any = OmegaConf.to_container(OmegaConf.structured(kind))
     return "\n".join(
-        f"  {name}.KEY=VALUE  (keys: {', '.join(map(str, value))})" if isinstance(value, dict)
+        f"  {name}.KEY=VALUE  (keys: {', '.join(map(str, value))})"
+        if isinstance(value, dict)
         else f"  {name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in defaults.items()
-    )  # fmt: skip
+    )
 
 
-def run_main(name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]) -> int:
+def run_main(
+    name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]
+) -> int:
     """Parse the command line and run an experiment; arguments and exit status as `guarded`."""
     arguments = sys.argv[1:]
 

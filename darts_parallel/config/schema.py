@@ -32,7 +32,13 @@ from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 
-TUNE: dict[str, Any] = {"from": None, "top": 3, "measured": None, "log": None, "figures": "outputs/tuned"}
+TUNE: dict[str, Any] = {
+    "from": None,
+    "top": 3,
+    "measured": None,
+    "log": None,
+    "figures": "outputs/tuned",
+}
 LARGEST_MARGIN = 0.9
 """Largest `space.memory_margin`: a device of which less may be used is another device."""
 
@@ -96,8 +102,13 @@ class ObjectiveConfig:
         needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
         keys = [needed[self.name]] if self.name in needed else []
         for key in keys + (["num_iterations"] if self.name != "time" else []):
-            rule, near = f"be given with objective={self.name}", 100000 if key == "num_iterations" else 100
-            require(getattr(self, key) is not None, f"objective.{key}", rule, f"objective.{key}={near}")
+            rule, near = (
+                f"be given with objective={self.name}",
+                100000 if key == "num_iterations" else 100,
+            )
+            require(
+                getattr(self, key) is not None, f"objective.{key}", rule, f"objective.{key}={near}"
+            )
 
 
 RECOMPUTE = ("none", "selective", "full")
@@ -107,8 +118,21 @@ SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
 CUTS = (LAYER, HALF_BLOCK) = ("layer", "half_block")
 OFFLOADS = ("activation", "optimizer")
-WHOLE = ("pp", "num_micro_batches", "micro_batch_size", "dp", "tp", "zero_stage", "tp_comm_bits",
-         "grad_comm_bits", "shard_size", "virtual_stages", "cp", "ep", "etp")  # fmt: skip
+WHOLE = (
+    "pp",
+    "num_micro_batches",
+    "micro_batch_size",
+    "dp",
+    "tp",
+    "zero_stage",
+    "tp_comm_bits",
+    "grad_comm_bits",
+    "shard_size",
+    "virtual_stages",
+    "cp",
+    "ep",
+    "etp",
+)
 """Keys of the space that hold whole numbers."""
 
 
@@ -196,7 +220,12 @@ class SpaceConfig:
             free = not self.executable and self.trainer is None
             require(free, f"space.offload={self.offload}", rule, "null")
         for value in self.pinned("sequence_parallel") or ():
-            require(isinstance(value, bool), f"space.sequence_parallel={value}", "be true or false", "true")
+            require(
+                isinstance(value, bool),
+                f"space.sequence_parallel={value}",
+                "be true or false",
+                "true",
+            )
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """Return the values that the user allows for `key`, or None where all are."""
@@ -204,7 +233,9 @@ class SpaceConfig:
         if value is None:
             return None
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-        require(bool(values), f"space.{key}=[]", "list at least one value", "null, which leaves it free")
+        require(
+            bool(values), f"space.{key}=[]", "list at least one value", "null, which leaves it free"
+        )
         return values
 
     def _require_whole(self, key: str, value: Any) -> None:
@@ -305,7 +336,8 @@ class Config:
             f"model={model.name}, whose decoder blocks hold two attentions": model.num_encoder_layers,
             f"model={model.name}, whose pattern names single layers": model.hybrid_override_pattern,
             f"model={model.name}, whose blocks come from a module": model.inputs,
-            f"model={model.name}, whose attention and MLP share one norm": (model.block_norms or 2) % 2,
+            f"model={model.name}, whose attention and MLP share one norm": (model.block_norms or 2)
+            % 2,
             "a cost model that knows no stages": not self.cost.knows_stages,
             "a bilevel search": self.bilevel is not None,
         }
@@ -315,7 +347,8 @@ class Config:
         rank = self.training.lora_rank
         require_at_most("training.lora_rank", rank, self.model.hidden_size)
         others = {
-            "a cost model other than analytic, which are of full training": self.cost.name != "analytic",
+            "a cost model other than analytic, which are of full training": self.cost.name
+            != "analytic",
             "space.executable, since darts_parallel.run trains every weight": self.space.executable,
             "a bilevel search, whose toy model trains every weight": self.bilevel is not None,
         }
@@ -327,10 +360,17 @@ class Config:
             self._check_halves()
         if self.space.trainer and self.model.num_experts:
             layerwise = self.abilities(self.space.trainer).executable
-            self.space.kind = self.space.kind if layerwise else "uniform"  # its mixtures have one strategy
+            self.space.kind = (
+                self.space.kind if layerwise else "uniform"
+            )  # its mixtures have one strategy
         longest = self.model.max_seq_len
         rule = f"be at most model.max_seq_len={longest}"
-        require(self.training.seq_len <= longest, f"training.seq_len={self.training.seq_len}", rule, longest)
+        require(
+            self.training.seq_len <= longest,
+            f"training.seq_len={self.training.seq_len}",
+            rule,
+            longest,
+        )
         for name in {group.device for group in self.cluster.nodes}:
             peaks = self.cluster.devices[name].peak_TFLOPs
             near = next((p for p in PRECISIONS if p in peaks), "none")

@@ -73,6 +73,8 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_fields("search", self)
         for key in ("temperature", "boundary_temperature", "sharpness", "adam_betas"):
-            values = list(getattr(self, key))  # those of the first step and the last, and Adam's two decays
+            values = list(
+                getattr(self, key)
+            )  # those of the first step and the last, and Adam's two decays
             near = (values * 2)[:2] or [0.5, 0.999]
             require(len(values) == 2, f"search.{key}={values}", "be a list of two numbers", near)

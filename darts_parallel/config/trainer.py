@@ -2,7 +2,7 @@
 
 `trainer=NAME` sets what a file of the group says: the trainer's calibrated figures (`training.software`),
 what it can run (`space.trainer`), and that the plan is written for it (`export`). A plan's search leaves out
-what the trainer lacks (`plan/trainers.py`), and its exporter refuses the same rules.
+what the trainer lacks (`plans/trainers.py`), and its exporter refuses the same rules.
 """
 
 from collections.abc import Mapping
@@ -88,7 +88,9 @@ class Trainer:
 @cache
 def read_trainer(name: str) -> Trainer:
     """Return the trainer of a name of `EXPORTS`."""
-    found = OmegaConf.merge(OmegaConf.structured(Trainer), OmegaConf.load(FOLDER / f"{name}.yaml").trainer)
+    found = OmegaConf.merge(
+        OmegaConf.structured(Trainer), OmegaConf.load(FOLDER / f"{name}.yaml").trainer
+    )
     loaded = OmegaConf.to_object(found)
     assert isinstance(loaded, Trainer)
     return loaded

@@ -7,7 +7,15 @@ from omegaconf import MISSING
 from darts_parallel.config.checks import check_fields, one_of, ranged, require
 from darts_parallel.config.cluster import PRECISIONS
 
-RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "moe_act",
+    "layernorm",
+    "mla_up_proj",
+    "mlp",
+    "moe",
+    "shared_experts",
+)
 """Parts of a block that selective recomputation can name, in Megatron-LM's words."""
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Products of a block that may have an adapter: both of the attention, both of the MLP."""
@@ -62,7 +70,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields("training", self)
-        rule, named = f"name a product with training.lora_rank={self.lora_rank}", bool(self.lora_targets)
+        rule, named = (
+            f"name a product with training.lora_rank={self.lora_rank}",
+            bool(self.lora_targets),
+        )
         require(named or not self.lora_rank, "training.lora_targets=[]", rule, "[linear_qkv]")
         narrow = self.precision in ("fp8", "mxfp8") and self.fused_attention
         setting = "training.fp8_dot_product_attention=true"

@@ -73,4 +73,6 @@ from darts_parallel.cost.terms import terms_of as terms_of
 from darts_parallel.cost.terms.offload import ACTIVATION as ACTIVATION
 from darts_parallel.cost.terms.offload import OPTIMIZER as OPTIMIZER
 from darts_parallel.cost.terms.offload import lengthening as lengthening
-from darts_parallel.cost.terms.offload import without_offloadable_memory as without_offloadable_memory
+from darts_parallel.cost.terms.offload import (
+    without_offloadable_memory as without_offloadable_memory,
+)

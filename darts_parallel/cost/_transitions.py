@@ -8,7 +8,7 @@ from torch import Tensor
 from darts_parallel.cost.collectives import p2p
 from darts_parallel.cost.memory import padded_vocabulary
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem import BoundaryTopology, Cluster, LayerSpec, StageTopology
 
 
@@ -21,10 +21,13 @@ def stored_bytes(
         tokens: Tokens of a micro-batch on one rank under each layout, `(O, Y)`.
         width: Bytes of one element.
     """
-    elements = torch.tensor([float(layer.output_elements) for layer in layers[:-1]], dtype=torch.float64)
+    elements = torch.tensor(
+        [float(layer.output_elements) for layer in layers[:-1]], dtype=torch.float64
+    )
     # logits are divided by tp whatever the layout of the hidden state
     shards = [
-        [c.tp if c.sequence_parallel or own.kind == "head" else 1 for c in layouts] for own in layers[:-1]
+        [c.tp if c.sequence_parallel or own.kind == "head" else 1 for c in layouts]
+        for own in layers[:-1]
     ]
     per_rank = elements.unsqueeze(1) / torch.tensor(shards, dtype=torch.float64)
     return tokens.unsqueeze(1) * per_rank * width
@@ -51,8 +54,12 @@ def reshard_seconds(
     Args:
         places: Node group of every kind of stage, and most GPUs of it on one node, Q of them.
     """
-    missing = torch.tensor([[_missing_share(a, b) for b in layouts] for a in layouts], dtype=torch.float64)
-    peers = torch.tensor([[max(a.tp, b.tp) - 1.0 for b in layouts] for a in layouts], dtype=torch.float64)
+    missing = torch.tensor(
+        [[_missing_share(a, b) for b in layouts] for a in layouts], dtype=torch.float64
+    )
+    peers = torch.tensor(
+        [[max(a.tp, b.tp) - 1.0 for b in layouts] for a in layouts], dtype=torch.float64
+    )
     per_kind = []
     for group, most in places:
         link = cluster.groups[group].intra_node
@@ -64,7 +71,10 @@ def reshard_seconds(
 
 
 def boundary_seconds(
-    cluster: Cluster, boundaries: list[BoundaryTopology], stored: Tensor, layouts: list[LayerStrategy]
+    cluster: Cluster,
+    boundaries: list[BoundaryTopology],
+    stored: Tensor,
+    layouts: list[LayerStrategy],
 ) -> Tensor:
     """Return the seconds of activation and gradient across a stage boundary, `(O, P, L - 1, Y, Y)`.
 
@@ -73,7 +83,9 @@ def boundary_seconds(
     Where the layouts differ, the larger of the two travels and the receiving stage reshards it. Between
     nodes the slower of the two ends decides, each shared by the GPUs of its node.
     """
-    parts = torch.tensor([1.0 if c.sequence_parallel else c.tp for c in layouts], dtype=torch.float64)
+    parts = torch.tensor(
+        [1.0 if c.sequence_parallel else c.tp for c in layouts], dtype=torch.float64
+    )
     size = torch.maximum((stored / parts).unsqueeze(-1), (stored / parts).unsqueeze(-2))
     rows = []
     for boundary in boundaries:
@@ -82,13 +94,17 @@ def boundary_seconds(
             rows.append(2.0 * p2p(size, boundary.senders, link, inside_node=True))
             continue
         ends = ((boundary.group, boundary.senders), (boundary.next_group, boundary.receivers))
-        out, into = (p2p(size, sharing, cluster.nic(group), inside_node=False) for group, sharing in ends)
+        out, into = (
+            p2p(size, sharing, cluster.nic(group), inside_node=False) for group, sharing in ends
+        )
         rows.append(2.0 * torch.maximum(out, into))
     if not rows:
         return torch.zeros(len(stored), 1, *size.shape[1:], dtype=torch.float64)
     receiving = [(boundary.next_group, boundary.receivers) for boundary in boundaries]
     gathered = torch.stack([_gather_seconds(cluster, at, stored, parts) for at in receiving], dim=1)
-    return torch.stack(rows, dim=1) + gathered + reshard_seconds(cluster, receiving, stored, layouts)
+    return (
+        torch.stack(rows, dim=1) + gathered + reshard_seconds(cluster, receiving, stored, layouts)
+    )
 
 
 def _gather_seconds(cluster: Cluster, at: tuple[int, int], stored: Tensor, parts: Tensor) -> Tensor:
@@ -100,11 +116,15 @@ def _gather_seconds(cluster: Cluster, at: tuple[int, int], stored: Tensor, parts
     group, sharing = at
     link = cluster.groups[group].intra_node
     rings = sharing if link.shared else 1
-    seconds = (parts - 1) / parts * stored * rings / link.towards(parts - 1) + (parts - 1) * link.latency
+    seconds = (parts - 1) / parts * stored * rings / link.towards(parts - 1) + (
+        parts - 1
+    ) * link.latency
     return 2.0 * torch.maximum(seconds.unsqueeze(-1), seconds.unsqueeze(-2))
 
 
-def tied_seconds(context: StageContext, cluster: Cluster, stages: Sequence[StageTopology]) -> Tensor:
+def tied_seconds(
+    context: StageContext, cluster: Cluster, stages: Sequence[StageTopology]
+) -> Tensor:
     """Return the seconds to all-reduce the gradient of tied tables between their stages, `(O, L, C)`.
 
     A ring over the stages that hold a copy (Megatron-LM's embedding group), charged to the first

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import RECOMPUTE, TrainingConfig
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,32 @@ class ChoiceTensors:
 
     @staticmethod
     def build(
-        training: TrainingConfig, counts: tuple[int, ...], choices: tuple[LayerStrategy, ...], cp: int = 1
+        training: TrainingConfig,
+        counts: tuple[int, ...],
+        choices: tuple[LayerStrategy, ...],
+        cp: int = 1,
     ) -> "ChoiceTensors":
         """Return the tensors of `choices` for every number of micro-batches in `counts`."""
         tp = float_tensor([c.tp for c in choices])
         ranks = float_tensor([c.dp * cp for c in choices])
         total = float(training.global_batch_size * training.seq_len)
         return ChoiceTensors(
-            tp=tp, ranks=ranks, cp=cp, zero_stage=float_tensor([c.zero_stage for c in choices]),
+            tp=tp,
+            ranks=ranks,
+            cp=cp,
+            zero_stage=float_tensor([c.zero_stage for c in choices]),
             recompute=torch.tensor([RECOMPUTE.index(c.recompute) for c in choices]),
             sequence_shards=float_tensor([c.tp if c.sequence_parallel else 1 for c in choices]),
             tp_comm_bits=float_tensor([c.tp_comm_bits for c in choices]),
             grad_comm_bits=float_tensor([c.grad_comm_bits for c in choices]),
             shards=float_tensor([(c.zero_stage and c.shard_size) or c.dp * cp for c in choices]),
-            ep=float_tensor([c.ep for c in choices]), etp=float_tensor([c.etp for c in choices]),
-            expert_replicas=float_tensor([max(c.tp * c.dp * cp // (c.etp * c.ep), 1) for c in choices]),
+            ep=float_tensor([c.ep for c in choices]),
+            etp=float_tensor([c.etp for c in choices]),
+            expert_replicas=float_tensor(
+                [max(c.tp * c.dp * cp // (c.etp * c.ep), 1) for c in choices]
+            ),
             tokens=total / (float_tensor(list(counts)).unsqueeze(1) * ranks),
-        )  # fmt: skip
+        )
 
 
 def float_tensor(values: Sequence[float]) -> Tensor:

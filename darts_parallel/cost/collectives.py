@@ -57,7 +57,9 @@ def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGro
         The inner and the outer groups.
     """
     one, whole = torch.ones_like(ranks), inner == ranks
-    local = torch.where(whole, group.local, torch.gcd(inner.long(), group.local.long()).to(ranks.dtype))
+    local = torch.where(
+        whole, group.local, torch.gcd(inner.long(), group.local.long()).to(ranks.dtype)
+    )
     nodes = torch.where(whole, group.nodes, inner / local)
     outer_local = torch.where(whole, one, group.local / local)
     outer = replace(group, local=outer_local, nodes=(ranks / inner / outer_local).clamp(min=1.0))
@@ -96,7 +98,9 @@ def reduce_scatter(
     return inside + across + messages * latency
 
 
-def all_reduce(size: Tensor, group: RingGroup, intra: Link, inter: Link, messages: Scalar = 1.0) -> Tensor:
+def all_reduce(
+    size: Tensor, group: RingGroup, intra: Link, inter: Link, messages: Scalar = 1.0
+) -> Tensor:
     """Return the seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
     return 2.0 * reduce_scatter(size, group, intra, inter, messages)
 

@@ -56,10 +56,18 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
     elif gemm.split == "vocabulary":
         columns = padded_vocabulary(gemm.out_features, tp)
     half = device.gemm_half_size
-    saturation = (tokens / (tokens + half)) * (columns / (columns + half)) * (inner / (inner + half))
+    saturation = (
+        (tokens / (tokens + half)) * (columns / (columns + half)) * (inner / (inner + half))
+    )
     eight_bit = device.eight_bit and gemm.split in IN_BLOCKS
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
-    rate = speed * device.gemm_efficiency * saturation * alignment(columns, device) * alignment(inner, device)
+    rate = (
+        speed
+        * device.gemm_efficiency
+        * saturation
+        * alignment(columns, device)
+        * alignment(inner, device)
+    )
     arithmetic = 2.0 * tokens * columns * inner / rate
     traffic = width * (tokens * inner + inner * columns + tokens * columns)
     # activations are cast for every micro-batch; weights once an iteration (`weight_cast_seconds`)
@@ -83,11 +91,15 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
 def alignment(size: Tensor, device: Device) -> Tensor:
     """Return the share of the speed that products with a side of `size` elements keep, shape of `size`."""
     whole = [gcd(int(value), ALIGNED) for value in size.reshape(-1).tolist()]
-    worse = torch.tensor([float(common < ALIGNED) for common in whole], dtype=size.dtype).reshape(size.shape)
+    worse = torch.tensor([float(common < ALIGNED) for common in whole], dtype=size.dtype).reshape(
+        size.shape
+    )
     return 1.0 - worse * (1.0 - device.misaligned_efficiency)
 
 
-def products_seconds(gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
+def products_seconds(
+    gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int
+) -> Tensor:
     """Return the forward seconds of weight products one after the other, shape `(O, C)`.
 
     Args:
@@ -107,9 +119,16 @@ def stream_seconds(size: Tensor, device: Device) -> Tensor:
 
 
 def attention_seconds(
-    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, *, fused: bool,
-    width: int, eight_bit: bool = False,
-) -> Tensor:  # fmt: skip
+    core: AttentionCore,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    device: Device,
+    *,
+    fused: bool,
+    width: int,
+    eight_bit: bool = False,
+) -> Tensor:
     """Return the forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
     Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask, those
@@ -119,7 +138,9 @@ def attention_seconds(
     Args:
         eight_bit: Fused attention multiplies in 8 bits.
     """
-    flops = 4.0 * tokens * (core.keys(seq_len) if fused else seq_len) * core.heads * core.head_dim / tp
+    flops = (
+        4.0 * tokens * (core.keys(seq_len) if fused else seq_len) * core.heads * core.head_dim / tp
+    )
     if fused:
         flops = flops * (0.5 if core.causal else 1.0)
         filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
@@ -137,23 +158,37 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Ten
     """Return the seconds of every kernel of a layer's forward pass, by what it does, each `(O, C)`."""
     device, training, width = stage.device, stage.training, stage.width
     tokens, tp = stage.choices.tokens, stage.choices.tp
-    elements = layer.replicated_elements / stage.choices.sequence_shards + layer.sharded_elements / tp
+    elements = (
+        layer.replicated_elements / stage.choices.sequence_shards + layer.sharded_elements / tp
+    )
     cores = [
         attention_seconds(
-            core, tokens, training.seq_len, tp, device,
-            fused=training.fused_attention, width=width, eight_bit=training.fp8_dot_product_attention,
+            core,
+            tokens,
+            training.seq_len,
+            tp,
+            device,
+            fused=training.fused_attention,
+            width=width,
+            eight_bit=training.fp8_dot_product_attention,
         )
         for core in layer.cores
-    ]  # fmt: skip
+    ]
     return {
         "attention": cores,
-        "streaming kernels": [stream_seconds(device.streaming_factor * width * tokens * elements, device)],
+        "streaming kernels": [
+            stream_seconds(device.streaming_factor * width * tokens * elements, device)
+        ],
         "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
-        "launch overhead": [torch.as_tensor(training.launches * device.layer_overhead, dtype=torch.float64)],
+        "launch overhead": [
+            torch.as_tensor(training.launches * device.layer_overhead, dtype=torch.float64)
+        ],
     }
 
 
-def computation_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def computation_seconds(
+    stage: StageContext, layer: LayerSpec
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the seconds of a micro-batch without the terms of `cost/terms` and messages, each `(O, C)`.
 
     Returns:
@@ -180,7 +215,9 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     total = torch.zeros_like(tokens)
     for part in (part for part in layer.parts if part.module in stage.training.recompute_modules):
         kept = part.replicated_activation_bytes / shards + part.sharded_activation_bytes / tp
-        if not part.gemms:  # a streaming kernel writes again, in elements of 2 bytes, what was not kept
+        if (
+            not part.gemms
+        ):  # a streaming kernel writes again, in elements of 2 bytes, what was not kept
             total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
         for gemm in part.gemms:
             total = total + gemm_seconds(gemm, tokens, tp, device, width)

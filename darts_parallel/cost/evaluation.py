@@ -13,8 +13,8 @@ from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.cost.terms import plan_contributions, terms_of
-from darts_parallel.plan import Plan, plan_space
-from darts_parallel.plan import check_plan as check_plan
+from darts_parallel.plans import Plan, plan_space
+from darts_parallel.plans import check_plan as check_plan
 from darts_parallel.problem import Model, Problem
 
 REMEMBERED = 64
@@ -77,7 +77,9 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     per_iteration = table.per_iteration.take(chosen).sum(1)
     in_flight = table.in_flight[outer, stages]
     activation, working = table.activation.take(chosen), table.working.take(chosen)
-    kept = table.static.take(chosen) + (0.0 if table.moments is not None else in_flight * activation)
+    kept = table.static.take(chosen) + (
+        0.0 if table.moments is not None else in_flight * activation
+    )
     largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
     memory = summed(kept, devices, table.pp) + largest
     if table.moments is not None:
@@ -87,7 +89,9 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
         sync_seconds, memory = sync_seconds + own.per_iteration, memory + own.memory
-    legal = table.allowed[outer, plans.choices].all(1) & ~(table.fused_to_previous[plans.first_layers].any(1))
+    legal = table.allowed[outer, plans.choices].all(1) & ~(
+        table.fused_to_previous[plans.first_layers].any(1)
+    )
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
     fits = legal & (memory <= table.capacity * (1 + ROUNDING)).all(1)
@@ -148,7 +152,9 @@ def pass_seconds(
     stages = plans.stages()
     outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
     forward, backward, weight = (
-        summed(values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages)
+        summed(
+            values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages
+        )
         for values in (table.forward, table.backward, table.weight_gradient)
     )
     for own in plan_contributions(table, plans):
@@ -224,11 +230,15 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
     flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
     return CostBreakdown(
-        iteration_time_s=seconds, memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
+        iteration_time_s=seconds,
+        memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
         capacity_bytes=tuple((table.capacity + reserved + problem.margin * memory).tolist()),
-        feasible=bool(cost.feasible[0]), breakdown_s=parts, stage_times_s=stage_times,
-        tokens_per_s=problem.tokens_per_iteration / seconds, mfu=flops / (seconds * peak),
-    )  # fmt: skip
+        feasible=bool(cost.feasible[0]),
+        breakdown_s=parts,
+        stage_times_s=stage_times,
+        tokens_per_s=problem.tokens_per_iteration / seconds,
+        mfu=flops / (seconds * peak),
+    )
 
 
 def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
@@ -266,7 +276,9 @@ def _time_terms(model: Model, cp: int) -> list[str]:
     return [name for name in TIME_TERMS if name in present or name not in MESSAGES]
 
 
-def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, names: list[str]) -> dict[str, float]:
+def _breakdown(
+    table: CostTable, plans: HardPlans, cost: BatchCost, names: list[str]
+) -> dict[str, float]:
     """Return the seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
@@ -302,5 +314,7 @@ def _breakdown(table: CostTable, plans: HardPlans, cost: BatchCost, names: list[
     last = awaited if simulated else int(cost.sync_seconds[0].argmax())
     parts["gradient_sync"] = term("gradient_sync", last)
     parts["optimizer"] = term("optimizer", last) + float(updated[last])
-    parts["tied_embedding_sync"] = float(table.per_iteration[plans.outer[0], layers, plans.choices[0]].sum())
+    parts["tied_embedding_sync"] = float(
+        table.per_iteration[plans.outer[0], layers, plans.choices[0]].sum()
+    )
     return parts

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from darts_parallel.cost.table import CostTable
 from darts_parallel.cost.terms.offload import offloaded_shares
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
 
 
@@ -33,7 +33,9 @@ class HardPlans:
     @staticmethod
     def concatenate(parts: list["HardPlans"]) -> "HardPlans":
         """Return all plans of `parts`, in order."""
-        return HardPlans(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+        return HardPlans(
+            *map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))
+        )
 
     def stages(self) -> Tensor:
         """Return the stage of every layer, shape `(B, L)`."""
@@ -45,7 +47,11 @@ class HardPlans:
         """Return which plans lie in the space: `uniform`, `stagewise` or `layerwise`, shape `(B,)`."""
         if space_kind == "layerwise":
             return torch.ones(len(self), dtype=torch.bool)
-        first = self.first_layers.gather(1, self.stages()) if space_kind == "stagewise" else 0 * self.choices
+        first = (
+            self.first_layers.gather(1, self.stages())
+            if space_kind == "stagewise"
+            else 0 * self.choices
+        )
         return (self.choices == self.choices.gather(1, first)).all(1)
 
     def to_plan(self, index: int, table: CostTable) -> Plan:
@@ -55,11 +61,15 @@ class HardPlans:
         if table.pipeline.start:
             schedule = find(schedule).code(table.pp, count, table.virtual_stages)
         return Plan(
-            num_micro_batches=count, boundaries=(*starts, len(choices)),
-            layers=tuple(table.choices[c] for c in choices), cp=table.cp, node_order=table.node_order,
-            virtual_stages=table.virtual_stages, schedule=schedule,
+            num_micro_batches=count,
+            boundaries=(*starts, len(choices)),
+            layers=tuple(table.choices[c] for c in choices),
+            cp=table.cp,
+            node_order=table.node_order,
+            virtual_stages=table.virtual_stages,
+            schedule=schedule,
             offload=offloaded_shares(table, self[index : index + 1]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,10 @@ def even_uniform_plans(table: CostTable, *, ends_apart: bool = False) -> HardPla
         ends_apart: Even without the first and the last unit, which come on top: trainers cut blocks so.
     """
     units = unit_starts(table.fused_to_previous)
-    edges = ends_apart + torch.arange(1, table.num_stages) * (len(units) - 2 * ends_apart) / table.num_stages
+    edges = (
+        ends_apart
+        + torch.arange(1, table.num_stages) * (len(units) - 2 * ends_apart) / table.num_stages
+    )
     starts = units[round_edges(edges.unsqueeze(0), len(units))]
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)

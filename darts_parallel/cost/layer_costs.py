@@ -99,7 +99,9 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     saved = torch.stack([stored[kind] for kind in RECOMPUTE])
     activation = saved.gather(0, choices.recompute.expand(1, *stored["none"].shape)).squeeze(0)
     zero, none = choices.zero_stage, torch.zeros_like(forward)
-    needed = weight_gradient_bytes(layer, choices.tokens, choices.tp, choices.sequence_shards, stage.width)
+    needed = weight_gradient_bytes(
+        layer, choices.tokens, choices.tp, choices.sequence_shards, stage.width
+    )
     # with ZeRO-3 a rank casts its own shard before it is gathered
     cast = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
     optimizer = none + weight_cast_seconds(layer, cast, device)
@@ -118,12 +120,18 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
         working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
     needed = device.activation_factor * needed
     return LayerCosts(
-        forward=forward + sync["forward"], backward=backward + sync["backward"], weight_gradient=weights,
-        terms=seconds | {"sharding": sync["forward"] + sync["backward"]}, gradient_sync=sync["iteration"],
-        optimizer=optimizer, static=device.state_factor * static,
-        state=device.state_factor * optimizer_state, activation=activation,
-        for_weights=between_passes(layer, needed, stored["none"], activation), working=working,
-    )  # fmt: skip
+        forward=forward + sync["forward"],
+        backward=backward + sync["backward"],
+        weight_gradient=weights,
+        terms=seconds | {"sharding": sync["forward"] + sync["backward"]},
+        gradient_sync=sync["iteration"],
+        optimizer=optimizer,
+        static=device.state_factor * static,
+        state=device.state_factor * optimizer_state,
+        activation=activation,
+        for_weights=between_passes(layer, needed, stored["none"], activation),
+        working=working,
+    )
 
 
 def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:
@@ -137,13 +145,18 @@ def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:
         none = mine + rest == 0
         return both * torch.where(none, 0.5, mine / torch.where(none, 1.0, mine + rest))
 
-    terms = {name: share(own.terms[name], other.terms[name], both) for name, both in whole.terms.items()}
+    terms = {
+        name: share(own.terms[name], other.terms[name], both) for name, both in whole.terms.items()
+    }
     parts = {
         entry.name: share(*(getattr(costs, entry.name) for costs in (own, other, whole)))
-        for entry in fields(whole) if entry.name not in ("terms", "working")
-    }  # fmt: skip
+        for entry in fields(whole)
+        if entry.name not in ("terms", "working")
+    }
     # forward and backward have shares of their own
-    terms["compute"] = terms["compute"] + (parts["forward"] + parts["backward"] - sum(terms.values()))
+    terms["compute"] = terms["compute"] + (
+        parts["forward"] + parts["backward"] - sum(terms.values())
+    )
     return LayerCosts(**parts, terms=terms, working=whole.working)
 
 
@@ -183,7 +196,11 @@ def _micro_batch_seconds(
     none = torch.zeros_like(core)
     again = torch.where(full, forward_pass, torch.where(selective, part, none))
     forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, full)
-    terms = {"compute": forward_pass + back, "recompute": again, "tensor_parallel": forward_tp + backward_tp}
+    terms = {
+        "compute": forward_pass + back,
+        "recompute": again,
+        "tensor_parallel": forward_tp + backward_tp,
+    }
     terms |= dict.fromkeys(MESSAGES, none)
     forward, backward = forward_pass + forward_tp, back + again + backward_tp
     for name, module, (there, in_backward) in messages:
@@ -194,7 +211,9 @@ def _micro_batch_seconds(
     return terms, forward, backward, of_weights * back
 
 
-def _tensor_parallel_seconds(stage: StageContext, layer: LayerSpec, full: Tensor) -> tuple[Tensor, Tensor]:
+def _tensor_parallel_seconds(
+    stage: StageContext, layer: LayerSpec, full: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the exposed seconds of tensor-parallel collectives in forward and backward, `(O, C)`.
 
     Args:
@@ -210,7 +229,9 @@ def _tensor_parallel_seconds(stage: StageContext, layer: LayerSpec, full: Tensor
     cast = (choices.sequence_shards > 1) & narrow
     collective, exact = (
         all_reduce(
-            torch.where(cast, (width + width.clamp(max=1.0)) / 2.0, width) * elements, ring, *stage.links
+            torch.where(cast, (width + width.clamp(max=1.0)) / 2.0, width) * elements,
+            ring,
+            *stage.links,
         )
         for width in (sent, torch.full_like(sent, stage.width))
     )
@@ -248,15 +269,23 @@ def _activations(
     """Return the bytes that the layer keeps for backward, by recomputation."""
     training, device, choices = stage.training, stage.device, stage.choices
     formula = activation_bytes(
-        layer, choices.tokens, training.seq_len, choices.tp, choices.sequence_shards, stage.width,
-        training.recompute_modules, stage.software,
-    )  # fmt: skip
+        layer,
+        choices.tokens,
+        training.seq_len,
+        choices.tp,
+        choices.sequence_shards,
+        stage.width,
+        training.recompute_modules,
+        stage.software,
+    )
     for own in added.values():
         formula["none"] = formula["none"] + own.kept
         formula["selective"] = formula["selective"] + own.kept - own.dropped
     # a block's input, which full recomputation keeps, is one tensor whatever the framework
     exact = ("full",) if layer.recomputable else ()
-    stored = {kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()}
+    stored = {
+        kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()
+    }
     none = stage.measured_figure(layer, "saved", stored["none"])
     none = device.activation_factor * none if layer.captured else none
     return stored | {"none": none} | ({"selective": none} if layer.captured else {})

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.problem import COMMON, VOCABULARY_MULTIPLE, Cluster, LayerSpec, Software, StageTopology
+from darts_parallel.problem import (
+    COMMON,
+    VOCABULARY_MULTIPLE,
+    Cluster,
+    LayerSpec,
+    Software,
+    StageTopology,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,9 @@ def parameters_per_rank(layer: LayerSpec, vocab_size: int, tp: Tensor) -> Tensor
     return layer.sharded_parameters / tp + layer.replicated_parameters + table
 
 
-def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
+def static_bytes(
+    parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: StateBytes
+) -> Tensor:
     """Return the parameters, gradients and optimizer state of a layer on one device, shape of `parameters`.
 
     Args:
@@ -68,7 +77,9 @@ def static_bytes(parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: 
     def sharded(size: float, from_stage: int) -> Tensor:
         return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
 
-    per_parameter = sharded(state.optimizer + state.step, 1) + sharded(state.gradient + state.copy, 2)
+    per_parameter = sharded(state.optimizer + state.step, 1) + sharded(
+        state.gradient + state.copy, 2
+    )
     return parameters * (per_parameter + sharded(state.parameter, 3))
 
 
@@ -101,7 +112,9 @@ def weight_gradient_bytes(
     features = torch.zeros_like(tp + sequence_shards)
     for gemm in layer.trained:
         inside = gemm.in_features / (tp if gemm.split == "row" else sequence_shards)
-        outside = gemm.out_features / (tp if gemm.split in ("column", "vocabulary") else sequence_shards)
+        outside = gemm.out_features / (
+            tp if gemm.split in ("column", "vocabulary") else sequence_shards
+        )
         features = features + inside + outside
     return width * tokens * features
 
@@ -122,9 +135,15 @@ def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: 
 
 
 def activation_bytes(
-    layer: LayerSpec, tokens: Tensor, seq_len: int, tp: Tensor, sequence_shards: Tensor, width: int,
-    modules: Sequence[str] = ("core_attn",), software: Software = COMMON,
-) -> dict[str, Tensor]:  # fmt: skip
+    layer: LayerSpec,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    width: int,
+    modules: Sequence[str] = ("core_attn",),
+    software: Software = COMMON,
+) -> dict[str, Tensor]:
     """Return the bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
 
     Args:
@@ -138,14 +157,20 @@ def activation_bytes(
         not blocks as they are.
     """
     scale = width / 2.0
-    linear = layer.replicated_activation_bytes / sequence_shards + layer.sharded_activation_bytes / tp
+    linear = (
+        layer.replicated_activation_bytes / sequence_shards + layer.sharded_activation_bytes / tp
+    )
     if layer.kind == "loss":
         linear = linear * (software.loss_bytes / COMMON.loss_bytes)
     if software.gathered_inputs:
-        inputs = sum(gemm.in_features for gemm in layer.gemms if gemm.split in ("column", "vocabulary"))
+        inputs = sum(
+            gemm.in_features for gemm in layer.gemms if gemm.split in ("column", "vocabulary")
+        )
         linear = linear + 2.0 * inputs * (1.0 - 1.0 / sequence_shards)
     mlps = [part.gemms for part in layer.parts if part.module == "mlp" and software.gate_kept]
-    gate = sum((2.0 * (ins.out_features - out.in_features) / tp for ins, out in mlps), torch.zeros_like(tp))
+    gate = sum(
+        (2.0 * (ins.out_features - out.in_features) / tp for ins, out in mlps), torch.zeros_like(tp)
+    )
     linear = linear + gate
     scores = layer.score_bytes * seq_len / tp
     kept = tokens * scale * (linear + scores)

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import CostConfig
-from darts_parallel.schedules import CLOSED_FORM, SEARCHED, Searched, find, full_name, usual_schedule
+from darts_parallel.schedules import (
+    CLOSED_FORM,
+    SEARCHED,
+    Searched,
+    find,
+    full_name,
+    usual_schedule,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,10 @@ class PipelineModel:
 
     @staticmethod
     def from_config(
-        config: CostConfig, virtual_stages: int = 1, schedule: str | None = None, named: Sequence[str] = ()
+        config: CostConfig,
+        virtual_stages: int = 1,
+        schedule: str | None = None,
+        named: Sequence[str] = (),
     ) -> "PipelineModel":
         """Return the model that the user chose.
 
@@ -80,7 +90,9 @@ def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
     return values.new_zeros(len(values), count).scatter_add(1, places, values)
 
 
-def in_flight(pp: int, num_micro_batches: Tensor, schedule: str = CLOSED_FORM, chunks: int = 1) -> Tensor:
+def in_flight(
+    pp: int, num_micro_batches: Tensor, schedule: str = CLOSED_FORM, chunks: int = 1
+) -> Tensor:
     """Return micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
     counts = num_micro_batches.tolist()
     rows = [find(schedule).in_flight(pp, count, chunks) for count in counts]
@@ -107,7 +119,9 @@ def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
     if not schedule.split:
         return {"in_flight": flying, "before": before}
     activation = before.clone()
-    lighter, heavier = ((x > y).any(2).any(0).nonzero()[:, 0] for x, y in ((before, after), (after, before)))
+    lighter, heavier = (
+        (x > y).any(2).any(0).nonzero()[:, 0] for x, y in ((before, after), (after, before))
+    )
     if len(lighter):
         last = [schedule.last_stage_moments(pp, count, virtual_stages) for count in counts.tolist()]
         most = _most(last, before[:, lighter], after[:, lighter]) / flying[:, -1:, None]
@@ -119,7 +133,11 @@ def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
     return {"in_flight": flying, "before": before, "activation": activation}
 
 
-def _most(moments: Sequence[Sequence[tuple[float, float]]], before: Tensor, after: Tensor) -> Tensor:
+def _most(
+    moments: Sequence[Sequence[tuple[float, float]]], before: Tensor, after: Tensor
+) -> Tensor:
     """Return the bytes at the worst moment of each outer choice, `(O, L, C)`."""
-    sums = [[a * x + b * y for a, b in own] for own, x, y in zip(moments, before, after, strict=True)]
+    sums = [
+        [a * x + b * y for a, b in own] for own, x, y in zip(moments, before, after, strict=True)
+    ]
     return torch.stack([torch.stack(own).amax(0) for own in sums])

@@ -29,7 +29,14 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
 
 def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
     """Return strategies of the layout and the costs of every layer's own `(L,)`, shape `(L, C)`."""
-    costs = [table.forward, table.backward, table.sync, table.per_iteration, table.static, table.activation]
+    costs = [
+        table.forward,
+        table.backward,
+        table.sync,
+        table.per_iteration,
+        table.static,
+        table.activation,
+    ]
     if (host := table.host) is not None:
         costs += [host.transfer, host.state_transfer, host.state]
     shape = (-1, table.num_layers, len(table.choices))
@@ -61,7 +68,12 @@ def without_dominated(table: CostTable) -> CostTable:
         return table  # less memory at more seconds of transfer: nothing is dominated in everything
     if table.pipeline.simulated or table.virtual_stages > 1:
         # a longest path falls with each pass by itself
-        seconds = [table.forward, table.backward - table.weight_gradient, table.weight_gradient, table.sync]
+        seconds = [
+            table.forward,
+            table.backward - table.weight_gradient,
+            table.weight_gradient,
+            table.sync,
+        ]
     else:
         seconds = [table.time, table.time + table.sync]
     figures = [*seconds, table.per_iteration, table.static, table.activation, table.working]
@@ -74,7 +86,9 @@ def without_dominated(table: CostTable) -> CostTable:
         # strategies that are not allowed count as expensive
         barred = [(~allowed).to(torch.float64) for allowed in legal]
         dominated[mine] = _dominated([*barred, *(values[:, mine] for values in rows)])
-    return table.keep_choices(torch.nonzero(~dominated).squeeze(1)) if bool(dominated.any()) else table
+    return (
+        table.keep_choices(torch.nonzero(~dominated).squeeze(1)) if bool(dominated.any()) else table
+    )
 
 
 def _distinct_layers(values: torch.Tensor) -> torch.Tensor:

@@ -98,13 +98,19 @@ def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indi
     number = {kind: index for index, kind in enumerate(find(schedule).kinds)}
     numbered = [[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders]
     split = {WHOLE: [WHOLE, NOTHING]}
-    rows = [[(own, *rest) for kind, *rest in row for own in split.get(kind, [kind])] for row in numbered]
+    rows = [
+        [(own, *rest) for kind, *rest in row for own in split.get(kind, [kind])] for row in numbered
+    ]
     return np.array(rows)
 
 
 def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
     """Return the pass before each one on its device, and the one that gives its input; N: none."""
-    total, length, (kind, stage, batch) = orders[..., 0].size, orders.shape[1], orders.reshape(-1, 3).T
+    total, length, (kind, stage, batch) = (
+        orders[..., 0].size,
+        orders.shape[1],
+        orders.reshape(-1, 3).T,
+    )
     count, kind = int(batch.max()) + 1, PLACES[kind]
     place = np.full(3 * stages * count + 1, total)
     place[(kind * stages + stage) * count + batch] = np.arange(total)
@@ -187,7 +193,9 @@ def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indi
             return none
     need = _needed(longer, source, end, frame, pp * chunks)
     for device in range(pp):
-        repeats = (order[device, frame:] == order[device, :-frame] + later).all(-1)[: end[device] - frame]
+        repeats = (order[device, frame:] == order[device, :-frame] + later).all(-1)[
+            : end[device] - frame
+        ]
         steady = len(repeats) if repeats.all() else int(repeats[::-1].argmin())
         rows = min(rows, (steady - int(end[device] - need[device])) // frame + 1)
     if rows < 2:

@@ -12,11 +12,16 @@ from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
 from darts_parallel.errors import PlanError, UnsupportedError
-from darts_parallel.plan import Plan, divisors
+from darts_parallel.plans import Plan, divisors
 from darts_parallel.problem import Cluster, Model
 
-CONSTANTS = {"BASE_EFF": 0.35, "DP_EFF_PENALTY_FACTOR": 0.20, "TP_EFF_PENALTY_FACTOR": 0.25,
-             "IMBALANCE_PENALTY_FACTOR": 0.10, "OVERLAP_RATIO_PP": 0.60}  # fmt: skip
+CONSTANTS = {
+    "BASE_EFF": 0.35,
+    "DP_EFF_PENALTY_FACTOR": 0.20,
+    "TP_EFF_PENALTY_FACTOR": 0.25,
+    "IMBALANCE_PENALTY_FACTOR": 0.10,
+    "OVERLAP_RATIO_PP": 0.60,
+}
 """Share of the peak that one GPU reaches, what lowers it, and the share of a pipeline that computes."""
 Product = tuple[int, int, int]
 """Degrees dp, tp and pp."""
@@ -67,13 +72,18 @@ class SearcherModel:
         tokens = training.global_batch_size * training.seq_len
         wide = [degree for degree in divisors(cluster.num_devices) if degree > group.gpus]
         return SearcherModel(
-            flops=model.flops_per_token(training.seq_len) * tokens, peak=group.device.peak_flops,
+            flops=model.flops_per_token(training.seq_len) * tokens,
+            peak=group.device.peak_flops,
             gradients=float(model.num_parameters * width),
             activation=float(tokens * model.config.hidden_size * width),
-            collectives=sum(layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers),
-            inside=group.intra_node.bandwidth, between=cluster.inter_node.bandwidth, gpus=group.gpus,
+            collectives=sum(
+                layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers
+            ),
+            inside=group.intra_node.bandwidth,
+            between=cluster.inter_node.bandwidth,
+            gpus=group.gpus,
             beyond=float(min(wide, default=float("inf"))),
-        )  # fmt: skip
+        )
 
     def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
         """Return the seconds per iteration by cause, of the shape of the degrees, real and at least 1.
@@ -94,7 +104,11 @@ class SearcherModel:
         per_byte = (1 - outside) / self.inside + outside / self.between
         return {
             "compute": compute * (1 - piped + piped / CONSTANTS["OVERLAP_RATIO_PP"]),
-            "tensor_parallel": 2 * (tp - 1) / tp * (self.collectives * self.activation / tp) / self.inside,
+            "tensor_parallel": 2
+            * (tp - 1)
+            / tp
+            * (self.collectives * self.activation / tp)
+            / self.inside,
             "gradient_sync": 2 * (dp - 1) / dp * self.gradients * per_byte,
             "p2p_and_resharding": (pp - 1) * 2 * self.activation / self.inside,
         }
@@ -102,7 +116,10 @@ class SearcherModel:
     def breakdowns(self, degrees: Sequence[Product]) -> list[dict[str, float]]:
         """Return the seconds per iteration by cause of every product, in one vectorised pass."""
         terms = self.terms(*torch.tensor(degrees, dtype=torch.float64).unbind(1))
-        return [dict(zip(terms, row, strict=True)) for row in torch.stack(list(terms.values()), 1).tolist()]
+        return [
+            dict(zip(terms, row, strict=True))
+            for row in torch.stack(list(terms.values()), 1).tolist()
+        ]
 
     def breakdown(self, plan: Plan) -> dict[str, float]:
         """Return the seconds per iteration by cause of a plan whose layers all agree on (dp, tp).

@@ -56,7 +56,9 @@ def layer_shards(stage: StageContext, parameters: Tensor, *, frozen: bool = Fals
 def data_group(stage: StageContext) -> RingGroup:
     """Return the data-parallel groups of every strategy."""
     topology = stage.topology
-    return ring_group([topology.data_parallel(int(tp)) for tp in stage.choices.tp.tolist()], topology)
+    return ring_group(
+        [topology.data_parallel(int(tp)) for tp in stage.choices.tp.tolist()], topology
+    )
 
 
 def ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGroup:
@@ -73,7 +75,9 @@ def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     """
     if part.frozen:
         return torch.zeros_like(part.parameters)
-    mine = torch.where(stage.choices.zero_stage >= 2, part.parameters / part.shards, part.parameters)
+    mine = torch.where(
+        stage.choices.zero_stage >= 2, part.parameters / part.shards, part.parameters
+    )
     return stream_seconds(mine * (2.0 * stage.state.gradient + stage.state.parameter), stage.device)
 
 
@@ -101,13 +105,17 @@ def sharding_seconds(
         # a layer without parameters sends no message, and so has no latency
         there = part.parameters > 0
         messages = torch.where(zero == 3, 1.0, (part.parameters / BUCKET).clamp(max=1.0))
-        gathers = there * reduce_scatter(part.parameters * state.parameter, part.inner, *links, messages)
+        gathers = there * reduce_scatter(
+            part.parameters * state.parameter, part.inner, *links, messages
+        )
         gather = gather + (gathers * (zero == 3) if part.frozen else gathers)
         if part.frozen:
             continue
         scatter = scatter + there * reduce_scatter(gradients, part.inner, *links, messages)
         reduced = reduced + there * all_reduce(gradients, part.inner, *links, messages)
-        replicas = replicas + there * all_reduce(gradients / part.shards, part.across, *links, messages)
+        replicas = replicas + there * all_reduce(
+            gradients / part.shards, part.across, *links, messages
+        )
 
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, stage.device.overlap_exponent)

@@ -152,7 +152,13 @@ def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
 
 
 def simulated_seconds(
-    passes: PassSeconds, sync: Tensor, counts: Tensor, pp: int, model: PipelineModel, *, whole: bool = False
+    passes: PassSeconds,
+    sync: Tensor,
+    counts: Tensor,
+    pp: int,
+    model: PipelineModel,
+    *,
+    whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the seconds of an iteration in which every device synchronises once its last backward has ended.
 
@@ -190,7 +196,12 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
     starts = _run(graph, rows)[1][:, 0].tolist()
     seconds = rows[graph.duration, 0].tolist()
     return [
-        Event(devices[stage], Operation(find(schedule).kinds[kind], stage, batch), start, start + length)
+        Event(
+            devices[stage],
+            Operation(find(schedule).kinds[kind], stage, batch),
+            start,
+            start + length,
+        )
         for (kind, stage, batch), start, length in zip(
             graph.operations.tolist(), starts, seconds, strict=True
         )
@@ -211,10 +222,14 @@ def critical_operations(
     graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
     end, start = _run(graph, passes.rows(find(schedule).split).detach().numpy())
     awaited = int((end[graph.last, 0] + sync.detach().numpy()).argmax())
-    paths, _ = _critical_paths(graph, end, start, graph.last[[awaited]], np.zeros(1, dtype=np.int64))
+    paths, _ = _critical_paths(
+        graph, end, start, graph.last[[awaited]], np.zeros(1, dtype=np.int64)
+    )
     on_path = graph.operations[paths[paths < len(graph)]].tolist()
     kinds = find(schedule).kinds
-    return frozenset(Operation(kinds[kind], s, batch) for kind, s, batch in on_path if kind != NOTHING)
+    return frozenset(
+        Operation(kinds[kind], s, batch) for kind, s, batch in on_path if kind != NOTHING
+    )
 
 
 def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
@@ -283,7 +298,9 @@ class _Longest(torch.autograd.Function):
     """Ends of some passes, and how often the longest path to each takes every row of seconds."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, graph: Graph, run: tuple[Floats, Floats], wanted: Indices) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, graph: Graph, run: tuple[Floats, Floats], wanted: Indices
+    ) -> Tensor:
         ctx.graph, ctx.run, ctx.wanted = graph, run, wanted
         ctx.num_rows = len(rows)
         return torch.from_numpy(run[0][wanted])
@@ -346,7 +363,9 @@ def _walked_paths(
     previous, source = (np.append(waits, count) for waits in (graph.previous, graph.source))
     here, paths, waited = last, [last], []
     while (here < count).any():
-        late = (start[np.minimum(here, count - 1), plan] > end[previous[here], plan]) & (here < count)
+        late = (start[np.minimum(here, count - 1), plan] > end[previous[here], plan]) & (
+            here < count
+        )
         here = np.where(late, source[here], previous[here])
         paths.append(here)
         waited.append(late)
@@ -368,7 +387,12 @@ class Criticalities:
 
     @staticmethod
     def of(
-        passes: PassSeconds, sync: Tensor, counts: Tensor, pp: int, model: PipelineModel, whole: bool = False
+        passes: PassSeconds,
+        sync: Tensor,
+        counts: Tensor,
+        pp: int,
+        model: PipelineModel,
+        whole: bool = False,
     ) -> "Criticalities":
         """Count those of one longest path of each plan; arguments as in `simulated_seconds`.
 
@@ -380,7 +404,9 @@ class Criticalities:
             total, _ = simulated_seconds(some, leaves[4], counts, pp, model, whole=whole)
         given = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
         rows = zip(leaves, given, strict=True)
-        return Criticalities(*(torch.zeros_like(leaf) if row is None else row for leaf, row in rows))
+        return Criticalities(
+            *(torch.zeros_like(leaf) if row is None else row for leaf, row in rows)
+        )
 
     def seconds(self, passes: PassSeconds, sync: Tensor) -> Tensor:
         """Return the seconds along the paths, at most those of the schedule, `(B,)`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from darts_parallel.config import TrainingConfig
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.memory import StateBytes, state_bytes
-from darts_parallel.plan import OuterSpace
+from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import (
     Cluster,
     Device,
@@ -42,11 +42,19 @@ class StageContext:
     @staticmethod
     def build(problem: Problem, topology: StageTopology, space: OuterSpace) -> "StageContext":
         """Read from a problem what prices the strategies of `space` on a stage of `topology`."""
-        choices = ChoiceTensors.build(problem.training, space.num_micro_batches, space.choices, space.cp)
+        choices = ChoiceTensors.build(
+            problem.training, space.num_micro_batches, space.choices, space.cp
+        )
         return StageContext(
-            problem.model, problem.cluster, problem.training, problem.software, problem.measured,
-            problem.config.cost.lossy_block, topology, choices,
-        )  # fmt: skip
+            problem.model,
+            problem.cluster,
+            problem.training,
+            problem.software,
+            problem.measured,
+            problem.config.cost.lossy_block,
+            topology,
+            choices,
+        )
 
     @property
     def group(self) -> NodeGroup:

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import Config, SpaceConfig
-from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds, stored_bytes, tied_seconds
+from darts_parallel.cost._transitions import (
+    boundary_seconds,
+    reshard_seconds,
+    stored_bytes,
+    tied_seconds,
+)
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
@@ -23,27 +28,42 @@ from darts_parallel.cost.pipeline import PipelineModel, by_device, held_fields
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
 from darts_parallel.cost.terms.offload import HostMemory
-from darts_parallel.plan import LayerStrategy, OuterSpace, admits, micro_batch_legal, outer_spaces
-from darts_parallel.problem import BoundaryTopology, Cluster, Model, Problem, StageTopology, order_label
+from darts_parallel.plans import LayerStrategy, OuterSpace, admits, micro_batch_legal, outer_spaces
+from darts_parallel.problem import (
+    BoundaryTopology,
+    Cluster,
+    Model,
+    Problem,
+    StageTopology,
+    order_label,
+)
 from darts_parallel.schedules import USUAL, find
 
 
-def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> list[list[LayerCosts]]:
+def all_layer_costs(
+    model: Model, pp: int, stages: Sequence[StageContext]
+) -> list[list[LayerCosts]]:
     """Price every distinct layer of a model, in their order, on every kind of stage."""
     # a tied table is the first layer's where both lie on one device
     return [
-        [layer_costs(stage, spec, counts_table=pp > 1 or not spec.tied or number == 0)
-         for number, spec in enumerate(model.kinds[0])]
+        [
+            layer_costs(stage, spec, counts_table=pp > 1 or not spec.tied or number == 0)
+            for number, spec in enumerate(model.kinds[0])
+        ]
         for stage in stages
-    ]  # fmt: skip
+    ]
 
 
-def stack(costs: list[list[LayerCosts]], kinds: Tensor, name: str, term: str | None = None) -> Tensor:
+def stack(
+    costs: list[list[LayerCosts]], kinds: Tensor, name: str, term: str | None = None
+) -> Tensor:
     """Return a field of the costs of layers of `kinds`, or one of its terms, `(O, Q, L, C)`."""
     some = costs[0][0].forward
     fields_of = [[getattr(layer, name) for layer in kind] for kind in costs]
     rows = [[x if term is None else x[term] for x in kind] for kind in fields_of]
-    distinct = torch.stack([torch.stack([x.expand_as(some) for x in row], dim=1) for row in rows], dim=1)
+    distinct = torch.stack(
+        [torch.stack([x.expand_as(some) for x in row], dim=1) for row in rows], dim=1
+    )
     return distinct.index_select(2, kinds)
 
 
@@ -161,7 +181,9 @@ class CostTable:
     @property
     def label(self) -> str:
         """Name of its outer choices in sentences, e.g. `pp 4` or `pp 4, cp 2`."""
-        parts = [f"pp {self.pp}"] + ([f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else [])
+        parts = [f"pp {self.pp}"] + (
+            [f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else []
+        )
         parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
         return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
 
@@ -206,13 +228,17 @@ class CostTable:
         """Return the table of one outer choice under the order of passes of a code (`Searched`)."""
         one = self.select([outer])
         assert one.before is not None
-        one = replace(one, pipeline=replace(self.pipeline, schedule=code, start=False), activation=one.before)
+        one = replace(
+            one, pipeline=replace(self.pipeline, schedule=code, start=False), activation=one.before
+        )
         return replace(one, **held_fields(one, self.virtual_stages))
 
     def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
         """Return the table with only some strategies."""
         kept = torch.as_tensor(index)
-        return replace(self._along("C", kept), choices=tuple(self.choices[c] for c in kept.tolist()))
+        return replace(
+            self._along("C", kept), choices=tuple(self.choices[c] for c in kept.tolist())
+        )
 
     def _along(self, axis: str, index: Tensor) -> "CostTable":
         """Return the table with only the members `index` of an axis."""
@@ -236,7 +262,9 @@ def _taken(value: Any, axes: str, axis: str, index: Tensor) -> Any:
     if isinstance(value, (CostTable, HostMemory)):
         axes_of = {item.name: item.metadata.get("axes", "") for item in fields(value)}
         own = {name: axes for name, axes in axes_of.items() if axis in axes}
-        return replace(value, **{n: _taken(getattr(value, n), a, axis, index) for n, a in own.items()})
+        return replace(
+            value, **{n: _taken(getattr(value, n), a, axis, index) for n, a in own.items()}
+        )
     if isinstance(value, dict):
         return {name: _taken(part, axes, axis, index) for name, part in value.items()}
     return None if value is None else value.index_select(axes.index(axis), index)
@@ -255,7 +283,9 @@ def build_tables(
     placed = list(zip(clusters or [problem.cluster] * len(spaces), spaces, strict=True))
     equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
     for index, (cluster, space) in enumerate(placed):
-        shared = replace(space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=())
+        shared = replace(
+            space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=()
+        )
         equal.setdefault((cluster.num_devices // space.pp, space.pp == 1, shared), []).append(index)
     tables: dict[int, CostTable] = {}
     for members in equal.values():
@@ -274,25 +304,36 @@ def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:
 
 
 def _tables_of_equal_stages(
-    placed: Sequence[tuple[Cluster, OuterSpace]], stage: Callable[[StageTopology, OuterSpace], StageContext],
-    config: Config, margin: float,
-) -> list[CostTable]:  # fmt: skip
+    placed: Sequence[tuple[Cluster, OuterSpace]],
+    stage: Callable[[StageTopology, OuterSpace], StageContext],
+    config: Config,
+    margin: float,
+) -> list[CostTable]:
     """Build tables of entries that differ in number, places and order of stages and in micro-batches."""
     spaces = [space for _, space in placed]
     counts = tuple(sorted({count for space in spaces for count in space.num_micro_batches}))
     clusters = [cluster.arranged(space.node_order) for cluster, space in placed]
-    stages = [[c.stage_topology(k, s.pp) for k in range(s.pp)] for c, s in zip(clusters, spaces, strict=True)]
+    stages = [
+        [c.stage_topology(k, s.pp) for k in range(s.pp)]
+        for c, s in zip(clusters, spaces, strict=True)
+    ]
     kinds = list(dict.fromkeys(k for own in stages for k in own))
     read, named = PipelineModel.from_config, config.space.schedules or ()
     models = [read(config.cost, s.virtual_stages, s.schedule, named * (s.pp > 1)) for s in spaces]
     placed_models = zip(clusters, models, spaces, strict=True)
-    edges = [_boundaries(c, model.schedule, s.pp, s.virtual_stages) for c, model, s in placed_models]
-    boundaries = list(dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None))
+    edges = [
+        _boundaries(c, model.schedule, s.pp, s.virtual_stages) for c, model, s in placed_models
+    ]
+    boundaries = list(
+        dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None)
+    )
     whole = replace(spaces[0], num_micro_batches=counts)
     priced = [stage(kind, whole) for kind in kinds]
     first = _table(config.space, whole, priced, boundaries)
     tables = []
-    for cluster, space, own, model, cut in zip(clusters, spaces, stages, models, edges, strict=True):
+    for cluster, space, own, model, cut in zip(
+        clusters, spaces, stages, models, edges, strict=True
+    ):
         # every order of the nodes numbers the boundaries alike: a search may weigh the orders
         p2p, inner = first.p2p, first.p2p.shape[1]
         numbers = [inner if boundary is None else boundaries.index(boundary) for boundary in cut]
@@ -300,13 +341,16 @@ def _tables_of_equal_stages(
             p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
         devices = find(model.schedule).devices(space.pp, space.pp * space.virtual_stages)
         table = replace(
-            first, pipeline=model,
+            first,
+            pipeline=model,
             stage_kind=torch.tensor([kinds.index(own[device]) for device in devices]),
-            boundary_kind=torch.tensor(numbers, dtype=torch.long), p2p=p2p,
+            boundary_kind=torch.tensor(numbers, dtype=torch.long),
+            p2p=p2p,
             per_iteration=tied_seconds(priced[0], cluster, own),
-            capacity=capacities(cluster, own, margin), node_order=cluster.node_order,
+            capacity=capacities(cluster, own, margin),
+            node_order=cluster.node_order,
             order_name=order_label(cluster),
-        )  # fmt: skip
+        )
         if space.num_micro_batches != counts:
             table = table.select([counts.index(count) for count in space.num_micro_batches])
         tables.append(replace(table, **held_fields(table, space.virtual_stages)))
@@ -325,18 +369,28 @@ def _boundaries(
 
 
 def _table(
-    pins: SpaceConfig, space: OuterSpace, stages: list[StageContext], boundaries: list[BoundaryTopology]
+    pins: SpaceConfig,
+    space: OuterSpace,
+    stages: list[StageContext],
+    boundaries: list[BoundaryTopology],
 ) -> CostTable:
     """Price all kinds of stages and boundaries; which stage is of which kind is still open."""
     counts = torch.tensor(space.num_micro_batches)
     model, cluster, training = stages[0].model, stages[0].cluster, stages[0].training
     costs, kinds_of = all_layer_costs(model, space.pp, stages), torch.tensor(model.kinds[1])
     distinct, layout = layouts(space.choices)
-    tokens = ChoiceTensors.build(training, space.num_micro_batches, tuple(distinct), space.cp).tokens
+    tokens = ChoiceTensors.build(
+        training, space.num_micro_batches, tuple(distinct), space.cp
+    ).tokens
     batch = training.global_batch_size
-    allowed = [[micro_batch_legal(pins, batch, m, c) for c in space.choices] for m in space.num_micro_batches]
+    allowed = [
+        [micro_batch_legal(pins, batch, m, c) for c in space.choices]
+        for m in space.num_micro_batches
+    ]
     once = {name: stack(costs, kinds_of, name) for name in ("gradient_sync", "optimizer")}
-    admitted = torch.tensor([[admits(stage.group.gpus, c) for c in space.choices] for stage in stages])
+    admitted = torch.tensor(
+        [[admits(stage.group.gpus, c) for c in space.choices] for stage in stages]
+    )
     places = [(stage.topology.group, max(stage.topology.counts)) for stage in stages]
     empty, extra = torch.zeros(0, dtype=torch.long), dict[str, Any]()
     for term in TERMS:

@@ -129,9 +129,13 @@ def dual_bound(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tup
 
     start = (weights + 1.0 / len(weights)) / 2
     result = minimize(
-        negative, start, jac=True, method="SLSQP", bounds=[(0.0, 1.0)] * len(start),
+        negative,
+        start,
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * len(start),
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1.0, "jac": np.ones_like},
         options={"maxiter": 100, "ftol": 1e-9},
-    )  # fmt: skip
+    )
     better = np.clip(np.nan_to_num(result.x), 0.0, 1.0)
     return max(value(better / max(better.sum(), 1e-12)), single, key=lambda found: found[0])

@@ -16,11 +16,14 @@ from darts_parallel.problem import Cluster, Problem
 
 MEMORY = "device.memory"
 FIGURES = {
-    "device.peak_flops": (1, "peak_TFLOPs"), MEMORY: (1, "memory_GiB"),
-    "device.memory_bandwidth": (1, "memory_bandwidth_GBps"), "intra_node.bandwidth": (1, "bandwidth_GBps"),
-    "intra_node.latency": (-1, "latency_us"), "inter_node.bandwidth": (1, "bandwidth_GBps"),
+    "device.peak_flops": (1, "peak_TFLOPs"),
+    MEMORY: (1, "memory_GiB"),
+    "device.memory_bandwidth": (1, "memory_bandwidth_GBps"),
+    "intra_node.bandwidth": (1, "bandwidth_GBps"),
+    "intra_node.latency": (-1, "latency_us"),
+    "inter_node.bandwidth": (1, "bandwidth_GBps"),
     "inter_node.latency": (-1, "latency_us"),
-}  # fmt: skip
+}
 """Figures: 1 where more is better or -1 where less is, and the key of the configuration."""
 Place = int | None  # number of a node group; None: the network that groups share
 
@@ -34,10 +37,14 @@ def places(name: str, cluster: Cluster) -> list[Place]:
     """Return the places whose figure a name means; refuse what the cluster lacks or cannot change alone."""
     match = re.fullmatch(r"(?:nodes\.(\d{1,4})\.)?(\w+\.\w+)", name)
     if match is None or match[2] not in FIGURES:
-        raise ConfigError(f"design.knobs.{name} must be one of {', '.join(FIGURES)}, or nodes.0. and one of "
-                          "them; try device.peak_flops.")  # fmt: skip
+        raise ConfigError(
+            f"design.knobs.{name} must be one of {', '.join(FIGURES)}, or nodes.0. and one of "
+            "them; try device.peak_flops."
+        )
     part, devices = match[2].split(".")[0], [group.device.name for group in cluster.groups]
-    own = [i for i, g in enumerate(cluster.groups) if part != "inter_node" or g.inter_node is not None]
+    own = [
+        i for i, g in enumerate(cluster.groups) if part != "inter_node" or g.inter_node is not None
+    ]
     if match[1] is None:
         return [*own, None] if part == "inter_node" else [*own]
     alone = [i for i in own if part != "device" or devices.count(devices[i]) == 1]
@@ -73,11 +80,17 @@ def scaled_config(problem: Problem, factors: Mapping[str, float]) -> Config:
     cluster = config.cluster
     for name, factor in factors.items():
         part, key = figure_of(name).split(".")[0], FIGURES[figure_of(name)][1]
-        nodes: list[Any] = [cluster if p is None else cluster.nodes[p] for p in places(name, problem.cluster)]
+        nodes: list[Any] = [
+            cluster if p is None else cluster.nodes[p] for p in places(name, problem.cluster)
+        ]
         parts = (getattr(node, part) for node in nodes)
         owners = {id(o): o for o in (cluster.devices[o] if part == "device" else o for o in parts)}
         for owner in owners.values():
             old = getattr(owner, key)
-            peaks = {kind: peak * factor for kind, peak in old.items()} if isinstance(old, dict) else None
+            peaks = (
+                {kind: peak * factor for kind, peak in old.items()}
+                if isinstance(old, dict)
+                else None
+            )
             setattr(owner, key, peaks or old * factor)
     return config

@@ -23,8 +23,8 @@ from darts_parallel.cost import (
 from darts_parallel.design.bound import Array, Knobs
 from darts_parallel.design.figures import FIGURES, Place, figure_of, places, scaled
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.plan import Plan, outer_spaces
 from darts_parallel.planner import tightened
+from darts_parallel.plans import Plan, outer_spaces
 from darts_parallel.problem import Problem
 
 AMPLE = 1e9  # factor of the memory in tables: which plans fit is decided by what is bought
@@ -78,7 +78,9 @@ class Pricing:
         every = [[float(knob in own) for knob in range(len(knobs.names))] for own in products]
         self.factors: Array = np.reshape(every, (len(products), len(knobs.names)))
         self.start = np.clip(0.0, knobs.low, knobs.high)
-        self.ample = problem.with_devices(lambda device: replace(device, memory=device.memory * AMPLE))
+        self.ample = problem.with_devices(
+            lambda device: replace(device, memory=device.memory * AMPLE)
+        )
         self.spaces = outer_spaces(self.ample)
         point = torch.tensor(self.factors @ self.start, requires_grad=True)
         self._begun = self._tables(point)
@@ -88,15 +90,19 @@ class Pricing:
         self.useful = torch.nonzero(legal & (needs <= most * (1 + ROUNDING)).all(1)).squeeze(1)
         if not len(self.useful):
             job, lightest = problem.config.model.name, float(needs.amax(1).min())
-            raise InfeasibleError(f"design: the job {job} fits nowhere on {problem.cluster.name}, where the "
-                                  f"lightest plan needs {lightest:.3g} times the memory; try a higher bound "
-                                  "of device.memory, or more nodes.")  # fmt: skip
+            raise InfeasibleError(
+                f"design: the job {job} fits nowhere on {problem.cluster.name}, where the "
+                f"lightest plan needs {lightest:.3g} times the memory; try a higher bound "
+                "of device.memory, or more nodes."
+            )
         self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), np.exp(memories.low))
         self.at_start = Priced(self._log_seconds(self._begun), point)
 
     def _tables(self, z: Tensor) -> Tables:
         """Return tables, their even uniform plans and costs where the log goodness of factors is `z`."""
-        factors = [(name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places]
+        factors = [
+            (name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places
+        ]
         linear = torch.is_grad_enabled() and z.requires_grad
         tables = build_tables(scaled(self.ample, factors), self.spaces)
         planned = ((table, even_uniform_plans(table)) for table in tables)
@@ -115,9 +121,13 @@ class Pricing:
             arranged = cluster.arranged(table.node_order)
             factors = torch.zeros(len(cost.memory), len(held), dtype=torch.float64)
             for stage, column in product(range(table.pp), range(len(held))):
-                for group in held[column].intersection(arranged.stage_topology(stage, table.pp).groups):
+                for group in held[column].intersection(
+                    arranged.stage_topology(stage, table.pp).groups
+                ):
                     device = cluster.groups[group].device
-                    need = (cost.memory[:, stage] + device.reserved) / ((1.0 - margin) * device.memory)
+                    need = (cost.memory[:, stage] + device.reserved) / (
+                        (1.0 - margin) * device.memory
+                    )
                     factors[:, column] = torch.maximum(factors[:, column], need)
             rows.append(factors)
         return torch.cat(rows)
@@ -133,6 +143,8 @@ class Pricing:
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
-        every = [(table, plans, index) for table, plans, _ in self._begun for index in range(len(plans))]
+        every = [
+            (table, plans, index) for table, plans, _ in self._begun for index in range(len(plans))
+        ]
         table, plans, index = every[int(self.useful[number])]
         return plans.to_plan(index, table)

@@ -14,11 +14,17 @@ from darts_parallel.design.bound import Array, Knobs
 from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, reference, scaled
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 NETWORK = 2.0  # from one generation of a network to the next: 100, 200, 400, 800 Gbit/s
-INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network")  # beginnings of presets of no product
+INVENTED = (
+    "toy",
+    "cpu",
+    "small",
+    "fast_network",
+    "slow_network",
+)  # beginnings of presets of no product
 NO_KNOBS = Knobs((), *np.zeros((5, 0)))
 
 
@@ -36,7 +42,9 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     def seconds(name: str, factor: float) -> Array:
         better = [(name, place, factor) for place in places(name, cluster)]
         every = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS).at_start.heights
-        return np.array([evaluate(plan, scaled(problem, better)).iteration_time_s, np.exp(every.min())])
+        return np.array(
+            [evaluate(plan, scaled(problem, better)).iteration_time_s, np.exp(every.min())]
+        )
 
     own, rows = seconds(MEMORY, 1.0), []
     groups = range(len(cluster.groups) if len(cluster.groups) > 1 else 0)
@@ -48,7 +56,12 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
         for to, better in ("10 % better", 1.1), *_next_product(name, problem):
             factor = better ** FIGURES[figure_of(name)][0]
             saved, replanned = (1.0 - seconds(name, factor) / own).tolist()
-            values = {"before": before, "after": before * factor, "saved": saved, "replanned": replanned}
+            values = {
+                "before": before,
+                "after": before * factor,
+                "saved": saved,
+                "replanned": replanned,
+            }
             rows.append({"figure": name, "to": to, **values})
     return rows
 

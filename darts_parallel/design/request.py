@@ -9,15 +9,29 @@ import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
-from darts_parallel.config import config_dir, require, require_at_least, require_member, require_members
+from darts_parallel.config import (
+    config_dir,
+    require,
+    require_at_least,
+    require_member,
+    require_members,
+)
 from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, reference
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem, load_problem
 
 UNITS = ("gpu", "node", "cluster")
-DESIGN = {"jobs": list, "knobs": dict, "options": dict, "unit": "USD", "budget": 0.0, "target": 0.0,
-          "budgets": [0.8, 0.9, 1.1, 1.25], "tolerance": 1e-3}  # fmt: skip
+DESIGN = {
+    "jobs": list,
+    "knobs": dict,
+    "options": dict,
+    "unit": "USD",
+    "budget": 0.0,
+    "target": 0.0,
+    "budgets": [0.8, 0.9, 1.1, 1.25],
+    "tolerance": 1e-3,
+}
 JOB = {"overrides": list, "weight": 1.0}
 OPTION: dict[str, Any] = {"overrides": [], "fixed": {}, "knobs": {}}
 FIXED = dict.fromkeys(UNITS, 0.0)
@@ -54,16 +68,23 @@ class Design:
     options: tuple[Option, ...]
 
 
-def read_design(name: str, folder: Path | None = None, changes: dict[str, Any] | None = None) -> Design:
+def read_design(
+    name: str, folder: Path | None = None, changes: dict[str, Any] | None = None
+) -> Design:
     """Read and check `NAME.yaml` of a folder, or else of `conf/design`, where changes take precedence."""
     folder = Path(config_dir()) / "design" if folder is None else folder
-    require_member("design", name, tuple(sorted(path.stem for path in folder.glob("*.yaml"))) or ("buyers",))
+    require_member(
+        "design", name, tuple(sorted(path.stem for path in folder.glob("*.yaml"))) or ("buyers",)
+    )
     try:
         raw = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"design={name} cannot be read ({error}); try YAML in UTF-8.") from None
     if changes and isinstance(raw, dict):
-        raw |= dict.fromkeys({"budget", "target"} if {"budget", "target"} & set(changes) else ()) | changes
+        raw |= (
+            dict.fromkeys({"budget", "target"} if {"budget", "target"} & set(changes) else ())
+            | changes
+        )
     return design_of(name, raw)
 
 
@@ -74,9 +95,15 @@ def design_of(name: str, raw: Any) -> Design:
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
     jobs = [_fields(f"design.jobs.{index}", job, JOB) for index, job in enumerate(given["jobs"])]
     weights = tuple(job["weight"] / sum(job["weight"] for job in jobs) for job in jobs)
-    budgets = tuple(sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])}))
-    options = tuple(_option(key, own, given["knobs"], jobs) for key, own in given["options"].items())
-    unit, budget, target, tolerance = (given[key] for key in ("unit", "budget", "target", "tolerance"))
+    budgets = tuple(
+        sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])})
+    )
+    options = tuple(
+        _option(key, own, given["knobs"], jobs) for key, own in given["options"].items()
+    )
+    unit, budget, target, tolerance = (
+        given[key] for key in ("unit", "budget", "target", "tolerance")
+    )
     return Design(name, unit, budget, target, budgets, tolerance, weights, options)
 
 
@@ -84,7 +111,9 @@ def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str,
     """Check one discrete choice and build its problems."""
     place = f"design.options.{name}"
     given = _fields(place, raw, OPTION)
-    problems = tuple(load_problem([str(o) for o in (*given["overrides"], *job["overrides"])]) for job in jobs)
+    problems = tuple(
+        load_problem([str(o) for o in (*given["overrides"], *job["overrides"])]) for job in jobs
+    )
     for config in (problem.config for problem in problems):
         space, cost = config.space, config.cost
         known = space.kind == "uniform" and space.offload is None and cost.knows_stages
@@ -93,15 +122,26 @@ def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str,
     same = len({problem.cluster.num_devices for problem in problems}) == 1
     require(same, place, "give every job the same cluster", "cluster= in it, not in jobs")
     counts = _counts(problems[0])
-    fixed = sum(counts[unit] * p for unit, p in _fields(f"{place}.fixed", given["fixed"], FIXED).items())
-    every = {str(key): _knob(str(key), value, problems[0]) for key, value in (knobs | given["knobs"]).items()}
-    return Option(str(name), problems, fixed, Knobs(tuple(every), *np.array(list(every.values())).T))
+    fixed = sum(
+        counts[unit] * p for unit, p in _fields(f"{place}.fixed", given["fixed"], FIXED).items()
+    )
+    every = {
+        str(key): _knob(str(key), value, problems[0])
+        for key, value in (knobs | given["knobs"]).items()
+    }
+    return Option(
+        str(name), problems, fixed, Knobs(tuple(every), *np.array(list(every.values())).T)
+    )
 
 
 def _counts(problem: Problem, group: str = "") -> dict[str, int]:
     """Return how many of each unit the cluster has, or a node group by its number."""
     chosen = [problem.cluster.groups[int(group)]] if group else problem.cluster.groups
-    return {"gpu": sum(g.count * g.gpus for g in chosen), "node": sum(g.count for g in chosen), "cluster": 1}
+    return {
+        "gpu": sum(g.count * g.gpus for g in chosen),
+        "node": sum(g.count for g in chosen),
+        "cluster": 1,
+    }
 
 
 def _knob(name: str, raw: Any, problem: Problem) -> tuple[float, ...]:
@@ -112,7 +152,9 @@ def _knob(name: str, raw: Any, problem: Problem) -> tuple[float, ...]:
     rises = len(bounds) == 2 and bounds[0] <= bounds[1]
     require(rises, f"{place}.bounds={given['bounds']}", "be two factors that rise", "[0.25,4]")
     if value <= 0.0:
-        raise ConfigError(f"{place} must be a figure above 0 on this cluster; leave it out or try {MEMORY}.")
+        raise ConfigError(
+            f"{place} must be a figure above 0 on this cluster; leave it out or try {MEMORY}."
+        )
     count = _counts(problem, name.split(".")[1] if name.startswith("nodes.") else "")[given["per"]]
     low, high = bounds if FIGURES[figure_of(name)][0] > 0 else (1.0 / bounds[1], 1.0 / bounds[0])
     return given["price"] * count, given["exponent"], float(np.log(low)), float(np.log(high)), value
@@ -134,7 +176,9 @@ def _fields(place: str, raw: Any, rules: dict[str, Any]) -> dict[str, Any]:
         elif kind is float:
             found[key] = _number(f"{place}.{key}", value, strict=default != 0.0)
         elif not isinstance(value, kind):
-            raise ConfigError(f"{place}.{key}={value} must be {WORDS[kind]}; try design=buyers for one.")
+            raise ConfigError(
+                f"{place}.{key}={value} must be {WORDS[kind]}; try design=buyers for one."
+            )
     return found
 
 

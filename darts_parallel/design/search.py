@@ -20,7 +20,7 @@ from darts_parallel.design.figures import FIGURES, MEMORY, figure_of
 from darts_parallel.design.pricing import Priced, Pricing
 from darts_parallel.design.request import Design, Option
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 
 MOST_POINTS = 60  # at which the plans of one discrete choice are priced for one budget
 MOST_COMBINED = 500_000  # combinations of plans of several jobs
@@ -74,7 +74,9 @@ class Branch:
     def incumbent(self, budget: float, best: "Use") -> "Use":
         """Return the best that a budget pays at the points so far, where it is better than `best`."""
         for point, z in enumerate(self.points):
-            paid = self.memory <= (budget - self.option.fixed - self.knobs.cost(z).sum()) * (1 + 1e-12)
+            paid = self.memory <= (budget - self.option.fixed - self.knobs.cost(z).sum()) * (
+                1 + 1e-12
+            )
             every = np.where(paid, self.heights(point) @ self.weights, inf)
             row = int(every.argmin())
             best = min(best, Use(float(every[row]), self, point, row), key=lambda use: use.value)
@@ -203,8 +205,10 @@ class Designer:
             else:
                 best = self.price(branch, point, budget, best)
         if best.value == inf:
-            raise InfeasibleError(f"design.budget={budget:g} must pay the memory of one plan next to the "
-                                  "least of every knob; try a larger budget, or lower bounds.")  # fmt: skip
+            raise InfeasibleError(
+                f"design.budget={budget:g} must pay the memory of one plan next to the "
+                "least of every knob; try a larger budget, or lower bounds."
+            )
         calls = len(self.history) - before
         return self._answer(best, min(best.value, *bounds.values()), budget, calls, elasticities)
 
@@ -218,12 +222,17 @@ class Designer:
         best = self.solve(high).iteration_time_s
         rule = f"be above what the highest of every knob reaches, {best:.4g} s"
         require(best <= seconds, f"design.target={seconds:g}", rule, f"{best * 1.05:.4g}")
-        goal, step = log(seconds) - log1p(self.design.tolerance / 2), log1p(self.design.tolerance / 10)
+        goal, step = (
+            log(seconds) - log1p(self.design.tolerance / 2),
+            log1p(self.design.tolerance / 10),
+        )
         while True:
             top = high
             while log(top / low) > step:  # what the tangents so far allow at least
                 middle = (low * top) ** 0.5
-                below = any(b.lowest(middle, inf)[0] <= goal for b in self.branches if b.least <= middle)
+                below = any(
+                    b.lowest(middle, inf)[0] <= goal for b in self.branches if b.least <= middle
+                )
                 low, top = (low, middle) if below else (middle, top)
             answer = self.solve(top)
             if answer.iteration_time_s <= seconds:
@@ -232,7 +241,9 @@ class Designer:
 
     def price(self, branch: Branch, z: Array, budget: float, best: Use) -> Use:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
-        branch.priced.append([job.at(z) if branch.points else job.at_start for job in branch.pricings])
+        branch.priced.append(
+            [job.at(z) if branch.points else job.at_start for job in branch.pricings]
+        )
         branch.points.append(z)
         best = branch.incumbent(budget, best)
         costs = dict(zip(branch.knobs.names, branch.knobs.cost(z).tolist(), strict=True))
@@ -254,10 +265,23 @@ class Designer:
         def by_name(column: Array) -> dict[str, float]:
             return dict(zip(knobs.names, column.tolist(), strict=True))
 
-        plans = [p.plan(number) for p, number in zip(branch.pricings, branch.plans[row], strict=True)]
+        plans = [
+            p.plan(number) for p, number in zip(branch.pricings, branch.plans[row], strict=True)
+        ]
         return Answer(
-            branch.option, by_name(factor * knobs.reference), by_name(factor), by_name(cost),
-            by_name(sense * slopes), by_name(saved), [*knobs.only(most).names],
-            branch.option.fixed + float(cost.sum()), budget, exp(best.value), exp(bound),
-            np.exp(branch.heights(point)[row]).tolist(), plans, calls, exp(best.value - bound) - 1.0,
-        )  # fmt: skip
+            branch.option,
+            by_name(factor * knobs.reference),
+            by_name(factor),
+            by_name(cost),
+            by_name(sense * slopes),
+            by_name(saved),
+            [*knobs.only(most).names],
+            branch.option.fixed + float(cost.sum()),
+            budget,
+            exp(best.value),
+            exp(bound),
+            np.exp(branch.heights(point)[row]).tolist(),
+            plans,
+            calls,
+            exp(best.value - bound) - 1.0,
+        )

@@ -63,7 +63,9 @@ class FoldedSplits:
     """Least seconds of the slowest device by the layers before the V turns; infinite: no split is left."""
 
     @staticmethod
-    def below(limit: float, begins: NDArray[np.bool_], devices: list[DeviceCosts]) -> "FoldedSplits":
+    def below(
+        limit: float, begins: NDArray[np.bool_], devices: list[DeviceCosts]
+    ) -> "FoldedSplits":
         """Return those whose devices all take at most `limit` seconds."""
         best, steps = np.full((len(begins), len(begins)), np.inf), list[list[_Step]]()
         best[0, -1] = 0.0
@@ -77,7 +79,9 @@ class FoldedSplits:
                     break
                 for behind in range(1, len(begins)):
                     columns = slice(max(low.start, behind), low.stop)
-                    second = _runs(costs.second, behind)[:, columns.start - behind : columns.stop - behind]
+                    second = _runs(costs.second, behind)[
+                        :, columns.start - behind : columns.stop - behind
+                    ]
                     if not second.size or (first.min(-1) + second.min(-1)).max() > limit:
                         break
                     value = (first[:, :, None] + second[:, None, :]).max(0)
@@ -101,11 +105,18 @@ class FoldedSplits:
         With the second round's layers in reverse they are a V that turns where that round begins.
         """
         best, size = limit, len(begins) - 1
-        for turn in sorted(np.flatnonzero(begins)[1:-1].tolist(), key=lambda layer: abs(layer - size / 2)):
+        for turn in sorted(
+            np.flatnonzero(begins)[1:-1].tolist(), key=lambda layer: abs(layer - size / 2)
+        ):
             if monotonic() > deadline:
                 return 0.0
-            order, places = np.r_[:turn, size - 1 : turn - 1 : -1], np.r_[:turn, size : turn - 1 : -1]
-            turned = [replace(own, second=prefix_sums(np.diff(own.second)[:, order])) for own in devices]
+            order, places = (
+                np.r_[:turn, size - 1 : turn - 1 : -1],
+                np.r_[:turn, size : turn - 1 : -1],
+            )
+            turned = [
+                replace(own, second=prefix_sums(np.diff(own.second)[:, order])) for own in devices
+            ]
             best = min(best, float(FoldedSplits.below(best, begins[places], turned).slowest[turn]))
         return best
 
@@ -204,16 +215,24 @@ class Chain:
         legal = table.allowed[outer].expand(table.forward.shape[1], -1)
         legal = legal if table.kind_allowed is None else legal & table.kind_allowed
         rows = torch.stack(
-            [values[outer].detach() for values in (table.forward, table.backward, table.weight_gradient,
-                                                   table.sync)]
-        ).masked_fill(~legal[:, None, :], torch.inf)  # fmt: skip
+            [
+                values[outer].detach()
+                for values in (table.forward, table.backward, table.weight_gradient, table.sync)
+            ]
+        ).masked_fill(~legal[:, None, :], torch.inf)
         paid = table.per_iteration[outer].detach().masked_fill(~table.allowed[outer], torch.inf)
         across = table.p2p[outer].detach().amin((-1, -2))[table.boundary_kind] / 2
         need = table.static[outer] + table.in_flight[outer].view(-1, 1, 1) * table.activation[outer]
         return Chain(
-            table, outer, rows.numpy(), _room(table, outer), across.numpy(), float(paid.amin(-1).sum()),
-            need.detach().numpy(), table.capacity.detach().numpy(),
-        )  # fmt: skip
+            table,
+            outer,
+            rows.numpy(),
+            _room(table, outer),
+            across.numpy(),
+            float(paid.amin(-1).sum()),
+            need.detach().numpy(),
+            table.capacity.detach().numpy(),
+        )
 
     def cheapest(
         self, weights: Weights, prices: Array, splits: "FoldedSplits | None" = None
@@ -245,14 +264,18 @@ class Chain:
         layers = np.arange(priced.shape[1])
         stage = np.searchsorted(starts, layers, side="right") - 1
         chosen = choice[stage, layers]
-        held = np.bincount(devices[stage], self.need[stage, layers, chosen], minlength=len(self.capacity))
+        held = np.bincount(
+            devices[stage], self.need[stage, layers, chosen], minlength=len(self.capacity)
+        )
         taken = finite[:, stage, layers, chosen]
         point = PathCounts(
             np.stack([np.bincount(stage, row, minlength=len(kinds)) for row in taken]),
             self.message[np.arange(len(kinds) - 1), np.asarray(starts[1:], dtype=np.int64) - 1],
             held / self.capacity - 1.0,
         )
-        plans = HardPlans(torch.tensor([self.outer]), torch.as_tensor(chosen)[None], torch.tensor([starts]))
+        plans = HardPlans(
+            torch.tensor([self.outer]), torch.as_tensor(chosen)[None], torch.tensor([starts])
+        )
         return value + self.per_iteration - float(prices.sum()), plans, point
 
     def devices_paths(self) -> list[Weights]:

@@ -84,7 +84,9 @@ class _Box:
         cells = place[order][starts]
         used, most = np.zeros(shape, dtype=bool), np.full((len(budgets), *shape), -np.inf)
         used.ravel()[cells] = True
-        most.reshape(len(budgets), -1)[:, cells] = np.maximum.reduceat(budgets[:, order], starts, axis=1)
+        most.reshape(len(budgets), -1)[:, cells] = np.maximum.reduceat(
+            budgets[:, order], starts, axis=1
+        )
         return _Box(low, used, most)
 
     @property
@@ -141,8 +143,12 @@ class LabelForms:
         memory = costs.static + in_flight * costs.activation
         first = np.unique(costs.layer_class, return_index=True)[1]
         weights, parts, added, least = [], [], [], []
-        for part, (seconds, once, sync) in enumerate(((1.0, 0.0, 0.0), (count, 1.0, 1.0), (1.0, 1.0, 1.0))):
-            value = seconds * costs.time[kind] + once * costs.per_iteration + sync * costs.sync[kind]
+        for part, (seconds, once, sync) in enumerate(
+            ((1.0, 0.0, 0.0), (count, 1.0, 1.0), (1.0, 1.0, 1.0))
+        ):
+            value = (
+                seconds * costs.time[kind] + once * costs.per_iteration + sync * costs.sync[kind]
+            )
             for price in price_grid(value[first], memory[first], MOST_PRICES).tolist():
                 # the working bytes so far are part of the final ones
                 weights.append((seconds, once, sync, price, price))
@@ -152,16 +158,24 @@ class LabelForms:
         weights += [(0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0, 1.0)]
         least += 2 * [memory.min(axis=1)]
         most = np.array([memory[layer, own].max() for layer, own in enumerate(choices)])
-        most_working = np.array([costs.working[layer, own].max() for layer, own in enumerate(choices)])
+        most_working = np.array(
+            [costs.working[layer, own].max() for layer, own in enumerate(choices)]
+        )
         return LabelForms(
-            weights=np.array(weights), part=np.array([*parts, 3, 3]),
-            added=np.array([*added, capacity, capacity]), needed=prefix_sums(np.stack(least)),
-            working=segment_max(costs.working.min(axis=1)), most=prefix_sums(most),
-            most_working=segment_max(most_working), capacity=capacity,
+            weights=np.array(weights),
+            part=np.array([*parts, 3, 3]),
+            added=np.array([*added, capacity, capacity]),
+            needed=prefix_sums(np.stack(least)),
+            working=segment_max(costs.working.min(axis=1)),
+            most=prefix_sums(most),
+            most_working=segment_max(most_working),
+            capacity=capacity,
             total=np.array([count, 1.0, 1.0]) if costs.pp == 1 else None,
-        )  # fmt: skip
+        )
 
-    def limits(self, first: Index, end: Index, budgets: Array, groups: NodeGroups) -> LabelLimits | None:
+    def limits(
+        self, first: Index, end: Index, budgets: Array, groups: NodeGroups
+    ) -> LabelLimits | None:
         """Return limits of every node: the loosest over the segments that share it.
 
         Args:
@@ -182,7 +196,9 @@ class LabelForms:
         loosest = loosest + needed + slack[:, None, None]
         inside = box.inside(groups)
         cells = (groups.begins[inside] - box.low, groups.stops[inside] - box.low)
-        own = groups.largest_of(inside, np.ascontiguousarray(loosest[:, cells[0], cells[1]].T), -np.inf)
+        own = groups.largest_of(
+            inside, np.ascontiguousarray(loosest[:, cells[0], cells[1]].T), -np.inf
+        )
         final = np.zeros(len(own), dtype=bool)
         final[groups.node[first, end]] = True
         room = -groups.largest_of(inside, -self._room(box)[cells], -np.inf) - 1e-12 * self.capacity

@@ -13,7 +13,9 @@ CHUNK = 256
 """Labels compared at once."""
 
 
-def pareto(values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1) -> Index:
+def pareto(
+    values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1
+) -> Index:
     """Return indices of the labels that no other dominates, one of each group of equals.
 
     Args:
@@ -33,10 +35,16 @@ def pareto(values: Array, keys: Index | None = None, offsets: Array | None = Non
     if keys is None or offsets is None or not offsets.any():
         keys, offsets, paid = None, None, 1
     varying = np.flatnonzero((high - low > slack) | (np.arange(values.shape[1]) < paid))
-    points, slack, spread = values[:, varying], slack[varying], np.maximum(high - low, slack)[varying]
+    points, slack, spread = (
+        values[:, varying],
+        slack[varying],
+        np.maximum(high - low, slack)[varying],
+    )
     if keys is None and points.shape[1] <= 2:
         return _staircase(points, slack)
-    order = np.argsort((points - low[varying]) @ (1.0 / np.where(spread > 0, spread, 1.0)), kind="stable")
+    order = np.argsort(
+        (points - low[varying]) @ (1.0 / np.where(spread > 0, spread, 1.0)), kind="stable"
+    )
     rule = _Rule(points, slack, keys, offsets, paid)
     kept = order[:0]
     for begin in range(0, len(order), CHUNK):

@@ -93,11 +93,15 @@ def useful_choices(costs: OuterCosts) -> list[Index]:
             # a strategy that a kind cannot run replaces none that it can
             rows = [costs.time[:, layer], costs.sync[:, layer], ~costs.kind_allowed * 1.0]
             rows += [
-                getattr(costs, n)[None, layer] for n in ("per_iteration", "static", "activation", "working")
+                getattr(costs, n)[None, layer]
+                for n in ("per_iteration", "static", "activation", "working")
             ]
             values = np.concatenate(rows).T
-            kept = [group[pareto(values[group])] for y in np.unique(costs.layout)
-                    if len(group := np.flatnonzero(costs.layout == y))]  # fmt: skip
+            kept = [
+                group[pareto(values[group])]
+                for y in np.unique(costs.layout)
+                if len(group := np.flatnonzero(costs.layout == y))
+            ]
             found[kind] = np.sort(np.concatenate(kept))
     return [found[kind] for kind in costs.layer_class.tolist()]
 
@@ -132,7 +136,9 @@ class LayerStructure:
         """Return layout penalties before and inside every node on a kind of stage, each `(nodes, Y, Y)`."""
         if kind not in self._entered:
             costs = self.costs
-            before, inside = (np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2))
+            before, inside = (
+                np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2)
+            )
             if costs.num_layers > 1:
                 # counted as what dominance compares: without a pipeline seconds per iteration
                 weight = costs.num_micro_batches if costs.pp == 1 else 1
@@ -193,7 +199,9 @@ class LayerwiseFronts:
             above = int(self.trie.parent[node])
             if above and above not in result:
                 continue
-            labels = self._extend(result.get(above), int(self.trie.example[node, 1]) - 1, kind, in_flight)
+            labels = self._extend(
+                result.get(above), int(self.trie.example[node, 1]) - 1, kind, in_flight
+            )
             self.labels_made += len(labels.values)
             self._check(len(labels.values))
             kept = np.flatnonzero(budgets.admit(labels.values, node))
@@ -201,8 +209,13 @@ class LayerwiseFronts:
             compared = budgets.relevant(labels.values[kept], node)
             kept = kept[pareto(compared, states, offsets.growing(node), paid=compared.shape[1] - 2)]
             if len(kept):
-                result[node] = Labels(labels.values[kept], labels.first[kept], labels.current[kept],
-                                      labels.parent[kept], labels.choice[kept])  # fmt: skip
+                result[node] = Labels(
+                    labels.values[kept],
+                    labels.first[kept],
+                    labels.current[kept],
+                    labels.parent[kept],
+                    labels.choice[kept],
+                )
         return result
 
     def _extend(self, labels: Labels | None, layer: int, kind: int, in_flight: float) -> Labels:
@@ -211,7 +224,13 @@ class LayerwiseFronts:
         choice = choice[costs.kind_allowed[kind, choice]]
         memory = costs.static[layer, choice] + in_flight * costs.activation[layer, choice]
         seconds, sync = costs.time[kind, layer, choice], costs.sync[kind, layer, choice]
-        columns = (seconds, costs.per_iteration[layer, choice], sync, memory, costs.working[layer, choice])
+        columns = (
+            seconds,
+            costs.per_iteration[layer, choice],
+            sync,
+            memory,
+            costs.working[layer, choice],
+        )
         added, layout = np.stack(columns, axis=1), costs.layout[choice]
         if labels is None:
             return Labels(added, layout, layout, np.zeros(len(choice), dtype=np.int64), choice)
@@ -220,12 +239,19 @@ class LayerwiseFronts:
         values[..., SECONDS] += costs.reshard[kind, layer - 1][labels.current[:, None], layout]
         values[..., WORKING] = np.maximum(labels.values[:, None, WORKING], added[:, WORKING])
         return Labels(
-            values.reshape(-1, 5), np.repeat(labels.first, len(choice)), np.tile(layout, count),
-            np.repeat(np.arange(count), len(choice)), np.tile(choice, count),
-        )  # fmt: skip
+            values.reshape(-1, 5),
+            np.repeat(labels.first, len(choice)),
+            np.tile(layout, count),
+            np.repeat(np.arange(count), len(choice)),
+            np.tile(choice, count),
+        )
 
     def _finish(
-        self, labels: dict[int, Labels], budgets: LabelLimits, offsets: "_NodeOffsets", capacity: float
+        self,
+        labels: dict[int, Labels],
+        budgets: LabelLimits,
+        offsets: "_NodeOffsets",
+        capacity: float,
     ) -> dict[int, Front]:
         """Return fronts of the nodes that can be a stage: memory is settled, three columns remain."""
         layouts, result = self.costs.p2p.shape[-1], {}
@@ -239,7 +265,9 @@ class LayerwiseFronts:
             compared = budgets.times(rows.values[fits])
             kept = fits[pareto(compared, states, offsets.finished(node), paid=compared.shape[1])]
             if len(kept):
-                result[node] = Front(rows.values[kept, :3], rows.first[kept], rows.current[kept], kept)
+                result[node] = Front(
+                    rows.values[kept, :3], rows.first[kept], rows.current[kept], kept
+                )
         return result
 
 
@@ -323,13 +351,18 @@ class StagewiseFronts:
         costs, kind = self.costs, self.costs.stage_kind[stage]
         peak = self._sums.kept_bytes(stage, first, end) + costs.working[first:end].max(axis=0)
         # prefix sums round; a strategy that fits to the byte must not be lost
-        fits: Index = np.flatnonzero((peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind])
+        fits: Index = np.flatnonzero(
+            (peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind]
+        )
         self.labels_made += len(peak)
         seconds, sync = self._sums.seconds(stage, first, end), self._sums.sync(stage, first, end)
         values = np.stack([seconds, self._sums.per_iteration(first, end), sync], axis=1)[fits]
         # equal layouts are interchangeable at the boundaries, others are all kept
-        rows = [group[pareto(values[group])] for y in np.unique(costs.layout[fits])
-                if len(group := np.flatnonzero(costs.layout[fits] == y))]  # fmt: skip
+        rows = [
+            group[pareto(values[group])]
+            for y in np.unique(costs.layout[fits])
+            if len(group := np.flatnonzero(costs.layout[fits] == y))
+        ]
         if not rows:
             return None
         chosen = np.sort(np.concatenate(rows))

@@ -87,13 +87,16 @@ class OuterCosts:
 
         runs, shape = table.kind_allowed, (table.forward.shape[1], len(table.choices))
         return OuterCosts(
-            num_micro_batches=int(table.num_micro_batches[outer]), choices=np.arange(len(table.choices)),
+            num_micro_batches=int(table.num_micro_batches[outer]),
+            choices=np.arange(len(table.choices)),
             layout=table.layout.numpy(),
             **{name: costs(name) for name in (*_BY_CHOICE, "reshard", "p2p", "in_flight")},
-            capacity=table.stage_capacity.detach().numpy(), stage_kind=table.stage_kind.numpy(),
-            boundary_kind=table.boundary_kind.numpy(), fused_to_previous=table.fused_to_previous.numpy(),
+            capacity=table.stage_capacity.detach().numpy(),
+            stage_kind=table.stage_kind.numpy(),
+            boundary_kind=table.boundary_kind.numpy(),
+            fused_to_previous=table.fused_to_previous.numpy(),
             kind_allowed=np.ones(shape, dtype=bool) if runs is None else runs.numpy(),
-        )  # fmt: skip
+        )
 
     @cached_property
     def layer_class(self) -> Index:
@@ -119,7 +122,9 @@ _BY_CHOICE = ("time", "sync", "per_iteration", "static", "activation", "working"
 def equal_rows(features: Array) -> Index:
     """Return the number of the class of every row; rows are equal bit by bit within a class."""
     known: dict[bytes, int] = {}
-    return np.array([known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)])
+    return np.array(
+        [known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)]
+    )
 
 
 def quick_lower_bounds(table: CostTable) -> Tensor:
@@ -130,10 +135,14 @@ def quick_lower_bounds(table: CostTable) -> Tensor:
         return values.detach().masked_fill(illegal, torch.inf).amin(-1)
 
     seconds, sync = least(table.time.amin(1)), least(table.sync.amin(1))
-    return spread_bounds(seconds, sync, least(table.per_iteration), table.num_micro_batches, table.pp)
+    return spread_bounds(
+        seconds, sync, least(table.per_iteration), table.num_micro_batches, table.pp
+    )
 
 
-def spread_bounds(seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: Tensor, pp: int) -> Tensor:
+def spread_bounds(
+    seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: Tensor, pp: int
+) -> Tensor:
     """Sum and bottleneck of the closed form where any layer may lie on any stage, in seconds, `(B,)`.
 
     The largest of `pp` stages is their mean at least, and holds a whole layer.
@@ -180,7 +189,9 @@ def outer_lower_bounds(
     return bounds
 
 
-def outer_bound(table: CostTable, outer: int, space_kind: str, known: float = float("inf")) -> float:
+def outer_bound(
+    table: CostTable, outer: int, space_kind: str, known: float = float("inf")
+) -> float:
     """Return `lower_bound` of an outer choice, which its table remembers: a search and its check both ask.
 
     0 where the layers are too many for it.
@@ -207,7 +218,12 @@ def _work_bounds(table: CostTable, space_kind: str, late: Callable[[], bool]) ->
     spent = count * table.time.detach().amin(1) + table.sync.detach().amin(1)
     even = spent.masked_fill(illegal, torch.inf).amin(-1).sum(-1) / table.pp
     if table.pipeline.simulated:
-        ways = table.forward.detach().amin(1).masked_fill(illegal, torch.inf).amin(-1)[:, : table.pp - 1]
+        ways = (
+            table.forward.detach()
+            .amin(1)
+            .masked_fill(illegal, torch.inf)
+            .amin(-1)[:, : table.pp - 1]
+        )
         even = even + ways.cumsum(-1).sum(-1) / table.pp
     per_iteration = table.per_iteration.detach().masked_fill(illegal, torch.inf).amin(-1).sum(-1)
     if table.virtual_stages == 1:
@@ -259,7 +275,10 @@ def lower_bound(costs: OuterCosts, space_kind: str, known: float = float("inf"))
     # no strategy is best in time and synchronisation: bound the two together, as the two maxima
     # of one stage, and with the largest synchronisation replaced by the mean
     joint = least_sum + stages.least_maximum(grid.lower_bounds(time=rest, sync=1.0))
-    mean = stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0, sync=1.0 / costs.pp)) + bottleneck
+    mean = (
+        stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0, sync=1.0 / costs.pp))
+        + bottleneck
+    )
     return max(least_sum + bottleneck + sync, joint, mean) * (1 - ROUNDING)
 
 
@@ -286,7 +305,9 @@ class SegmentGrid:
         segments = _distinct_segments(tuple(costs.layer_class.tolist()))
         return SegmentGrid(costs, space_kind, *segments, members, stages)
 
-    def lower_bounds(self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0) -> Array:
+    def lower_bounds(
+        self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0
+    ) -> Array:
         """Bound of `time * t + sync * y + per_iteration * o` of every stage and segment that fits the memory.
 
         Args:
@@ -303,12 +324,18 @@ class SegmentGrid:
         objective = objective[:, self.members]
         # what a kind cannot run is priced out, so that bounds are those of the legal strategies
         if not costs.kind_allowed.all():
-            objective = objective + objective.max() * len(costs.layer_class) * ~costs.kind_allowed[:, None, :]
+            objective = (
+                objective
+                + objective.max() * len(costs.layer_class) * ~costs.kind_allowed[:, None, :]
+            )
         solve = self._priced if self.space_kind == "layerwise" else self._single_choices
         kinds, in_flight, capacity = (np.array(column) for column in zip(*signatures, strict=True))
         values = solve(objective[kinds], in_flight, capacity)
         layers = values[of_stage[stages.stage], self.segment[stages.first, stages.end]]
-        inside, kind = inside_sums(time * costs.reshard.min(axis=(-1, -2))), costs.stage_kind[stages.stage]
+        inside, kind = (
+            inside_sums(time * costs.reshard.min(axis=(-1, -2))),
+            costs.stage_kind[stages.stage],
+        )
         layers = layers + (inside[kind, stages.end] - inside[kind, stages.first + 1])
         return layers + stages.entering(time * costs.p2p.min(axis=(-1, -2)), costs.boundary_kind)
 
@@ -365,11 +392,15 @@ class SegmentGrid:
         free = (capacity * (1 + ROUNDING))[:, None] - self._working
         first, end = np.divmod(np.unique(self.segment, return_index=True)[1], len(self.segment))
         result = np.full(free.shape, np.inf)
-        for row, (prices, own) in enumerate(zip(price_grids(objective, memory), self._possible, strict=True)):
+        for row, (prices, own) in enumerate(
+            zip(price_grids(objective, memory), self._possible, strict=True)
+        ):
             layers = (objective[row].T + prices[:, None, None] * memory[row].T).min(axis=1)
             sums = prefix_sums(layers[:, self.costs.layer_class])
             inside = sums.take(end[own], axis=1) - sums.take(first[own], axis=1)
-            result[row, own] = (inside - prices[:, None] * free[row, own]).max(axis=0, initial=-np.inf)
+            result[row, own] = (inside - prices[:, None] * free[row, own]).max(
+                axis=0, initial=-np.inf
+            )
         return result
 
     def _single_choices(self, objective: Array, in_flight: Array, capacity: Array) -> Array:

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans
 from darts_parallel.exact.bounds import ROUNDING, OuterCosts
 from darts_parallel.exact.result import DeadlineError
-from darts_parallel.exact.segments import Array, Index, StageSegments, inside_sums, prefix_sums, segment_max
+from darts_parallel.exact.segments import (
+    Array,
+    Index,
+    StageSegments,
+    inside_sums,
+    prefix_sums,
+    segment_max,
+)
 
 
 class WaySums:
@@ -110,7 +117,10 @@ class ChosenStages:
         """Return whether the stage's memory suffices."""
         costs, segments = self.costs, self.segments
         working = segment_max(costs.working[np.arange(costs.num_layers), self.choices].T)
-        peak = self._shaped(self._sums.kept_bytes(*self._places)) + working[segments.first, segments.end]
+        peak = (
+            self._shaped(self._sums.kept_bytes(*self._places))
+            + working[segments.first, segments.end]
+        )
         # rounding of prefix sums must not exclude what fits to the byte
         room = costs.capacity[segments.stage] * (1 + ROUNDING)
         return np.asarray((room >= peak.T).T)

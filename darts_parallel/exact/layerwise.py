@@ -43,8 +43,12 @@ from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 
-WITHOUT_INTERLEAVING = "optimal but for interleaved plans that are not uniform, which are bounded only"
-INTERLEAVED_ONLY = "it knows no interleaved plans, and the space has no others; they are bounded only"
+WITHOUT_INTERLEAVING = (
+    "optimal but for interleaved plans that are not uniform, which are bounded only"
+)
+INTERLEAVED_ONLY = (
+    "it knows no interleaved plans, and the space has no others; they are bounded only"
+)
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound."""
 
@@ -76,10 +80,14 @@ def find_layerwise_plan(
     if space_kind == "uniform":
         return find_uniform_plan(tables, incumbent, deadline)
     plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
-    others = [float(outer_lower_bounds(table).min()) for table in tables if table.virtual_stages > 1]
+    others = [
+        float(outer_lower_bounds(table).min()) for table in tables if table.virtual_stages > 1
+    ]
     if tables and not plain:
         return TableResult(None, min(others), False, 0, note=INTERLEAVED_ONLY)
-    search = _Search(tables, plain, space_kind, incumbent, deadline, incumbent * (1 + AGREEMENT), uniform)
+    search = _Search(
+        tables, plain, space_kind, incumbent, deadline, incumbent * (1 + AGREEMENT), uniform
+    )
     result = search.run()
     if not others:
         return result
@@ -118,15 +126,21 @@ class _Search:
             self._open()
             self._search()
         except DeadlineError:
-            return TableResult(self.best or self.fallback, self._lower_bound(), False, self._labels())
+            return TableResult(
+                self.best or self.fallback, self._lower_bound(), False, self._labels()
+            )
         if self.best is None and self.fallback is not None and self.fallback.time <= self.limit:
             self.best = self.fallback
         nothing = self.best is None and self.incumbent == np.inf
-        return TableResult(self.best, np.inf if nothing else self._lower_bound(), True, self._labels())
+        return TableResult(
+            self.best, np.inf if nothing else self._lower_bound(), True, self._labels()
+        )
 
     def _open(self) -> None:
         """Bound all outer choices that a quick look leaves open; of those that no plan fits infinitely."""
-        known = min(self.limit, np.inf if self.fallback is None else self.fallback.time * (1 + AGREEMENT))
+        known = min(
+            self.limit, np.inf if self.fallback is None else self.fallback.time * (1 + AGREEMENT)
+        )
         for case in self.cases:
             if case.bound <= known:
                 self._check()
@@ -144,7 +158,9 @@ class _Search:
             trial, before = min(lowest * (1 + margin), self.limit), self._labels()
             for case in sorted(self.cases, key=lambda case: case.bound):
                 found = case.attempt(self.space_kind, min(trial, self.limit), self._check)
-                if found is not None and found.time < (np.inf if self.best is None else self.best.time):
+                if found is not None and found.time < (
+                    np.inf if self.best is None else self.best.time
+                ):
                     self.best, self.limit = found, min(self.limit, found.time)
             margin *= growth(self._labels() - before)
 

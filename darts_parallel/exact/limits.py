@@ -29,10 +29,13 @@ class Completions:
     def build(stages: StageSegments, summed: Array, seconds: Array, sync: Array) -> "Completions":
         """Build from bounds of the possible segments, each `(N,)`."""
         return Completions(
-            stages.before(summed, np.add), stages.after(summed, np.add),
-            _finite(stages.before(seconds, np.maximum)), _finite(stages.after(seconds, np.maximum)),
-            _finite(stages.before(sync, np.maximum)), _finite(stages.after(sync, np.maximum)),
-        )  # fmt: skip
+            stages.before(summed, np.add),
+            stages.after(summed, np.add),
+            _finite(stages.before(seconds, np.maximum)),
+            _finite(stages.after(seconds, np.maximum)),
+            _finite(stages.before(sync, np.maximum)),
+            _finite(stages.after(sync, np.maximum)),
+        )
 
     def outside(self, stages: StageSegments) -> tuple[Array, Array, Array]:
         """Sum, bottleneck and largest synchronisation of all other stages, each `(N,)`."""
@@ -67,11 +70,15 @@ class SegmentBounds:
         """Build the bounds of one outer choice without a limit, of the segments that fit the memory."""
         grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
         seconds = grid.lower_bounds(time=1.0)
-        summed = grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
+        summed = (
+            grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
+        )
         # a second of a stage costs 1 to m seconds in the total, one of synchronisation 1 / K to 1
         rates = np.unique([1.0, count, float(costs.pp), count * costs.pp])
         mixed = np.stack([grid.lower_bounds(time=rate, sync=1.0) for rate in rates.tolist()])
-        whole = SegmentBounds(grid.stages, seconds, summed, grid.lower_bounds(sync=1.0), mixed, rates)
+        whole = SegmentBounds(
+            grid.stages, seconds, summed, grid.lower_bounds(sync=1.0), mixed, rates
+        )
         return whole.keep(np.isfinite(summed))
 
     def keep(self, kept: Bools) -> "SegmentBounds":
@@ -83,7 +90,9 @@ class SegmentBounds:
         """Return the least values of the other stages."""
         return Completions.build(self.stages, self.summed, self.seconds, self.sync)
 
-    def within(self, limit: float, rest: float, rounds: int = 6) -> "tuple[SegmentBounds, Completions]":
+    def within(
+        self, limit: float, rest: float, rounds: int = 6
+    ) -> "tuple[SegmentBounds, Completions]":
         """Propagate the limit: return tighter bounds of the segments that it leaves, and completions.
 
         Args:
@@ -93,7 +102,10 @@ class SegmentBounds:
         now, done = self, self.completions()
         for sweep in range(rounds):
             others, slowest, others_sync = done.outside(now.stages)
-            sync, largest = np.maximum(others_sync, now.sync), rest * np.maximum(slowest, now.seconds)
+            sync, largest = (
+                np.maximum(others_sync, now.sync),
+                rest * np.maximum(slowest, now.seconds),
+            )
             with np.errstate(invalid="ignore"):
                 kept = others + now.summed + largest + sync <= limit
                 room = largest_seconds(limit - others - sync, slowest, rest)
@@ -142,7 +154,9 @@ class UsableSegments:
         incoming = np.zeros((costs.pp, costs.num_layers + 1))
         incoming[1:, 1:-1] = costs.p2p.min(axis=(-1, -2))[costs.boundary_kind]
         sync = np.maximum(sync, now.sync)
-        return UsableSegments(costs, limit, now.stages, limit - others, slowest, sync, incoming, done)
+        return UsableSegments(
+            costs, limit, now.stages, limit - others, slowest, sync, incoming, done
+        )
 
     def budgets(self, signature: int) -> tuple[Index, Index, Array]:
         """Return first layers and ends of the stages of one signature, and what a stage may need there.
@@ -155,9 +169,11 @@ class UsableSegments:
         mine = np.flatnonzero(self.costs.stage_signatures[1][stages.stage] == signature)
         left, slowest = self.remaining[mine], self.slowest[mine]
         incoming = self.incoming[stages.stage[mine], stages.first[mine]]
-        budgets = np.stack([
-            largest_seconds(left - self.sync[mine], slowest, rest) - incoming,
-            left - (rest + 1.0) * incoming,
-            left - rest * slowest - incoming,
-        ])  # fmt: skip
+        budgets = np.stack(
+            [
+                largest_seconds(left - self.sync[mine], slowest, rest) - incoming,
+                left - (rest + 1.0) * incoming,
+                left - rest * slowest - incoming,
+            ]
+        )
         return stages.first[mine], stages.end[mine], budgets

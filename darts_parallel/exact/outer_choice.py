@@ -70,13 +70,17 @@ class Arrangement:
 class Partition:
     """Exact search over the boundaries of one outer choice, for plans that cost at most a limit."""
 
-    def __init__(self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Check) -> None:
+    def __init__(
+        self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Check
+    ) -> None:
         self.costs, self.limit, self.source, self._check = costs, uses.limit, source, check
         self.labels_made = 0
         own = uses.stages
         rows = zip(own.stage.tolist(), own.first.tolist(), own.end.tolist(), strict=True)
         found = ((key, source.front(*key)) for key in rows)
-        self.fronts: dict[Segment, Front] = {key: front for key, front in found if front is not None}
+        self.fronts: dict[Segment, Front] = {
+            key: front for key, front in found if front is not None
+        }
         self._rest = uses.rest
         self._ends: dict[tuple[int, int], list[int]] = {}
         for stage, first, end in self.fronts:
@@ -101,7 +105,9 @@ class Partition:
                     self._check()
                     parts.setdefault(end, []).append(self._join(before, stage, first, end))
             merged = {end: self._merge(list_, end) for end, list_ in parts.items()}
-            reached.append({end: partials for end, partials in merged.items() if partials is not None})
+            reached.append(
+                {end: partials for end, partials in merged.items() if partials is not None}
+            )
         return self._trace(reached)
 
     def _join(self, before: _Partials, stage: int, first: int, end: int) -> _Partials:
@@ -112,11 +118,14 @@ class Partition:
         if stage:
             boundary = self.costs.p2p[self.costs.boundary_kind[stage - 1], first - 1]
             seconds = seconds + boundary[before.last[:, None], front.first]
-        values = np.stack([
-            before.values[:, None, TOTAL] + seconds + front.values[:, 1],
-            np.maximum(before.values[:, None, SLOWEST], seconds),
-            np.maximum(before.values[:, None, SYNC], front.values[:, 2]),
-        ], axis=-1).reshape(-1, 3)  # fmt: skip
+        values = np.stack(
+            [
+                before.values[:, None, TOTAL] + seconds + front.values[:, 1],
+                np.maximum(before.values[:, None, SLOWEST], seconds),
+                np.maximum(before.values[:, None, SYNC], front.values[:, 2]),
+            ],
+            axis=-1,
+        ).reshape(-1, 3)
         # less than what later stages give the two maxima is no advantage
         at = (stage + 1, end)
         floors = [-np.inf, self._rest.slowest_after[at], self._rest.sync_after[at]]
@@ -154,7 +163,9 @@ class Partition:
             here = reached[stage + 1][end]
             first = int(here.first_layer[row])
             front = self.fronts[(stage, first, end)]
-            choices[:0] = self.source.strategies(stage, first, end, int(front.origin[here.row[row]]))
+            choices[:0] = self.source.strategies(
+                stage, first, end, int(front.origin[here.row[row]])
+            )
             starts.insert(0, first)
             row, end = int(here.parent[row]), first
         return Arrangement(cost, starts, choices)
@@ -231,5 +242,7 @@ class OuterChoiceSolver:
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])
         if not bool(cost.feasible[0]) or abs(true - plan.cost) > AGREEMENT * true:
-            raise RuntimeError(f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s")
+            raise RuntimeError(
+                f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s"
+            )
         return PricedPlan(self.table_index, hard, true)

@@ -7,11 +7,13 @@ from math import isfinite
 from typing import Any, Protocol
 
 from darts_parallel.cost import CostTable, PricedPlan
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 
 Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
-OFFLOADING = "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
+OFFLOADING = (
+    "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
+)
 
 AGREED = 1e-9
 """Relative difference of seconds by which a plan may lie below a bound: rounding."""
@@ -67,11 +69,18 @@ class TableResult:
     ) -> "Verification":
         """Put the answer in terms of the problem; `seconds` of wall-clock went into it."""
         return Verification(
-            name=name, plan=None if self.best is None else self.best.to_plan(tables),
-            iteration_time_s=self.cost, gap=float("nan"), seconds=seconds,
-            plans_evaluated=self.plans_evaluated, proven=self.proven, space=space,
-            lower_bound_s=self.lower_bound, note=self.note or self._usual_note(), curve=self.curve,
-        )  # fmt: skip
+            name=name,
+            plan=None if self.best is None else self.best.to_plan(tables),
+            iteration_time_s=self.cost,
+            gap=float("nan"),
+            seconds=seconds,
+            plans_evaluated=self.plans_evaluated,
+            proven=self.proven,
+            space=space,
+            lower_bound_s=self.lower_bound,
+            note=self.note or self._usual_note(),
+            curve=self.curve,
+        )
 
     def _usual_note(self) -> str:
         if not self.proven and self.lower_bound <= 0:
@@ -114,7 +123,9 @@ class Verification:
 
     def withdrawn(self) -> "Verification":
         """Return the answer without a proof, which a plan has contradicted."""
-        return replace(self, proven=False, lower_bound_s=0.0, note="withdrawn: a plan is below its bound")
+        return replace(
+            self, proven=False, lower_bound_s=0.0, note="withdrawn: a plan is below its bound"
+        )
 
     def with_gap(self, found: float) -> "Verification":
         """Set the gap of a plan of `found` seconds; not a number where the method has no plan."""
@@ -124,10 +135,15 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
         return {
-            "iteration_time_s": _finite(self.iteration_time_s), "gap": _finite(self.gap),
-            "seconds": self.seconds, "plans_evaluated": self.plans_evaluated, "proven": self.proven,
-            "space": self.space, "lower_bound_s": _finite(self.lower_bound_s), "note": self.note,
-        }  # fmt: skip
+            "iteration_time_s": _finite(self.iteration_time_s),
+            "gap": _finite(self.gap),
+            "seconds": self.seconds,
+            "plans_evaluated": self.plans_evaluated,
+            "proven": self.proven,
+            "space": self.space,
+            "lower_bound_s": _finite(self.lower_bound_s),
+            "note": self.note,
+        }
 
 
 def _finite(value: float) -> float | None:

@@ -111,9 +111,13 @@ class StageSegments:
     def rows_of(self, starts: Index | list[int]) -> Index:
         """Return rows of the segments of splits, `(..., K)`; they are made of segments that are here."""
         first, size = np.asarray(starts), self.num_layers + 1
-        ends = np.concatenate([first[..., 1:], np.full((*first.shape[:-1], 1), self.num_layers)], axis=-1)
+        ends = np.concatenate(
+            [first[..., 1:], np.full((*first.shape[:-1], 1), self.num_layers)], axis=-1
+        )
         known = (self.stage * size + self.end) * size + self.first
-        return np.asarray(np.searchsorted(known, (np.arange(self.num_stages) * size + ends) * size + first))
+        return np.asarray(
+            np.searchsorted(known, (np.arange(self.num_stages) * size + ends) * size + first)
+        )
 
     @cached_property
     def _by_first(self) -> Index:
@@ -164,7 +168,11 @@ class StageSegments:
         rows = np.searchsorted(self.stage, np.arange(self.num_stages + 1)).tolist()
         groups = np.searchsorted(starts, rows).tolist()
         owned = [(k, starts[groups[k] : groups[k + 1]]) for k in range(self.num_stages)]
-        return [(k, slice(rows[k], rows[k + 1]), places[own], own - rows[k]) for k, own in owned if len(own)]
+        return [
+            (k, slice(rows[k], rows[k + 1]), places[own], own - rows[k])
+            for k, own in owned
+            if len(own)
+        ]
 
     def least_sum(self, values: Array) -> float:
         """Return the smallest sum over stages of any split."""
@@ -186,7 +194,9 @@ class StageSegments:
         """Return `split_below` of several limits; close ones share most segments, and one program."""
         small = values <= max(limits)
         own, values = (self, values) if small.all() else (self.keep(small), values[small])
-        total, starts = own.least_sums(np.where(values[:, None] <= np.array(limits), values[:, None], np.inf))
+        total, starts = own.least_sums(
+            np.where(values[:, None] <= np.array(limits), values[:, None], np.inf)
+        )
         rows = zip(total.tolist(), starts.tolist(), strict=True)
         return [(least, row if np.isfinite(least) else []) for least, row in rows]
 

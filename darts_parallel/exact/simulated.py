@@ -27,13 +27,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch, without_offloadable_memory
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    PricedPlan,
+    evaluate_batch,
+    without_offloadable_memory,
+)
 from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, PathCounts, weights_behind
 from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult, Verification
 from darts_parallel.exact.segments import Array, prefix_sums
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
 
 ROUNDS = 40
@@ -75,9 +81,14 @@ def _mixture(payoff: Array) -> Array:
 
 
 def chain_bound(
-    table: CostTable, outer: int, *, enough: float = np.inf, rounds: int = ROUNDS, deadline: float = np.inf,
+    table: CostTable,
+    outer: int,
+    *,
+    enough: float = np.inf,
+    rounds: int = ROUNDS,
+    deadline: float = np.inf,
     splits: FoldedSplits | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """Bound from mixtures of paths, for one outer choice.
 
     Args:
@@ -92,7 +103,9 @@ def chain_bound(
     paths, points = chain.devices_paths(), list[PathCounts]()
     shares, prices = np.full(len(paths), 1.0 / len(paths)), np.zeros(table.pp)
     for _ in range(rounds):
-        passes, messages = (np.tensordot(shares, np.stack(rows), 1) for rows in zip(*paths, strict=True))
+        passes, messages = (
+            np.tensordot(shares, np.stack(rows), 1) for rows in zip(*paths, strict=True)
+        )
         value, plans, point = chain.cheapest((passes, messages), prices, splits)
         best = max(best, value)
         if point is None or best >= enough or monotonic() > deadline:
@@ -100,7 +113,10 @@ def chain_bound(
         points.append(point)
         paths.append(chain.path(plans))
         seconds = chain.per_iteration + np.array(
-            [[(row * at.seconds).sum() + (ways * at.message).sum() for at in points] for row, ways in paths]
+            [
+                [(row * at.seconds).sum() + (ways * at.message).sum() for at in points]
+                for row, ways in paths
+            ]
         )
         # as shares of what is proven, so that a device's lack of bytes compares with a path's length
         lacking = SCALE * np.stack([at.lacking for at in points], axis=1)
@@ -158,7 +174,11 @@ def device_bound(table: CostTable, outer: int, limit: float, deadline: float = n
     """Bound by the slowest device of two stages, as a V or in two rounds; seconds, at most `limit`."""
     chain = Chain.read(table, outer)
     runs, folded = _two_runs(chain, limit), find(table.pipeline.schedule).folded
-    slowest = FoldedSplits.below(*runs).slowest.min() if folded else FoldedSplits.in_rounds(*runs, deadline)
+    slowest = (
+        FoldedSplits.below(*runs).slowest.min()
+        if folded
+        else FoldedSplits.in_rounds(*runs, deadline)
+    )
     return min((slowest + chain.per_iteration) * (1 - ROUNDING), limit)
 
 
@@ -179,14 +199,18 @@ def _device_costs(chain: Chain, device: int) -> DeviceCosts:
     message = chain.message.min(-1, initial=np.inf) if chain.message.shape[-1] else np.zeros(0)
     forward, backward, weight, sync = chain.rows[:, table.stage_kind.numpy()[stages]]
     legal = np.isfinite(forward)
-    forward, backward, weight, sync = (np.where(legal, row, 0.0) for row in (forward, backward, weight, sync))
+    forward, backward, weight, sync = (
+        np.where(legal, row, 0.0) for row in (forward, backward, weight, sync)
+    )
     work = count * (forward + backward)
     late = behind[stages][:, None, None] * weight
     values = np.where(legal, np.stack([work + sync, work - late]), np.inf)
     need, usable = chain.need[stages], legal.all((0, 1))
     prices = price_grid(values[0, 0][:, usable], need[0][:, usable], PRICES)
     charged = values[:, None] + prices[:, None, None, None] * need
-    runs = np.moveaxis(np.stack([[prefix_sums(row) for row in rows] for rows in charged.min(-1)]), 2, 0)
+    runs = np.moveaxis(
+        np.stack([[prefix_sums(row) for row in rows] for rows in charged.min(-1)]), 2, 0
+    )
     illegal = np.isinf(chain.rows[0])
     rows = np.where(illegal, 0.0, chain.rows)
     there = np.where(illegal, np.inf, rows[0]).min((0, -1))
@@ -208,7 +232,11 @@ def any_order(table: CostTable) -> CostTable:
     """
     if not table.pipeline.free:
         return table
-    model = table.pipeline if table.virtual_stages > 1 else replace(table.pipeline, schedule="zero_bubble_h1")
+    model = (
+        table.pipeline
+        if table.virtual_stages > 1
+        else replace(table.pipeline, schedule="zero_bubble_h1")
+    )
     flying = torch.ones_like(table.in_flight)
     assert table.before is not None
     return replace(table, pipeline=model, in_flight=flying, activation=table.before)
@@ -251,7 +279,9 @@ def simulated_lower_bound(
     return min([known, *(bound for bound, *_ in bounds[:1])])
 
 
-def _better(table: CostTable, outer: int, means: int, least: float, known: float, deadline: float) -> float:
+def _better(
+    table: CostTable, outer: int, means: int, least: float, known: float, deadline: float
+) -> float:
     """Bound by one of the `MEANS`; `least` is known already."""
     folded = find(table.pipeline.schedule).folded
     limit = min(known, MOST * least)
@@ -289,7 +319,9 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
         for plans in _all_plans(table, space_kind):
             count += len(plans)
             if count > MAX_PLANS:
-                raise ValueError(f"brute force: the {space_kind} space has more than {MAX_PLANS} plans.")
+                raise ValueError(
+                    f"brute force: the {space_kind} space has more than {MAX_PLANS} plans."
+                )
             cost = evaluate_batch(table, plans)
             total = torch.where(cost.feasible, cost.iteration_time, torch.inf)
             row = int(total.argmin())
@@ -370,7 +402,9 @@ def number_of_plans(tables: Sequence[CostTable], space_kind: str) -> int:
     """Count the plans of a space: splits times assignments of strategies."""
     total = 0
     for table in tables:
-        slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
+        slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[
+            space_kind
+        ]
         cuts = int((~table.fused_to_previous[1:]).sum())
         choices = sum(int(row.sum()) ** slots for row in table.allowed)
         total += comb(cuts, table.num_stages - 1) * choices

@@ -17,7 +17,13 @@ from darts_parallel.cost import CostTable, PricedPlan, evaluate_batch, even_unif
 from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import OFFLOADING, Check, DeadlineError, TableResult, deadline_check
+from darts_parallel.exact.result import (
+    OFFLOADING,
+    Check,
+    DeadlineError,
+    TableResult,
+    deadline_check,
+)
 from darts_parallel.exact.segments import Array, Index, StageSegments
 
 FIRST_MARGIN = 0.002
@@ -97,7 +103,9 @@ def _even_interleaved(
     found, queue = list[PricedPlan](), list[tuple[float, int, int]]()
     for number, table in enumerate(tables):
         if table.virtual_stages > 1:
-            queue += [(float(b), number, outer) for outer, b in enumerate(outer_lower_bounds(table))]
+            queue += [
+                (float(b), number, outer) for outer, b in enumerate(outer_lower_bounds(table))
+            ]
     check = deadline_check(deadline)
     floor = min((bound for bound, *_ in queue), default=inf)
     try:
@@ -109,7 +117,9 @@ def _even_interleaved(
             one = tables[number].select([outer])
             for ends_apart in (True, False):
                 plans = even_uniform_plans(one, ends_apart=ends_apart)
-                work = one.time[0].amin(0).sum(0)[plans.choices[:, 0]] * one.num_micro_batches / one.pp
+                work = (
+                    one.time[0].amin(0).sum(0)[plans.choices[:, 0]] * one.num_micro_batches / one.pp
+                )
                 plans = plans[work.detach() <= limit]
                 cost = evaluate_batch(one, plans)
                 times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
@@ -157,7 +167,9 @@ def _quick_bounds(tables: Sequence[CostTable]) -> dict[tuple[int, int], tuple[In
         outer, choice = torch.nonzero(table.allowed & table.runnable.all(0), as_tuple=True)
         figures = (table.time.amin(1), table.sync.amin(1), table.per_iteration)
         seconds, sync, per_iteration = (values.detach()[outer, :, choice] for values in figures)
-        bounds = spread_bounds(seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp)
+        bounds = spread_bounds(
+            seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp
+        )
         for own in torch.unique(outer).tolist():
             result[number, own] = choice[outer == own].numpy(), bounds[outer == own].numpy()
     return result

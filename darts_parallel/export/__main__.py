@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from darts_parallel.errors import ConfigError, DartsParallelError, begin_command, one_line
 from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
-from darts_parallel.plan import check_plan, read_own_problem, read_plan
+from darts_parallel.plans import check_plan, read_own_problem, read_plan
 
 
 class _Parser(argparse.ArgumentParser):

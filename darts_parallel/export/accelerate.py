@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 
 _BESIDE_FSDP = [  # `Accelerator.prepare` of release 1.15 imports it there; transformers 5.1.0 lacks it
     '    if not hasattr(tensor_parallel, "ReplicateParallel"):',
@@ -57,7 +57,9 @@ def export(job: Request) -> Exported:
 
 
 def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
-    notes = ["model, data and optimizer are yours: accelerate_plan.py has the accelerator and how to use it"]
+    notes = [
+        "model, data and optimizer are yours: accelerate_plan.py has the accelerator and how to use it"
+    ]
     if job.nodes[0] > 1:
         notes.append(
             "on every node: accelerate launch --config_file accelerate.yaml --machine_rank RANK "
@@ -69,7 +71,9 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
             "which accelerate 1.15 imports"
         )
     if job.recompute() == "full" and not _fsdp(job, strategy):
-        notes.append("recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()")
+        notes.append(
+            "recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()"
+        )
     return notes
 
 
@@ -93,20 +97,27 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if fsdp else "MULTI_GPU" if devices > 1 else "NO",
-        "machine_rank": 0, "main_training_function": "main", "num_machines": nodes, "num_processes": devices,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "num_machines": nodes,
+        "num_processes": devices,
         "mixed_precision": PRECISION[job.problem.training.precision],
-        "rdzv_backend": "static", "same_network": True, "use_cpu": False,
-    }  # fmt: skip
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
     if nodes > 1:
         values |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500}
     if fsdp:
         values["fsdp_config"] = {
-            "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_reshard_after_forward": strategy.zero_stage == 3,
-            "fsdp_activation_checkpointing": job.recompute() == "full", "fsdp_offload_params": False,
+            "fsdp_activation_checkpointing": job.recompute() == "full",
+            "fsdp_offload_params": False,
             "fsdp_cpu_ram_efficient_loading": strategy.tp == 1,  # it would load parts as if whole
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }  # fmt: skip
+        }
     if not _replicas_only(job, strategy):
         sizes = parallelism(job, strategy).items()
         values["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes}
@@ -123,7 +134,9 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     sharded, context = _fsdp(job, strategy), job.plan.cp > 1
     beside, again = sharded and strategy.tp > 1, sharded and job.recompute() == "full"
     loads = strategy.tp > 1 or again
-    whole = ["        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit"]
+    whole = [
+        "        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit"
+    ]
     whole *= sharded and count > 1
     imports = {
         "from typing import Any\n": loads or context,
@@ -137,17 +150,26 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
     lines += [line for line, wanted in imports.items() if wanted]
     lines += [
-        "", f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
+        "",
+        f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
         '"""Sequences of one batch of the data loader, per process."""',
-        *([f"CONTEXT_PARALLEL = {job.plan.cp}"] if context else []), "", "",
+        *([f"CONTEXT_PARALLEL = {job.plan.cp}"] if context else []),
+        "",
+        "",
         "def planned_accelerator() -> Accelerator:",
         '    """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""',
-        "    return Accelerator(", *whole, "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
-        f"            num_steps={count}, sync_each_batch={sharded and count > 1}", "        ),",
-        *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]), "    )",
-    ]  # fmt: skip
+        "    return Accelerator(",
+        *whole,
+        "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
+        f"            num_steps={count}, sync_each_batch={sharded and count > 1}",
+        "        ),",
+        *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]),
+        "    )",
+    ]
     if loads:
-        mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh' if strategy.tp > 1 else ""
+        mesh = (
+            ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh' if strategy.tp > 1 else ""
+        )
         lines += [
             "",
             "",

@@ -8,14 +8,23 @@ from math import inf
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.plan import LayerStrategy, Plan, facts, job_facts, trainer_schedules
+from darts_parallel.plans import LayerStrategy, Plan, facts, job_facts, trainer_schedules
 from darts_parallel.problem import Problem
 from darts_parallel.schedules import SEARCHED
 
 BLOCKS = (
-    "block", "encoder", "decoder", "sliding_block", "mamba", "attention", "sliding_attention", "mlp",
-    "experts", "sliding_experts", "module",
-)  # fmt: skip
+    "block",
+    "encoder",
+    "decoder",
+    "sliding_block",
+    "mamba",
+    "attention",
+    "sliding_attention",
+    "mlp",
+    "experts",
+    "sliding_experts",
+    "module",
+)
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)
 
@@ -81,7 +90,9 @@ class Request:
             inside = kinds[first:end]
             count = sum(kind in BLOCKS for kind in inside)
             predictions = sum(kind.startswith("mtp") for kind in inside)
-            chunks.append(ChunkContent("embedding" in inside, block, count, "head" in inside, predictions))
+            chunks.append(
+                ChunkContent("embedding" in inside, block, count, "head" in inside, predictions)
+            )
             block += count
         return tuple(chunks)
 
@@ -104,7 +115,9 @@ class Request:
 
     def micro_batch_size(self, strategy: LayerStrategy) -> int:
         """Return the sequences of a micro-batch on one data-parallel rank."""
-        return self.problem.training.global_batch_size // (strategy.dp * self.plan.num_micro_batches)
+        return self.problem.training.global_batch_size // (
+            strategy.dp * self.plan.num_micro_batches
+        )
 
     @property
     def nodes(self) -> tuple[int, int | None]:
@@ -184,7 +197,9 @@ class Request:
         for key, near in (("cuda_graphs", "none"), ("fp8_dot_product_attention", False)):
             if (value := getattr(training, key)) != near:
                 off = f"training.{key}={str(near).lower()}"
-                self.refuse(f"training.{key}={str(value).lower()}, and no written file turns it on", off)
+                self.refuse(
+                    f"training.{key}={str(value).lower()}, and no written file turns it on", off
+                )
         if self.refusals:
             raise self._refused()
 
@@ -197,7 +212,9 @@ class Request:
         what = "; and ".join(what for what, _ in self.refusals)
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
-    def shared(self, layers: Iterable[tuple[str, LayerStrategy, Sequence[str]]], why: str) -> LayerStrategy:
+    def shared(
+        self, layers: Iterable[tuple[str, LayerStrategy, Sequence[str]]], why: str
+    ) -> LayerStrategy:
         """Return the strategy of the first of some layers; a field in which another one differs is refused.
 
         Args:
@@ -208,7 +225,9 @@ class Request:
             for key in fields:
                 mine, its = getattr(strategy, key), getattr(first, key)
                 if mine != its:
-                    self.refuse(f"{name} has {key}={mine} and {first_name} has {key}={its}, but {why}")
+                    self.refuse(
+                        f"{name} has {key}={mine} and {first_name} has {key}={its}, but {why}"
+                    )
                     return first
         return first
 
@@ -228,7 +247,9 @@ class Request:
     def experts(self) -> LayerStrategy | None:
         """The strategy of the layers with experts, as far as their experts go; None for a dense model."""
         pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
-        rows = [(layer.name, own, ("ep", "etp")) for layer, own in pairs if layer.experts is not None]
+        rows = [
+            (layer.name, own, ("ep", "etp")) for layer, own in pairs if layer.experts is not None
+        ]
         return self.shared(rows, "the experts of this trainer have one degree") if rows else None
 
     def recompute(self) -> str:
@@ -247,19 +268,26 @@ class Request:
 
     def require_abilities(self) -> None:
         """Refuse what the trainer's file in `conf/trainer/` says that it lacks."""
-        problem, pairs = self.problem, list(zip(self.problem.model.layers, self.plan.layers, strict=True))
+        problem, pairs = (
+            self.problem,
+            list(zip(self.problem.model.layers, self.plan.layers, strict=True)),
+        )
         job = job_facts(problem.model, problem.training, problem.software)
         strategies = [one for layer, one in pairs if layer.parameters(self.model.vocab_size) > 0]
         if not self.trainer.layerwise:
             strategies = [replace(self.uniform(), ep=one.ep, etp=one.etp) for one in strategies]
-        for strategy, kind in product(dict.fromkeys(strategies), sorted({s.recompute for s in self.blocks})):
+        for strategy, kind in product(
+            dict.fromkeys(strategies), sorted({s.recompute for s in self.blocks})
+        ):
             given = facts(job, self.plan.pp, self.plan.cp, replace(strategy, recompute=kind))
             for lack in self.trainer.lacks:
                 if lack.holds(given):
                     self.refuse(lack.sentence(given), lack.instead)
         if self.trainer.executable:
             return  # of what is left, its exporter asks `darts_parallel.run`'s own rules
-        self._require_exact_collectives(self.trainer.gradient_bits.get(str(strategies[0].zero_stage), []))
+        self._require_exact_collectives(
+            self.trainer.gradient_bits.get(str(strategies[0].zero_stage), [])
+        )
         if self.plan.pp > 1:
             self._require_schedule(trainer_schedules(self.trainer))
 

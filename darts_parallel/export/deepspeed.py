@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
 """Bits of `zero_quantized_gradients`, ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""
@@ -31,7 +31,9 @@ def export(job: Request) -> Exported:
     if job.plan.pp > 1:
         files["deepspeed_pipeline.py"] = _pipeline(job)
     elif job.recompute() == "full":
-        notes.append("recompute=full is the model's: gradient_checkpointing_enable() of a Hugging Face model")
+        notes.append(
+            "recompute=full is the model's: gradient_checkpointing_enable() of a Hugging Face model"
+        )
     return Exported(files, tuple(notes))
 
 
@@ -41,7 +43,11 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": job.micro_batch_size(strategy),
         "gradient_accumulation_steps": plan.num_micro_batches,
-        "zero_optimization": {"stage": strategy.zero_stage, "overlap_comm": True, "reduce_scatter": True},
+        "zero_optimization": {
+            "stage": strategy.zero_stage,
+            "overlap_comm": True,
+            "reduce_scatter": True,
+        },
     }
     if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
         values["zero_optimization"]["zero_quantized_gradients"] = True
@@ -67,18 +73,28 @@ def _pipeline(job: Request) -> str:
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]
     interval = int(job.recompute() == "full")
     lines = [
-        '"""DeepSpeed pipeline of a plan."""', "", *job.headline(), "",
+        '"""DeepSpeed pipeline of a plan."""',
+        "",
+        *job.headline(),
+        "",
         "from collections.abc import Sequence",
-        "from typing import Any", "",
-        "from deepspeed.pipe import PipelineModule", "",
+        "from typing import Any",
+        "",
+        "from deepspeed.pipe import PipelineModule",
+        "",
         f"PARTS = {parts}",
-        '"""First layer of every stage, and the end: embedding, blocks, head."""', "", "",
+        '"""First layer of every stage, and the end: embedding, blocks, head."""',
+        "",
+        "",
         "class PlannedPipeline(PipelineModule):",
-        '    """Stages as the plan cuts them; DeepSpeed has no setting for that."""', "",
+        '    """Stages as the plan cuts them; DeepSpeed has no setting for that."""',
+        "",
         '    def _partition_layers(self, method: str = "plan") -> None:',
         "        stage = self._topo.get_coord(self.global_rank).pipe",
         "        self.parts = PARTS",
-        "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])", "", "",
+        "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",
+        "",
+        "",
         "def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> PlannedPipeline:",
         f'    """The module for deepspeed.initialize: {layers} layers (LayerSpec, TiedLayerSpec or modules).',
         "",
@@ -94,6 +110,7 @@ def _pipeline(job: Request) -> str:
         f"        num_stages={job.plan.pp},",
         "        loss_fn=loss_fn,",
         f"        activation_checkpoint_interval={interval},",
-        "        checkpointable_layers=[block],", "    )",
-    ]  # fmt: skip
+        "        checkpointable_layers=[block],",
+        "    )",
+    ]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy, facts, job_facts, legal_pipeline_degrees
+from darts_parallel.plans import LayerStrategy, facts, job_facts, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
 
@@ -29,9 +29,13 @@ def export(job: Request) -> Exported:
     _default_type(job, _outer(job))
     job.settle()
     values = settings(job)
-    notes = [f"precision and sizes are runtime arguments: {job.problem.training.precision}, {job.model.name}"]
+    notes = [
+        f"precision and sizes are runtime arguments: {job.problem.training.precision}, {job.model.name}"
+    ]
     switch = "true" if _sequence_parallel(job) else "false"
-    notes.append(f"sequence parallelism is no key of the file: set the runtime's sequence_parallel={switch}")
+    notes.append(
+        f"sequence parallelism is no key of the file: set the runtime's sequence_parallel={switch}"
+    )
     if job.plan.num_micro_batches > 1 and any(s.zero_stage > 1 for s in job.plan.layers):
         notes.append(
             "set the runtime's async_grad_reduce=false: by default (true) gradients stay whole until the "
@@ -50,16 +54,24 @@ def settings(job: Request) -> dict[str, Any]:
     ep, etp = _text(s.ep for s in blocks), _text(s.etp for s in blocks)
     degrees = {"ep_sizes_enc": ep, "tp_of_ep_sizes_enc": etp}
     return {
-        "pp_deg": plan.pp, "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
-        "tp_consecutive_flags": _text(1 for _ in blocks), "cp_sizes_enc": _text(plan.cp for _ in blocks),
+        "pp_deg": plan.pp,
+        "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
+        "tp_consecutive_flags": _text(1 for _ in blocks),
+        "cp_sizes_enc": _text(plan.cp for _ in blocks),
         "dp_types_enc": _text(int(strategy.zero_stage == 3) for strategy in blocks),
-        **(degrees if job.problem.model.has_experts else {}), "use_sp": _text(0 for _ in blocks),
+        **(degrees if job.problem.model.has_experts else {}),
+        "use_sp": _text(0 for _ in blocks),
         "checkpoint": _text(int(strategy.recompute == "full") for strategy in blocks),
-        "global_bsz": job.problem.training.global_batch_size, "chunks": plan.num_micro_batches,
-        "pp_division": _text(chunk.num_blocks for chunk in job.chunks), "pipeline_type": "pipedream_flush",
-        "default_dp_type": default, "vtp": outer.tp, "vsp": 0, "vcp": plan.cp,
+        "global_bsz": job.problem.training.global_batch_size,
+        "chunks": plan.num_micro_batches,
+        "pp_division": _text(chunk.num_blocks for chunk in job.chunks),
+        "pipeline_type": "pipedream_flush",
+        "default_dp_type": default,
+        "vtp": outer.tp,
+        "vsp": 0,
+        "vcp": plan.cp,
         "vocab_sdp": int(outer.zero_stage == 3),
-    }  # fmt: skip
+    }
 
 
 def _text(values: Iterable[int]) -> str:
@@ -83,7 +95,9 @@ def _default_type(job: Request, outer: LayerStrategy) -> str:
     shared = (s for s in [outer, *job.blocks] if facts(own, plan.pp, plan.cp, s)["copies"] > 1)
     stages = {s.zero_stage for s in shared} - {1, 3}
     if len(stages) > 1:
-        job.refuse("zero_stage 0 and 2, and default_dp_type is one for all", "space.zero_stage=[2,3]")
+        job.refuse(
+            "zero_stage 0 and 2, and default_dp_type is one for all", "space.zero_stage=[2,3]"
+        )
     return DEFAULT_TYPE.get(min(stages, default=0), "ddp")
 
 

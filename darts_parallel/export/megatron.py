@@ -14,7 +14,7 @@ from darts_parallel.export.megatron_layers import (
     with_halves,
 )
 from darts_parallel.export.mixtures import megatron_model_flags, megatron_recompute_modules
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 Flag = tuple[str, str | int | float | None]
@@ -65,7 +65,9 @@ def _notes(job: Request) -> list[str]:
             "GPT-J, Falcon) is another model, which has no flag"
         )
     if job.problem.training.precision == "fp32" and job.problem.training.fused_attention:
-        notes.append("fp32 has no fused attention there: scores are kept, which the plan does not price")
+        notes.append(
+            "fp32 has no fused attention there: scores are kept, which the plan does not price"
+        )
     return notes
 
 
@@ -85,14 +87,19 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, list[Flag]]
         lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=1")
     for name, flags in groups.items():
         lines += ["", f"{name}=("]
-        lines += [f"    --{flag}" + ("" if value is None else f" {_quoted(value)}") for flag, value in flags]
+        lines += [
+            f"    --{flag}" + ("" if value is None else f" {_quoted(value)}")
+            for flag, value in flags
+        ]
         lines.append(")")
     processes = '"${GPUS_PER_NODE:?GPUs of this node}"' if gpus is None else str(gpus)
     lines += [
         "",
         f'torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:-0}}" \\',
         '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
-        f'    "${{MEGATRON:-.}}/{program}" ' + " ".join(f'"${{{name}[@]}}"' for name in groups) + ' "$@"',
+        f'    "${{MEGATRON:-.}}/{program}" '
+        + " ".join(f'"${{{name}[@]}}"' for name in groups)
+        + ' "$@"',
     ]
     return "\n".join(lines) + "\n"
 
@@ -110,7 +117,10 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
         ("context-parallel-size", plan.cp),
     ]
     if (experts := job.experts) is not None:  # the expert tensor-parallel degree defaults to tp
-        flags += [("expert-model-parallel-size", experts.ep), ("expert-tensor-parallel-size", experts.etp)]
+        flags += [
+            ("expert-model-parallel-size", experts.ep),
+            ("expert-tensor-parallel-size", experts.etp),
+        ]
     if strategy.sequence_parallel:
         flags.append(("sequence-parallel", None))
     flags += _pipeline_flags(job) + _zero_flags(job, strategy)
@@ -142,7 +152,13 @@ def layout(chunks: tuple[ChunkContent, ...]) -> str:
     """Return the stages in Megatron-LM's words, e.g. `Et*3|t*4|t*2L`."""
     texts = []
     for chunk in chunks:
-        blocks = "" if chunk.num_blocks == 0 else "t" if chunk.num_blocks == 1 else f"t*{chunk.num_blocks}"
+        blocks = (
+            ""
+            if chunk.num_blocks == 0
+            else "t"
+            if chunk.num_blocks == 1
+            else f"t*{chunk.num_blocks}"
+        )
         texts.append("E" * chunk.embedding + blocks + "m" * chunk.mtp + "L" * chunk.head)
     return "|".join(texts)
 
@@ -158,10 +174,13 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     if zero == 1:
         return flags + ([("num-distributed-optimizer-instances", groups)] if groups > 1 else [])
     return [
-        *flags, *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),
-        ("use-megatron-fsdp", None), ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
-        ("no-gradient-accumulation-fusion", None), ("ckpt-format", "fsdp_dtensor"),
-    ]  # fmt: skip
+        *flags,
+        *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),
+        ("use-megatron-fsdp", None),
+        ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
+        ("no-gradient-accumulation-fusion", None),
+        ("ckpt-format", "fsdp_dtensor"),
+    ]
 
 
 def _recompute_flags(job: Request) -> list[Flag]:
@@ -175,7 +194,11 @@ def _recompute_flags(job: Request) -> list[Flag]:
         job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
     full: Flag = ("recompute-granularity", "full")
     if kinds == {"full"}:  # of half blocks two share one kept input, as the plan counts
-        return [full, ("recompute-method", "uniform"), ("recompute-num-layers", 2 if job.half_blocks else 1)]
+        return [
+            full,
+            ("recompute-method", "uniform"),
+            ("recompute-num-layers", 2 if job.half_blocks else 1),
+        ]
     if job.half_blocks:
         job.refuse("recompute=full for some half blocks only, of which each would keep its input")
     require_first_recomputed(job)
@@ -184,8 +207,13 @@ def _recompute_flags(job: Request) -> list[Flag]:
         mine = job.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
         counts.append(sum(strategy.recompute == "full" for strategy in mine))
     most = max(counts)
-    if any(count != min(most, chunk.num_blocks) for count, chunk in zip(counts, job.chunks, strict=True)):
-        job.refuse(f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all")
+    if any(
+        count != min(most, chunk.num_blocks)
+        for count, chunk in zip(counts, job.chunks, strict=True)
+    ):
+        job.refuse(
+            f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all"
+        )
     return [full, ("recompute-method", "block"), ("recompute-num-layers", most)]
 
 
@@ -223,7 +251,11 @@ def _model_flags(job: Request) -> list[Flag]:
     flags += window_flags(job) + prediction_flags(job)
     if not config.dropout:
         flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
-    return [*flags, ("vocab-size", config.vocab_size), ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE)]
+    return [
+        *flags,
+        ("vocab-size", config.vocab_size),
+        ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE),
+    ]
 
 
 def _training_flags(job: Request) -> list[Flag]:
@@ -232,11 +264,16 @@ def _training_flags(job: Request) -> list[Flag]:
     half: list[Flag] = [("bf16", None)]
     half += [("grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32", None)]
     precision: dict[str, list[Flag]] = {
-        "bf16": half, "fp16": [("fp16", None)], "fp8": [*half, ("fp8-format", "hybrid")],
+        "bf16": half,
+        "fp16": [("fp16", None)],
+        "fp8": [*half, ("fp8-format", "hybrid")],
         "mxfp8": [*half, ("fp8-format", "e4m3"), ("fp8-recipe", "mxfp8")],
-        "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")], "fp32": [],
-    }  # fmt: skip
-    fused = training.fused_attention and training.precision != "fp32"  # flash kernels are for 16 bits
+        "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
+        "fp32": [],
+    }
+    fused = (
+        training.fused_attention and training.precision != "fp32"
+    )  # flash kernels are for 16 bits
     return [
         ("seq-length", training.seq_len),
         *precision[training.precision],

@@ -23,13 +23,20 @@ def with_halves(job: Request) -> Request:
         UnsupportedError: what numbers whole blocks, or no causal decoder of attention and MLP.
     """
     config, (_, *layers, _, _) = job.model, job.problem.model.layers
-    for key, near in (("mtp_num_layers", 0), ("sliding_window_pattern", None), ("causal", True),
-                      ("multi_latent_attention", False)):  # fmt: skip
+    for key, near in (
+        ("mtp_num_layers", 0),
+        ("sliding_window_pattern", None),
+        ("causal", True),
+        ("multi_latent_attention", False),
+    ):
         if (value := getattr(config, key)) != near:
             job.refuse(
-                f"model.{key}={value} with half blocks, which its hybrid models lack", "space.cut=layer"
+                f"model.{key}={value} with half blocks, which its hybrid models lack",
+                "space.cut=layer",
             )
-    pattern = "".join({"mlp": MLP, "experts": EXPERTS}.get(layer.kind, ATTENTION) for layer in layers)
+    pattern = "".join(
+        {"mlp": MLP, "experts": EXPERTS}.get(layer.kind, ATTENTION) for layer in layers
+    )
     model, every = (
         replace(config, num_layers=len(layers), hybrid_override_pattern=pattern),
         job.problem.config,
@@ -52,7 +59,9 @@ def hybrid_flags(job: Request) -> list[Flag]:
         ("mamba_chunk_size", config.mamba_chunk_size, CHUNK),
     ):
         if MAMBA in pattern and value != fixed:
-            raise job.refuse(f"model.{key}={value}, and its Mamba mixer has {fixed}", f"model.{key}={fixed}")
+            raise job.refuse(
+                f"model.{key}={value}, and its Mamba mixer has {fixed}", f"model.{key}={fixed}"
+            )
     flags: list[Flag] = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
     if MAMBA in pattern:
         flags += [
@@ -60,7 +69,9 @@ def hybrid_flags(job: Request) -> list[Flag]:
             ("mamba-head-dim", config.mamba_head_dim),
             ("mamba-num-groups", config.mamba_num_groups),
         ]
-        flags += [] if config.mamba_num_heads is None else [("mamba-num-heads", config.mamba_num_heads)]
+        flags += (
+            [] if config.mamba_num_heads is None else [("mamba-num-heads", config.mamba_num_heads)]
+        )
     return flags
 
 
@@ -68,7 +79,9 @@ def segments(job: Request) -> str:
     """Cut the hybrid pattern at the plan's stages, e.g. `M-M*|M-M-`."""
     pattern, parts = job.model.hybrid_override_pattern or "", []
     for chunk in job.chunks:
-        if chunk.num_blocks == 0 or (chunk.mtp > 0) != (chunk.head and job.model.mtp_num_layers > 0):
+        if chunk.num_blocks == 0 or (chunk.mtp > 0) != (
+            chunk.head and job.model.mtp_num_layers > 0
+        ):
             raise job.refuse(
                 "a stage has no layer of the hybrid pattern, or its prediction modules without the head, and "
                 "its segments name layers only",
@@ -94,7 +107,9 @@ def window_flags(job: Request) -> list[Flag]:
 def prediction_flags(job: Request) -> list[Flag]:
     """Return modules of multi-token prediction; a hybrid has them in its pattern."""
     count = job.model.mtp_num_layers
-    return [("mtp-num-layers", count)] if count and job.model.hybrid_override_pattern is None else []
+    return (
+        [("mtp-num-layers", count)] if count and job.model.hybrid_override_pattern is None else []
+    )
 
 
 def require_first_recomputed(job: Request) -> None:

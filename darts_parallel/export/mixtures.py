@@ -94,7 +94,11 @@ def layer_frequency(config: ModelConfig) -> str | int:
             runs.append([has, 1])
     if len(runs) > 4:  # a short pattern repeated
         length = len(pattern)
-        sizes = [n for n in range(1, length) if length % n == 0 and pattern[:n] * (length // n) == pattern]
+        sizes = [
+            n
+            for n in range(1, length)
+            if length % n == 0 and pattern[:n] * (length // n) == pattern
+        ]
         if sizes:
             return f"({pattern[: sizes[0]]}*{length // sizes[0]})".replace(" ", "")
     return "(" + "+".join(f"[{has}]*{count}" for has, count in runs) + ")"

@@ -11,7 +11,7 @@ import yaml
 
 from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -28,8 +28,12 @@ def export(job: Request) -> Exported:
     _check(job)
     job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
-    notes = ("data stages, tokenizer, steps, learning rate, rope_theta and checkpoints are yours: set them",)
-    return Exported({"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes)
+    notes = (
+        "data stages, tokenizer, steps, learning rate, rope_theta and checkpoints are yours: set them",
+    )
+    return Exported(
+        {"nanotron.yaml": head + yaml.safe_dump(settings(job, strategy), sort_keys=False)}, notes
+    )
 
 
 def _check(job: Request) -> None:
@@ -76,56 +80,86 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     return {
         "general": {"project": "darts-parallel", "run": config.name, "seed": 42},
         "parallelism": {
-            "dp": strategy.dp, "pp": plan.pp, "tp": strategy.tp, "expert_parallel_size": 1,
-            "context_parallel_size": plan.cp, "pp_engine": "1f1b",
+            "dp": strategy.dp,
+            "pp": plan.pp,
+            "tp": strategy.tp,
+            "expert_parallel_size": 1,
+            "context_parallel_size": plan.cp,
+            "pp_engine": "1f1b",
             "tp_mode": "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE",
-            "tp_linear_async_communication": False, "recompute_layer": job.recompute() == "full",
+            "tp_linear_async_communication": False,
+            "recompute_layer": job.recompute() == "full",
         },
         "tokens": {
-            "sequence_length": training.seq_len, "micro_batch_size": job.micro_batch_size(strategy),
-            "batch_accumulation_per_replica": plan.num_micro_batches, "train_steps": 100,
+            "sequence_length": training.seq_len,
+            "micro_batch_size": job.micro_batch_size(strategy),
+            "batch_accumulation_per_replica": plan.num_micro_batches,
+            "train_steps": 100,
             "val_check_interval": -1,
         },
         "optimizer": _optimizer(job, strategy),
         "model": {
-            "dtype": DTYPE[training.precision], "init_method": {"std": 0.02},
-            "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE, "ddp_bucket_cap_mb": 25,
+            "dtype": DTYPE[training.precision],
+            "init_method": {"std": 0.02},
+            "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
+            "ddp_bucket_cap_mb": 25,
             "model_config": _model(config),
         },
         "tokenizer": {"tokenizer_name_or_path": config.name, "tokenizer_revision": None},
         "checkpoints": {"checkpoint_interval": 100, "checkpoints_path": "checkpoints"},
         "data_stages": [
-            {"name": "training", "start_training_step": 1,
-             "data": {"dataset": None, "num_loading_workers": 1, "seed": 42}}
+            {
+                "name": "training",
+                "start_training_step": 1,
+                "data": {"dataset": None, "num_loading_workers": 1, "seed": 42},
+            }
         ],
-    }  # fmt: skip
+    }
 
 
 def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     factories: dict[str, dict[str, Any]] = {
-        "adam": {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8,
-                 "torch_adam_is_fused": True},
+        "adam": {
+            "name": "adamW",
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_eps": 1e-8,
+            "torch_adam_is_fused": True,
+        },
         "sgd": {"name": "sgd"},
-    }  # fmt: skip
+    }
     narrow = job.problem.training.precision == "fp16" or job.problem.software.gradient_bits == 16
     return {
-        "zero_stage": strategy.zero_stage, "accumulate_grad_in_fp32": not narrow,
-        "weight_decay": 0.01, "clip_grad": 1.0,
+        "zero_stage": strategy.zero_stage,
+        "accumulate_grad_in_fp32": not narrow,
+        "weight_decay": 0.01,
+        "clip_grad": 1.0,
         "optimizer_factory": factories[job.problem.training.optimizer],
         "learning_rate_scheduler": {
-            "learning_rate": 3e-4, "lr_warmup_steps": 10, "lr_warmup_style": "linear",
-            "lr_decay_style": "cosine", "min_decay_lr": 3e-5,
+            "learning_rate": 3e-4,
+            "lr_warmup_steps": 10,
+            "lr_warmup_style": "linear",
+            "lr_decay_style": "cosine",
+            "min_decay_lr": 3e-5,
         },
-    }  # fmt: skip
+    }
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
     return {
-        "is_llama_config": True, "hidden_act": "silu", "hidden_size": config.hidden_size,
+        "is_llama_config": True,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
         "intermediate_size": config.ffn_hidden_size or 4 * config.hidden_size,
-        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
-        "max_position_embeddings": config.max_seq_len, "tie_word_embeddings": config.tie_embeddings,
-        "vocab_size": config.vocab_size, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
-        "rms_norm_eps": 1e-5, "use_cache": False,
-    }  # fmt: skip
+        "max_position_embeddings": config.max_seq_len,
+        "tie_word_embeddings": config.tie_embeddings,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-5,
+        "use_cache": False,
+    }

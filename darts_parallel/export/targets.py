@@ -9,7 +9,7 @@ from pathlib import Path
 from darts_parallel.config import EXPORTS, HALF_BLOCK, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import LayerStrategy, Plan, parts_beyond, write_text
+from darts_parallel.plans import LayerStrategy, Plan, parts_beyond, write_text
 from darts_parallel.problem import Problem
 
 TARGETS: dict[str, Callable[[Request], Exported]] = {
@@ -37,20 +37,25 @@ def export_plan(
     if not plan.node_order:
         return exported
     order = ", ".join(str(node) for node in plan.node_order)
-    note = f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
+    note = (
+        f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
+    )
     return replace(exported, notes=(*exported.notes, note))
 
 
 def _express(job: Request) -> Exported:
     config, wrapper = job.model, "accelerate" if job.model.num_experts is None else "deepspeed"
-    for key, words in parts_beyond(config, job.trainer.model_parts) if job.trainer.own_model else ():
+    for key, words in (
+        parts_beyond(config, job.trainer.model_parts) if job.trainer.own_model else ()
+    ):
         raise job.refuse(
             f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have none",
             f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
         )
     if job.half_blocks and not job.trainer.half_blocks:
         raise job.refuse(
-            f"space.cut={HALF_BLOCK}, and its stages hold whole blocks", "cutting at space.cut=layer"
+            f"space.cut={HALF_BLOCK}, and its stages hold whole blocks",
+            "cutting at space.cut=layer",
         )
     job.require_abilities()
     return TARGETS[job.target](job)
@@ -85,7 +90,11 @@ def _plain(problem: Problem) -> Plan:
 
 def model_refusals(problem: Problem, target: str) -> list[tuple[str, str]]:
     """Return what a target refuses of the model and the job, whatever the plan."""
-    return [entry for entry in refusals(problem, _plain(problem), target) if not entry[1].startswith("space")]
+    return [
+        entry
+        for entry in refusals(problem, _plain(problem), target)
+        if not entry[1].startswith("space")
+    ]
 
 
 def refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
@@ -119,4 +128,7 @@ def write_export(exported: Exported, folder: Path, main: Path | None = None) -> 
 
 def export_lines(target: str, exported: Exported, paths: list[Path]) -> list[str]:
     """Describe an export to its user: its files, and what they do not say."""
-    return [f"{target}: {', '.join(str(path) for path in paths)}", *(f"note: {n}" for n in exported.notes)]
+    return [
+        f"{target}: {', '.join(str(path) for path in paths)}",
+        *(f"note: {n}" for n in exported.notes),
+    ]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plan import SCHEMA, refuse_model, refuse_unexecutable
+from darts_parallel.plans import SCHEMA, refuse_model, refuse_unexecutable
 
 PROGRAM = '''"""Train by a plan: darts_parallel.run builds the model, divides it, and makes the steps.
 
@@ -95,7 +95,9 @@ def _check(job: Request) -> None:
     precision = job.problem.training.precision
     if precision not in ("bf16", "fp32"):
         why = "does not scale its loss" if precision == "fp16" else "multiplies in 16 bits at least"
-        job.refuse(f"training.precision={precision}, and the program {why}", "training.precision=bf16")
+        job.refuse(
+            f"training.precision={precision}, and the program {why}", "training.precision=bf16"
+        )
     job.settle()
     try:
         refuse_model(job.problem.model, job.problem.training)

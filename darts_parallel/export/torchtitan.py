@@ -8,7 +8,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 from typing import Any
 
 from darts_parallel.export.common import ChunkContent, Exported, Request
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 from darts_parallel.schedules import find, usual_schedule
 
 ORDER = "torchtitan_order.csv"
@@ -35,12 +35,18 @@ def export(job: Request) -> Exported:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
         path = f'str(Path(__file__).with_name("{ORDER}"))'
         lines += [f"    config.parallelism.pipeline_parallel_schedule_csv = {path}"]
-        lines.insert(lines.index("from torchtitan.trainer import Trainer"), "from pathlib import Path\n")
+        lines.insert(
+            lines.index("from torchtitan.trainer import Trainer"), "from pathlib import Path\n"
+        )
     types = {"param": MIXED_PARAMETER[job.problem.training.precision], "reduce": "float32"}
-    lines += [f'    config.training.mixed_precision_{name} = "{own}"' for name, own in types.items()]
+    lines += [
+        f'    config.training.mixed_precision_{name} = "{own}"' for name, own in types.items()
+    ]
     strategies = [strategy, job.experts or strategy]
     if job.plan.pp > 1 or max(each.ep for each in strategies) > 1:
-        lines += ["    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"]
+        lines += [
+            "    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"
+        ]
     lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
     lines += _assignments("training", _token_fields(job, strategy), 8)
     if job.plan.pp > 1:
@@ -58,21 +64,29 @@ def export(job: Request) -> Exported:
 def _head(job: Request, recompute: bool) -> list[str]:
     """Write the module down to the function's first lines, which refuse a model of another depth."""
     lines = [
-        '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.', "",
+        '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
+        "",
         "Call it in a config function of the model's config_registry.py, on the configuration of its sizes:",
         "    def planned() -> Trainer.Config:",
-        "        return apply_plan(llama3_8b())", '"""', "", *job.headline(), "",
-    ]  # fmt: skip
+        "        return apply_plan(llama3_8b())",
+        '"""',
+        "",
+        *job.headline(),
+        "",
+    ]
     if recompute:
         lines.append("from torchtitan.distributed.activation_checkpoint import FullAC")
     return [
-        *lines, "from torchtitan.trainer import Trainer", "", "",
+        *lines,
+        "from torchtitan.trainer import Trainer",
+        "",
+        "",
         "def apply_plan(config: Trainer.Config) -> Trainer.Config:",
         '    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""',
         '    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)',
         f"    if layers is not None and len(layers) != {job.model.num_layers}:",
         f'        raise ValueError(f"{{len(layers)}} layers, but the plan has {job.model.num_layers}")',
-    ]  # fmt: skip
+    ]
 
 
 def _note(job: Request) -> str:
@@ -84,7 +98,10 @@ def _note(job: Request) -> str:
 
 
 def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[str]:
-    return [f"{' ' * indent}config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
+    return [
+        f"{' ' * indent}config.{section}.{name} = {_literal(value)}"
+        for name, value in values.items()
+    ]
 
 
 def _check(job: Request) -> None:
@@ -100,12 +117,15 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the fields of its `ParallelismConfig`."""
     plan, (replicas, sharded) = job.plan, job.shard_degrees(strategy)
     values: dict[str, Any] = {
-        "data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": sharded,
+        "data_parallel_replicate_degree": replicas,
+        "data_parallel_shard_degree": sharded,
         "fsdp_reshard_after_forward": "always" if strategy.zero_stage == 3 else "never",
-        "tensor_parallel_degree": strategy.tp, "enable_sequence_parallel": strategy.sequence_parallel,
-        "context_parallel_degree": plan.cp, "pipeline_parallel_degree": plan.pp,
+        "tensor_parallel_degree": strategy.tp,
+        "enable_sequence_parallel": strategy.sequence_parallel,
+        "context_parallel_degree": plan.cp,
+        "pipeline_parallel_degree": plan.pp,
         **({"expert_parallel_degree": job.experts.ep} if job.experts else {}),
-    }  # fmt: skip
+    }
     if plan.pp > 1:
         # an order in a CSV still needs a class, which decides where the stages lie
         usual = find(usual_schedule(plan.virtual_stages)).pytorch

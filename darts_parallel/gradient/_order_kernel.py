@@ -194,7 +194,9 @@ def price(f, first, choices, stages):
             stages.after[device] += f.sync[kind, layer, choice]
             before += f.before[layer, choice]
             between += f.between[layer, choice]
-            stages.room[device] -= f.static[layer, choice] + f.flying[stage] * f.activation[layer, choice]
+            stages.room[device] -= (
+                f.static[layer, choice] + f.flying[stage] * f.activation[layer, choice]
+            )
             largest[device] = max(largest[device], f.working[layer, choice])
             once += f.per_iteration[layer, choice]
             if layer:
@@ -392,7 +394,9 @@ def first_ready(f, own, done, device, later, ahead, deep_first, keys):
             if done.held[device] + own.more[symbol] + spared > own.room[device]:
                 short = short or kind == 0
                 continue
-            ready = max(done.end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0, done.free[device])
+            ready = max(
+                done.end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0, done.free[device]
+            )
             first = ahead == 1 or (ahead == 2 and done.last[device] > 0)
             rank = 0.5 if kind else 1.0 * first + (0.01 if deep_first else -0.01) * stage / stages
             rank = -keys[symbol, batch] if len(keys) else rank
@@ -437,7 +441,10 @@ def dispatch(f, own, ahead, gap, deep_first, keys):
         Symbols of every device, `(P, passes)`; the length of each is 0 where the memory is too small.
     """
     stages, number, symbols = len(f.kinds), len(f.capacity), len(f.sources)
-    words, lengths = np.zeros((number, symbols * f.batches // number), np.int64), np.zeros(number, np.int64)
+    words, lengths = (
+        np.zeros((number, symbols * f.batches // number), np.int64),
+        np.zeros(number, np.int64),
+    )
     ran, last, later = np.zeros(symbols, np.int64), np.zeros(number, np.int64), np.zeros(stages)
     done = Written(np.zeros((symbols, f.batches)), ran, np.zeros(number), np.zeros(number), last)
     for stage in range(stages):

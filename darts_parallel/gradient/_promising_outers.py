@@ -44,7 +44,9 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
     return [table.select(outers) for table, outers in zip(tables, kept, strict=True) if outers]
 
 
-def relaxed_outers(tables: Sequence[CostTable], known: Sequence[PricedPlan], restarts: int) -> list[Tensor]:
+def relaxed_outers(
+    tables: Sequence[CostTable], known: Sequence[PricedPlan], restarts: int
+) -> list[Tensor]:
     """Choose the outer choices to relax: of simulated pipelines those of the fastest known plans.
 
     Args:

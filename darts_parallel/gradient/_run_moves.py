@@ -119,7 +119,10 @@ class _Changes:
         working = costs.working
         largest = _range_max(working, self.first, self.last + 1)
         now = working[self.layers, self.chosen][:, None]
-        before, behind = _range_max(now, self.begins, self.first), _range_max(now, self.last + 1, self.ends)
+        before, behind = (
+            _range_max(now, self.begins, self.first),
+            _range_max(now, self.last + 1, self.ends),
+        )
         others = np.maximum(before, behind)
         memory = held[self.stage][:, None] + self._added(kept) + np.maximum(largest, others)
         fits = memory <= costs.capacity[self.stage][:, None] * (1 + ROUNDING)

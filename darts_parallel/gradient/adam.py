@@ -51,7 +51,9 @@ class Adam:
 
     def state(self) -> dict[int, tuple[Tensor, ...]]:
         """Return the moments of every parameter by its identity."""
-        return {id(p): moments for (p, _), moments in zip(self.parameters, self.moments, strict=True)}
+        return {
+            id(p): moments for (p, _), moments in zip(self.parameters, self.moments, strict=True)
+        }
 
     def restore(self, state: dict[int, tuple[Tensor, ...]], steps: int) -> None:
         """Take over moments of parameters and the number of steps that they have seen."""

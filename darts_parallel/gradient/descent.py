@@ -87,9 +87,13 @@ class GradientSearch:
     """Class that searches orders of passes after polishing; a rival takes another."""
 
     def __init__(
-        self, tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int,
+        self,
+        tables: Sequence[CostTable],
+        space_kind: str,
+        config: SearchConfig,
+        seed: int,
         clock: Stopwatch | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.space_kind = config, space_kind
         self.generator = torch.Generator().manual_seed(seed)
         self.gumbel = self.generator if config.relaxation == "gumbel" else None
@@ -98,7 +102,9 @@ class GradientSearch:
         lightest = enumerate(lightest_plans(tables, space_kind))
         self.pool.add_all(TablePlans(index, plans) for index, plans in lightest)
         # where the restarts begin: one strategy for all layers, and even stages
-        self.pool.add_all(TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables))
+        self.pool.add_all(
+            TablePlans(index, even_uniform_plans(table)) for index, table in enumerate(tables)
+        )
         known = self.pool.best_time * TOLERANCE
         limit = descent_seconds(config)
         self.bounds = [
@@ -110,7 +116,9 @@ class GradientSearch:
             alive = torch.nonzero(self.bounds[index] <= self.pool.best_time * TOLERANCE).flatten()
             self.pool.add_balanced(index, alive.tolist())
         # restarts begin at plans that are not polished: where those would lead to, polishing has been
-        near = [(entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated]
+        near = [
+            (entry.table, entry.plan) for entry in self.pool.by_outer() if entry.table in simulated
+        ]
         if simulated and config.polish:
             polish_starts(self.pool, space_kind, config)
         self.groups = self._initial_groups(tables)
@@ -132,7 +140,9 @@ class GradientSearch:
         taken = relaxed_outers(tables, self.pool.by_outer(), self.config.num_restarts)
         for index, (table, bound) in enumerate(zip(tables, self.bounds, strict=True)):
             # an infinite bound means that no plan fits, whatever the best known one
-            possible = bound.isfinite() & (bound <= self.pool.best_time * TOLERANCE) & table.allowed.any(1)
+            possible = (
+                bound.isfinite() & (bound <= self.pool.best_time * TOLERANCE) & table.allowed.any(1)
+            )
             alive = torch.nonzero(possible & taken[index]).squeeze(1)
             if len(alive):
                 part = table.select(alive)
@@ -153,7 +163,9 @@ class GradientSearch:
         """Return annealed quantities of the current step."""
         return Schedules.at(self.config, self.step, self.config.num_steps)
 
-    def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
+    def run(
+        self, on_record: Callable[[StepRecord], None] = lambda record: None
+    ) -> list[StepRecord]:
         """Take all steps, or those that Ctrl-C or the time limit leave; returns the records."""
         records: list[StepRecord] = []
         thin_at = list(self.config.thin_at)
@@ -189,7 +201,9 @@ class GradientSearch:
         weights = [group.relax(schedules, self.gumbel) for group in self.groups]
         pairs = zip(self.groups, weights, strict=True)
         costs = [group.price(own, schedules.sharpness, group.paths) for group, own in pairs]
-        losses = [group.loss(cost, self.config) for group, cost in zip(self.groups, costs, strict=True)]
+        losses = [
+            group.loss(cost, self.config) for group, cost in zip(self.groups, costs, strict=True)
+        ]
         merits = [group.merit(cost) for group, cost in zip(self.groups, costs, strict=True)]
         self.outer_logits.find_slope(torch.cat([merit.amin(1) for merit in merits]))
         torch.stack([loss.sum() for loss in losses]).sum().backward()  # type: ignore[no-untyped-call]
@@ -200,9 +214,12 @@ class GradientSearch:
             self._collect(weights, costs)
         if last or self.step % self.config.record_every == 0:
             record = LeadingPlan.of(self.groups, merits, weights, costs).record(
-                step=self.step, seconds=self.clock.seconds, schedules=schedules,
-                best_time_s=self.pool.best_time, outer_weights=self._weights_by_outer(),
-            )  # fmt: skip
+                step=self.step,
+                seconds=self.clock.seconds,
+                schedules=schedules,
+                best_time_s=self.pool.best_time,
+                outer_weights=self._weights_by_outer(),
+            )
         self.move()
         return record, merits
 
@@ -212,7 +229,11 @@ class GradientSearch:
 
     def _live_keys(self) -> list[tuple[int, int]]:
         """Return table and outer choice of all that are searched; names of two tables may be equal."""
-        return [(group.table_index, outer) for group in self.groups for outer in group.outer_index.tolist()]
+        return [
+            (group.table_index, outer)
+            for group in self.groups
+            for outer in group.outer_index.tolist()
+        ]
 
     def _weights_by_outer(self) -> dict[str, float]:
         names = (name for group in self.groups for name in group.names)
@@ -251,9 +272,13 @@ class GradientSearch:
         groups: list[RestartBatch] = []
         kept: list[tuple[int, Tensor, Tensor]] = []
         moments = self.optimizer.state()
-        for place, (group, merit, count) in enumerate(zip(self.groups, merits, counts, strict=True)):
+        for place, (group, merit, count) in enumerate(
+            zip(self.groups, merits, counts, strict=True)
+        ):
             possible = self._own_bounds(group) <= self.pool.best_time * TOLERANCE
-            outer = torch.nonzero(possible & (self._gap_to_best(group, merit, leading) <= margin)).squeeze(1)
+            outer = torch.nonzero(
+                possible & (self._gap_to_best(group, merit, leading) <= margin)
+            ).squeeze(1)
             if not len(outer):
                 continue
             order = merit[outer].argsort(dim=1, stable=True)
@@ -266,7 +291,9 @@ class GradientSearch:
             kept.append((place, outer, restarts))
         self.groups = groups
         self.outer_logits.keep(self._live_keys())
-        self.merits = [merits[place][outer.unsqueeze(1), restarts] for place, outer, restarts in kept]
+        self.merits = [
+            merits[place][outer.unsqueeze(1), restarts] for place, outer, restarts in kept
+        ]
         self.histories.keep(kept)
         steps = self.optimizer.steps
         self.optimizer = self._new_optimizer()
@@ -306,10 +333,14 @@ def search(
 
 
 def search_tables(
-    tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int, *,
+    tables: Sequence[CostTable],
+    space_kind: str,
+    config: SearchConfig,
+    seed: int,
+    *,
     on_record: Callable[[StepRecord], None] = lambda record: None,
     loop: type[GradientSearch] = GradientSearch,
-) -> SearchResult | None:  # fmt: skip
+) -> SearchResult | None:
     """Search over cost tables; None when no feasible plan was met.
 
     Args:
@@ -325,9 +356,13 @@ def search_tables(
 
 
 def _search_tables(
-    tables: Sequence[CostTable], space_kind: str, config: SearchConfig, seed: int,
-    on_record: Callable[[StepRecord], None], loop: type[GradientSearch],
-) -> SearchResult | None:  # fmt: skip
+    tables: Sequence[CostTable],
+    space_kind: str,
+    config: SearchConfig,
+    seed: int,
+    on_record: Callable[[StepRecord], None],
+    loop: type[GradientSearch],
+) -> SearchResult | None:
     clock = Stopwatch()
     tables = [without_needless_simulation(table) for table in tables]
     pruned = [without_dominated(table) for table in tables]
@@ -341,16 +376,28 @@ def _search_tables(
         return None
     if config.polish and stopped_by != "user":
         hurry = stopped_by is not None
-        stopped_by = polish_pool(run.pool, space_kind, config, hurry=hurry, bounds=run.bounds) or stopped_by
+        stopped_by = (
+            polish_pool(run.pool, space_kind, config, hurry=hurry, bounds=run.bounds) or stopped_by
+        )
         if stopped_by is None and config.order_passes:
             stopped_by = run.orders(run.pool, space_kind, config, seed).search()
     best = run.pool.best
     assert best is not None
     plan, raw_plan = run.pool.plan(best), run.pool.plan(raw)
     return SearchResult(
-        plan=plan, iteration_time_s=best.time, raw_plan=raw_plan, raw_iteration_time_s=raw.time,
+        plan=plan,
+        iteration_time_s=best.time,
+        raw_plan=raw_plan,
+        raw_iteration_time_s=raw.time,
         alternatives=tuple((entry.time, run.pool.plan(entry)) for entry in run.pool.by_outer()[1:]),
-        history=tuple(records), seconds=clock.seconds, steps=run.step, restarts=config.num_restarts,
-        seed=seed, plans_evaluated=run.pool.evaluated, stopped_by=stopped_by, curve=tuple(run.pool.curve),
-        gradient_iteration_time_s=best.time, winner=run.histories.winner(run.groups, run.merits),
-    )  # fmt: skip
+        history=tuple(records),
+        seconds=clock.seconds,
+        steps=run.step,
+        restarts=config.num_restarts,
+        seed=seed,
+        plans_evaluated=run.pool.evaluated,
+        stopped_by=stopped_by,
+        curve=tuple(run.pool.curve),
+        gradient_iteration_time_s=best.time,
+        winner=run.histories.winner(run.groups, run.merits),
+    )

@@ -10,15 +10,22 @@ import torch
 from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
-from darts_parallel.plan import tensor_degrees
+from darts_parallel.plans import tensor_degrees
 from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
 
 ROUNDS = 6
 """Times that the memory of the GPUs is raised until some plan fits."""
 FREE: dict[str, Any] = {
-    "pp": None, "tp": None, "dp": None, "num_micro_batches": None, "micro_batch_size": None,
-    "zero_stage": None, "recompute": None, "sequence_parallel": None, "memory_margin": 0.0,
-}  # fmt: skip
+    "pp": None,
+    "tp": None,
+    "dp": None,
+    "num_micro_batches": None,
+    "micro_batch_size": None,
+    "zero_stage": None,
+    "recompute": None,
+    "sequence_parallel": None,
+    "memory_margin": 0.0,
+}
 """Settings of a space in which a user has pinned nothing."""
 
 
@@ -40,7 +47,9 @@ def explain_infeasible(
     def changed(cluster: Cluster = cluster, **freed: Any) -> _Lightest:
         """Return the lightest plan on another cluster, or in another space."""
         config = replace(problem.config, space=replace(space, **freed))
-        return _lightest_of_all(build_tables(replace(problem, config=config, cluster=cluster)), space.kind)
+        return _lightest_of_all(
+            build_tables(replace(problem, config=config, cluster=cluster)), space.kind
+        )
 
     lightest = _lightest_of_all(tables, space.kind)
     device = max(lightest.devices(cluster).items(), key=lambda entry: entry[1])[0]
@@ -67,7 +76,10 @@ def explain_infeasible(
 
 
 def _memory_that_fits(
-    cluster: Cluster, margin: float, lightest: "_Lightest", changed: Callable[[Cluster], "_Lightest"]
+    cluster: Cluster,
+    margin: float,
+    lightest: "_Lightest",
+    changed: Callable[[Cluster], "_Lightest"],
 ) -> list[str]:
     """Return memory of the GPUs with which some plan fits, as overrides; none where none was found.
 
@@ -85,7 +97,11 @@ def _memory_that_fits(
         lightest = changed(cluster)
         if lightest.excess <= 0:
             sizes = {name: f"{size:.{_digits(size)}f}" for name, size in wanted.items()}
-            return [" and ".join(f"cluster.devices.{name}.memory_GiB={text}" for name, text in sizes.items())]
+            return [
+                " and ".join(
+                    f"cluster.devices.{name}.memory_GiB={text}" for name, text in sizes.items()
+                )
+            ]
     return []
 
 

@@ -76,9 +76,20 @@ class OrderProblem:
         table, number, at = self.table, np.arange(self.table.num_stages), self.outer
         assert table.before is not None
         none = torch.zeros_like(table.static)
-        whole = [table.forward, table.backward, torch.zeros_like(table.backward), table.sync,
-                 table.per_iteration, table.static, table.before if self.free else none, none,
-                 table.working, table.activation, table.reshard, table.p2p]  # fmt: skip
+        whole = [
+            table.forward,
+            table.backward,
+            torch.zeros_like(table.backward),
+            table.sync,
+            table.per_iteration,
+            table.static,
+            table.before if self.free else none,
+            none,
+            table.working,
+            table.activation,
+            table.reshard,
+            table.p2p,
+        ]
         split = list(whole)
         split[2], split[7] = table.weight_gradient, table.for_weights if self.free else none
         legal = table.allowed[at].expand(table.forward.shape[1], -1)
@@ -110,7 +121,9 @@ class OrderProblem:
         batches = int(self.table.num_micro_batches[self.outer])
         return 3 * (self.table.num_stages * batches + self.table.num_layers) + MOVE
 
-    def timed(self, words: Indices, lengths: Indices, first: Indices, choices: Indices, split: bool) -> Order:
+    def timed(
+        self, words: Indices, lengths: Indices, first: Indices, choices: Indices, split: bool
+    ) -> Order:
         """Return the order with its seconds."""
         order = Order(words, lengths, first, choices, split, np.inf)
         seconds, _ = self.run(order)
@@ -125,14 +138,20 @@ class OrderProblem:
     def stages(self, order: Order) -> tuple[Any, float]:
         """Return the figures of an order's stages, and the seconds that are paid once."""
         stages = self.kernel.Stages.empty(self.table.num_stages, self.table.pp)
-        return stages, self.kernel.price(self.figures[order.split], order.first, order.choices, stages)
+        return stages, self.kernel.price(
+            self.figures[order.split], order.first, order.choices, stages
+        )
 
     def order(
         self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices, split: bool
     ) -> Order:
         """Return the passes of devices as words, those of a stage and kind in the order of micro-batches."""
         rows = [
-            [kind * self.table.num_stages + stage for name, stage, _ in row for kind in KINDS_OF[split][name]]
+            [
+                kind * self.table.num_stages + stage
+                for name, stage, _ in row
+                for kind in KINDS_OF[split][name]
+            ]
             for row in passes
         ]
         words = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
@@ -151,22 +170,38 @@ class OrderProblem:
         found = self.heuristic(*stages) if self.free else []
         for rule in map(find, NAMES if self.free else [table.pipeline.schedule]):
             placed = rule.devices(pp, table.num_stages) == tuple(table.stage_device.tolist())
-            if placed and rule.chunk_refusal(chunks) is None and rule.count_refusal(pp, count) is None:
+            if (
+                placed
+                and rule.chunk_refusal(chunks) is None
+                and rule.count_refusal(pp, count) is None
+            ):
                 passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
                 found.append(self.order(passes, *stages, rule.split))
-                found += [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
+                found += (
+                    [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
+                )
                 found += [self.order(passes, *stages, True)] if self.free else []
-        return sorted((order for order in found if order.seconds < np.inf), key=attrgetter("seconds"))
+        return sorted(
+            (order for order in found if order.seconds < np.inf), key=attrgetter("seconds")
+        )
 
     def leaner(self, order: Order) -> Order:
         """Return an order with strategies that keep less, layer by layer of full devices, until it fits."""
-        f, choices, numbers = self.figures[1], order.choices.copy(), np.arange(self.table.num_layers)
+        f, choices, numbers = (
+            self.figures[1],
+            order.choices.copy(),
+            np.arange(self.table.num_layers),
+        )
         devices = f.devices[np.searchsorted(order.first, numbers, side="right") - 1]
         kept = np.where(f.legal.all(0), f.before + f.between, np.inf)
         for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
             stages, _ = self.stages(replace(order, choices=choices))
             held = enumerate(zip(order.words, order.lengths, stages.room, strict=True))
-            full = [d for d, (word, n, room) in held if not self.kernel.fits(word[:n], stages.more, room)]
+            full = [
+                d
+                for d, (word, n, room) in held
+                if not self.kernel.fits(word[:n], stages.more, room)
+            ]
             saved = (kept[numbers, choices] - kept.min(1)) * np.isin(devices, full[:1])
             if not full or saved.max() <= 0:
                 break
@@ -180,7 +215,11 @@ class OrderProblem:
         return [order for order in found if order.seconds < np.inf]
 
     def dispatched(
-        self, first: Indices, choices: Indices, keys: Array, way: tuple[int, float, bool] = (0, 0.0, False)
+        self,
+        first: Indices,
+        choices: Indices,
+        keys: Array,
+        way: tuple[int, float, bool] = (0, 0.0, False),
     ) -> Order:
         """Return the order of `_order_kernel.dispatch`, `way` and `keys` as there."""
         none = np.zeros((0, 0), dtype=np.int64)
@@ -190,7 +229,13 @@ class OrderProblem:
         return found if lengths.all() else replace(found, seconds=np.inf)
 
     def annealed(
-        self, order: Order, moves: int, state: State, *, blind: bool = False, share: float | None = None
+        self,
+        order: Order,
+        moves: int,
+        state: State,
+        *,
+        blind: bool = False,
+        share: float | None = None,
     ) -> Order:
         """Return the best order that moves lead to.
 
@@ -206,9 +251,18 @@ class OrderProblem:
         sizes = (self.table.num_stages, self.table.pp)
         work = [self.kernel.Stages.empty(*sizes) for _ in range(2)]
         found = self.kernel.anneal(
-            self.figures[order.split], words, order.lengths, first, choices, *work, moves, HEAT, share, blind,
+            self.figures[order.split],
+            words,
+            order.lengths,
+            first,
+            choices,
+            *work,
+            moves,
+            HEAT,
+            share,
+            blind,
             state,
-        )  # fmt: skip
+        )
         return Order(words, order.lengths, first, choices, order.split, float(found))
 
     def code(self, order: Order) -> str:
@@ -286,7 +340,9 @@ class OrderSearch:
         entries = [e for e in self.pool.by_outer() if _knows(tables[e.table])]
         for place, entry in enumerate(entries):
             table = tables[entry.table]
-            places.setdefault((table.pp, table.num_stages, find(table.pipeline.schedule).folded), place)
+            places.setdefault(
+                (table.pp, table.num_stages, find(table.pipeline.schedule).folded), place
+            )
         bases = [e for place, e in enumerate(entries) if place in places.values() or place < BASES]
         free = any(tables[e.table].pipeline.free for e in bases)
         passes = passes if free else passes // LESS
@@ -318,7 +374,9 @@ class OrderSearch:
         left = (starts * count)[:count]
         while left and not self.late:
             moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
-            left = sorted((self.improved(problem, order, moves) for order in left), key=attrgetter("seconds"))
+            left = sorted(
+                (self.improved(problem, order, moves) for order in left), key=attrgetter("seconds")
+            )
             self._add(number, problem, left[:2])
             left = left[: len(left) // 2]
 
@@ -327,7 +385,10 @@ class OrderSearch:
         known = {order.seconds for *_, order in self.found}
         self.found += [(number, problem, order) for order in orders if order.seconds not in known]
         self.found = sorted(self.found, key=lambda entry: entry[2].seconds)[:KEPT]
-        least, curve = min(known | {order.seconds for order in orders}, default=np.inf), self.pool.curve
+        least, curve = (
+            min(known | {order.seconds for order in orders}, default=np.inf),
+            self.pool.curve,
+        )
         if least < (curve[-1][1] if curve else np.inf):
             curve.append((self.pool.clock.seconds, least))
 
@@ -337,9 +398,14 @@ class OrderSearch:
         for number, (problem, order) in best.items():
             outer = torch.tensor([problem.outer])
             if problem.free:
-                self.pool.tables.append(problem.table.with_order(problem.outer, problem.code(order)))
+                self.pool.tables.append(
+                    problem.table.with_order(problem.outer, problem.code(order))
+                )
                 number, outer = len(self.pool.tables) - 1, torch.zeros_like(outer)
-            choices, first = torch.from_numpy(order.choices)[None], torch.from_numpy(order.first[:-1])[None]
+            choices, first = (
+                torch.from_numpy(order.choices)[None],
+                torch.from_numpy(order.first[:-1])[None],
+            )
             self.pool.add(TablePlans(number, HardPlans(outer, choices, first)))
 
 

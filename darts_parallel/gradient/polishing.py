@@ -110,11 +110,15 @@ def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) ->
 
 
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
-    return HardPlans(plan.outer.expand(len(choices)), choices, plan.first_layers.expand(len(choices), -1))
+    return HardPlans(
+        plan.outer.expand(len(choices)), choices, plan.first_layers.expand(len(choices), -1)
+    )
 
 
 def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
-    return _with_choices(plan, torch.arange(len(table.choices)).unsqueeze(1).expand(-1, table.num_layers))
+    return _with_choices(
+        plan, torch.arange(len(table.choices)).unsqueeze(1).expand(-1, table.num_layers)
+    )
 
 
 def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:

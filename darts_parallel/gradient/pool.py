@@ -22,7 +22,7 @@ from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.screening import work_seconds
 from darts_parallel.gradient.stage_moves import repartitioned
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class PlanPool:
     AT_ONCE = 4
     """Plans of every outer choice that are simulated at a time, where only the best are wanted."""
 
-    def __init__(self, tables: list[CostTable], space_kind: str, clock: Stopwatch | None = None) -> None:
+    def __init__(
+        self, tables: list[CostTable], space_kind: str, clock: Stopwatch | None = None
+    ) -> None:
         self.tables, self.space_kind = tables, space_kind
         self.evaluated = 0
         self.clock = Stopwatch() if clock is None else clock
@@ -84,7 +86,11 @@ class PlanPool:
             self.add(candidate)
 
     def add(
-        self, candidate: TablePlans, repair_score: torch.Tensor | None = None, *, fitting: str = "repair"
+        self,
+        candidate: TablePlans,
+        repair_score: torch.Tensor | None = None,
+        *,
+        fitting: str = "repair",
     ) -> None:
         """Evaluate plans and keep what is good.
 
@@ -98,7 +104,9 @@ class PlanPool:
             self._keep_promising(candidate.table, plans)
             return
         known = f"added, {fitting}"
-        if repair_score is not None and not len(self._new(known, candidate.table, plans, plans.choices)):
+        if repair_score is not None and not len(
+            self._new(known, candidate.table, plans, plans.choices)
+        ):
             return
         cost = evaluate_batch(table, plans)
         self._keep(candidate.table, plans, cost)
@@ -125,7 +133,9 @@ class PlanPool:
             parts.append(fit(table, new))
             if fitting == "splits" and has_plain_stages(table):
                 whole = self._new("splits", candidate.table, parts[-1], parts[-1].choices)
-                split = [repartitioned(table, whole[row : row + 1], SPLITS) for row in range(len(whole))]
+                split = [
+                    repartitioned(table, whole[row : row + 1], SPLITS) for row in range(len(whole))
+                ]
                 moved = HardPlans.concatenate([whole[:0], *split])
                 moved = self._new("prices", candidate.table, moved, table.layout[moved.choices])
                 parts.append(fit(table, moved))
@@ -160,7 +170,9 @@ class PlanPool:
         table, reading = self.tables[number], table_reading(self.tables[number], plans)
         least = work_seconds(table, plans, reading).masked_fill(~reading.feasible, torch.inf)
         each = {outer: plans.outer == outer for outer in sorted(set(plans.outer.tolist()))}
-        left = {outer: torch.nonzero(own).flatten()[least[own].argsort()] for outer, own in each.items()}
+        left = {
+            outer: torch.nonzero(own).flatten()[least[own].argsort()] for outer, own in each.items()
+        }
         while left:
             now = []
             for outer, rows in list(left.items()):
@@ -190,7 +202,9 @@ class PlanPool:
                 if all(value != entry.time for entry in kept):
                     kept = [*kept, PricedPlan(table, plans[index : index + 1], value)]
             if kept:
-                self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[: self.PER_OUTER]
+                self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[
+                    : self.PER_OUTER
+                ]
         if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
             self.curve.append((self.clock.seconds, self.best_time))
 
@@ -199,7 +213,9 @@ class PlanPool:
         kept = [self.entries.get((table, outer)) for outer in outers.tolist()]
         times = [entries[0].time if entries else float("inf") for entries in kept]
         # without any plan at all the best of all is infinite, too
-        return torch.tensor(times, dtype=torch.float64).log() - math.log(min(self.best_time, MOST_SECONDS))
+        return torch.tensor(times, dtype=torch.float64).log() - math.log(
+            min(self.best_time, MOST_SECONDS)
+        )
 
     def top(self, count: int) -> list[PricedPlan]:
         """Return the fastest entries, at most two of an outer choice so that several are tried."""
@@ -208,7 +224,9 @@ class PlanPool:
 
     def by_outer(self) -> list[PricedPlan]:
         """Return the fastest entry of every outer choice, fastest first."""
-        return sorted((entries[0] for entries in self.entries.values()), key=lambda entry: entry.time)
+        return sorted(
+            (entries[0] for entries in self.entries.values()), key=lambda entry: entry.time
+        )
 
     def plan(self, entry: PricedPlan) -> Plan:
         """Read an entry as stages and strategies."""

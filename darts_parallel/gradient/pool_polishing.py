@@ -95,7 +95,12 @@ def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
 
 
 def polish_pool(
-    pool: PlanPool, space_kind: str, config: SearchConfig, *, hurry: bool, bounds: Sequence[Tensor] = ()
+    pool: PlanPool,
+    space_kind: str,
+    config: SearchConfig,
+    *,
+    hurry: bool,
+    bounds: Sequence[Tensor] = (),
 ) -> str | None:
     """Polish the best plans by moves, then the best of those by programs; the best one first in a hurry.
 
@@ -184,7 +189,11 @@ class _PoolPolisher:
                     self._solve_cut(entry)
                 self.improve(entry)
         work = Work(self.config.polish_labels, self.stop)
-        rows = ((b, n, outer) for n, own in enumerate(self.bounds) for outer, b in enumerate(own.tolist()))
+        rows = (
+            (b, n, outer)
+            for n, own in enumerate(self.bounds)
+            for outer, b in enumerate(own.tolist())
+        )
         for bound, number, outer in sorted(rows):
             if bound >= self.pool.best_time or self.stop():
                 break
@@ -199,9 +208,12 @@ class _PoolPolisher:
         alike = not table.pipeline.simulated
         evaluator = MoveEvaluator(table, self.stop, max_work)
         plan, _, evaluated = polish(
-            table, entry.plan, self.space_kind, evaluator=evaluator,
+            table,
+            entry.plan,
+            self.space_kind,
+            evaluator=evaluator,
             visited=self.visited[entry.table] if alike else None,
-        )  # fmt: skip
+        )
         self.pool.evaluated += evaluated
         if table.pipeline.simulated and not evaluator.out_of_budget():
             self.pool.local_optima[entry.table].add(plan_key(plan))
@@ -211,7 +223,9 @@ class _PoolPolisher:
         """Solve the stages of a plan together, as they are cut, where their outer choice takes too long."""
         (number, outer), table = entry.outer, self.pool.tables[entry.table]
         if self._has_program(table) and self.config.polish_labels:
-            case = OuterChoiceSolver(table, number, outer, outer_bound(table, outer, self.space_kind))
+            case = OuterChoiceSolver(
+                table, number, outer, outer_bound(table, outer, self.space_kind)
+            )
             bounds = SegmentBounds.build(case.costs, self.space_kind)
             case.segments = at_cut(bounds, entry.plan.first_layers[0].tolist())
             work = Work(self.config.polish_labels, self.stop)
@@ -222,7 +236,11 @@ class _PoolPolisher:
 
     def _has_program(self, table: CostTable) -> bool:
         """Return whether the segment programs know the table's plans."""
-        return has_plain_stages(table) and not table.pipeline.simulated and self.space_kind != "uniform"
+        return (
+            has_plain_stages(table)
+            and not table.pipeline.simulated
+            and self.space_kind != "uniform"
+        )
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
         """Return whether the segment programs found or excluded a better plan of the outer choice."""

@@ -20,7 +20,9 @@ def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tens
     return torch.softmax(logits.masked_fill(~allowed, -torch.inf) / temperature, dim=-1)
 
 
-def gumbel_weights(logits: Tensor, allowed: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+def gumbel_weights(
+    logits: Tensor, allowed: Tensor, temperature: float, generator: torch.Generator
+) -> Tensor:
     """Return a one-hot sample whose gradient is that of the softmax (straight-through).
 
     Jang, Gu, Poole 2017 (arXiv 1611.01144), section 2.2. Shapes as `softmax_weights`.

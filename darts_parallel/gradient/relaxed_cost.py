@@ -57,7 +57,10 @@ class SurrogateCost:
 
 
 def surrogate(
-    weights: RelaxedPlans, table: CostTable, sharpness: float | None = None, paths: PathMemory | None = None
+    weights: RelaxedPlans,
+    table: CostTable,
+    sharpness: float | None = None,
+    paths: PathMemory | None = None,
 ) -> SurrogateCost:
     """Price relaxed plans once; `Surrogate` keeps what many steps need of the table."""
     return Surrogate(table)(weights, sharpness, paths)
@@ -79,7 +82,9 @@ class Surrogate:
         self.table, self._names = table, (*by_kind, *plain)
         self._widths = [column.shape[-1] for column in columns[:-1]]
         self._figures = torch.cat([*columns, layouts.expand(*columns[0].shape[:2], -1, -1)], dim=-1)
-        self._stage_kind = torch.nn.functional.one_hot(table.stage_kind, table.time.shape[1]).double()
+        self._stage_kind = torch.nn.functional.one_hot(
+            table.stage_kind, table.time.shape[1]
+        ).double()
         borders = max(table.p2p.shape[1], 1)
         self._boundary_kind = torch.nn.functional.one_hot(table.boundary_kind, borders).double()
         seconds = torch.cat([table.reshard, table.p2p], dim=1).permute(0, 2, 3, 1, 4)
@@ -121,7 +126,9 @@ class Surrogate:
             slowest, sync = smooth_max(torch.stack([seconds, syncs]), sharpness)
             total = pipeline_seconds(seconds, table.num_micro_batches.unsqueeze(1), slowest) + sync
         total = total + stage["per_iteration"].sum(-1)
-        activation = figures[..., sum(self._widths[: self._names.index("activation")])].unsqueeze(-1)
+        activation = figures[..., sum(self._widths[: self._names.index("activation")])].unsqueeze(
+            -1
+        )
         memory = self._memory(weights, stage, working, activation, sharpness)
         return SurrogateCost(total, table.by_device(seconds), memory, sync, table.capacity)
 
@@ -140,7 +147,10 @@ class Surrogate:
             p2p = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
         else:
             # bilinear: one matrix product for the layouts before, without a tensor of all pairs
-            held, following = layouts[..., :-1, :].transpose(1, 2), layouts[..., 1:, :].transpose(1, 2)
+            held, following = (
+                layouts[..., :-1, :].transpose(1, 2),
+                layouts[..., 1:, :].transpose(1, 2),
+            )
             reached = torch.unflatten(held @ self._between, -1, (-1, table.num_layouts))
             change = (reached * following.unsqueeze(-2)).sum(-1).transpose(1, 2)
             reshard, p2p = change[..., :kinds], change[..., kinds:]
@@ -152,7 +162,12 @@ class Surrogate:
         return inside, _of_kind(crossing, self._boundary_kind)
 
     def _simulated(
-        self, stage: dict[str, Tensor], inside: Tensor, across: Tensor, sync: Tensor, paths: PathMemory | None
+        self,
+        stage: dict[str, Tensor],
+        inside: Tensor,
+        across: Tensor,
+        sync: Tensor,
+        paths: PathMemory | None,
     ) -> tuple[Tensor, Tensor]:
         """Return seconds until all stages are done, and what synchronisation adds to them, `(O, R)`."""
         table, size = self.table, inside.shape[:2]

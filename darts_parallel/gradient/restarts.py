@@ -75,25 +75,37 @@ class RestartBatch:
         cover them as evenly as their number allows.
         """
         restarts, count = config.num_restarts, len(table.choices)
-        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
+        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[
+            space_kind
+        ]
         shape = (table.num_outer, restarts, rows, count)
         logits = config.initial_noise * torch.randn(shape, generator=generator, dtype=torch.float64)
-        rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64) + table.allowed
+        rank = (
+            torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64)
+            + table.allowed
+        )
         order = rank.argsort(1, descending=True)
         turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
-        preferred = order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
-        logits.scatter_add_(-1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64))
+        preferred = (
+            order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
+        )
+        logits.scatter_add_(
+            -1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64)
+        )
         sizes = (table.num_outer, restarts, table.num_stages)
         noise = torch.randn(sizes, generator=generator, dtype=torch.float64)
         return RestartBatch(
-            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None, table=table,
-            space_kind=space_kind, logits=logits.requires_grad_(),
+            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None,
+            table=table,
+            space_kind=space_kind,
+            logits=logits.requires_grad_(),
             widths=(WIDTH_NOISE * noise).requires_grad_(),
-            multipliers=torch.zeros_like(noise[..., : table.pp]), table_index=table_index,
+            multipliers=torch.zeros_like(noise[..., : table.pp]),
+            table_index=table_index,
             outer_index=outer,
             paths=PathMemory(config.simulate_every) if table.pipeline.simulated else None,
             names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],
-        )  # fmt: skip
+        )
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -108,12 +120,18 @@ class RestartBatch:
             for position, outer in enumerate(self.outer_index.tolist()):
                 for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
                     starts, choices = plans.first_layers[index], plans.choices[index]
-                    by_kind = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}
+                    by_kind = {
+                        "uniform": choices[:1],
+                        "stagewise": choices[starts],
+                        "layerwise": choices,
+                    }
                     rows = by_kind[self.space_kind]
                     logits = self.logits[position, :near]
                     logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
                     wanted = rows.view(1, -1, 1).expand(near, -1, -1)
-                    logits.scatter_(-1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype))
+                    logits.scatter_(
+                        -1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype)
+                    )
                     first = torch.searchsorted(self.units, starts)
                     counts = torch.diff(first, append=torch.tensor([len(self.units)]))
                     # the inverse of `stage_edges` but for its least width
@@ -186,12 +204,16 @@ class RestartBatch:
 
         fractions = self.fraction_logits
         return replace(
-            self, table=self.table.select(outer), logits=take(self.logits).requires_grad_(),
-            widths=take(self.widths).requires_grad_(), multipliers=take(self.multipliers),
-            outer_index=self.outer_index[outer], names=[self.names[o] for o in outer.tolist()],
+            self,
+            table=self.table.select(outer),
+            logits=take(self.logits).requires_grad_(),
+            widths=take(self.widths).requires_grad_(),
+            multipliers=take(self.multipliers),
+            outer_index=self.outer_index[outer],
+            names=[self.names[o] for o in outer.tolist()],
             paths=self.paths and PathMemory(self.paths.every),
             fraction_logits=fractions if fractions is None else take(fractions).requires_grad_(),
-        )  # fmt: skip
+        )
 
 
 def _first_fractions(noise: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 
 if TYPE_CHECKING:
     from darts_parallel.gradient.winner import WinnerHistory

@@ -13,7 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import BatchCost, CostTable, HardPlans, evaluate_batch, round_edges, unit_starts
+from darts_parallel.cost import (
+    BatchCost,
+    CostTable,
+    HardPlans,
+    evaluate_batch,
+    round_edges,
+    unit_starts,
+)
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -52,7 +59,9 @@ def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans,
     infeasible, and one that takes `limit` seconds from the start is left as it is.
     """
     cost = evaluate_batch(table, plans)
-    rows = torch.nonzero((cost.memory > table.capacity).any(1) & (cost.iteration_time < limit)).squeeze(1)
+    rows = torch.nonzero(
+        (cost.memory > table.capacity).any(1) & (cost.iteration_time < limit)
+    ).squeeze(1)
     if not len(rows):
         return plans, cost
     exchanges = _Exchanges.of(table, plans[rows])
@@ -124,7 +133,11 @@ class _Exchanges:
     def of(table: CostTable, plans: HardPlans) -> "_Exchanges":
         """Read what the layers of the plans cost on their stages under every strategy."""
         stages, outer = plans.stages(), plans.outer
-        rows, layers, kinds = outer.unsqueeze(1), torch.arange(table.num_layers), table.stage_kind[stages]
+        rows, layers, kinds = (
+            outer.unsqueeze(1),
+            torch.arange(table.num_layers),
+            table.stage_kind[stages],
+        )
         flight = table.in_flight[rows, stages].unsqueeze(-1)
         count = table.num_micro_batches[outer].view(-1, 1, 1)
         seconds = count * table.time[rows, kinds, layers] + table.sync[rows, kinds, layers]
@@ -162,7 +175,11 @@ class _Exchanges:
         saved = before - (self.kept[rows] + self.working[rows])
         loss = (self.seconds[rows] - seconds[full, None]).clip(min=1e-12)
         # a change of layout also costs resharding: only where nothing else helps
-        gain = np.minimum(saved, need[full, None]) / loss * np.where(self._same_layout(rows), 1.0, 1e-3)
+        gain = (
+            np.minimum(saved, need[full, None])
+            / loss
+            * np.where(self._same_layout(rows), 1.0, 1e-3)
+        )
         return self._exchange(rows, np.where(self.legal[rows] & (saved > 0), gain, -1.0))
 
     def one_filling(self) -> bool:

@@ -63,7 +63,9 @@ class MoveEvaluator:
     """Passes that were simulated, and layers that were read in simulated tables as `LAYER_PASSES` each."""
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was worked out."""
-    paths: dict[int, list[Criticalities]] = field(default_factory=lambda: defaultdict(list), init=False)
+    paths: dict[int, list[Criticalities]] = field(
+        default_factory=lambda: defaultdict(list), init=False
+    )
     """Critical paths by outer choice, newest last."""
 
     def out_of_budget(self) -> bool:
@@ -144,7 +146,9 @@ class _Priced:
         return _Priced(plans.outer, passes, reading.sync[rows], reading.per_iteration[rows])
 
     def __getitem__(self, rows: Tensor) -> "_Priced":
-        return _Priced(self.outer[rows], self.passes[rows], self.sync[rows], self.per_iteration[rows])
+        return _Priced(
+            self.outer[rows], self.passes[rows], self.sync[rows], self.per_iteration[rows]
+        )
 
     def simulated(self, table: CostTable) -> Tensor:
         """Return seconds per iteration, `(B,)`."""

@@ -57,20 +57,32 @@ class LeadingPlan:
         return LeadingPlan(groups[lead], weights[lead], costs[lead], least, outer, restart)
 
     def record(
-        self, *, step: int, seconds: float, schedules: Schedules, best_time_s: float,
+        self,
+        *,
+        step: int,
+        seconds: float,
+        schedules: Schedules,
+        best_time_s: float,
         outer_weights: dict[str, float],
-    ) -> StepRecord:  # fmt: skip
+    ) -> StepRecord:
         """Return the state of the search at a step."""
         place, cost, table = (self.outer, self.restart), self.cost, self.group.table
         probabilities = self.weights.choices[place].detach()
         entropy = -(probabilities * probabilities.clamp(min=1e-30).log()).sum(-1).mean()
         return StepRecord(
-            step=step, seconds=seconds, schedules=schedules, loss=self.merit,
-            surrogate_time_s=float(cost.iteration_time[place].detach()), best_time_s=best_time_s,
-            entropy=float(entropy), outer_weights=outer_weights, pp=table.pp,
-            choices=tuple(choice.label() for choice in table.choices), probabilities=probabilities.clone(),
+            step=step,
+            seconds=seconds,
+            schedules=schedules,
+            loss=self.merit,
+            surrogate_time_s=float(cost.iteration_time[place].detach()),
+            best_time_s=best_time_s,
+            entropy=float(entropy),
+            outer_weights=outer_weights,
+            pp=table.pp,
+            choices=tuple(choice.label() for choice in table.choices),
+            probabilities=probabilities.clone(),
             terms=self._terms(),
-        )  # fmt: skip
+        )
 
     def _terms(self) -> dict[str, float]:
         """Return seconds per iteration by cause; smooth maxima leave a little too much for the last."""

@@ -67,10 +67,15 @@ class Histories:
             groups: For each group that stays its place before, its kept outer choices `(O',)` and their
                 kept restarts `(O', R')`.
         """
-        kept = [(self._pages[place], (outer.unsqueeze(1), restarts)) for place, outer, restarts in groups]
+        kept = [
+            (self._pages[place], (outer.unsqueeze(1), restarts))
+            for place, outer, restarts in groups
+        ]
         self._pages = [[tuple(part[own] for part in page) for page in pages] for pages, own in kept]
 
-    def winner(self, groups: Sequence[RestartBatch], merits: Sequence[Tensor]) -> WinnerHistory | None:
+    def winner(
+        self, groups: Sequence[RestartBatch], merits: Sequence[Tensor]
+    ) -> WinnerHistory | None:
         """Return the history of the restart of lowest merit, merits `(O, R)` by group; None without pages."""
         if not merits or not self._pages or not self._pages[0]:
             return None

@@ -23,7 +23,10 @@ def forward_state(state: State) -> State:
 
 def gradient_state(state: State) -> State:
     """Return the placements of its gradient: that of a sum is whole, that of a shared input is a sum."""
-    own = (PARTIAL if s.startswith(VARYING) else REPLICATED if s.startswith(PARTIAL) else s for s in state)
+    own = (
+        PARTIAL if s.startswith(VARYING) else REPLICATED if s.startswith(PARTIAL) else s
+        for s in state
+    )
     return tuple(own)
 
 
@@ -47,7 +50,11 @@ def local_shape(shape: tuple[int, ...], state: State, ranks: tuple[int, ...]) ->
 
 def local_share(state: State, ranks: tuple[int, ...]) -> float:
     """Return the part of a tensor that a rank holds for backward."""
-    split = (count for one, count in zip(state, ranks, strict=True) if one.startswith("S") or one == SLICED)
+    split = (
+        count
+        for one, count in zip(state, ranks, strict=True)
+        if one.startswith("S") or one == SLICED
+    )
     return 1.0 / prod(split)
 
 
@@ -77,7 +84,9 @@ def divides(shape: tuple[int, ...], state: State, ranks: tuple[int, ...]) -> boo
     shares = dict.fromkeys(state, 1)
     for one, count in zip(state, ranks, strict=True):
         shares[one] *= count
-    return all(shape[int(one[1:])] % count == 0 for one, count in shares.items() if one.startswith("S"))
+    return all(
+        shape[int(one[1:])] % count == 0 for one, count in shares.items() if one.startswith("S")
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,11 @@ class DeviceMeshSpec:
         for axis, old, new in axis_moves(source, target):
             now[axis] = REPLICATED
             if (kind := collective(old, new)) is not None:
-                bits = int(old.removeprefix(PARTIAL) or LOSSLESS) if old.startswith(PARTIAL) else LOSSLESS
+                bits = (
+                    int(old.removeprefix(PARTIAL) or LOSSLESS)
+                    if old.startswith(PARTIAL)
+                    else LOSSLESS
+                )
                 sent = size * bits / LOSSLESS
                 found.append(Step(axis, kind, sent * local_share(tuple(now), self.ranks)))
             now[axis] = new

@@ -6,7 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.nn import functional
 
 from darts_parallel.graph._layouts import State, axis_moves, forward_state, gradient_state
@@ -19,10 +26,13 @@ def placement(state: str, reduction: str = "sum") -> Placement:
     return Replicate() if not state.startswith("S") else Shard(int(state[1:]))
 
 
-def distribute(tensors: Mapping[str, Any], states: Mapping[str, State], mesh: DeviceMesh) -> dict[str, Any]:
+def distribute(
+    tensors: Mapping[str, Any], states: Mapping[str, State], mesh: DeviceMesh
+) -> dict[str, Any]:
     """Split whole tensors over the mesh as their states say."""
     return {
-        name: distribute_tensor(tensors[name], mesh, list(map(placement, states[name]))) for name in states
+        name: distribute_tensor(tensors[name], mesh, list(map(placement, states[name])))
+        for name in states
     }
 
 
@@ -32,7 +42,13 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def move_axis(
-    mesh: DeviceMesh, local: Tensor, axis: int, old: str, new: str, reduction: str = "sum", wait: bool = True
+    mesh: DeviceMesh,
+    local: Tensor,
+    axis: int,
+    old: str,
+    new: str,
+    reduction: str = "sum",
+    wait: bool = True,
 ) -> Tensor:
     """Bring a local tensor from one placement of an axis to another, maybe without waiting for it."""
     if old == new:
@@ -45,7 +61,9 @@ def move_axis(
         parts[rank] = local
         return torch.cat(parts, int(old[1:]))
     own = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[axis]]  # type: ignore[index]
-    whole = DTensor.from_local(local.contiguous(), own, [placement(old, reduction)], run_check=False)
+    whole = DTensor.from_local(
+        local.contiguous(), own, [placement(old, reduction)], run_check=False
+    )
     moved = whole.redistribute(placements=[placement(new, reduction)], async_op=not wait)
     return moved.to_local().contiguous()
 
@@ -125,7 +143,9 @@ class Products(torch.autograd.Function):
         return tuple(found)
 
 
-def own_rows(mesh: DeviceMesh, axis: int, table: Tensor, index: Tensor, padding: int = -1) -> Tensor:
+def own_rows(
+    mesh: DeviceMesh, axis: int, table: Tensor, index: Tensor, padding: int = -1
+) -> Tensor:
     """Look up the rows of a table that this rank has; zeros for the others."""
     rows = len(table)
     first = mesh.get_local_rank(axis) * rows
@@ -136,7 +156,12 @@ def own_rows(mesh: DeviceMesh, axis: int, table: Tensor, index: Tensor, padding:
 
 
 def split_cross_entropy(
-    mesh: DeviceMesh, labels: Sequence[str], logits: Tensor, target: Tensor, ignored: int, reduction: int
+    mesh: DeviceMesh,
+    labels: Sequence[str],
+    logits: Tensor,
+    target: Tensor,
+    ignored: int,
+    reduction: int,
 ) -> Tensor:
     """Return the loss of split rows or classes; of classes maxima, sums and target logits are reduced."""
     if "vocabulary" in labels:
@@ -166,7 +191,12 @@ def own_head(mesh: DeviceMesh, axis: int, heads: Tensor) -> Tensor:
 
 
 def own_experts(
-    mesh: DeviceMesh, axis: int, product: Callable[..., Tensor], rows: Tensor, weights: Tensor, ends: Tensor
+    mesh: DeviceMesh,
+    axis: int,
+    product: Callable[..., Tensor],
+    rows: Tensor,
+    weights: Tensor,
+    ends: Tensor,
 ) -> Tensor:
     """Multiply the rows of this rank's experts; zeros for the others."""
     first = mesh.get_local_rank(axis) * len(weights)

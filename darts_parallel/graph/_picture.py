@@ -31,8 +31,11 @@ def picture(planned: PlannedGraph) -> str:
     for op in boxes:
         level[op.name] = 1 + max((level[a] for a, b in edges if b == op.name), default=-1)
         rows[level[op.name]].append(op.name)
-    place = {name: ((x - (len(row) - 1) / 2) * WIDTH, -y * HEIGHT)
-             for y, row in rows.items() for x, name in enumerate(row)}  # fmt: skip
+    place = {
+        name: ((x - (len(row) - 1) / 2) * WIDTH, -y * HEIGHT)
+        for y, row in rows.items()
+        for x, name in enumerate(row)
+    }
     label = {op.name: " · ".join(planned.plan.choice(op).labels) for op in boxes}
     split = dict.fromkeys(one for one in label.values() if one.replace("none", "").strip(" ·*"))
     colours = {one: colormaps["Set2"](k % 8) for k, one in enumerate(split)}
@@ -44,10 +47,16 @@ def picture(planned: PlannedGraph) -> str:
     for (start, end), moves in edges.items():
         (x1, y1), (x2, y2), colour = place[start], place[end], "#d62728" if moves else "#888"
         bend = (level[end] - level[start] > 1) * BEND  # around the boxes between
-        style = {"arrowstyle": "-|>", "color": colour, "connectionstyle": f"arc3,rad={2 * bend / (y1 - y2)}"}
+        style = {
+            "arrowstyle": "-|>",
+            "color": colour,
+            "connectionstyle": f"arc3,rad={2 * bend / (y1 - y2)}",
+        }
         axes.annotate("", (x2, y2), (x1, y1), arrowprops=style)
         side = "right" if bend else "left"
-        axes.text((x1 + x2) / 2 - bend, (y1 + y2) / 2, "\n".join(moves), color=colour, fontsize=6, ha=side)
+        axes.text(
+            (x1 + x2) / 2 - bend, (y1 + y2) / 2, "\n".join(moves), color=colour, fontsize=6, ha=side
+        )
     for op in boxes:
         name = op.target if op.op in (INPUT, OUTPUT) else op.op
         text = f"{name[:30]}\n{(op.module.rpartition('.')[2] or op.name)[:18]}: {label[op.name]}"
@@ -66,7 +75,9 @@ def _boxes(planned: PlannedGraph) -> list[GraphOperator]:
 
     def drawn(op: GraphOperator) -> bool:
         trained = any(graph.values[name].needs_grad for name in op.outputs or op.inputs)
-        return op.name in firsts and (op.op == INPUT or (trained and op.op not in (PARAMETER, RELAY, *VIEWS)))
+        return op.name in firsts and (
+            op.op == INPUT or (trained and op.op not in (PARAMETER, RELAY, *VIEWS))
+        )
 
     return [op for op in graph.operators if drawn(op)][:LARGEST]
 
@@ -81,7 +92,9 @@ def _edges(planned: PlannedGraph, boxes: set[str]) -> dict[tuple[str, str], list
     origin: dict[str, dict[tuple[str, tuple[str, ...]], None]] = {}
     """Boxes that every value comes from, with the collectives since."""
     for op in graph.operators:
-        arriving = [(src, (*seen, *moved[name])) for name in op.inputs for src, seen in origin.get(name, ())]
+        arriving = [
+            (src, (*seen, *moved[name])) for name in op.inputs for src, seen in origin.get(name, ())
+        ]
         if op.name in boxes:
             for src, seen in arriving:
                 edges[src, op.name] |= dict.fromkeys(seen)

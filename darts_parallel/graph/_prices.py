@@ -38,13 +38,28 @@ VIEWS = kinds(
     "chunk unbind alias detach flatten unflatten"
 )
 """Operators that move nothing."""
-FUSED = kinds("mean sum amax amin max min var all any _to_copy clone cat stack pad constant_pad_nd reshape")
+FUSED = kinds(
+    "mean sum amax amin max min var all any _to_copy clone cat stack pad constant_pad_nd reshape"
+)
 """Operators, besides the pointwise ones, that join a neighbour's kernel."""
-LINEAR = kinds("add sub neg _to_copy clone cat stack mean sum pad constant_pad_nd index index_select reshape")
+LINEAR = kinds(
+    "add sub neg _to_copy clone cat stack mean sum pad constant_pad_nd index index_select reshape"
+)
 """Operators whose backward needs none of their tensors (whole numbers aside)."""
 FREE = frozenset((*VIEWS, *SOURCES, OUTPUT, RELAY))
 """Operators that take no time."""
-PRODUCTS = ("linear", "mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d")
+PRODUCTS = (
+    "linear",
+    "mm",
+    "bmm",
+    "matmul",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
 GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
 SOFTMAXES = ("softmax", "_softmax", "log_softmax", "_log_softmax")
 ATTENTION = "scaled_dot_product_attention"
@@ -91,12 +106,18 @@ class Kernels:
         """Return whether a value is written to memory: not where one kernel makes and uses it."""
         base = self.base[name]
         users = self._users[base]
-        return not (_fusible(self.graph.producers[base][0]) and len(users) == 1 and _fusible(users[0]))
+        return not (
+            _fusible(self.graph.producers[base][0]) and len(users) == 1 and _fusible(users[0])
+        )
 
     def seconds(
-        self, op: GraphOperator, shapes: tuple[Sequence[Shape], Sequence[Shape]],
-        device: Device, width: int, training: bool,
-    ) -> float:  # fmt: skip
+        self,
+        op: GraphOperator,
+        shapes: tuple[Sequence[Shape], Sequence[Shape]],
+        device: Device,
+        width: int,
+        training: bool,
+    ) -> float:
         """Return the seconds of an operator on a rank, forward and where it is `training` backward."""
         (inputs, outputs), use, values = shapes, self.uses[op.name], self.graph.values
         grads = sum(values[name].needs_grad for name in op.inputs) if training else 0
@@ -117,10 +138,14 @@ class Kernels:
             q, k = inputs[:2]
             core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
             tokens = one * (prod(q[:-1]) / q[-3])
-            seconds = float(attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width))
+            seconds = float(
+                attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width)
+            )
             return seconds * (1.0 + (FUSED_BACKWARD_FACTOR if grads else 0.0))
         few = op.op in ("embedding", "index", "index_select", "gather")  # rows of the first input
-        moved = sum(_bytes(values, op.inputs[k], inputs[k], width) for k in use.reads if k or not few)
+        moved = sum(
+            _bytes(values, op.inputs[k], inputs[k], width) for k in use.reads if k or not few
+        )
         moved += sum(_bytes(values, op.outputs[k], outputs[k], width) for k in use.writes)
         if op.op == "embedding":
             moved += _bytes(values, op.outputs[0], outputs[0], width)  # the rows that are read
@@ -168,7 +193,9 @@ def _fusible(op: GraphOperator) -> bool:
     return op.pointwise or op.op in FUSED
 
 
-def product_shape(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> tuple[float, Gemm, int]:
+def product_shape(
+    op: GraphOperator, inputs: Sequence[Shape], output: Shape
+) -> tuple[float, Gemm, int]:
     """Return the rows, weights and number of equal matrix products that an operator is, of local shapes."""
     if op.op.startswith("conv"):
         groups = max(inputs[0][1] // inputs[1][1], 1)
@@ -184,9 +211,13 @@ def product_shape(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> 
             sizes[letter] = max(sizes[letter], size)
     batch = [c for c in out if (c in a and c in b) or (c[0] == "B" and len(b) > 2)]
     inner = [c for c in a if c in b and c not in out]
-    rows, columns = ([c for c in own if c not in (*other, *batch)] for own, other in ((a, b), (b, a)))
-    count = {name: prod(sizes[c] for c in own) for name, own in
-             (("batch", batch), ("inner", inner), ("rows", rows), ("columns", columns))}  # fmt: skip
+    rows, columns = (
+        [c for c in own if c not in (*other, *batch)] for own, other in ((a, b), (b, a))
+    )
+    count = {
+        name: prod(sizes[c] for c in own)
+        for name, own in (("batch", batch), ("inner", inner), ("rows", rows), ("columns", columns))
+    }
     return float(count["rows"]), Gemm(count["columns"], count["inner"], "column"), count["batch"]
 
 

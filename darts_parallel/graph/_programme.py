@@ -147,7 +147,10 @@ class GraphProgramme:
             InfeasibleError: no plan fits into the memory, or none was found in time.
         """
         began = time.perf_counter()
-        relaxed, answer = self._run(np.array(self.cost), 0, limit), self._run(self.tied_costs(), 1, limit)
+        relaxed, answer = (
+            self._run(np.array(self.cost), 0, limit),
+            self._run(self.tied_costs(), 1, limit),
+        )
         if INFEASIBLE in (relaxed.status, answer.status):
             least = sum(item.bytes for item in self.space.kept) / GIB
             memory = (self.space.memory or 0.0) / GIB
@@ -163,9 +166,14 @@ class GraphProgramme:
         lower = float(relaxed.fun) * UNIT * self.scale if relaxed.fun is not None else 0.0
         seconds = self.space.total_seconds(picks)
         return ProgrammeAnswer(
-            picks, seconds, lower, seconds <= lower * (1.0 + INTEGRAL), answer.status == OPTIMAL,
-            time.perf_counter() - began, len(self.cost),
-        )  # fmt: skip
+            picks,
+            seconds,
+            lower,
+            seconds <= lower * (1.0 + INTEGRAL),
+            answer.status == OPTIMAL,
+            time.perf_counter() - began,
+            len(self.cost),
+        )
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -183,7 +191,8 @@ class GraphProgramme:
         columns, values, low, high = zip(*self.rows, strict=True)
         ends = np.cumsum([0, *map(len, columns)])
         matrix = csr_array(
-            (list(chain(*values)), list(chain(*columns)), ends), shape=(len(columns), len(self.cost))
+            (list(chain(*values)), list(chain(*columns)), ends),
+            shape=(len(columns), len(self.cost)),
         )
         return matrix, np.array(low), np.array(high)
 

@@ -56,8 +56,18 @@ PASSING = kinds(
     "unbind stack sum mean repeat_interleave slice split split_with_sizes chunk cat flip roll"
 )
 """All linear operators: partial sums of their tensors go through."""
-LABELS = {"b": "batch", "c": "columns", "e": "experts", "g": "groups", "k": "inner", "n": "channels",
-          "r": "rows", "v": "vocabulary", "B": "batch", "R": "rows"}  # fmt: skip
+LABELS = {
+    "b": "batch",
+    "c": "columns",
+    "e": "experts",
+    "g": "groups",
+    "k": "inner",
+    "n": "channels",
+    "r": "rows",
+    "v": "vocabulary",
+    "B": "batch",
+    "R": "rows",
+}
 """Names of the letters of `SIGNATURES`."""
 _SIGNED = {
     "Rk,ck,+c->Rc": "linear",
@@ -122,19 +132,29 @@ def signed(call: RuleCall) -> Iterator[Split]:
     if kind == "einsum":
         labels = {}
         terms = equation.replace("->", ",").split(",")
-        if "->" not in equation or not "".join(terms).islower() or any(len(set(t)) < len(t) for t in terms):
+        if (
+            "->" not in equation
+            or not "".join(terms).islower()
+            or any(len(set(t)) < len(t) for t in terms)
+        ):
             return
     scaled = call.op.argument("beta", 1) != 1 or call.op.argument("alpha", 1) != 1
     ranks = [len(shape) for shape in call.inputs]
-    if scaled or (kind == "matmul" and min(ranks) < 2) or ("grouped_mm" in kind and ranks != [2, 3, 1]):
+    if (
+        scaled
+        or (kind == "matmul" and min(ranks) < 2)
+        or ("grouped_mm" in kind and ranks != [2, 3, 1])
+    ):
         return
     terms, names, out = spelled(call.op, call.inputs, call.outputs[0])
     for letter in dict.fromkeys(chain(out, *names)):
         if letter.startswith("X") or (labels.get(letter) == "groups" and groups % call.ranks):
             continue
         made, places = out.index(letter) if letter in out else PARTIAL, list[Place]()
-        sizes = [dict(zip(own, shape, strict=True)).get(letter, 0)
-                 for own, shape in zip(names, call.inputs, strict=True)]  # fmt: skip
+        sizes = [
+            dict(zip(own, shape, strict=True)).get(letter, 0)
+            for own, shape in zip(names, call.inputs, strict=True)
+        ]
         for term, own, size in zip(terms, names, sizes, strict=False):
             there = size > 1 or (size and max(sizes) == 1)
             added = PARTIAL if term.startswith("+") and made == PARTIAL else None
@@ -146,7 +166,10 @@ def signed(call: RuleCall) -> Iterator[Split]:
 def _aligned(shapes: Sequence[Shape], whole: Shape, dim: int) -> list[Place]:
     """Return where tensors that are broadcast to a whole shape have a dimension of it."""
     own = (dim - len(whole) + len(shape) for shape in shapes)
-    return [k if k >= 0 and shape[k] == whole[dim] else None for k, shape in zip(own, shapes, strict=True)]
+    return [
+        k if k >= 0 and shape[k] == whole[dim] else None
+        for k, shape in zip(own, shapes, strict=True)
+    ]
 
 
 def pointwise(call: RuleCall) -> Iterator[Split]:
@@ -196,7 +219,9 @@ def along(call: RuleCall) -> Iterator[Split]:
     whole = [] if kind in ("pad", "constant_pad_nd") else call.dims()
     whole = [len(shape) - 2, len(shape) - 1] if kind in ("tril", "triu") else whole
     for d, size in enumerate(shape):
-        if d not in whole and all(len(s) == len(shape) and s[d] == size for s in call.inputs + call.outputs):
+        if d not in whole and all(
+            len(s) == len(shape) and s[d] == size for s in call.inputs + call.outputs
+        ):
             yield from _mapped(call, [(d, d)])
 
 
@@ -310,7 +335,11 @@ def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
         return []
     call = RuleCall(op, graph.shapes(op.inputs), graph.shapes(op.outputs), ranks)
     found = list(rule(call))
-    if op.op in PASSING and not op.argument("value") and (op.op not in ("add", "sub") or len(op.inputs) == 2):
+    if (
+        op.op in PASSING
+        and not op.argument("value")
+        and (op.op not in ("add", "sub") or len(op.inputs) == 2)
+    ):
         found.append(named("partial", [PARTIAL] * len(call.inputs), [PARTIAL] * len(call.outputs)))
     return [split for split in dict.fromkeys(found) if _divides(split, call)]
 

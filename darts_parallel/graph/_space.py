@@ -27,7 +27,16 @@ from darts_parallel.graph._layouts import (
     local_share,
 )
 from darts_parallel.graph._prices import Kernels, product_seconds, product_shape
-from darts_parallel.graph._rules import PARTIAL, REPLICATED, SLICED, VARYING, Shape, Split, shard, splits
+from darts_parallel.graph._rules import (
+    PARTIAL,
+    REPLICATED,
+    SLICED,
+    VARYING,
+    Shape,
+    Split,
+    shard,
+    splits,
+)
 from darts_parallel.graph.operators import (
     CONSTANT,
     INPUT,
@@ -168,7 +177,9 @@ class GraphSpace:
     def kept(self) -> list[KeptTensor]:
         """States of parameters and tensors of backward; one tensor in one layout is kept once."""
         graph = self.graph
-        items: dict[tuple[str, float, bool], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        items: dict[tuple[str, float, bool], dict[int, set[int]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
         for op in graph.operators:
             use, group = self.kernels.uses[op.name], self.group_of[op.name]
             for k, choice in enumerate(self.groups[group].choices):
@@ -179,10 +190,18 @@ class GraphSpace:
                         share = choice.weights / graph.values[name].elements
                     items[self.kernels.base[name], share, SLICED in state][group].add(k)
         weights = {name for name, (op, _) in graph.producers.items() if op.op == PARAMETER}
-        size = {name: STATE_BYTES * value.elements if name in weights else value.bytes(self.width)
-                for name, value in graph.values.items()}  # fmt: skip
-        return [KeptTensor(size[name] * share, tuple((g, tuple(sorted(ks))) for g, ks in users.items()),
-                           name in weights) for (name, share, _), users in items.items()]  # fmt: skip
+        size = {
+            name: STATE_BYTES * value.elements if name in weights else value.bytes(self.width)
+            for name, value in graph.values.items()
+        }
+        return [
+            KeptTensor(
+                size[name] * share,
+                tuple((g, tuple(sorted(ks))) for g, ks in users.items()),
+                name in weights,
+            )
+            for (name, share, _), users in items.items()
+        ]
 
     def changes(self, plan: Sequence[int], group: int, choice: int) -> dict[int, int]:
         """Return what a group's choice changes in a plan: products are merged and taken apart as a whole."""
@@ -208,7 +227,9 @@ class GraphSpace:
     @cached_property
     def twins(self) -> list[dict[tuple[object, ...], int]]:
         """Choices of every group by what they merge and by their states."""
-        keys = (((c.merged, c.chained or c.inputs + c.outputs) for c in g.choices) for g in self.groups)
+        keys = (
+            ((c.merged, c.chained or c.inputs + c.outputs) for c in g.choices) for g in self.groups
+        )
         return [{key: k for k, key in enumerate(own)} for own in keys]
 
     def _with_merged(self, groups: list[ChoiceGroup]) -> list[ChoiceGroup]:
@@ -216,7 +237,10 @@ class GraphSpace:
 
         Each has its weights' share of the seconds of the wide product, in every state that all of them know.
         """
-        found, (parallel, chained) = [list(group.choices) for group in groups], self._linears(groups)
+        found, (parallel, chained) = (
+            [list(group.choices) for group in groups],
+            self._linears(groups),
+        )
         for together in parallel:
             for size in range(2, len(together) + 1):
                 for merged in combinations(together, size):
@@ -227,7 +251,9 @@ class GraphSpace:
                         if all(states in one for one in known) and SLICED not in states[0][0]:
                             seconds = self._wide_seconds(ops, choice) / sum(share)
                             for g, own, part in zip(merged, known, share, strict=True):
-                                found[g].append(replace(own[states], seconds=seconds * part, merged=merged))
+                                found[g].append(
+                                    replace(own[states], seconds=seconds * part, merged=merged)
+                                )
         for both in chained:
             for pair in product(*(groups[g].choices for g in both)):
                 for g, way in zip(both, self._weights_first(both, groups, *pair), strict=False):
@@ -239,10 +265,19 @@ class GraphSpace:
 
         The former have all a bias or none, the latter none.
         """
-        graph, place = self.graph, {op.name: g for g, group in enumerate(groups) for op in group.operators}
-        own = [op for op in graph.operators
-               if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER]  # fmt: skip
-        readers, chained = defaultdict[tuple[object, ...], list[int]](list), Counter[tuple[int, ...]]()
+        graph, place = (
+            self.graph,
+            {op.name: g for g, group in enumerate(groups) for op in group.operators},
+        )
+        own = [
+            op
+            for op in graph.operators
+            if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER
+        ]
+        readers, chained = (
+            defaultdict[tuple[object, ...], list[int]](list),
+            Counter[tuple[int, ...]](),
+        )
         for op in own:
             trained = tuple(graph.values[name].needs_grad for name in op.inputs)
             readers[op.inputs[0], trained].append(place[op.name])
@@ -250,43 +285,71 @@ class GraphSpace:
             if len(op.inputs) == 2 and not others and after[1] == 0 and after[0] in own:
                 chained[place[op.name], place[after[0].name]] += 1
         for found in (Counter(map(tuple, readers.values())), chained):
-            yield [one for one, count in found.items() if 2 <= len(one) == len(set(one)) <= MOST_MERGED
-                   and all(len(groups[g].operators) == count for g in one)]  # fmt: skip
+            yield [
+                one
+                for one, count in found.items()
+                if 2 <= len(one) == len(set(one)) <= MOST_MERGED
+                and all(len(groups[g].operators) == count for g in one)
+            ]
 
     def _weights_first(
-        self, merged: tuple[int, ...], groups: Sequence[ChoiceGroup], one: OperatorChoice, two: OperatorChoice
+        self,
+        merged: tuple[int, ...],
+        groups: Sequence[ChoiceGroup],
+        one: OperatorChoice,
+        two: OperatorChoice,
     ) -> list[OperatorChoice]:
         """Return how linear operators `(x A) B` are `x (A B)` in the states of two choices; may be nothing.
 
         The tensor between them is absent: its states differ by nothing that moves it.
         """
-        labels, (x, a), between = list(zip(one.labels, two.labels, strict=True)), one.inputs, one.outputs[0]
+        labels, (x, a), between = (
+            list(zip(one.labels, two.labels, strict=True)),
+            one.inputs,
+            one.outputs[0],
+        )
         inner = [pair == ("inner", "none*") for pair in labels]
         for add, pair, made, read in zip(inner, labels, between, two.inputs[0], strict=True):
             if not add and (made != read or (pair[0] != pair[1] and pair != ("none*", "columns"))):
                 return []
-        _, b, *bias, y = (tuple(PARTIAL if add and k != 1 else s for add, s in zip(inner, state, strict=True))
-                          for k, state in enumerate((*two.inputs, *two.outputs)))  # fmt: skip
+        _, b, *bias, y = (
+            tuple(PARTIAL if add and k != 1 else s for add, s in zip(inner, state, strict=True))
+            for k, state in enumerate((*two.inputs, *two.outputs))
+        )
         ops, values = [groups[g].operators[0] for g in merged], self.graph.values
         names = ops[0].inputs[0], ops[0].inputs[1], ops[1].inputs[1], ops[1].outputs[0]
         own_x, own_a, own_b, own_y = self.local_shapes(names, (x, a, b, y))
         grads = [values[name].needs_grad for name in names[:3]]
         rows, wide, _ = product_shape(ops[1], (own_x, (own_b[0], own_a[1])), own_y)
         weights = replace(wide, out_features=own_a[1], in_features=own_b[1])
-        times = ((1 + sum(grads[1:]), own_b[0], weights), (1 + grads[0] + any(grads[1:]), rows, wide))
-        seconds = [n * product_seconds(own, gemm, self.mesh.device, self.width) for n, own, gemm in times]
+        times = (
+            (1 + sum(grads[1:]), own_b[0], weights),
+            (1 + grads[0] + any(grads[1:]), rows, wide),
+        )
+        seconds = [
+            n * product_seconds(own, gemm, self.mesh.device, self.width) for n, own, gemm in times
+        ]
         states = x, a, b, y
         return [
             replace(one, seconds=seconds[0], merged=merged, chained=states),
-            replace(two, inputs=(between, b, *bias), outputs=(y,), seconds=seconds[1], merged=merged,
-                    chained=states, weights=own_b[0] * own_a[1]),
-        ]  # fmt: skip
+            replace(
+                two,
+                inputs=(between, b, *bias),
+                outputs=(y,),
+                seconds=seconds[1],
+                merged=merged,
+                chained=states,
+                weights=own_b[0] * own_a[1],
+            ),
+        ]
 
     def _wide_seconds(self, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
         """Return the seconds of one product with the columns of all operators, forward and backward."""
         made = (self.local_shapes(op.outputs, choice.outputs)[0] for op in ops)
-        parts = [product_shape(op, self.local_shapes(op.inputs, choice.inputs), shape)
-                 for op, shape in zip(ops, made, strict=True)]  # fmt: skip
+        parts = [
+            product_shape(op, self.local_shapes(op.inputs, choice.inputs), shape)
+            for op, shape in zip(ops, made, strict=True)
+        ]
         wide = replace(parts[0][1], out_features=sum(gemm.out_features for _, gemm, _ in parts))
         passes = 1 + sum(self.graph.values[name].needs_grad for name in ops[0].inputs[:2])
         return passes * product_seconds(parts[0][0], wide, self.mesh.device, self.width)
@@ -295,7 +358,9 @@ class GraphSpace:
         """Return the seconds that a tensor's moves take, forward and backward."""
         ends = zip(fan.of_choice, (fan.producer, *fan.consumers), strict=True)
         p, *demanded = (array[assignment[group]] for array, group in ends)
-        paid = (seconds[p, k] for seconds, layout in fan.moves for k in {layout[d] for d in demanded})
+        paid = (
+            seconds[p, k] for seconds, layout in fan.moves for k in {layout[d] for d in demanded}
+        )
         return fan.count * float(sum(paid))
 
     def total_seconds(self, assignment: Sequence[int]) -> float:
@@ -315,10 +380,18 @@ class GraphSpace:
     def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
         """Return the shapes of a rank's parts of values."""
         pairs = zip(names, states, strict=False)
-        return [local_shape(self.graph.values[name].shape, state, self.mesh.ranks) for name, state in pairs]
+        return [
+            local_shape(self.graph.values[name].shape, state, self.mesh.ranks)
+            for name, state in pairs
+        ]
 
-    def operator_seconds(self, op: GraphOperator, inputs: Sequence[State], outputs: Sequence[State],
-                         training: bool = True) -> float:  # fmt: skip
+    def operator_seconds(
+        self,
+        op: GraphOperator,
+        inputs: Sequence[State],
+        outputs: Sequence[State],
+        training: bool = True,
+    ) -> float:
         """Return the seconds of an operator in some states on a rank, backward too where it is `training`."""
         shapes = self.local_shapes(op.inputs, inputs), self.local_shapes(op.outputs, outputs)
         return self.kernels.seconds(op, shapes, self.mesh.device, self.width, training)
@@ -339,10 +412,14 @@ class GraphSpace:
                 known[inputs, outputs] = OperatorChoice(labels, inputs, outputs, seconds, inner)
         return list(known.values())
 
-    def _possible(self, op: GraphOperator, combined: Sequence[Split], states: Sequence[State]) -> bool:
+    def _possible(
+        self, op: GraphOperator, combined: Sequence[Split], states: Sequence[State]
+    ) -> bool:
         """Return whether the axes together divide all tensors, and give a rank the same parts of each."""
         values = [self.graph.values[name] for name in op.inputs + op.outputs]
-        if not all(divides(v.shape, s, self.mesh.ranks) for v, s in zip(values, states, strict=False)):
+        if not all(
+            divides(v.shape, s, self.mesh.ranks) for v, s in zip(values, states, strict=False)
+        ):
             return False
         # one dimension on both axes: whoever lacks the parts of the first has not those of the second
         torn = (s[1].startswith("S") and not s[0].startswith("S") for s in states)
@@ -373,17 +450,23 @@ class GraphSpace:
         for split in found:
             pairs = list(zip(names, split.inputs + split.outputs, strict=True))
             if all(values[name].floating or state != PARTIAL for name, state in pairs):
-                states = tuple(s if values[n].needs_grad or s != VARYING else REPLICATED for n, s in pairs)
+                states = tuple(
+                    s if values[n].needs_grad or s != VARYING else REPLICATED for n, s in pairs
+                )
                 plain.append(Split(split.label, states[: len(op.inputs)], states[len(op.inputs) :]))
         return plain
 
     def _with_slices(self, op: GraphOperator, found: list[Split]) -> list[Split]:
         """Add the choices that keep a slice of a gathered input; with `sliced` they alone split columns."""
         gathered = [split for split in found if split.label == "columns"]
-        if op.op != "linear" or not (self.memory is not None if self.sliced is None else self.sliced):
+        if op.op != "linear" or not (
+            self.memory is not None if self.sliced is None else self.sliced
+        ):
             return found
         x, producer = self.graph.values[op.inputs[0]], self.graph.producers[op.inputs[1]][0]
-        whole = producer.op == PARAMETER and 0 in self.kernels.uses[op.name].kept and len(x.shape) > 1
+        whole = (
+            producer.op == PARAMETER and 0 in self.kernels.uses[op.name].kept and len(x.shape) > 1
+        )
         if not whole or x.elements % prod(self.mesh.ranks):
             return found
         slices = [replace(split, inputs=(SLICED, *split.inputs[1:])) for split in gathered]
@@ -396,7 +479,9 @@ class GraphSpace:
             if bits < LOSSLESS and PARTIAL not in split.inputs:
                 yield Split(f"{split.label}@{bits}", split.inputs, (f"{PARTIAL}{bits}",))
 
-    def _inner_steps(self, op: GraphOperator, combined: tuple[Split, ...]) -> Iterator[tuple[str, Step]]:
+    def _inner_steps(
+        self, op: GraphOperator, combined: tuple[Split, ...]
+    ) -> Iterator[tuple[str, Step]]:
         """Yield the collectives inside an operator: of a cross-entropy, in float32.
 
         Split by vocabulary: the rows' maxima, sums of exponentials and target logits. A mean over split rows:
@@ -408,11 +493,15 @@ class GraphSpace:
         for axis, split in enumerate(combined):
             others = [n for a, n in enumerate(ranks) if a != axis and combined[a].label == "rows"]
             if split.label == "vocabulary":
-                yield from [("forward", Step(axis, ALL_REDUCE, 4.0 * rows / np.prod(others or [1])))] * 3
+                yield from [
+                    ("forward", Step(axis, ALL_REDUCE, 4.0 * rows / np.prod(others or [1])))
+                ] * 3
             elif split.label == "rows" and op.argument("reduction", 1) == 1:
                 yield "forward", Step(axis, ALL_REDUCE, 4.0)
 
-    def _fan(self, names: list[str], group: int, index: int, ends: tuple[tuple[int, int], ...]) -> Fan:
+    def _fan(
+        self, names: list[str], group: int, index: int, ends: tuple[tuple[int, int], ...]
+    ) -> Fan:
         """Price the moves of equal tensors from a producer to its consumers."""
         value, mesh = self.graph.values[names[0]], self.mesh
         made = [choice.outputs[index] for choice in self.groups[group].choices]
@@ -446,8 +535,10 @@ def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
     Blocks repeat where modules that differ in an index of their path (`layers.0`, `layers.1`) run equal
     operators on equal shapes in equal order.
     """
-    paths = {op.name: op.target.rpartition(".")[0] if op.op == PARAMETER else op.module
-             for op in graph.operators}  # fmt: skip
+    paths = {
+        op.name: op.target.rpartition(".")[0] if op.op == PARAMETER else op.module
+        for op in graph.operators
+    }
     bodies: dict[tuple[str, ...], list[object]] = defaultdict(list)
     for op in graph.operators:
         parts = paths[op.name].split(".")
@@ -458,8 +549,9 @@ def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
     first: dict[tuple[object, ...], str] = {}
     leader = {
         path: first.setdefault((path[:-1], str(body)), path[-1])
-        for path, body in bodies.items() if len(body) >= SMALLEST_BLOCK
-    }  # fmt: skip
+        for path, body in bodies.items()
+        if len(body) >= SMALLEST_BLOCK
+    }
     keys: dict[str, str] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for op in graph.operators:

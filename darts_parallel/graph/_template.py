@@ -49,8 +49,10 @@ def _labels(graph: ModuleGraph) -> Iterator[tuple[str, tuple[str, ...]]]:
         made = before = frozenset[str]().union(*(split.get(name, ()) for name in op.inputs))
         weight = op.inputs[-1 if op.op == "addmm" else 1] if op.op in ("linear", "addmm") else ""
         if weight and graph.producers[weight][0].op == PARAMETER:
-            rows, columns = (graph.values[op.inputs[op.op == "addmm"]].shape[-1],
-                             graph.values[op.outputs[0]].shape[-1])  # fmt: skip
+            rows, columns = (
+                graph.values[op.inputs[op.op == "addmm"]].shape[-1],
+                graph.values[op.outputs[0]].shape[-1],
+            )
             found[op.name] = "inner" if before else "columns"
             made = frozenset({op.name} if not before and columns * NARROW >= rows else ())
         elif op.op == "cross_entropy_loss" or (op.op == "embedding" and op.inputs[0] == largest):

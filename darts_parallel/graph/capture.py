@@ -58,7 +58,12 @@ def load_module(path: str, key: str = "module") -> nn.Module:
     """
     setting = f"{key}={path}"
     name, _, function = path.partition(":")
-    require(bool(name and function), setting, "name a file and a function", f"{key}=package.file:make_block")
+    require(
+        bool(name and function),
+        setting,
+        "name a file and a function",
+        f"{key}=package.file:make_block",
+    )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -71,7 +76,11 @@ def load_module(path: str, key: str = "module") -> nn.Module:
         raise ConfigError(f"{said}; try {better}.") from error
     make = getattr(imported, function, None)
     if not callable(make):
-        known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
+        known = [
+            key
+            for key, value in vars(imported).items()
+            if callable(value) and not key.startswith("_")
+        ]
         own = ", ".join(known) or "its own"
         raise ConfigError(f"{setting}: {name} has no function {function}; try one of {own}.")
     try:
@@ -79,8 +88,15 @@ def load_module(path: str, key: str = "module") -> nn.Module:
             made = make()
     except Exception as error:
         said = f"{setting}: {function}() fails ({type(error).__name__}: {error})"
-        raise ConfigError(f"{said}; try a function without arguments that the meta device runs.") from error
-    require(isinstance(made, nn.Module), setting, "return a torch.nn.Module", "a function that makes one")
+        raise ConfigError(
+            f"{said}; try a function without arguments that the meta device runs."
+        ) from error
+    require(
+        isinstance(made, nn.Module),
+        setting,
+        "return a torch.nn.Module",
+        "a function that makes one",
+    )
     return made  # type: ignore[no-any-return]
 
 
@@ -96,7 +112,12 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
         require(listed, f"inputs={shapes}", "list a shape for each input", [list(shapes)])
         entries = list(shape)
         kind = entries.pop() if entries and isinstance(entries[-1], str) else "float"
-        require(kind in DTYPES, f"inputs={shapes}: the type {kind}", f"be one of {', '.join(DTYPES)}", "long")
+        require(
+            kind in DTYPES,
+            f"inputs={shapes}: the type {kind}",
+            f"be one of {', '.join(DTYPES)}",
+            "long",
+        )
         for size in entries:
             whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
             require(whole, f"inputs={shapes}: the size {size}", "be a whole number from 1 on", 1)
@@ -134,7 +155,11 @@ def _quiet() -> Iterator[None]:
 def _export_sentence(module: nn.Module, error: BaseException) -> str:
     """Say in one sentence why and where an export failed: the user's line, and the part that ran there."""
     place = part = ""
-    paths = {id(one): f", in {path} ({type(one).__name__})" for path, one in module.named_modules() if path}
+    paths = {
+        id(one): f", in {path} ({type(one).__name__})"
+        for path, one in module.named_modules()
+        if path
+    }
     for frame, line in walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         part = paths.get(id(frame.f_locals.get("self")), part)
@@ -144,7 +169,10 @@ def _export_sentence(module: nn.Module, error: BaseException) -> str:
     text = shorten(str(error).partition(". ")[0].rstrip(" ."), 160, placeholder=" ...")
     rule, better = "torch.export cannot capture it", "inputs of the shapes that its forward takes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
-        rule, better = "its control flow depends on data", "torch.where for an if that depends on data"
+        rule, better = (
+            "its control flow depends on data",
+            "torch.where for an if that depends on data",
+        )
     elif "numpy" in text.lower():
         rule, better = "it leaves torch for NumPy", "torch's own operators in the place of NumPy's"
     elif "scalar types: Long" in text:
@@ -184,7 +212,10 @@ def _noted_calls(
 
     note("", module, inputs, kwargs)
     parts = [(path, part) for path, part in module.named_modules() if path]
-    handles = [part.register_forward_pre_hook(partial(note, path), with_kwargs=True) for path, part in parts]
+    handles = [
+        part.register_forward_pre_hook(partial(note, path), with_kwargs=True)
+        for path, part in parts
+    ]
     try:
         yield calls
     finally:
@@ -219,10 +250,15 @@ class _GraphBuilder:
         for node in self.nodes:
             if node in self.specs:
                 self._source(node, self.specs[node])
-            elif any(self.uses[name] for name in _tensors(node)) and node.target is not operator.getitem:
+            elif (
+                any(self.uses[name] for name in _tensors(node))
+                and node.target is not operator.getitem
+            ):
                 self._call(node)
         for k, one in enumerate(self.outputs):
-            self._add(GraphOperator(f"output.{k}", OUTPUT, (self._name(one),), (), target=one.name), {})
+            self._add(
+                GraphOperator(f"output.{k}", OUTPUT, (self._name(one),), (), target=one.name), {}
+            )
         return ModuleGraph(tuple(self.operators), self.values)
 
     def _name(self, node: Node) -> str:
@@ -240,7 +276,9 @@ class _GraphBuilder:
             if node.op == "call_function" and made and node.target is not operator.getitem:
                 sources = [self._name(one) for one in _sources(node)]
                 uses.update(sources)
-                passes = any(name in felt and one.dtype.is_floating_point for name, one in made.items())
+                passes = any(
+                    name in felt and one.dtype.is_floating_point for name, one in made.items()
+                )
                 felt.update(sources if passes and _kind(node.target) not in CUTTING else ())
         return uses, felt
 
@@ -248,7 +286,9 @@ class _GraphBuilder:
         """Return whether an output is a number with a gradient; the plan is of such ones alone."""
         (tensor,), (_, felt) = _tensors(node).values(), self._reach([node])
         trained = (_tensors(one) for one, spec in self.specs.items() if spec.kind in SOURCE_KINDS)
-        trains = any(one.is_floating_point() and name in felt for own in trained for name, one in own.items())
+        trains = any(
+            one.is_floating_point() and name in felt for own in trained for name, one in own.items()
+        )
         return trains and tensor.is_floating_point() and not tensor.shape
 
     def _source(self, node: Node, spec: Any) -> None:
@@ -267,10 +307,15 @@ class _GraphBuilder:
         stack = ["", *(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())]
         given: Any = normalize_function(node.target, node.args, node.kwargs, None, None, True)  # type: ignore
         op = GraphOperator(
-            node.name, kind, inputs, tuple(tensors), stack[-1],
+            node.name,
+            kind,
+            inputs,
+            tuple(tensors),
+            stack[-1],
             pointwise=torch.Tag.pointwise in getattr(node.target, "tags", ()),
-            arguments=given.kwargs if given else {}, node=node,
-        )  # fmt: skip
+            arguments=given.kwargs if given else {},
+            node=node,
+        )
         trained = kind not in CUTTING and any(self.values[name].needs_grad for name in inputs)
         self._add(op, tensors, trained)
 
@@ -284,7 +329,9 @@ class _GraphBuilder:
         for name, tensor in tensors.items():
             floating = tensor.dtype.is_floating_point
             grad, shape = trained and floating and name in self.felt, tuple(map(int, tensor.shape))
-            value = self.values[name] = GraphValue(name, shape, floating, tensor.element_size(), grad)
+            value = self.values[name] = GraphValue(
+                name, shape, floating, tensor.element_size(), grad
+            )
             if self.uses[name] > 1 and grad and value.elements > 1 and op.op != PARAMETER:
                 relay = self.renamed[name] = f"{name}.relay"
                 self.values[relay] = replace(value, name=relay)

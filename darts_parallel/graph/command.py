@@ -23,7 +23,7 @@ from darts_parallel.graph.descent import DescentOptions
 from darts_parallel.graph.plan import ENDS, make_mesh, plan_module
 from darts_parallel.graph.report import graph_dict, report_lines
 from darts_parallel.graph.script import plan_script
-from darts_parallel.plan import write_json, write_text
+from darts_parallel.plans import write_json, write_text
 from darts_parallel.problem import Cluster
 
 HELP = """\
@@ -84,7 +84,11 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: a key that does not exist, a value that breaks a rule, or none where one is needed.
     """
-    own = [one for one in arguments if not one.startswith(("cluster=", "cluster.", "training.", FOLDER))]
+    own = [
+        one
+        for one in arguments
+        if not one.startswith(("cluster=", "cluster.", "training.", FOLDER))
+    ]
     job = [one for one in arguments if one not in own and not one.startswith(FOLDER)]
     request = parse(GraphRequest, own)
     for key, example in (("module", "package.file:make_block"), ("inputs", "[[2,2048,2048]]")):
@@ -95,11 +99,17 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     mesh = make_mesh(Cluster.from_config(config.cluster, precision), tuple(request.mesh) or None)
     inputs, module = make_inputs(request.inputs), load_module(request.module)
     planned = plan_module(
-        module, inputs, mesh, precision=precision, memory=request.memory,
-        ends=request.ends, merge=request.merge,
-        sliced=None if request.slices else False, time_limit=request.time_limit,
+        module,
+        inputs,
+        mesh,
+        precision=precision,
+        memory=request.memory,
+        ends=request.ends,
+        merge=request.merge,
+        sliced=None if request.slices else False,
+        time_limit=request.time_limit,
         descent=DescentOptions(seed=request.seed) if request.descent else None,
-    )  # fmt: skip
+    )
     folder = run_folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     template = template_plan(planned.plan.space, request.time_limit)

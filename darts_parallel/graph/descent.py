@@ -59,9 +59,12 @@ def descend(space: GraphSpace, options: DescentOptions | None = None) -> Descent
     better = [coordinate_descent(space, plan) for plan in likely[:POLISHED]]
     best = min(better, key=lambda plan: _merit(space, plan))
     return DescentAnswer(
-        tuple(best), space.total_seconds(likely[0]), space.total_seconds(best), not space.excess_bytes(best),
+        tuple(best),
+        space.total_seconds(likely[0]),
+        space.total_seconds(best),
+        not space.excess_bytes(best),
         time.perf_counter() - began,
-    )  # fmt: skip
+    )
 
 
 class PairDescent:
@@ -117,7 +120,8 @@ def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50
     plan = list(start)
     fans: dict[int, list[Fan]] = defaultdict(list)
     tied = [
-        {g, *(h for choice in group.choices for h in choice.merged)} for g, group in enumerate(space.groups)
+        {g, *(h for choice in group.choices for h in choice.merged)}
+        for g, group in enumerate(space.groups)
     ]
     near = [sorted({h for one in own for h in tied[one]}) for own in tied]
     for fan in space.fans:

@@ -19,7 +19,15 @@ from darts_parallel.graph._layouts import State, local_shape
 from darts_parallel.graph._prices import ATTENTION, GROUPED
 from darts_parallel.graph._rules import PARTIAL, SLICED
 from darts_parallel.graph._space import OperatorChoice
-from darts_parallel.graph.operators import CONSTANT, INPUT, OUTPUT, PARAMETER, RELAY, SOURCES, GraphOperator
+from darts_parallel.graph.operators import (
+    CONSTANT,
+    INPUT,
+    OUTPUT,
+    PARAMETER,
+    RELAY,
+    SOURCES,
+    GraphOperator,
+)
 from darts_parallel.graph.plan import GraphPlan
 
 FILE = '''\
@@ -56,11 +64,24 @@ RESHAPES = ("view", "_unsafe_view", "reshape", "expand")
 """Operators that are told the shape of their output."""
 RUNTIME = (
     *(_layouts.forward_state, _layouts.gradient_state, _layouts.axis_moves, _parts.placement),
-    *(_parts.distribute, _parts.tensors_of, _parts.move_axis, _parts.move, _parts.Edges, _parts.edges),
+    *(
+        _parts.distribute,
+        _parts.tensors_of,
+        _parts.move_axis,
+        _parts.move,
+        _parts.Edges,
+        _parts.edges,
+    ),
 )
 """Functions of every file."""
-SPECIAL = (_parts.Products, _parts.summed, _parts.own_rows, _parts.split_cross_entropy, _parts.own_head,
-           _parts.own_experts)  # fmt: skip
+SPECIAL = (
+    _parts.Products,
+    _parts.summed,
+    _parts.own_rows,
+    _parts.split_cross_entropy,
+    _parts.own_head,
+    _parts.own_experts,
+)
 """Functions of the files that call them."""
 
 
@@ -71,7 +92,9 @@ def operators_script(plan: GraphPlan) -> str:
     body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
     special = [one for one in SPECIAL if re.search(rf"\b{one.__name__}[.(]", body)]
     special += [_parts.summed] * (_parts.split_cross_entropy in special)
-    head = inspect.getsource(_parts).split('"""\n', 1)[1].split("\n\nfrom darts_parallel")[0].strip()
+    head = (
+        inspect.getsource(_parts).split('"""\n', 1)[1].split("\n\nfrom darts_parallel")[0].strip()
+    )
 
     def states(kinds: Collection[str]) -> str:
         own = [op for op in operators if op.op in kinds and not op.arguments]
@@ -80,11 +103,16 @@ def operators_script(plan: GraphPlan) -> str:
 
     ends = {op.target: writer.output(op) for op in operators if op.op == OUTPUT}
     return FILE.format(
-        ranks=" x ".join(map(str, ranks)), shape=ranks, names=tuple(f"axis{k}" for k in range(len(ranks))),
-        imports=head, weights=states({PARAMETER, CONSTANT}), inputs=states({INPUT}), lines=body,
+        ranks=" x ".join(map(str, ranks)),
+        shape=ranks,
+        names=tuple(f"axis{k}" for k in range(len(ranks))),
+        imports=head,
+        weights=states({PARAMETER, CONSTANT}),
+        inputs=states({INPUT}),
+        lines=body,
         functions="\n\n\n".join(inspect.getsource(one).strip() for one in (*RUNTIME, *special)),
         outputs=", ".join(f'"{name}": {text}' for name, text in ends.items()),
-    )  # fmt: skip
+    )
 
 
 class _Writer:
@@ -151,24 +179,34 @@ class _Writer:
     def _ends_gradient(self, op: GraphOperator, name: str) -> bool:
         """Return whether the inputs of an operator have gradients, and none comes through its output."""
         values, value = self.graph.values, self.graph.values[name]
-        return value.floating and not value.needs_grad and any(values[one].needs_grad for one in op.inputs)
+        return (
+            value.floating
+            and not value.needs_grad
+            and any(values[one].needs_grad for one in op.inputs)
+        )
 
     def _inputs(self, op: GraphOperator) -> list[str]:
-        return [self.known[pair] for pair in zip(op.inputs, self.plan.choice(op).inputs, strict=False)]
+        return [
+            self.known[pair] for pair in zip(op.inputs, self.plan.choice(op).inputs, strict=False)
+        ]
 
     def _call(self, op: GraphOperator, choice: OperatorChoice, given: list[str]) -> str:
         """Spell an operator's call on local tensors; what its splits change of it is changed."""
         labels, changed = choice.labels, dict[str, Any]()
         axes = {label: axis for axis, label in enumerate(labels)}
         if op.op in RESHAPES:
-            shape = local_shape(self.graph.values[op.outputs[0]].shape, choice.outputs[0], self.ranks)
+            shape = local_shape(
+                self.graph.values[op.outputs[0]].shape, choice.outputs[0], self.ranks
+            )
             return f"{given[0]}.{'expand' if op.op == 'expand' else 'reshape'}({shape})"
         if op.op == "embedding" and "vocabulary" in axes:
             padding = int(op.argument("padding_idx", -1))
             return f"own_rows(mesh, {axes['vocabulary']}, {', '.join(given)}, {padding})"
         if op.op == "cross_entropy_loss" and {"vocabulary", "rows"} & axes.keys():
             told = op.argument("ignore_index", -100), op.argument("reduction", 1)
-            return f"split_cross_entropy(mesh, {labels}, {', '.join(given[:2])}, {told[0]}, {told[1]})"
+            return (
+                f"split_cross_entropy(mesh, {labels}, {', '.join(given[:2])}, {told[0]}, {told[1]})"
+            )
         if op.op in GROUPED and "experts" in axes:
             names = ["rows", "weights", "ends"]
             product = f"lambda {', '.join(names)}: {self._spelled(op, names, changed)}"
@@ -197,10 +235,17 @@ class _Writer:
                 return f"[{', '.join(map(spell, value))}]"
             if isinstance(value, torch.device):
                 return "mesh.device_type"
-            return f'float("{value}")' if isinstance(value, float) and not isfinite(value) else repr(value)
+            return (
+                f'float("{value}")'
+                if isinstance(value, float) and not isfinite(value)
+                else repr(value)
+            )
 
         names = [*op.arguments, *[""] * len(op.node.args)]
-        args = [spell(changed.get(name, value)) for name, value in zip(names, op.node.args, strict=False)]
+        args = [
+            spell(changed.get(name, value))
+            for name, value in zip(names, op.node.args, strict=False)
+        ]
         args += [f"{name}={spell(value)}" for name, value in op.node.kwargs.items()]
         return f"torch.ops.{op.node.target}({', '.join(args)})"
 
@@ -208,7 +253,9 @@ class _Writer:
 def _literal(op: GraphOperator) -> str:
     """Spell a tensor that the module's code holds."""
     value: Tensor = op.arguments["value"]
-    return f"{value.tolist()}, dtype={value.dtype}".replace("inf", 'float("inf")').replace("nan", "torch.nan")
+    return f"{value.tolist()}, dtype={value.dtype}".replace("inf", 'float("inf")').replace(
+        "nan", "torch.nan"
+    )
 
 
 def _variable(name: str) -> str:

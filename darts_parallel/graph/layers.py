@@ -73,11 +73,16 @@ def _on_device(
     for tp in (n for n in range(1, gpus + 1) if gpus % n == 0):
         for kind, ends in ((KIND, "replicated"), (f"{KIND}+sp", "d1"))[: 1 + (tp > 1)]:
             mesh = DeviceMeshSpec((tp,) * (tp > 1), cluster)
-            small, large = (GraphSpace(graph, mesh, WIDTHS[precision], ends=ends, sliced=ends == "d1")
-                            for graph in graphs)  # fmt: skip
+            small, large = (
+                GraphSpace(graph, mesh, WIDTHS[precision], ends=ends, sliced=ends == "d1")
+                for graph in graphs
+            )
             plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
             # operators have the same names and states in both batches
-            same = (large.twin(g, plan.choice(own.operators[0]), ()) for g, own in enumerate(large.groups))
+            same = (
+                large.twin(g, plan.choice(own.operators[0]), ())
+                for g, own in enumerate(large.groups)
+            )
             rows = [_figures(one, launches) for one in (plan, GraphPlan(large, tuple(same)))]
             rows.append([b + (b - a) * (FAR - 2.0) for a, b in zip(*rows, strict=True)])
             found[kind, tp] = Measured((1.0, 2.0, FAR), *zip(*rows, strict=True))
@@ -95,7 +100,9 @@ def _figures(plan: GraphPlan, launches: float) -> list[float]:
     kept = space.memory_bytes(plan.assignment, weights=False)
     # gradients of weights that all ranks have are summed once an iteration, with those of data parallelism;
     # slices are gathered next to products, in the share of collectives that is fitted to Megatron-LM's runs
-    sent = [c for c in plan.collectives if (c.of, c.when) != (PARAMETER, "backward") and not c.again]
+    sent = [
+        c for c in plan.collectives if (c.of, c.when) != (PARAMETER, "backward") and not c.again
+    ]
     moved = [sum(c.seconds for c in sent if c.when == when) for when in ("forward", "backward")]
     launch = launches * float(space.mesh.device.layer_overhead)
     return [forward + launch, whole - forward + 2.0 * launch, kept, *moved]
@@ -125,12 +132,22 @@ def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
         elif op.op == "scaled_dot_product_attention":
             q, k = (values[name].shape for name in op.inputs[:2])
             cores.append(AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False))))
-    kept, whole = ([plan.space.memory_bytes(plan.assignment, weights=weights) for plan in (alone, shared)]
-                   for weights in (False, True))  # fmt: skip
+    kept, whole = (
+        [plan.space.memory_bytes(plan.assignment, weights=weights) for plan in (alone, shared)]
+        for weights in (False, True)
+    )
     divided, own = parted(*((b - a) / STATE_BYTES for a, b in zip(kept, whole, strict=True)))
     inside, outside = (2.0 / width / count * size for size in parted(*kept))
     return LayerSpec(
-        name="", kind=KIND, gemms=tuple(products), cores=tuple(cores), sharded_parameters=round(divided),
-        replicated_parameters=round(own), replicated_activation_bytes=outside,
-        sharded_activation_bytes=inside, output_elements=hidden, recomputable=True, captured=True,
-    )  # fmt: skip
+        name="",
+        kind=KIND,
+        gemms=tuple(products),
+        cores=tuple(cores),
+        sharded_parameters=round(divided),
+        replicated_parameters=round(own),
+        replicated_activation_bytes=outside,
+        sharded_activation_bytes=inside,
+        output_elements=hidden,
+        recomputable=True,
+        captured=True,
+    )

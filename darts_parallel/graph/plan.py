@@ -85,7 +85,11 @@ class GraphPlan:
         """Return the linear operators that are one product with this one, in order; it may be apart."""
         space, groups = self.space, self.choice(op).merged
         if self.choice(op).chained:
-            first = op if space.group_of[op.name] == groups[0] else space.graph.producers[op.inputs[0]][0]
+            first = (
+                op
+                if space.group_of[op.name] == groups[0]
+                else space.graph.producers[op.inputs[0]][0]
+            )
             return [first, space.graph.consumers[first.outputs[0]][0][0]]
         readers = [one for one, _ in space.graph.consumers[op.inputs[0]]] if groups else []
         return [one for one in readers if space.group_of[one.name] in groups]
@@ -102,19 +106,27 @@ class GraphPlan:
             value, made = graph.values[name], self.produced(name)
             size, wanted = value.bytes(self.space.width), self.demands(name)
             of = PARAMETER if graph.producers[name][0].op == PARAMETER else "activation"
-            moves = [(FORWARD, forward_state(made), f) for f in dict.fromkeys(map(forward_state, wanted))]
+            moves = [
+                (FORWARD, forward_state(made), f) for f in dict.fromkeys(map(forward_state, wanted))
+            ]
             if value.needs_grad:
                 gradients = dict.fromkeys(map(gradient_state, wanted))
                 moves += [(BACKWARD, g, gradient_state(made)) for g in gradients]
-            moves += [(BACKWARD, state, forward_state(state)) for state in wanted if SLICED in state]
+            moves += [
+                (BACKWARD, state, forward_state(state)) for state in wanted if SLICED in state
+            ]
             for when, source, target in moves:
                 for step in mesh.steps(source, target, size):
-                    yield PlannedCollective(name, step, of, when, mesh.seconds(step), SLICED in source)
+                    yield PlannedCollective(
+                        name, step, of, when, mesh.seconds(step), SLICED in source
+                    )
 
     def _inner(self) -> Iterator[PlannedCollective]:
         for op in self.space.graph.operators:
             for when, step in self.choice(op).inner:
-                yield PlannedCollective(op.name, step, "activation", when, self.space.mesh.seconds(step))
+                yield PlannedCollective(
+                    op.name, step, "activation", when, self.space.mesh.seconds(step)
+                )
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,9 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
     chosen = ranks or (cluster.groups[0].gpus,)
     for size in chosen:
         if isinstance(size, bool) or not isinstance(size, int) or size < 2:
-            raise ConfigError(f"mesh={list(chosen)}: the axis {size} must have two ranks or more; try [2].")
+            raise ConfigError(
+                f"mesh={list(chosen)}: the axis {size} must have two ranks or more; try [2]."
+            )
     if len(chosen) > 2:
         raise ConfigError(f"mesh={list(chosen)} must have one or two axes; try {list(chosen[:2])}.")
     if prod(chosen) > cluster.num_devices:

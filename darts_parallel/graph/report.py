@@ -9,8 +9,12 @@ from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 
 MIB = 2.0**20
-DESCENT = {"raw_s": "seconds", "rounded_s": "rounded_seconds", "raw_fits": "fits",
-           "descent_s": "search_seconds"}  # fmt: skip
+DESCENT = {
+    "raw_s": "seconds",
+    "rounded_s": "rounded_seconds",
+    "raw_fits": "fits",
+    "descent_s": "search_seconds",
+}
 """Names in `graph.json` of the fields of `DescentAnswer`."""
 SPELLED = {"R": "Replicate", VARYING: "Replicate", SLICED: "Replicate", "P": "Partial"}
 
@@ -24,7 +28,11 @@ def claim(planned: PlannedGraph) -> str:
     """Say in one sentence what is proven of the written plan."""
     programme = planned.programme
     if programme.proven:
-        kind = "the linear relaxation is whole" if programme.tight else "the integer programme is solved"
+        kind = (
+            "the linear relaxation is whole"
+            if programme.tight
+            else "the integer programme is solved"
+        )
         return f"no plan of the space is faster ({kind})"
     gap = programme.seconds / programme.lp_seconds - 1.0 if programme.lp_seconds else float("inf")
     return f"at most {100.0 * gap:.2f} % above the linear relaxation (the integer programme ran out of time)"
@@ -36,26 +44,46 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
     operators = [_operator(plan, op) for op in planned.graph.operators]
     found = {key: getattr(descent, name, None) for key, name in DESCENT.items()}
     return {
-        "mesh": list(plan.space.mesh.ranks), "cluster": plan.space.mesh.cluster.name, "operators": operators,
-        "collectives": [one.entry() for one in plan.collectives], **found, "improved_s": plan.seconds,
-        "lp_s": programme.lp_seconds, "claim": claim(planned), "proven": programme.proven,
-        "unknown_operators": sorted({op.op for op in planned.unknown}), "unknown_count": len(planned.unknown),
-        "computing_operators": len(planned.graph.computing), "choice_groups": len(plan.space.groups),
-        "plan": summary(plan), "template": None if template is None else summary(template),
-        "tp_plan": tensor_parallel_plan(planned), "capture_s": planned.graph.seconds,
+        "mesh": list(plan.space.mesh.ranks),
+        "cluster": plan.space.mesh.cluster.name,
+        "operators": operators,
+        "collectives": [one.entry() for one in plan.collectives],
+        **found,
+        "improved_s": plan.seconds,
+        "lp_s": programme.lp_seconds,
+        "claim": claim(planned),
+        "proven": programme.proven,
+        "unknown_operators": sorted({op.op for op in planned.unknown}),
+        "unknown_count": len(planned.unknown),
+        "computing_operators": len(planned.graph.computing),
+        "choice_groups": len(plan.space.groups),
+        "plan": summary(plan),
+        "template": None if template is None else summary(template),
+        "tp_plan": tensor_parallel_plan(planned),
+        "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
-    }  # fmt: skip
+    }
 
 
 def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
     """Return an operator as `graph.json` lists it."""
     choice, shape = plan.choice(op), plan.space.graph.values[(op.outputs + op.inputs)[0]].shape
-    inputs, outputs = ([list(map(spelled, s)) for s in states] for states in (choice.inputs, choice.outputs))
+    inputs, outputs = (
+        [list(map(spelled, s)) for s in states] for states in (choice.inputs, choice.outputs)
+    )
     return {
-        "name": op.name, "op": op.op, "module": op.module, "target": op.target, "shape": list(shape),
-        "split": list(choice.labels), "merged": [one.name for one in plan.merged(op)], "inputs": inputs,
-        "weights_first": bool(choice.chained), "outputs": outputs, "seconds": choice.seconds,
-    }  # fmt: skip
+        "name": op.name,
+        "op": op.op,
+        "module": op.module,
+        "target": op.target,
+        "shape": list(shape),
+        "split": list(choice.labels),
+        "merged": [one.name for one in plan.merged(op)],
+        "inputs": inputs,
+        "weights_first": bool(choice.chained),
+        "outputs": outputs,
+        "seconds": choice.seconds,
+    }
 
 
 def summary(plan: GraphPlan) -> dict[str, float]:
@@ -103,7 +131,9 @@ def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> li
 
 def _split_lines(plan: GraphPlan) -> list[str]:
     """List what the operators with most seconds split, equal ones of repeated blocks in one line."""
-    costs = (float(seconds[k]) for k, seconds in zip(plan.assignment, plan.space.seconds, strict=True))
+    costs = (
+        float(seconds[k]) for k, seconds in zip(plan.assignment, plan.space.seconds, strict=True)
+    )
     groups = zip(costs, (group.operators for group in plan.space.groups), strict=True)
     rows = [(own, ops) for own, ops in groups if ops[0].op not in (*SOURCES, OUTPUT, RELAY)]
     total, lines = sum(own for own, _ in rows) or 1.0, []

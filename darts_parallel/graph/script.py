@@ -11,7 +11,11 @@ from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.report import merged, spelled
 
 COLWISE, ROWWISE = "ColwiseParallel", "RowwiseParallel"
-STYLES = {("linear", "columns"): COLWISE, ("linear", "inner"): ROWWISE, ("embedding", "vocabulary"): ROWWISE}
+STYLES = {
+    ("linear", "columns"): COLWISE,
+    ("linear", "inner"): ROWWISE,
+    ("embedding", "vocabulary"): ROWWISE,
+}
 FILE = '''\
 """Tensor parallelism on {ranks} ranks by torch's own styles; written by darts-parallel.
 
@@ -46,7 +50,11 @@ def plan_script(plan: GraphPlan) -> str:
     sees the shapes of a rank's parts.
     """
     sliced = any(one.again for one in plan.collectives)
-    if sliced or len(plan.space.mesh.ranks) > 1 or any(map(plan.merged, plan.space.graph.operators)):
+    if (
+        sliced
+        or len(plan.space.mesh.ranks) > 1
+        or any(map(plan.merged, plan.space.graph.operators))
+    ):
         return operators_script(plan)
     styles, readers, moves = _products(plan)
     norms = _norms(plan)
@@ -55,11 +63,16 @@ def plan_script(plan: GraphPlan) -> str:
         styles, moves = styles | more, moves + moved
     ends, ended = _ends(plan)
     # gradients of norms on shards are summed when they are read, not in the backward pass
-    late = {op.name for op in plan.space.graph.operators
-            if op.op == PARAMETER and op.target.rpartition(".")[0] in norms}  # fmt: skip
+    late = {
+        op.name
+        for op in plan.space.graph.operators
+        if op.op == PARAMETER and op.target.rpartition(".")[0] in norms
+    }
     if moves + ended != sum(one.name not in late for one in plan.collectives):
         return operators_script(plan)
-    entries = "".join(f'    "{path}": {style},\n' for path, style in sorted(merged(styles | norms).items()))
+    entries = "".join(
+        f'    "{path}": {style},\n' for path, style in sorted(merged(styles | norms).items())
+    )
     return FILE.format(ranks=plan.space.mesh.ranks[-1], entries=entries, ends=", ".join(ends))
 
 
@@ -95,7 +108,9 @@ def _columns(
     plain = dict.fromkeys(paths, f"tp.{COLWISE}()")
     if len(paths) > 1 and around in graph.calls and not _inside(maker.module, around):
         return plain | {around: _prepared(graph.calls[around], place, "Replicate()")}, each
-    own = maker.module not in ("", *norms) and not any(_inside(path, maker.module) for path in paths)
+    own = maker.module not in ("", *norms) and not any(
+        _inside(path, maker.module) for path in paths
+    )
     if len(paths) > 1 and alone and own and each == 1:
         # readers of one DTensor sum their gradients before these are reduced
         layouts = f"output_layouts={place}, desired_output_layouts={place}, use_local_output=False"
@@ -155,6 +170,8 @@ def _inside(module: str, path: str) -> bool:
 def _prepared(called: tuple[str, int], given: str, wanted: str, more: str = "") -> str:
     """Return the style that brings the first tensor of a call from one placement to another."""
     name, count = called
-    kind, form = ("kwarg_", f'{{{{"{name}": {{}}}}}}') if name else ("", f"({{}},{' None,' * (count - 1)})")
+    kind, form = (
+        ("kwarg_", f'{{{{"{name}": {{}}}}}}') if name else ("", f"({{}},{' None,' * (count - 1)})")
+    )
     given, wanted = form.format(given), form.format(wanted)
     return f"tp.PrepareModuleInput(input_{kind}layouts={given}, desired_input_{kind}layouts={wanted}{more})"

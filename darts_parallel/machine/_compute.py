@@ -96,21 +96,31 @@ def measure_compute(
         precisions: Those of the products; the first is the main one.
     """
     names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
-    times = machine.measure("matrix products", [_gemm(machine, *name) for name in names], 0.5 * seconds)
+    times = machine.measure(
+        "matrix products", [_gemm(machine, *name) for name in names], 0.5 * seconds
+    )
     gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
-    kernels = machine.measure("streams, attention, launches", _kernels(machine, precisions[0], largest),
-                              0.2 * seconds)  # fmt: skip
+    kernels = machine.measure(
+        "streams, attention, launches", _kernels(machine, precisions[0], largest), 0.2 * seconds
+    )
     copied, *streamed, attended, launched = kernels
     stream = _stream_elements(largest) * WIDTHS[precisions[0]]
     bandwidth = 2 * stream / copied
     hides = machine.device.type == "cuda"  # gloo sends on the cores that compute
     started = Device(
-        name="measured", memory=0.0, peak_flops=1.0, memory_bandwidth=bandwidth, gemm_efficiency=1.0,
-        gemm_half_size=0.0, attention_efficiency=1.0,
+        name="measured",
+        memory=0.0,
+        peak_flops=1.0,
+        memory_bandwidth=bandwidth,
+        gemm_efficiency=1.0,
+        gemm_half_size=0.0,
+        attention_efficiency=1.0,
         memory_efficiency=min(STREAMED * stream / sum(streamed) / bandwidth, 1.0),
-        layer_overhead=launched, overlap_exponent=DeviceConfig.overlap_exponent if hides else 1.0,
-        tp_hidden_share=DeviceConfig.tp_hidden_share if hides else 0.0, reserved=0.0,
-    )  # fmt: skip
+        layer_overhead=launched,
+        overlap_exponent=DeviceConfig.overlap_exponent if hides else 1.0,
+        tp_hidden_share=DeviceConfig.tp_hidden_share if hides else 0.0,
+        reserved=0.0,
+    )
     fitted = fit_gemms(gemms, started)
     rate = _attention_flops(largest) / attended / float(fitted.device.peak_flops)
     # the model's efficiency is that of large heads; heads of 64 reach a share of it
@@ -144,7 +154,9 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
             wanted = max(_endless_rate(some, half) * peak / rate, _fastest(some))
             peaks[precision] = min(wanted, MOST_EXTRAPOLATED * _fastest(some))
             at_bound += [precision] if wanted > peaks[precision] else []
-    return GemmFit(replace(best, peak_flops=peak, gemm_efficiency=rate / peak), peaks, error, tuple(at_bound))
+    return GemmFit(
+        replace(best, peak_flops=peak, gemm_efficiency=rate / peak), peaks, error, tuple(at_bound)
+    )
 
 
 def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
@@ -227,7 +239,9 @@ def _weights(machine: MeasuredMachine, precision: str, shape: TransformerShape) 
     return {name: w.to(machine.device, DTYPES[precision]) for name, w in initial.items()}
 
 
-def _blocks(machine: MeasuredMachine, precision: str, largest: int, seconds: float) -> tuple[BlockTime, ...]:
+def _blocks(
+    machine: MeasuredMachine, precision: str, largest: int, seconds: float
+) -> tuple[BlockTime, ...]:
     """Measure blocks of two widths and two micro-batches, forward and backward."""
     context, places, works = min(largest, 256), list[tuple[int, int, int]](), list[Work]()
     for width, size in product((largest // 4, largest // 2), (1, 4)):

@@ -19,7 +19,9 @@ def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
         return float(total), float(total - free - torch.cuda.memory_reserved(machine.device))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # ru_maxrss: kibibytes on Linux; most of it is torch itself
-    return total / machine.ranks_per_node, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return total / machine.ranks_per_node, resource.getrusage(
+        resource.RUSAGE_SELF
+    ).ru_maxrss * 1024.0
 
 
 def machine_words(machine: MeasuredMachine) -> str:
@@ -76,7 +78,9 @@ def cluster_yaml(
 ) -> str:
     """Write the text of `cluster/NAME.yaml`; a link that nothing crosses gets those of the nearest."""
     backend = "nccl" if machine.device.type == "cuda" else "gloo"
-    memory = f"bandwidth_GBps: {float(compute.fit.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
+    memory = (
+        f"bandwidth_GBps: {float(compute.fit.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
+    )
     inside = memory if intra is None else _link(intra)
     between = inside if inter is None else _link(inter)
     no_intra = "one device a node, so nothing crosses it: the memory's bandwidth stands there"
@@ -102,4 +106,6 @@ def _link(link: LinkProfile) -> str:
 
 def _words(link: LinkProfile) -> str:
     sizes = sorted({time.size for time in link.times})
-    return f"{len(link.times)} cases of {sizes[0]} to {sizes[-1]} bytes, median error {link.error:.1%}"
+    return (
+        f"{len(link.times)} cases of {sizes[0]} to {sizes[-1]} bytes, median error {link.error:.1%}"
+    )

@@ -64,14 +64,21 @@ def measure_link(
     works: list[Callable[[], object]] = []
     for size in sizes:
         ring, steps = (ranks - 1) / ranks * size * sharing, log2(ranks)
-        named += [("all-reduce", size, 2 * ring, 2 * steps), ("all-gather", size, ring, steps),
-                  ("there and back", size, 2.0 * size * sharing, 2.0)]  # fmt: skip
+        named += [
+            ("all-reduce", size, 2 * ring, 2 * steps),
+            ("all-gather", size, ring, steps),
+            ("there and back", size, 2.0 * size * sharing, 2.0),
+        ]
         works += _works(machine, group, members, size)
-    times = machine.measure("links inside nodes" if inside else "links between nodes", works, seconds)
+    times = machine.measure(
+        "links inside nodes" if inside else "links between nodes", works, seconds
+    )
     return fit_link(
-        [MessageTime(name, size, spent, traffic, steps)
-         for (name, size, traffic, steps), spent in zip(named, times, strict=True)]
-    )  # fmt: skip
+        [
+            MessageTime(name, size, spent, traffic, steps)
+            for (name, size, traffic, steps), spent in zip(named, times, strict=True)
+        ]
+    )
 
 
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
@@ -80,7 +87,9 @@ def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
     Every time is `traffic / bandwidth + steps * latency`; the two are found from its normal equations, or one
     of them alone where the other would be negative.
     """
-    rows = torch.tensor([[t.traffic / t.seconds, t.steps / t.seconds] for t in times], dtype=torch.float64)
+    rows = torch.tensor(
+        [[t.traffic / t.seconds, t.steps / t.seconds] for t in times], dtype=torch.float64
+    )
     one = torch.ones(len(times), dtype=torch.float64)
     inverse, latency = torch.linalg.lstsq(rows, one).solution.tolist()
     if latency < 0:
@@ -97,7 +106,9 @@ def _alone(column: Tensor) -> float:
     return float(column.sum() / column.square().sum())
 
 
-def _my_group(machine: MeasuredMachine, *, inside: bool) -> tuple[distributed.ProcessGroup, list[int]]:
+def _my_group(
+    machine: MeasuredMachine, *, inside: bool
+) -> tuple[distributed.ProcessGroup, list[int]]:
     """Return this rank's group, and its ranks; every rank takes part in making all groups."""
     size = machine.ranks_per_node
     groups = [list(range(node * size, (node + 1) * size)) for node in range(machine.nodes)]

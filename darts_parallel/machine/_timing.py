@@ -29,7 +29,9 @@ class MeasuredMachine:
         """Return the number of nodes of the group."""
         return self.world // self.ranks_per_node
 
-    def measure(self, name: str, works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    def measure(
+        self, name: str, works: Sequence[Callable[[], object]], seconds: float
+    ) -> list[float]:
         """Time works, all ranks at the same time, and return the median seconds of each over the ranks.
 
         Args:
@@ -71,7 +73,9 @@ def this_machine(kind: str) -> Iterator[MeasuredMachine]:
     if world > 1:
         distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
-        yield MeasuredMachine(device, rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
+        yield MeasuredMachine(
+            device, rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        )
     finally:
         if world > 1:
             distributed.destroy_process_group()

@@ -26,7 +26,7 @@ from darts_parallel.machine._compute import DTYPES, ComputeProfile, measure_comp
 from darts_parallel.machine._files import cluster_yaml, device_yaml, node_memory
 from darts_parallel.machine._links import LinkProfile, measure_link
 from darts_parallel.machine._timing import MeasuredMachine, this_machine
-from darts_parallel.plan import write_json, write_text
+from darts_parallel.plans import write_json, write_text
 from darts_parallel.problem import load_problem
 
 ROUGH = 0.5
@@ -109,20 +109,35 @@ def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[
     """
     result = []
     for layer in compute.blocks:
-        if layer.backward_s <= 0.0:  # a difference of measurements: a loaded machine can turn it around
+        if (
+            layer.backward_s <= 0.0
+        ):  # a difference of measurements: a loaded machine can turn it around
             continue
         width = layer.width
         problem = load_problem(
-            ["model=gpt2_xl", f"cluster={name}", "training=toy", "training.fused_attention=false",
-             "space=uniform", "space.pp=1", "space.tp=1", "space.num_micro_batches=1",
-             "space.recompute=none", "space.zero_stage=0",
-             f"model.hidden_size={width}", f"model.num_heads={max(width // 64, 1)}", "model.num_layers=1",
-             f"model.max_seq_len={layer.seq_len}", f"training.seq_len={layer.seq_len}",
-             "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1",
-             f"training.precision={compute.gemms[0].precision}",
-             f"training.global_batch_size={layer.micro_batch}"],
+            [
+                "model=gpt2_xl",
+                f"cluster={name}",
+                "training=toy",
+                "training.fused_attention=false",
+                "space=uniform",
+                "space.pp=1",
+                "space.tp=1",
+                "space.num_micro_batches=1",
+                "space.recompute=none",
+                "space.zero_stage=0",
+                f"model.hidden_size={width}",
+                f"model.num_heads={max(width // 64, 1)}",
+                "model.num_layers=1",
+                f"model.max_seq_len={layer.seq_len}",
+                f"training.seq_len={layer.seq_len}",
+                "cluster.nodes.0.count=1",
+                "cluster.nodes.0.gpus=1",
+                f"training.precision={compute.gemms[0].precision}",
+                f"training.global_batch_size={layer.micro_batch}",
+            ],
             config_dir=folder,
-        )  # fmt: skip
+        )
         (table,) = build_tables(problem)
         forward, backward = float(table.forward[0, 0, 1, 0]), float(table.backward[0, 0, 1, 0])
         words = f"width {width}, {layer.micro_batch} x {layer.seq_len} tokens"
@@ -131,15 +146,24 @@ def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[
 
 
 def _write(
-    options: ProfileOptions, machine: MeasuredMachine, compute: ComputeProfile, *links: LinkProfile | None
+    options: ProfileOptions,
+    machine: MeasuredMachine,
+    compute: ComputeProfile,
+    *links: LinkProfile | None,
 ) -> None:
     """Write the files; `links` are those inside and between nodes."""
     folder, name = Path(options.out), options.name
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     intra, inter = links
-    write_text(folder / f"device/{name}.yaml", device_yaml(compute, machine, node_memory(machine), when))
-    write_text(folder / f"cluster/{name}.yaml", cluster_yaml(name, machine, intra, inter, compute, when))
-    measured = {key: [asdict(entry) for entry in getattr(compute, key)] for key in ("gemms", "blocks")}
+    write_text(
+        folder / f"device/{name}.yaml", device_yaml(compute, machine, node_memory(machine), when)
+    )
+    write_text(
+        folder / f"cluster/{name}.yaml", cluster_yaml(name, machine, intra, inter, compute, when)
+    )
+    measured = {
+        key: [asdict(entry) for entry in getattr(compute, key)] for key in ("gemms", "blocks")
+    }
     shown = {"intra_node": intra and asdict(intra), "inter_node": inter and asdict(inter)}
     write_json(folder / "profile.json", {"when": when, **measured, **shown})
     print(_summary(options, compute, {"inside nodes": intra, "between nodes": inter}))
@@ -162,10 +186,14 @@ def _summary(
             speed = f"links {name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
             lines.append(f"{speed}; within {link.error:.1%} (median) of the fit")
     for words, forward, backward in block_errors(options.out, options.name, compute):
-        lines.append(f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}")
+        lines.append(
+            f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}"
+        )
     for name, error in errors.items():
         if error > ROUGH:
-            lines.append(f"warning: the fit of {name} is {error:.0%} off; measure again, on an idle machine")
+            lines.append(
+                f"warning: the fit of {name} is {error:.0%} off; measure again, on an idle machine"
+            )
     small = f" model=bert_345m training.precision={next(iter(compute.fit.peaks))}"
     usable = "" if "bf16" in compute.fit.peaks else small
     lines.append(f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}")

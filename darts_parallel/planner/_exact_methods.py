@@ -16,8 +16,8 @@ from darts_parallel.exact import (
     number_of_plans,
 )
 from darts_parallel.gradient import repartitioned
-from darts_parallel.plan import Plan
 from darts_parallel.planner._session import Method, Session
+from darts_parallel.plans import Plan
 
 RANKED = 4
 """Uniform configurations that are ranked with their best splits, for the report's alternatives."""
@@ -48,7 +48,9 @@ def programme(session: Session, deadline: float) -> None:
         answer = _simulated(session, "dynamic_programming", space_kind, deadline)
     else:
         known = float("inf") if session.result is None else session.result.iteration_time_s
-        found = find_layerwise_plan(session.tables, space_kind, known, deadline, uniform=session.uniform)
+        found = find_layerwise_plan(
+            session.tables, space_kind, known, deadline, uniform=session.uniform
+        )
         answer = found.verification(session.tables, 0.0)
         if found.best is not None and space_kind == "layerwise":
             # switches between equal strategies gain nothing
@@ -67,7 +69,9 @@ def _simulated(session: Session, name: str, space_kind: str, deadline: float) ->
                 twin.methods[method].run(twin, deadline)
         return twin.answers[name].plan
 
-    return find_simulated_plan(session.tables, space_kind, closed_form, session.price, deadline=deadline)
+    return find_simulated_plan(
+        session.tables, space_kind, closed_form, session.price, deadline=deadline
+    )
 
 
 def _equal_chunks(session: Session) -> bool:
@@ -101,7 +105,9 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
                 found.append((float(times[best]), number, plans[best : best + 1]))
     for _, number, plan in sorted(found, key=lambda entry: entry[:1])[:REPARTITIONED]:
         cut = tables[number].virtual_stages == 1
-        plans = HardPlans.concatenate([plan, *([repartitioned(tables[number], plan)] if cut else [])])
+        plans = HardPlans.concatenate(
+            [plan, *([repartitioned(tables[number], plan)] if cut else [])]
+        )
         times = _seconds(tables[number], plans)
         best = int(times.argmin())
         yield float(times[best]), plans.to_plan(best, tables[number])

@@ -37,9 +37,9 @@ from darts_parallel.gradient import (
     explain_infeasible,
     geometric,
 )
-from darts_parallel.plan import Plan, outer_spaces
 from darts_parallel.planner._session import Method, Session
 from darts_parallel.planner.watcher import Watcher
+from darts_parallel.plans import Plan, outer_spaces
 from darts_parallel.problem import GIB, Problem
 
 OWNERS = ("dp", "tp", "pp")
@@ -55,12 +55,18 @@ def product_session(problem: Problem, watcher: Watcher | None = None) -> Session
     """
     spaces = [space for space in outer_spaces(problem) if space.cp == space.virtual_stages == 1]
     if not spaces:
-        raise UnsupportedError("cost=searcher knows uncut sequences; try space.cp=1 space.virtual_stages=1.")
+        raise UnsupportedError(
+            "cost=searcher knows uncut sequences; try space.cp=1 space.virtual_stages=1."
+        )
     tables = build_tables(problem, spaces)
     found = {product: plan for table in tables for product, plan in runnable(table).items()}
-    search = ProductSearch(problem, SearcherModel.of(problem.model, problem.cluster, problem.training), found)
+    search = ProductSearch(
+        problem, SearcherModel.of(problem.model, problem.cluster, problem.training), found
+    )
     methods = (Method("gradient", search.descend), Method("exhaustive", search.score_all))
-    session = Session.of(problem, {method.name: method for method in methods}, watcher, tables, SPACE)
+    session = Session.of(
+        problem, {method.name: method for method in methods}, watcher, tables, SPACE
+    )
     session.budgets["verification.max_seconds"] = float("inf")
     return session
 
@@ -72,7 +78,9 @@ def runnable(table: CostTable) -> dict[Product, tuple[Plan | None, str]]:
     lacking = (cost.memory - table.capacity).amax(1)
     seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
     for row, choice in enumerate(plans.choices[:, 0].tolist()):
-        rows.setdefault((table.choices[choice].dp, table.choices[choice].tp, table.pp), []).append(row)
+        rows.setdefault((table.choices[choice].dp, table.choices[choice].tp, table.pp), []).append(
+            row
+        )
     return {
         product: (plans.to_plan(min(some, key=lambda row: float(seconds[row])), table), "")
         if bool(cost.feasible[some].any())
@@ -104,7 +112,9 @@ class ProductSearch:
     """Seconds by cause of every product that was priced."""
 
     def __post_init__(self) -> None:
-        self.factors = torch.tensor(prime_factors(self.problem.cluster.num_devices), dtype=torch.float64)
+        self.factors = torch.tensor(
+            prime_factors(self.problem.cluster.num_devices), dtype=torch.float64
+        )
 
     def price(self, some: Iterable[Product]) -> None:
         """Score the products that are new."""
@@ -139,12 +149,17 @@ class ProductSearch:
                 f"model={config.model.name} on cluster={config.cluster.name}; try cost=analytic."
             )
         rows: list[dict[str, Any]] = [
-            dict(zip(OWNERS, product, strict=True)) | {"iteration_time_s": seconds, "reason": reason}
+            dict(zip(OWNERS, product, strict=True))
+            | {"iteration_time_s": seconds, "reason": reason}
             for seconds, product, _, reason in self.ranked()
         ]
         skipped = list(takewhile(lambda row: row["reason"], rows))
         (seconds, plan), count, took = running[0], len(rows), time.monotonic() - began
-        note = f"{SCORED}; {len(skipped)} faster ones do not run and are skipped" if skipped else SCORED
+        note = (
+            f"{SCORED}; {len(skipped)} faster ones do not run and are skipped"
+            if skipped
+            else SCORED
+        )
         answer = Verification("", plan, seconds, 0.0, took, count, True, SPACE, seconds, note)
         session.others = tuple(running)
         session.files["configurations.json"] = {
@@ -178,15 +193,27 @@ class ProductSearch:
                     owners = torch.nn.functional.one_hot(weights.argmax(-1), 3).double()
                     rounded = relaxed_degrees(owners, self.factors).round().long().tolist()
                     self.price((dp, tp, pp) for dp, tp, pp in rounded)
-                    history.append(self._record(step, temperature, weights.detach(), seconds.detach()))
+                    history.append(
+                        self._record(step, temperature, weights.detach(), seconds.detach())
+                    )
                     session.watcher.record(history[-1])
                 optimizer.step()
         if self.running():
             (best, plan), *others = self.running()
             session.result = SearchResult(
-                plan, best, plan, best, tuple(others), tuple(history), time.perf_counter() - began,
-                c.num_steps, c.num_restarts, c.seed, len(self.seen), gradient_iteration_time_s=best,
-            )  # fmt: skip
+                plan,
+                best,
+                plan,
+                best,
+                tuple(others),
+                tuple(history),
+                time.perf_counter() - began,
+                c.num_steps,
+                c.num_restarts,
+                c.seed,
+                len(self.seen),
+                gradient_iteration_time_s=best,
+            )
         else:
             self.score_all(session, deadline)
 
@@ -199,17 +226,24 @@ class ProductSearch:
         strength = torch.full((*shape[:2], 1), settings.initial_preference).double()
         return logits.scatter_add_(-1, preferred, strength).requires_grad_()
 
-    def _record(self, step: int, temperature: float, weights: Tensor, seconds: Tensor) -> StepRecord:
+    def _record(
+        self, step: int, temperature: float, weights: Tensor, seconds: Tensor
+    ) -> StepRecord:
         """Describe the leading restart at a step."""
         lead = int(seconds.argmin())
         mine, degrees = weights[lead], relaxed_degrees(weights[lead], self.factors)
         shares = degrees.log() / degrees.log().sum().clamp(min=1e-30)
         return StepRecord(
-            step=step, seconds=0.0, schedules=Schedules(temperature, temperature, 1.0),
-            loss=float(seconds[lead].log()), surrogate_time_s=float(seconds[lead]),
+            step=step,
+            seconds=0.0,
+            schedules=Schedules(temperature, temperature, 1.0),
+            loss=float(seconds[lead].log()),
+            surrogate_time_s=float(seconds[lead]),
             best_time_s=min((seconds for seconds, _ in self.running()), default=float("inf")),
             entropy=float(torch.special.entr(mine).sum(-1).mean()) if len(self.factors) else 0.0,
-            outer_weights=dict(zip(OWNERS, shares.tolist(), strict=True)), pp=round(float(degrees[2])),
-            choices=OWNERS, probabilities=mine,
+            outer_weights=dict(zip(OWNERS, shares.tolist(), strict=True)),
+            pp=round(float(degrees[2])),
+            choices=OWNERS,
+            probabilities=mine,
             rows=tuple(f"factor {prime:g}" for prime in self.factors.tolist()),
-        )  # fmt: skip
+        )

@@ -10,8 +10,8 @@ from darts_parallel.config import CostConfig, SearchConfig
 from darts_parallel.cost import CostTable, build_tables, evaluate, without_dominated
 from darts_parallel.exact import TableResult, Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import Plan
 from darts_parallel.planner.watcher import Watcher
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 
@@ -95,7 +95,9 @@ class Session:
     @property
     def proven(self) -> Verification | None:
         """Return the answer that is optimal over the whole space."""
-        return next((a for a in self.answers.values() if a.proven and a.space == self.space_kind), None)
+        return next(
+            (a for a in self.answers.values() if a.proven and a.space == self.space_kind), None
+        )
 
     @property
     def plans_evaluated(self) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans, hard_plan
 from darts_parallel.errors import PlanError
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 TIE = 0.001
@@ -30,8 +30,12 @@ def simplest(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
         others: Further plans that may be as fast.
     """
     limit = float(hard_plan(plan, problem)[2].iteration_time[0]) * (1.0 + TIE)
-    found = [_merged(own, problem, limit) for own in (plan, *others) if _within(own, problem, limit)]
-    return min(found, key=lambda own: (len(set(own.layers)), hard_plan(own, problem)[2].iteration_time[0]))
+    found = [
+        _merged(own, problem, limit) for own in (plan, *others) if _within(own, problem, limit)
+    ]
+    return min(
+        found, key=lambda own: (len(set(own.layers)), hard_plan(own, problem)[2].iteration_time[0])
+    )
 
 
 def _within(plan: Plan, problem: Problem, limit: float) -> bool:
@@ -55,7 +59,9 @@ def _merged(plan: Plan, problem: Problem, limit: float) -> Plan:
         if not rows:
             break
         count = len(rows)
-        changed = HardPlans(hard.outer.expand(count), torch.cat(rows), hard.first_layers.expand(count, -1))
+        changed = HardPlans(
+            hard.outer.expand(count), torch.cat(rows), hard.first_layers.expand(count, -1)
+        )
         cost = evaluate_batch(table, changed)
         seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         best = int(seconds.argmin())
@@ -68,7 +74,11 @@ def _merged(plan: Plan, problem: Problem, limit: float) -> Plan:
 def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
     """Yield the fastest even plans of one strategy that differ in degrees alone, with their seconds."""
     mine = (plan.pp, plan.cp, plan.node_order, plan.virtual_stages)
-    degrees = {(layer.dp, layer.tp) for layer in plan.layers[1:2]} if len(set(plan.layers)) == 1 else set()
+    degrees = (
+        {(layer.dp, layer.tp) for layer in plan.layers[1:2]}
+        if len(set(plan.layers)) == 1
+        else set()
+    )
     for table in tables:
         if (table.pp, table.cp, table.node_order, table.virtual_stages) != mine or table.host:
             continue
@@ -96,7 +106,11 @@ def with_one_end(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
     if name is None or problem.config.abilities(name).whole_ends != "always":
         return plan
     pairs = [*zip(problem.model.layers, plan.layers, strict=True)]
-    plans = [replace(plan, layers=tuple(layer if spec.recomputable else own for spec, layer in pairs))
-             for own in dict.fromkeys(plan.layers)]  # fmt: skip
+    plans = [
+        replace(plan, layers=tuple(layer if spec.recomputable else own for spec, layer in pairs))
+        for own in dict.fromkeys(plan.layers)
+    ]
     fitting = [own for own in (*plans, *others) if _within(own, problem, float("inf"))]
-    return min(fitting, key=lambda own: float(hard_plan(own, problem)[2].iteration_time[0]), default=plan)
+    return min(
+        fitting, key=lambda own: float(hard_plan(own, problem)[2].iteration_time[0]), default=plan
+    )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from darts_parallel.cost import evaluate_batch, hard_plan
 from darts_parallel.exact import ChosenStages, DeadlineError
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 TOLERANCE = 1e-12
@@ -54,7 +54,11 @@ def balance_stages(plan: Plan, problem: Problem, tolerance: float = TOLERANCE) -
     new = evaluate_batch(table, replace(hard, first_layers=torch.tensor([starts])))
     before, after = float(cost.iteration_time[0]), float(new.iteration_time[0])
     squares = [float(c.stage_seconds.square().sum()) for c in (cost, new)]
-    if not bool(new.feasible[0]) or after > before * (1 + tolerance) or squares[1] >= squares[0] * (1 - 1e-9):
+    if (
+        not bool(new.feasible[0])
+        or after > before * (1 + tolerance)
+        or squares[1] >= squares[0] * (1 - 1e-9)
+    ):
         return plan
     return replace(plan, boundaries=(*starts, len(plan.layers)))
 

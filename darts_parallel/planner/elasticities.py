@@ -23,7 +23,7 @@ from darts_parallel.cost import (
 )
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.gradient import polish
-from darts_parallel.plan import OuterSpace, Plan, outer_spaces, plan_space
+from darts_parallel.plans import OuterSpace, Plan, outer_spaces, plan_space
 from darts_parallel.problem import Device, Link, NodeGroup, Problem
 
 MEMORY = "memory"
@@ -71,7 +71,10 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
     seconds = hard_plan(plan, changed)[2].iteration_time[0]
     slopes = torch.autograd.grad(seconds, list(figures.values()), allow_unused=True)
     total, rows = float(seconds.detach()), zip(figures.items(), slopes, strict=True)
-    return {n: 0.0 if slope is None else float(slope * value.detach()) / total for (n, value), slope in rows}
+    return {
+        n: 0.0 if slope is None else float(slope * value.detach()) / total
+        for (n, value), slope in rows
+    }
 
 
 def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, float]]]:
@@ -93,12 +96,17 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
         (slope,) = torch.autograd.grad(value, [shares], retain_graph=True)
         slopes.append(slope.tolist())
     return [
-        {kind: {"iteration_time_s": seconds[i], "memory_bytes": size[i]} for i, kind in enumerate(OFFLOADS)}
+        {
+            kind: {"iteration_time_s": seconds[i], "memory_bytes": size[i]}
+            for i, kind in enumerate(OFFLOADS)
+        }
         for seconds, size in zip(*slopes, strict=True)
     ]
 
 
-def _with_tensors(problem: Problem, figures: dict[str, Tensor], *, offloads: bool = False) -> Problem:
+def _with_tensors(
+    problem: Problem, figures: dict[str, Tensor], *, offloads: bool = False
+) -> Problem:
     """Return the problem with every figure of the hardware as a leaf tensor, collected in `figures`."""
 
     def leaf(name: str, value: float | Tensor) -> Tensor:
@@ -107,15 +115,21 @@ def _with_tensors(problem: Problem, figures: dict[str, Tensor], *, offloads: boo
         return figures[name]
 
     def leaves(owner: Device | Link, name: str) -> dict[str, Tensor]:
-        numbers = (f.name for f in fields(owner) if isinstance(getattr(owner, f.name), (float, Tensor)))
-        asked = [n for n in numbers if n not in NO_SECONDS and (offloads or not n.startswith("host_"))]
+        numbers = (
+            f.name for f in fields(owner) if isinstance(getattr(owner, f.name), (float, Tensor))
+        )
+        asked = [
+            n for n in numbers if n not in NO_SECONDS and (offloads or not n.startswith("host_"))
+        ]
         return {n: leaf(f"{name}.{n}", getattr(owner, n)) for n in asked}
 
     cluster = problem.cluster
     groups = []
     for index, group in enumerate(cluster.groups):
         device = replace(group.device, **leaves(group.device, f"devices.{group.device.name}"))  # type: ignore[arg-type]
-        intra = replace(group.intra_node, **leaves(group.intra_node, _link_name(cluster.groups, index)))  # type: ignore[arg-type]
+        intra = replace(
+            group.intra_node, **leaves(group.intra_node, _link_name(cluster.groups, index))
+        )  # type: ignore[arg-type]
         inter = group.inter_node
         if inter is not None:
             inter = replace(inter, **leaves(inter, f"nodes.{index}.inter_node"))  # type: ignore[arg-type]
@@ -169,5 +183,7 @@ def _useful_space(plan: Plan, problem: Problem) -> OuterSpace:
         if replace(space, num_micro_batches=own.num_micro_batches, choices=own.choices) == own:
             useful = without_dominated(build_tables(problem, [space])[0]).choices
             counts = tuple(sorted({*space.num_micro_batches, *own.num_micro_batches}))
-            return replace(own, num_micro_batches=counts, choices=tuple(dict.fromkeys(own.choices + useful)))
+            return replace(
+                own, num_micro_batches=counts, choices=tuple(dict.fromkeys(own.choices + useful))
+            )
     return own

@@ -31,9 +31,9 @@ from darts_parallel.cost import (
     pass_seconds,
 )
 from darts_parallel.errors import ConfigError, InfeasibleError, read_text
-from darts_parallel.plan import Plan, outer_spaces
 from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.planner.uncertainty import out_of_memory
+from darts_parallel.plans import Plan, outer_spaces
 from darts_parallel.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -100,7 +100,9 @@ def plan_lengths(problem: Problem) -> list[LengthPlan]:
     found = _drawn(tightened(problem), grid, hat, picks) or _drawn(problem, grid, hat, picks)
     if not found:
         why = f"no even uniform plan holds its longest micro-batch, up to {lengths[-1]:,} tokens a sequence"
-        raise InfeasibleError(f"training.lengths={training.lengths}: {why}; try {lengths[-1] // 2:,}.")
+        raise InfeasibleError(
+            f"training.lengths={training.lengths}: {why}; try {lengths[-1] // 2:,}."
+        )
     return sorted(found, key=lambda own: ((own.chance or 0.0) > allowed, own.seconds))[:LISTED]
 
 
@@ -112,14 +114,19 @@ def _drawn(problem: Problem, grid: Any, hat: Floats, picks: Any) -> list[LengthP
     usual, found, mixes = hat[picks].mean((0, 1)), dict[Any, LengthPlan](), dict[Any, Floats]()
     priced = list(_priced(problem, grid.tolist()))
     queue = [(usual @ own[2], i) for i, own in enumerate(priced)]
-    for bound, i, n in sorted((float(s), i, n) for seconds, i in queue for n, s in enumerate(seconds)):
+    for bound, i, n in sorted(
+        (float(s), i, n) for seconds, i in queue for n, s in enumerate(seconds)
+    ):
         best = sorted(known.seconds[0] for known in found.values())[:LISTED]
         if len(best) == LISTED and bound > SLACK * best[-1]:
             break
         table, plans, total, passes, memory = priced[i]
         plan, limit = plans.to_plan(n, table), table.capacity.numpy() * (1.0 + ROUNDING)
         layer = plan.layers[0]
-        key, shape = (i, plan.num_micro_batches, layer.tp), (DRAWS, plan.num_micro_batches, layer.dp, -1)
+        key, shape = (
+            (i, plan.num_micro_batches, layer.tp),
+            (DRAWS, plan.num_micro_batches, layer.dp, -1),
+        )
         if key in found or (usual @ memory[:, n] > limit).any():
             continue
         if shape not in mixes:
@@ -128,16 +135,24 @@ def _drawn(problem: Problem, grid: Any, hat: Floats, picks: Any) -> list[LengthP
         peaks = ((mixed := mixes[shape]) @ memory[:, n]).max((1, 2))
         if (peaks > limit).any():
             continue
-        own, same = (np.stack([made @ part[:, n] for part in passes]) for made in (mixed, usual[None, None]))
+        own, same = (
+            np.stack([made @ part[:, n] for part in passes]) for made in (mixed, usual[None, None])
+        )
         seconds = _seconds(own, together=layer.zero_stage >= 2 or layer.ep > 1)
         seconds += usual @ total[:, n] - _seconds(same[:, None].repeat(plan.num_micro_batches, 2))
         cluster = problem.cluster.arranged(plan.node_order)
         devices = (cluster.stage_group(k, plan.pp).device for k in range(plan.pp))
-        reserved, whole = np.array([(device.reserved, float(device.memory)) for device in devices]).T
+        reserved, whole = np.array(
+            [(device.reserved, float(device.memory)) for device in devices]
+        ).T
         full = ((peaks + reserved) / whole).max(1)
         unit = 2 * plan.cp * layer.tp  # tokens that are divided among ranks
-        longest = min(unit * ceil((mixed @ grid).max() * (1.0 - 1e-9) / unit), problem.training.seq_len)
-        times, shares = (tuple(map(float, (v.mean(), np.quantile(v, QUANTILE)))) for v in (seconds, full))
+        longest = min(
+            unit * ceil((mixed @ grid).max() * (1.0 - 1e-9) / unit), problem.training.seq_len
+        )
+        times, shares = (
+            tuple(map(float, (v.mean(), np.quantile(v, QUANTILE)))) for v in (seconds, full)
+        )
         chance = out_of_memory(plan, _at(problem, longest))
         found[key] = LengthPlan(plan, times, (*shares, float(full.max())), chance)
     return list(found.values())
@@ -168,13 +183,18 @@ def _priced(problem: Problem, grid: list[int]) -> Iterator[Priced]:
         costs = [evaluate_batch(own, plans) for own in same]
         passes = [pass_seconds(own, plans).blocking() for own in same]
         both = torch.stack([torch.stack([own.forward, own.backward]) for own in passes], 1)
-        total, memory = torch.stack([c.iteration_time for c in costs]), torch.stack([c.memory for c in costs])
+        total, memory = (
+            torch.stack([c.iteration_time for c in costs]),
+            torch.stack([c.memory for c in costs]),
+        )
         yield table, plans, total.numpy(), both.numpy(), memory.numpy()
 
 
 def _seconds(passes: Floats, *, together: bool = False) -> Floats:
     """Return the seconds of 1F1B of passes `(2, draws, micro-batches, ranks, stages)`."""
-    passes = passes.max(3, keepdims=True) if together else passes  # else ranks wait at the end alone
+    passes = (
+        passes.max(3, keepdims=True) if together else passes
+    )  # else ranks wait at the end alone
     _, draws, count, ranks, stages = passes.shape
     graph = compiled("1f1b", stages, count, 1)
     kind, stage, batch = graph.operations.T

@@ -47,7 +47,10 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     Args:
         chance: Of one device; None: `space.out_of_memory`.
     """
-    known, chance = posterior(problem), problem.config.space.out_of_memory if chance is None else chance
+    known, chance = (
+        posterior(problem),
+        problem.config.space.out_of_memory if chance is None else chance,
+    )
     if known is None or chance >= 0.5 or not problem.config.cost.knows_stages:
         return replace(problem, headroom=0.0)
     distance = 0.0
@@ -77,7 +80,9 @@ def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Plann
         try:
             found = find(tight)
         except InfeasibleError as error:
-            return replace(found, warning=warning) if found else _safest(problem, tight, find, error)
+            return (
+                replace(found, warning=warning) if found else _safest(problem, tight, find, error)
+            )
         chance = out_of_memory(found.plan, tight)
         found = replace(found, problem=tight, out_of_memory=chance)
         if chance is None or chance <= allowed or not tight.headroom or found.interrupted:
@@ -120,7 +125,11 @@ def _checked(problem: Problem, found: Planned) -> list[CostTable]:
     """Return the tables that exact methods check; none of simulated or unchecked jobs."""
     config = problem.config
     closed = config.cost.pipeline == "closed_form" and config.space.offload is None
-    return [without_dominated(t) for t in found.tables] if closed and config.verification.enabled else []
+    return (
+        [without_dominated(t) for t in found.tables]
+        if closed and config.verification.enabled
+        else []
+    )
 
 
 def _safest(
@@ -146,7 +155,9 @@ def _safest(
             continue
         ways = str(error).partition("smallest changes that help: ")[2].removesuffix(".")
         why = f"no plan keeps space.out_of_memory={problem.config.space.out_of_memory:g}; it takes {ways}"
-        return replace(found, problem=own, out_of_memory=out_of_memory(found.plan, own), warning=why)
+        return replace(
+            found, problem=own, out_of_memory=out_of_memory(found.plan, own), warning=why
+        )
     raise error
 
 
@@ -166,7 +177,11 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     if tables := _checked(problem, planned):
         if tight.headroom:
             fastest = _rung("fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS, kind)
-            found += [fastest] if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE) else []
+            found += (
+                [fastest]
+                if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE)
+                else []
+            )
         if chosen.chance > SURE:  # uniform plans take a tenth of the seconds, so that one is known
             safe = [_safe(problem, chosen, tables, own) for own in dict.fromkeys(("uniform", kind))]
             found += sorted(filter(None, safe), key=lambda rung: rung.seconds)[:1]
@@ -178,9 +193,13 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str
     known, deadline = posterior(problem), time.monotonic() + RUNG_SECONDS
     cost = evaluate(chosen.plan, problem)
     assert known is not None
-    room = min(log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True))
+    room = min(
+        log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
+    )
     chance, wanted = chosen.chance, SAFER * chosen.chance
-    spread = max(known.memory_spread(problem), room / _quantile(min(chance, 0.49)))  # as the chosen plan's
+    spread = max(
+        known.memory_spread(problem), room / _quantile(min(chance, 0.49))
+    )  # as the chosen plan's
     for tries in range(SAFE_TRIES):
         room += (1 + tries) * max((_quantile(wanted) - _quantile(chance)) * spread, LEAST / 2.0)
         rung = _rung("safe", _moved(problem, room), tables, None, deadline - time.monotonic(), kind)
@@ -193,7 +212,12 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str
 
 
 def _rung(
-    name: str, problem: Problem, tables: Sequence[CostTable], known: Planned | None, seconds: float, kind: str
+    name: str,
+    problem: Problem,
+    tables: Sequence[CostTable],
+    known: Planned | None,
+    seconds: float,
+    kind: str,
 ) -> Rung | None:
     """Return the best plan of a problem by exact methods; None where none was found in time.
 
@@ -209,7 +233,13 @@ def _rung(
     best = session.best
     if best is None or best.plan is None:
         return None
-    uniform = [a.plan for a in session.answers.values() if a.plan is not None and a.plan.within("uniform")]
+    uniform = [
+        a.plan for a in session.answers.values() if a.plan is not None and a.plan.within("uniform")
+    ]
     plan = with_one_end(balance_stages(best.plan, problem), uniform, problem)
     chance = out_of_memory(plan, problem)
-    return None if chance is None else Rung(name, plan, evaluate(plan, problem).iteration_time_s, chance)
+    return (
+        None
+        if chance is None
+        else Rung(name, plan, evaluate(plan, problem).iteration_time_s, chance)
+    )

@@ -15,13 +15,15 @@ from darts_parallel.cost import CostTable, without_dominated
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact import TableResult, Verification
 from darts_parallel.gradient import SearchResult, explain_infeasible
-from darts_parallel.plan import Plan
 from darts_parallel.planner._descent_method import GRADIENT
 from darts_parallel.planner._exact_methods import DYNAMIC_PROGRAMMING, EXHAUSTIVE
 from darts_parallel.planner._session import Method, Session, budgets
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
-METHODS: dict[str, Method] = {method.name: method for method in (GRADIENT, EXHAUSTIVE, DYNAMIC_PROGRAMMING)}
+METHODS: dict[str, Method] = {
+    method.name: method for method in (GRADIENT, EXHAUSTIVE, DYNAMIC_PROGRAMMING)
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def run_phases(session: Session, phases: Sequence[Phase]) -> None:
             raise
         session.interrupted = True
         if session.result is not None:
-            session.watcher.say("verification interrupted: the plan stands, unverified by what is missing.")
+            session.watcher.say(
+                "verification interrupted: the plan stands, unverified by what is missing."
+            )
 
 
 def _run(session: Session, phase: Phase) -> None:
@@ -93,19 +97,32 @@ def search_result(session: Session) -> SearchResult:
         return refined(replace(session.result, why=session.why), session)
     answer, proven = session.proven or session.best, session.proven is not None
     descended = session.settings.method != "exact" and not session.interrupted
-    if session.problem is not None and (answer is None or answer.plan is None) and (proven or descended):
+    if (
+        session.problem is not None
+        and (answer is None or answer.plan is None)
+        and (proven or descended)
+    ):
         raise explain_infeasible(session.problem, session.tables, proven=proven)
     if not isinstance(answer, Verification) or answer.plan is None:
-        raise ConfigError(f"search.method=exact has no plan: {session.why}; try search.method=gradient.")
+        raise ConfigError(
+            f"search.method=exact has no plan: {session.why}; try search.method=gradient."
+        )
     return SearchResult(
-        plan=answer.plan, iteration_time_s=answer.iteration_time_s, raw_plan=answer.plan,
+        plan=answer.plan,
+        iteration_time_s=answer.iteration_time_s,
+        raw_plan=answer.plan,
         raw_iteration_time_s=answer.iteration_time_s,
-        alternatives=_of_other_degrees(answer.plan, session.others), history=(),
-        seconds=time.monotonic() - session.began, steps=0, restarts=0, seed=session.settings.seed,
+        alternatives=_of_other_degrees(answer.plan, session.others),
+        history=(),
+        seconds=time.monotonic() - session.began,
+        steps=0,
+        restarts=0,
+        seed=session.settings.seed,
         plans_evaluated=session.plans_evaluated,
         stopped_by="user" if session.interrupted else None if session.proven else "time_limit",
-        method=answer.name, why=_why_exact(session, answer.name),
-    )  # fmt: skip
+        method=answer.name,
+        why=_why_exact(session, answer.name),
+    )
 
 
 def refined(result: SearchResult, session: Session) -> SearchResult:
@@ -135,7 +152,9 @@ def _why_exact(session: Session, name: str) -> str:
     return f"it proved its plan within search.exact_seconds={seconds:g}; {FORCE}"
 
 
-def _of_other_degrees(plan: Plan, ranked: Sequence[tuple[float, Plan]]) -> tuple[tuple[float, Plan], ...]:
+def _of_other_degrees(
+    plan: Plan, ranked: Sequence[tuple[float, Plan]]
+) -> tuple[tuple[float, Plan], ...]:
     """Select the best plan of every other pipeline degree and number of micro-batches, fastest first."""
     known = {(plan.pp, plan.num_micro_batches)}
     result = []
@@ -154,10 +173,14 @@ def solve(
     Args:
         settings: Settings of the search; `max_seconds` limits the checks as it does the search.
     """
-    session = Session([without_dominated(table) for table in tables], space_kind, settings, methods=METHODS)
+    session = Session(
+        [without_dominated(table) for table in tables], space_kind, settings, methods=METHODS
+    )
     session.budgets = budgets(settings, settings.max_seconds)
     run_phases(session, ORDERS[method])
-    floor = max((a.lower_bound_s for a in session.answers.values() if a.space == space_kind), default=0.0)
+    floor = max(
+        (a.lower_bound_s for a in session.answers.values() if a.space == space_kind), default=0.0
+    )
     none = TableResult(None, floor, session.proven is not None, 0)
     answer = none.verification(tables, time.monotonic() - session.began, method, space_kind)
     best = session.best
@@ -166,7 +189,9 @@ def solve(
     return replace(answer, plans_evaluated=session.plans_evaluated, curve=tuple(session.curve))
 
 
-def check(problem: Problem, name: str = "dynamic_programming", seconds: float = float("inf")) -> Verification:
+def check(
+    problem: Problem, name: str = "dynamic_programming", seconds: float = float("inf")
+) -> Verification:
     """Ask one exact method about a problem."""
     session = Session.of(problem, METHODS)
     METHODS[name].run(session, time.monotonic() + seconds)

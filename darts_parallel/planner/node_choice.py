@@ -13,7 +13,7 @@ from darts_parallel.cost import CostTable, build_tables, evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import OuterSpace, Plan, outer_spaces
+from darts_parallel.plans import OuterSpace, Plan, outer_spaces
 from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, worth
 
 
@@ -34,7 +34,9 @@ class Rental:
     @property
     def name(self) -> str:
         """Describe nodes and plan in a few words."""
-        nodes = " + ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in self.problem.cluster.groups)
+        nodes = " + ".join(
+            f"{g.count} × {g.gpus} {g.device.name}" for g in self.problem.cluster.groups
+        )
         return f"{nodes}, {self.plan.describe(self.problem.training.global_batch_size)}"
 
     def label(self) -> str:
@@ -43,13 +45,19 @@ class Rental:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
-        chosen = {"counts": list(self.counts), "choices": self.choices, "compared_by": "best uniform plan"}
+        chosen = {
+            "counts": list(self.counts),
+            "choices": self.choices,
+            "compared_by": "best uniform plan",
+        }
         return chosen | {"iteration_time_s": self.iteration_time_s}
 
     def instead_of(self, result: SearchResult) -> SearchResult:
         """Return the search's result with this plan, which is faster."""
         method = "uniform plan that chose the nodes"
-        return replace(result, plan=self.plan, iteration_time_s=self.iteration_time_s, method=method)
+        return replace(
+            result, plan=self.plan, iteration_time_s=self.iteration_time_s, method=method
+        )
 
 
 MOST_CHOICES = 4096
@@ -95,7 +103,9 @@ class _Offer:
     @cached_property
     def floor(self) -> tuple[bool, float]:
         """Whether its fastest conceivable plan breaks the objective's limit, and that plan's figure."""
-        seconds = min(float(outer_lower_bounds(table, "uniform", 0.0).min()) for table in self.tables)
+        seconds = min(
+            float(outer_lower_bounds(table, "uniform", 0.0).min()) for table in self.tables
+        )
         figure, kept = worth(self.objective, self.cluster, seconds)
         return not kept, figure
 
@@ -116,9 +126,13 @@ def _offers(problem: Problem, choices: Sequence[tuple[int, ...]]) -> list[_Offer
             plain = [space for space in spaces if space.virtual_stages == 1]
             placed[counts] = cluster, plain or spaces
     every = [(cluster, space) for cluster, spaces in placed.values() for space in spaces]
-    tables = iter(build_tables(problem, [space for _, space in every], [cluster for cluster, _ in every]))
-    return [_Offer(counts, cluster, config.objective, [next(tables) for _ in spaces])
-            for counts, (cluster, spaces) in placed.items()]  # fmt: skip
+    tables = iter(
+        build_tables(problem, [space for _, space in every], [cluster for cluster, _ in every])
+    )
+    return [
+        _Offer(counts, cluster, config.objective, [next(tables) for _ in spaces])
+        for counts, (cluster, spaces) in placed.items()
+    ]
 
 
 def rent(problem: Problem) -> Rental:
@@ -136,7 +150,9 @@ def rent(problem: Problem) -> Rental:
         if best < inf and offer.floor > (False, best):
             break
         # figures grow with the seconds: those beyond which this one cannot be better
-        answer = find_uniform_plan(offer.tables, best / worth(objective, offer.cluster, 1.0)[0]).best
+        answer = find_uniform_plan(
+            offer.tables, best / worth(objective, offer.cluster, 1.0)[0]
+        ).best
         if answer is not None:
             plan, smaller = answer.to_plan(offer.tables), rented(problem, offer.counts)
             seconds = evaluate(plan, smaller).iteration_time_s
@@ -151,4 +167,6 @@ def rent(problem: Problem) -> Rental:
         )
     if objective.name == "time":
         return min(found, key=lambda rental: (rental.iteration_time_s, sum(rental.counts)))
-    return found[choose(objective, [rental.bill for rental in found], [rental.name for rental in found])]
+    return found[
+        choose(objective, [rental.bill for rental in found], [rental.name for rental in found])
+    ]

@@ -7,7 +7,6 @@ from darts_parallel.cost import evaluate
 from darts_parallel.errors import InfeasibleError, PlanError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import read_plan
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Session
 from darts_parallel.planner._simplest import NEIGHBOURS, TIE, neighbours, simplest, with_one_end
@@ -17,10 +16,13 @@ from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_r
 from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.watcher import Watcher
+from darts_parallel.plans import read_plan
 from darts_parallel.problem import Problem, price_per_hour
 
 
-def plan(problem: Problem, *, rental: Rental | None = None, watcher: Watcher | None = None) -> Planned:
+def plan(
+    problem: Problem, *, rental: Rental | None = None, watcher: Watcher | None = None
+) -> Planned:
     """Find a plan that keeps `space.out_of_memory` and check it, as the command `darts-parallel` does.
 
     Args:
@@ -55,7 +57,9 @@ def _searched(problem: Problem, rental: Rental | None, watcher: Watcher | None) 
         uniform = [own for own in others if own.within("uniform")]
         if config.search.method != "exact":
             chosen = simplest(chosen, uniform, problem)
-        chosen = balance_stages(chosen, problem, *([] if config.search.method == "exact" else [TIE]))
+        chosen = balance_stages(
+            chosen, problem, *([] if config.search.method == "exact" else [TIE])
+        )
         chosen = with_one_end(chosen, uniform, problem)
         if chosen != result.plan:
             seconds = evaluate(chosen, problem).iteration_time_s
@@ -64,8 +68,15 @@ def _searched(problem: Problem, rental: Rental | None, watcher: Watcher | None) 
         ranked = sorted({*result.alternatives, *near}, key=lambda entry: entry[0])
         result = replace(result, alternatives=tuple(ranked))
     answers = checked(result, session)
-    return Planned(result.plan, result, answers, session.interrupted, rental=rental, files=session.files,
-                   tables=session.whole)  # fmt: skip
+    return Planned(
+        result.plan,
+        result,
+        answers,
+        session.interrupted,
+        rental=rental,
+        files=session.files,
+        tables=session.whole,
+    )
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
@@ -78,7 +89,9 @@ def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
     if not result.plan.within(space_kind):
         raise PlanError(f"space={space_kind} must hold the plan that was found; try search=exact.")
     answers = (
-        answer.withdrawn() if answer.space == space_kind and answer.contradicted(seconds) else answer
+        answer.withdrawn()
+        if answer.space == space_kind and answer.contradicted(seconds)
+        else answer
         for answer in session.answers.values()
     )
     return tuple(answer.with_gap(seconds) for answer in answers)

@@ -7,8 +7,8 @@ from typing import Any
 from darts_parallel.cost import CostTable
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import Plan
 from darts_parallel.planner.node_choice import Rental
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 CHOSEN = "chosen"

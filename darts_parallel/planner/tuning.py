@@ -25,9 +25,15 @@ from darts_parallel.cost import (
 from darts_parallel.errors import PlanError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.gradient import PlanPool, TablePlans, repartitioned
-from darts_parallel.plan import Plan
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.uncertainty import NORMAL, Posterior, out_of_memory, posterior, time_slopes
+from darts_parallel.planner.uncertainty import (
+    NORMAL,
+    Posterior,
+    out_of_memory,
+    posterior,
+    time_slopes,
+)
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 CANDIDATES = 24
@@ -83,7 +89,9 @@ class Tuning:
         return [proposal for proposal in self.proposals if not proposal.trials][:top]
 
 
-def tune(problem: Problem, first: Plan, trials: Sequence[Trial], others: Sequence[Plan] = ()) -> Tuning:
+def tune(
+    problem: Problem, first: Plan, trials: Sequence[Trial], others: Sequence[Plan] = ()
+) -> Tuning:
     """Return the expected seconds of the best plans after some trials.
 
     Args:
@@ -124,13 +132,17 @@ def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]
         found = _cut_again(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
-    return list(dict.fromkeys([*given, *(t.plan for t in trials), *(own.to_plan(tables) for own in found)]))
+    return list(
+        dict.fromkeys([*given, *(t.plan for t in trials), *(own.to_plan(tables) for own in found)])
+    )
 
 
 def _cut_again(tables: list[CostTable]) -> Sequence[PricedPlan]:
     """Return good uniform plans that no exact method ranks: even at first, the best of them cut again."""
     pool = PlanPool(tables, "uniform")
-    pool.add_all(TablePlans(number, even_uniform_plans(table)) for number, table in enumerate(tables))
+    pool.add_all(
+        TablePlans(number, even_uniform_plans(table)) for number, table in enumerate(tables)
+    )
     for entry in pool.top(CANDIDATES):
         pool.add(TablePlans(entry.table, repartitioned(tables[entry.table], entry.plan)))
     return pool.top(CANDIDATES)
@@ -142,25 +154,40 @@ def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -
     A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is predicted
     to be as full.
     """
-    fill = [max(u / c for u, c in zip(x.memory_bytes, x.capacity_bytes, strict=True)) for x in costs]
+    fill = [
+        max(u / c for u, c in zip(x.memory_bytes, x.capacity_bytes, strict=True)) for x in costs
+    ]
     pairs = [(t.memory_bytes, cost) for own, cost in zip(tried, costs, strict=True) for t in own]
-    factors = [log(measured / max(cost.memory_bytes)) for measured, cost in pairs if measured is not None]
+    factors = [
+        log(measured / max(cost.memory_bytes)) for measured, cost in pairs if measured is not None
+    ]
     factor = exp(sum(factors) / len(factors)) if factors else 1.0
     failed = [f for f, own in zip(fill, tried, strict=True) if any(t.seconds is None for t in own)]
     limit = min(failed, default=float("inf"))
     ran = [any(t.seconds is not None for t in own) for own in tried]
-    return [done or (share < limit and share * factor <= 1.0) for share, done in zip(fill, ran, strict=True)]
+    return [
+        done or (share < limit and share * factor <= 1.0)
+        for share, done in zip(fill, ran, strict=True)
+    ]
 
 
-def _errors(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[tuple[int, float]]:
+def _errors(
+    costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
+) -> list[tuple[int, float]]:
     """Return candidate and log(measured / predicted seconds) of every trial that ran."""
-    return [(row, log(trial.seconds / cost.iteration_time_s))
-            for row, (trials, cost) in enumerate(zip(tried, costs, strict=True))
-            for trial in trials if trial.seconds is not None]  # fmt: skip
+    return [
+        (row, log(trial.seconds / cost.iteration_time_s))
+        for row, (trials, cost) in enumerate(zip(tried, costs, strict=True))
+        for trial in trials
+        if trial.seconds is not None
+    ]
 
 
 def _posterior_of(
-    problem: Problem, plans: Sequence[Plan], costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
+    problem: Problem,
+    plans: Sequence[Plan],
+    costs: Sequence[CostBreakdown],
+    tried: Sequence[Sequence[Trial]],
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance, `(N,)`, of log(true / predicted seconds) after the trials."""
     known = posterior(problem)
@@ -195,8 +222,12 @@ def _nearness(problem: Problem, plans: Sequence[Plan]) -> Tensor:
 def _place(plan: Plan, batch: int) -> tuple[float, ...]:
     """Return log2 of dp, tp, pp and micro-batch (means over layers), ZeRO stage, recomputation in steps."""
     count = len(plan.layers)
-    dp, tp = (sum(log2(getattr(layer, name)) for layer in plan.layers) / count for name in ("dp", "tp"))
+    dp, tp = (
+        sum(log2(getattr(layer, name)) for layer in plan.layers) / count for name in ("dp", "tp")
+    )
     zero = sum(layer.zero_stage for layer in plan.layers) / count
-    again = sum(("none", "selective", "full").index(layer.recompute) for layer in plan.layers) / count
+    again = (
+        sum(("none", "selective", "full").index(layer.recompute) for layer in plan.layers) / count
+    )
     micro = log2(batch / plan.num_micro_batches) - dp
     return dp, tp, log2(plan.pp), micro, zero, again

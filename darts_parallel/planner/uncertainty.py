@@ -24,8 +24,8 @@ from torch import Tensor
 from darts_parallel.config import ClusterConfig, RunConfig, config_dir
 from darts_parallel.cost import CostBreakdown, evaluate, hard_plan
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan import Plan
 from darts_parallel.planner.elasticities import time_elasticities
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 STEPS = 127
@@ -45,15 +45,26 @@ METRIC = "device"
 """Memory metric that answers speak of: total device usage."""
 PLACE = ("device", "framework", "intra", "inter", "memory_metric")
 """Parts of a place that scopes name."""
-FIGURES = {"layer_overhead_us": "layer_overhead", "expert_overhead_us": "expert_overhead",
-           "reserved_GiB": "reserved"}  # fmt: skip
+FIGURES = {
+    "layer_overhead_us": "layer_overhead",
+    "expert_overhead_us": "expert_overhead",
+    "reserved_GiB": "reserved",
+}
 """Fields of a `Device` by quantity, where they differ."""
 LINKS = {
-    "intra_efficiency": ("intra", "bandwidth"), "inter_efficiency": ("inter", "bandwidth"),
-    "intra_latency_us": ("intra", "latency"), "inter_latency_us": ("inter", "latency"),
-}  # fmt: skip
-FAMILIES = {"a100_40": "a100", "a100_80": "a100", "v100_16": "v100", "h200": "h100",
-            "mi325x": "mi300x", "mi355x": "mi350x"}  # fmt: skip
+    "intra_efficiency": ("intra", "bandwidth"),
+    "inter_efficiency": ("inter", "bandwidth"),
+    "intra_latency_us": ("intra", "latency"),
+    "inter_latency_us": ("inter", "latency"),
+}
+FAMILIES = {
+    "a100_40": "a100",
+    "a100_80": "a100",
+    "v100_16": "v100",
+    "h200": "h100",
+    "mi325x": "mi300x",
+    "mi355x": "mi350x",
+}
 """Devices whose fitted figures are one."""
 KINDS = {
     "intra": {150.0: "nvlink2", 300.0: "nvlink3", 450.0: "nvlink4", 900.0: "nvlink5"},
@@ -119,7 +130,10 @@ class Posterior:
 
     def given_runs(self, rows: Sequence[Slopes]) -> tuple[Tensor, Tensor]:
         """Return how far the user's runs move N logarithms, `(N,)`, and their covariance after that."""
-        seen = [{cast(Place, tuple(key.split("|"))): d for key, d in run.slopes.items()} for run in self.runs]
+        seen = [
+            {cast(Place, tuple(key.split("|"))): d for key, d in run.slopes.items()}
+            for run in self.runs
+        ]
         whole, n = self._without_runs([*rows, *seen]), len(rows)
         pairs = torch.tensor([[run.sd**2, run.error] for run in self.runs], dtype=torch.float64)
         noise, errors = pairs.reshape(-1, 2).T
@@ -133,7 +147,9 @@ class Posterior:
             for (quantity, *where), slope in slopes.items():
                 place = dict(zip(PLACE, (*where, METRIC), strict=True))
                 for scope in self.quantities[quantity]["prior_sd"]:
-                    name = "" if scope == BASE else "+".join(place[part] for part in scope.split("+"))
+                    name = (
+                        "" if scope == BASE else "+".join(place[part] for part in scope.split("+"))
+                    )
                     key = (quantity, "" if scope == BASE else scope, name)
                     if key in self.keys:
                         known[row, self.keys[key]] += slope
@@ -165,7 +181,10 @@ class Posterior:
         """
         worst, name = 0.0, problem.software.name
         for device in {group.device for group in problem.cluster.groups}:
-            kept, place = min(float(device.reserved / device.memory) / room, 1.0), _family(device.name)
+            kept, place = (
+                min(float(device.reserved / device.memory) / room, 1.0),
+                _family(device.name),
+            )
             for factor in ("state_factor", "activation_factor"):
                 shares = {factor: 1.0 - kept, "reserved_GiB": kept}
                 own = {(quantity, place, name, "", ""): share for quantity, share in shares.items()}
@@ -194,9 +213,13 @@ def posterior(problem: Problem) -> Posterior | None:
     if known is None or not runs:
         return known
     if any(
-        key.count("|") != 4 or key.split("|")[0] not in known.quantities for r in runs for key in r.slopes
+        key.count("|") != 4 or key.split("|")[0] not in known.quantities
+        for r in runs
+        for key in r.slopes
     ):
-        raise ConfigError("cluster.runs has slopes of no figure; try a file that tune --from-log wrote.")
+        raise ConfigError(
+            "cluster.runs has slopes of no figure; try a file that tune --from-log wrote."
+        )
     return replace(known, runs=runs)
 
 
@@ -238,18 +261,28 @@ def intervals(
     time = known.variance(time_slopes(known, problem, elasticities))
     half = NORMAL * sqrt(time + known.largest_residual("seconds", problem) ** 2)
     used = torch.tensor(cost.memory_bytes, dtype=torch.float64)
-    covariance, spread = known.covariances(_memory_slopes(plan, problem)), known.memory_spread(problem)
+    covariance, spread = (
+        known.covariances(_memory_slopes(plan, problem)),
+        known.memory_spread(problem),
+    )
     room = torch.tensor(cost.capacity_bytes, dtype=torch.float64).div(used).log()
     sd = (covariance.diagonal() + spread**2).sqrt()
-    ends = zip((used * (-NORMAL * sd).exp()).tolist(), (used * (NORMAL * sd).exp()).tolist(), strict=True)
+    ends = zip(
+        (used * (-NORMAL * sd).exp()).tolist(), (used * (NORMAL * sd).exp()).tolist(), strict=True
+    )
     return Intervals(
-        (cost.iteration_time_s * exp(-half), cost.iteration_time_s * exp(half)), half, tuple(ends),
-        tuple(torch.special.ndtr(-room / sd).tolist()), any_above(room, covariance, spread),
+        (cost.iteration_time_s * exp(-half), cost.iteration_time_s * exp(half)),
+        half,
+        tuple(ends),
+        tuple(torch.special.ndtr(-room / sd).tolist()),
+        any_above(room, covariance, spread),
         known.difference(problem),
-    )  # fmt: skip
+    )
 
 
-def out_of_memory(plan: Plan, problem: Problem, measured: Sequence[tuple[Plan, float]] = ()) -> float | None:
+def out_of_memory(
+    plan: Plan, problem: Problem, measured: Sequence[tuple[Plan, float]] = ()
+) -> float | None:
     """Return the probability that a job runs out of memory; None where no run has calibrated the model.
 
     Args:
@@ -259,7 +292,9 @@ def out_of_memory(plan: Plan, problem: Problem, measured: Sequence[tuple[Plan, f
     if known is None or not problem.config.cost.knows_stages:
         return None
     cost, spread, runs = evaluate(plan, problem), known.memory_spread(problem), []
-    runs += [replace(run, error=0.0) for run in known.runs]  # by which the figures have moved already
+    runs += [
+        replace(run, error=0.0) for run in known.runs
+    ]  # by which the figures have moved already
     for other, peak in measured:
         used = evaluate(other, problem).memory_bytes
         slopes = _memory_slopes(other, problem)[used.index(max(used))]
@@ -271,7 +306,9 @@ def out_of_memory(plan: Plan, problem: Problem, measured: Sequence[tuple[Plan, f
 
 
 def _run(name: str, error: float, sd: float, slopes: Slopes) -> RunConfig:
-    return RunConfig(name, error, sd, {"|".join(place): slope for place, slope in slopes.items() if slope})
+    return RunConfig(
+        name, error, sd, {"|".join(place): slope for place, slope in slopes.items() if slope}
+    )
 
 
 def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:
@@ -324,7 +361,9 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
             place = _link_place(framework, side, rate)
         if quantity in known.quantities:
             key = (quantity, *place)
-            slopes[key] = slopes.get(key, 0.0) + elasticity * _per_unit(known.quantities[quantity], value)
+            slopes[key] = slopes.get(key, 0.0) + elasticity * _per_unit(
+                known.quantities[quantity], value
+            )
     return slopes
 
 
@@ -381,7 +420,9 @@ def _with_doubled(problem: Problem, factor: str) -> Problem:
 
 def correlation_bytes(correlation: Tensor) -> bytes:
     """Write a correlation matrix `(P, P)` as an `.npz` file: its lower triangle in steps of 1/127."""
-    steps = np.rint(correlation.numpy()[np.tril_indices(len(correlation), -1)] * STEPS).astype(np.int8)
+    steps = np.rint(correlation.numpy()[np.tril_indices(len(correlation), -1)] * STEPS).astype(
+        np.int8
+    )
     file = io.BytesIO()
     np.savez_compressed(file, lower=steps)
     return file.getvalue()
@@ -411,7 +452,9 @@ def own_cluster(problem: Problem) -> ClusterConfig:
     return replace(cluster, name=name, devices=devices, runs_of=software.name or None)
 
 
-def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: float | None) -> Problem:
+def with_run(
+    problem: Problem, plan: Plan, log_file: str, seconds: float, peak: float | None
+) -> Problem:
     """Return the problem with figures at the means given a run of a plan and the earlier ones of its cluster.
 
     Args:
@@ -422,7 +465,9 @@ def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: 
     """
     known, cluster, found, name = _shipped(), own_cluster(problem), problem, problem.software.name
     if known is None or not problem.config.cost.knows_stages:
-        raise ConfigError(f"cost={problem.config.cost.name} has no calibrated figures; try cost=analytic.")
+        raise ConfigError(
+            f"cost={problem.config.cost.name} has no calibrated figures; try cost=analytic."
+        )
     if log_file in [run.log for run in cluster.runs]:
         raise ConfigError(f"tune.log={log_file} has been read before; try the log of another run.")
     places = [place for *_, place in _figures(known, cluster, name)]
@@ -435,7 +480,9 @@ def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: 
     for _ in range(GAUSS_NEWTON):
         cost, runs = evaluate(plan, found), list(cluster.runs)
         slopes = time_slopes(known, found, time_elasticities(plan, found))
-        rows = [(log(seconds / cost.iteration_time_s), known.largest_residual("seconds", found), slopes)]
+        rows = [
+            (log(seconds / cost.iteration_time_s), known.largest_residual("seconds", found), slopes)
+        ]
         if peak is not None:
             used = max(cost.memory_bytes)
             full = _memory_slopes(plan, found)[cost.memory_bytes.index(used)].items()
@@ -444,7 +491,9 @@ def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: 
         for error, sd, row in rows:
             if abs(error) > LARGEST_ERROR:
                 times = f"{exp(error):.2g} times the predicted seconds or bytes"
-                raise ConfigError(f"tune.log={log_file} has {times}; try the log of this plan's own run.")
+                raise ConfigError(
+                    f"tune.log={log_file} has {times}; try the log of this plan's own run."
+                )
             error += sum(slope * after[place] for place, slope in row.items())
             runs.append(_run(log_file, error, sd, row))
         after, moved = means(runs), deepcopy(cluster)
@@ -455,16 +504,24 @@ def with_run(problem: Problem, plan: Plan, log_file: str, seconds: float, peak: 
     return found
 
 
-def _figures(known: Posterior, cluster: ClusterConfig, framework: str) -> Iterator[tuple[Any, str, Place]]:
+def _figures(
+    known: Posterior, cluster: ClusterConfig, framework: str
+) -> Iterator[tuple[Any, str, Place]]:
     """Yield all calibrated figures of a cluster: the part of it, the field, the place."""
     for name, device in cluster.devices.items():
         for quantity in filter(device.__dict__.__contains__, known.quantities):
             yield device, quantity, (quantity, _family(name), framework, "", "")
-    links = [("intra", group.intra_node) for group in cluster.nodes] + [("inter", cluster.inter_node)]
+    links = [("intra", group.intra_node) for group in cluster.nodes] + [
+        ("inter", cluster.inter_node)
+    ]
     links += [("inter", group.inter_node) for group in cluster.nodes if group.inter_node]
     for side, link in links:
         for field in ("efficiency", "latency_us"):
-            yield link, field, (f"{side}_{field}", *_link_place(framework, side, link.bandwidth_GBps))
+            yield (
+                link,
+                field,
+                (f"{side}_{field}", *_link_place(framework, side, link.bandwidth_GBps)),
+            )
 
 
 def _moved(known: Posterior, place: Place, value: float, distance: float) -> float:

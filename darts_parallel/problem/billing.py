@@ -55,11 +55,16 @@ def bill(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) 
     """
     if objective.name == "time" or objective.num_iterations is None:
         return None
-    price, hours = price_per_hour(objective, cluster), objective.num_iterations * iteration_time_s / HOUR
+    price, hours = (
+        price_per_hour(objective, cluster),
+        objective.num_iterations * iteration_time_s / HOUR,
+    )
     return Bill(price, hours, price * hours)
 
 
-def worth(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) -> tuple[float, bool]:
+def worth(
+    objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float
+) -> tuple[float, bool]:
     """Return the figure of a pace that the objective makes least, and whether the pace keeps its limit."""
     amount = bill(objective, cluster, iteration_time_s)
     if amount is None:

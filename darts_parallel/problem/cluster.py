@@ -100,7 +100,9 @@ class Device:
         peaks = config.peak_TFLOPs
         narrow = precision in NARROW
         half = peaks.get("bf16", peaks[precision]) if narrow else peaks[precision]
-        equal = {entry.name for entry in fields(Device)} & {entry.name for entry in fields(DeviceConfig)}
+        equal = {entry.name for entry in fields(Device)} & {
+            entry.name for entry in fields(DeviceConfig)
+        }
         figures = {key: getattr(config, key) for key in equal} | {
             "peak_flops": peaks[precision] * 1e12,
             "half_share": half / peaks[precision],
@@ -215,7 +217,9 @@ class Cluster:
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
 
     @staticmethod
-    def from_config(config: ClusterConfig, precision: str, software: Software = COMMON) -> "Cluster":
+    def from_config(
+        config: ClusterConfig, precision: str, software: Software = COMMON
+    ) -> "Cluster":
         """Convert to SI units: one `Device` per name, with the efficiencies of a framework.
 
         Errors:
@@ -227,8 +231,13 @@ class Cluster:
                 f"training.software={software.name or 'null'} has no part in the figures of "
                 f"cluster={config.name}; try training.software={config.runs_of or 'null'}."
             )
-        own = {n: config.devices[n] if config.runs else software.on(n, config.devices[n]) for n in names}
-        devices = {name: Device.from_config(name, device, precision) for name, device in own.items()}
+        own = {
+            n: config.devices[n] if config.runs else software.on(n, config.devices[n])
+            for n in names
+        }
+        devices = {
+            name: Device.from_config(name, device, precision) for name, device in own.items()
+        }
         groups = tuple(
             NodeGroup(
                 count=group.count,
@@ -238,7 +247,8 @@ class Cluster:
                 price_per_hour=group.price_per_hour_usd,
                 inter_node=None if group.inter_node is None else Link.from_config(group.inter_node),
                 domain_nodes=domain_nodes(
-                    group.count, (group.nvlink_domain_gpus or config.nvlink_domain_gpus or 1) // group.gpus
+                    group.count,
+                    (group.nvlink_domain_gpus or config.nvlink_domain_gpus or 1) // group.gpus,
                 ),
             )
             for group in config.nodes
@@ -283,7 +293,9 @@ class Cluster:
         """Node and node type of every device, in the order of the pipeline."""
         types = self.node_types
         order = self.node_order or range(len(types))
-        return tuple((node, types[node]) for node in order for _ in range(self.groups[types[node]].gpus))
+        return tuple(
+            (node, types[node]) for node in order for _ in range(self.groups[types[node]].gpus)
+        )
 
     @cached_property
     def pipeline_ranks(self) -> tuple[int, ...]:
@@ -299,7 +311,9 @@ class Cluster:
     @cached_property
     def type_devices(self) -> dict[int, int]:
         """GPUs of every node type."""
-        return {kind: count * self.groups[kind].gpus for kind, count in Counter(self.node_types).items()}
+        return {
+            kind: count * self.groups[kind].gpus for kind, count in Counter(self.node_types).items()
+        }
 
     def nic(self, group: int) -> Link:
         """Return the link out of a node of a group."""
@@ -331,9 +345,13 @@ class Cluster:
         slowest = min(kinds, key=lambda kind: self.groups[kind].device.speed)
         group = self.groups[slowest]
         found = self._topologies[stage, pp] = StageTopology(
-            slowest, group.gpus, tuple(counts.values()), tuple(domains.values()),
-            group.gpus * group.domain_nodes, kinds,
-        )  # fmt: skip
+            slowest,
+            group.gpus,
+            tuple(counts.values()),
+            tuple(domains.values()),
+            group.gpus * group.domain_nodes,
+            kinds,
+        )
         return found
 
     @cached_property
@@ -345,14 +363,18 @@ class Cluster:
         """Return the links inside the nodes of a stage and between them; of several kinds, the slowest."""
         inside = (self.groups[kind].intra_node for kind in stage.groups)
         between = (self.nic(kind) for kind in stage.groups)
-        slowest, last = (min(links, key=lambda link: _number(link.bandwidth)) for links in (inside, between))
+        slowest, last = (
+            min(links, key=lambda link: _number(link.bandwidth)) for links in (inside, between)
+        )
         return slowest, last
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
         """Return the link between `stage` and the next; behind the last comes the first."""
         places, following = self._places(stage, pp), self._places((stage + 1) % pp, pp)
         inside = len({self.node_domains[node] for node, _ in places + following}) == 1
-        senders, receivers = (max(Counter(node for node, _ in part).values()) for part in (places, following))
+        senders, receivers = (
+            max(Counter(node for node, _ in part).values()) for part in (places, following)
+        )
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
     def stage_group(self, stage: int, pp: int) -> NodeGroup:

@@ -82,12 +82,17 @@ def mlp_of(config: ModelConfig, index: int, char: str | None = None) -> tuple[Ex
     if char == MLP or config.num_experts is None or not expert_pattern(config)[index]:
         return None, width
     experts = Experts(
-        count=config.num_experts, top_k=config.moe_router_topk, hidden=config.hidden_size,
-        width=config.moe_ffn_hidden_size or width, gated=config.gated_mlp, bias=config.linear_bias,
-        router_bias=config.moe_router_bias, groups=config.moe_router_num_groups or 1,
+        count=config.num_experts,
+        top_k=config.moe_router_topk,
+        hidden=config.hidden_size,
+        width=config.moe_ffn_hidden_size or width,
+        gated=config.gated_mlp,
+        bias=config.linear_bias,
+        router_bias=config.moe_router_bias,
+        groups=config.moe_router_num_groups or 1,
         group_top_k=config.moe_router_group_topk or config.moe_router_num_groups or 1,
         capacity_factor=config.moe_expert_capacity_factor,
-    )  # fmt: skip
+    )
     return experts, config.moe_shared_expert_intermediate_size or 0
 
 

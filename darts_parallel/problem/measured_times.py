@@ -51,7 +51,9 @@ class Profiles:
     """Where they were read from, for messages."""
     layers: Mapping[tuple[str, str, int], LayerProfile]
     """Layers by model, GPU and tensor-parallel degree."""
-    multipliers: Mapping[tuple[str, str, str], tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    multipliers: Mapping[tuple[str, str, str], tuple[tuple[int, float], ...]] = field(
+        default_factory=dict
+    )
     """Rising micro-batch sizes and multipliers, by model, GPU and layer kind."""
 
     def find(self, model: str, gpu: str, tp: int) -> LayerProfile:
@@ -66,7 +68,9 @@ class Profiles:
         degrees = sorted(degree for m, g, degree in self.layers if (m, g) == (model, gpu))
         if tp not in degrees:
             near = closest(tp, degrees)
-            raise ConfigError(f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; try {near}.")
+            raise ConfigError(
+                f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; try {near}."
+            )
         return self.layers[model, gpu, tp]
 
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:
@@ -117,7 +121,9 @@ def read_profiles(source: str | Path) -> Profiles:
         return Profiles(str(path), _read_layers(path))
     if not path.is_dir():
         near = next(parent for parent in path.absolute().parents if parent.is_dir())
-        raise ConfigError(f"profiles={path} must be a folder that holds {FORWARD_FILE}; try {near}.")
+        raise ConfigError(
+            f"profiles={path} must be a folder that holds {FORWARD_FILE}; try {near}."
+        )
     layers, second = _read_layers(path / FORWARD_FILE), path / MULTIPLIER_FILE
     return Profiles(str(path), layers, _read_multipliers(second) if second.exists() else {})
 
@@ -167,7 +173,9 @@ def read_rows(
                 (f"{path}, line {reader.line_num}", row) for row in reader
             ]
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); try a file with {names}.") from None
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); try a file with {names}."
+        ) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a CSV file ({error}); try one with {names}.") from None
     missing = [name for name in columns if name not in header]
@@ -177,7 +185,9 @@ def read_rows(
         raise ConfigError(f"{path}: it must hold at least one row; try {names}.")
     for place, row in rows:
         if None in row or None in row.values():
-            raise ConfigError(f"{place}: the row must have {len(header)} fields; try {','.join(header)}.")
+            raise ConfigError(
+                f"{place}: the row must have {len(header)} fields; try {','.join(header)}."
+            )
         for key in set(row) & {*columns, *optional} & {*WHOLE, *REAL}:
             row[key] = _number(place, key, row[key])
     return rows
@@ -192,16 +202,34 @@ def _number(place: str, key: str, text: str) -> float:
     if isfinite(value) and value >= least:
         return value
     kind = "whole" if whole else "finite"
-    raise ConfigError(f"{place}: {key}={text} must be a {kind} number of at least {least}; try {least}.")
+    raise ConfigError(
+        f"{place}: {key}={text} must be a {kind} number of at least {least}; try {least}."
+    )
 
 
 KINDS = {
-    "transformer": "block", "encoder": "encoder", "decoder": "decoder", "embedding": "embedding",
-    "encoder_embedding": "embedding", "embed2h": "embedding", "decoder_embedding": "decoder_embedding",
-    "post_process": "head", "head": "head", "block": "block",
-}  # fmt: skip
+    "transformer": "block",
+    "encoder": "encoder",
+    "decoder": "decoder",
+    "embedding": "embedding",
+    "encoder_embedding": "embedding",
+    "embed2h": "embedding",
+    "decoder_embedding": "decoder_embedding",
+    "post_process": "head",
+    "head": "head",
+    "block": "block",
+}
 """Kinds of layer in profiles, and ours; kinds that stand nowhere here (`noop`) are left out."""
-SIZED_COLUMNS = ("model", "gpu", "tp", "layer_kind", "micro_batch", "seq_len", "forward_s", "backward_s")
+SIZED_COLUMNS = (
+    "model",
+    "gpu",
+    "tp",
+    "layer_kind",
+    "micro_batch",
+    "seq_len",
+    "forward_s",
+    "backward_s",
+)
 BACKWARD_FACTOR = 2.0
 """Backward over forward where only forward was measured (two products for each one)."""
 
@@ -271,7 +299,11 @@ def _interpolate(known: tuple[float, ...], values: tuple[float, ...], at: Tensor
 
 
 def read_measured(
-    path: str | None, model: str, seq_len: int, devices: tuple[str, ...], names: tuple[str | None, str | None]
+    path: str | None,
+    model: str,
+    seq_len: int,
+    devices: tuple[str, ...],
+    names: tuple[str | None, str | None],
 ) -> MeasuredTimes:
     """Read the measurements of a model on some devices.
 
@@ -304,7 +336,9 @@ def _from_chains(profiles: Profiles) -> dict[tuple[str, str], dict[tuple[str, in
     for (model, gpu, tp), chain in profiles.layers.items():
         entries = found.setdefault((model, gpu), {})
         for name in sorted(set(chain.kinds) & set(KINDS)):
-            one = median(s for kind, s in zip(chain.kinds, chain.forward_s, strict=True) if kind == name)
+            one = median(
+                s for kind, s in zip(chain.kinds, chain.forward_s, strict=True) if kind == name
+            )
             sizes = [size for size, _ in profiles.multipliers.get((model, gpu, name), ())] or [1]
             forward = tuple(one * profiles.multiplier(model, gpu, name, size) for size in sizes)
             backward = tuple(BACKWARD_FACTOR * seconds for seconds in forward)
@@ -312,9 +346,14 @@ def _from_chains(profiles: Profiles) -> dict[tuple[str, str], dict[tuple[str, in
     return found
 
 
-def _sized_profile(path: Path, seq_len: int) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:
+def _sized_profile(
+    path: Path, seq_len: int
+) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:
     """Read a file with a `micro_batch` column by model and GPU; empty for any other source."""
-    if not path.is_file() or "micro_batch" not in path.read_text("utf-8", "replace").partition("\n")[0]:
+    if (
+        not path.is_file()
+        or "micro_batch" not in path.read_text("utf-8", "replace").partition("\n")[0]
+    ):
         return {}
     points: dict[tuple[str, str, str, int], dict[int, list[tuple[float, ...]]]] = {}
     for place, row in read_rows(path, SIZED_COLUMNS, ("saved_bytes",)):
@@ -324,8 +363,12 @@ def _sized_profile(path: Path, seq_len: int) -> dict[tuple[str, str], dict[tuple
                 f"training.seq_len={row['seq_len']}."
             )
         if row["layer_kind"] in KINDS:
-            entry = points.setdefault((row["model"], row["gpu"], KINDS[row["layer_kind"]], row["tp"]), {})
-            figures = tuple(row[key] for key in ("forward_s", "backward_s", "saved_bytes") if key in row)
+            entry = points.setdefault(
+                (row["model"], row["gpu"], KINDS[row["layer_kind"]], row["tp"]), {}
+            )
+            figures = tuple(
+                row[key] for key in ("forward_s", "backward_s", "saved_bytes") if key in row
+            )
             entry.setdefault(row["micro_batch"], []).append(figures)
     found: dict[tuple[str, str], dict[tuple[str, int], Measured]] = {}
     for (model, gpu, kind, tp), sizes in points.items():

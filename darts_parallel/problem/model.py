@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from darts_parallel.config import ATTENTION, EXPERTS, MAMBA, MLP, SYMBOLS, ModelConfig, symbol, windowed
+from darts_parallel.config import (
+    ATTENTION,
+    EXPERTS,
+    MAMBA,
+    MLP,
+    SYMBOLS,
+    ModelConfig,
+    symbol,
+    windowed,
+)
 from darts_parallel.problem.layer_spec import (
     AttentionCore,
     Experts,
@@ -51,9 +60,12 @@ def with_adapters(layer: LayerSpec, rank: int, targets: Sequence[str]) -> LayerS
         replicated_activation_bytes=layer.replicated_activation_bytes - norms - head,
         sharded_activation_bytes=layer.sharded_activation_bytes - ffn + 2.0 * rank * len(adapted),
         parts=tuple(_part(part, norms, ffn) for part in layer.parts),
-        half_of=layer.half_of and (with_adapters(layer.half_of[0], rank, targets),
-                                   with_adapters(layer.half_of[1], rank, targets)),
-    )  # fmt: skip
+        half_of=layer.half_of
+        and (
+            with_adapters(layer.half_of[0], rank, targets),
+            with_adapters(layer.half_of[1], rank, targets),
+        ),
+    )
 
 
 def _pair(gemm: Gemm, rank: int) -> tuple[Gemm, Gemm]:
@@ -65,7 +77,9 @@ def _inputs_dropped(layer: LayerSpec, targets: Sequence[str]) -> tuple[float, fl
     """Return the bytes a token of inputs without adapter: outputs of norms, input of `linear_fc2`."""
     present = [gemm.module for gemm in layer.gemms if gemm.module in NORMED]
     without = [module for module in present if module not in targets]
-    normed = next((p.replicated_activation_bytes for p in layer.parts if p.module == "layernorm"), 0.0)
+    normed = next(
+        (p.replicated_activation_bytes for p in layer.parts if p.module == "layernorm"), 0.0
+    )
     width = max((gemm.in_features for gemm in layer.gemms if gemm.module in NORMED), default=0)
     apart = normed == 2.0 * width * len(present)  # each has a norm of its own
     norms = 2.0 * width * len(without) if apart else normed * (without == present != [])
@@ -113,16 +127,28 @@ class Model:
                 chain.append(_embedding(config, "decoder_embedding"))
             own = self.block and replace(self.block, name=f"layers.{index}")
             own = own or _block(config, index, self.fused_attention)
-            chain += _halves(config, index, self.fused_attention, own) if self.half_blocks else [own]
-        chain += [_prediction(config, depth, self.fused_attention) for depth in range(config.mtp_num_layers)]
+            chain += (
+                _halves(config, index, self.fused_attention, own) if self.half_blocks else [own]
+            )
+        chain += [
+            _prediction(config, depth, self.fused_attention)
+            for depth in range(config.mtp_num_layers)
+        ]
         layers = (*chain, _head(config), _loss(config))
         if self.lora_rank:
-            layers = tuple(with_adapters(layer, self.lora_rank, self.lora_targets) for layer in layers)
+            layers = tuple(
+                with_adapters(layer, self.lora_rank, self.lora_targets) for layer in layers
+            )
         if not self.whole_ends:
             return layers
-        ends = (1, *range(len(layers) - 2 - config.mtp_num_layers, len(layers) - 1))  # first block, mtp, head
+        ends = (
+            1,
+            *range(len(layers) - 2 - config.mtp_num_layers, len(layers) - 1),
+        )  # first block, mtp, head
         fused = [layer.fused_to_previous or i in ends for i, layer in enumerate(layers)]
-        return tuple(replace(layer, fused_to_previous=own) for layer, own in zip(layers, fused, strict=True))
+        return tuple(
+            replace(layer, fused_to_previous=own) for layer, own in zip(layers, fused, strict=True)
+        )
 
     @cached_property
     def kinds(self) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:
@@ -144,7 +170,9 @@ class Model:
         """Parameters that have a gradient: all, or those of the adapters."""
         if not self.lora_rank:
             return self.num_parameters
-        return sum(one.adapter_parameters + one.replicated_adapter_parameters for one in self.layers)
+        return sum(
+            one.adapter_parameters + one.replicated_adapter_parameters for one in self.layers
+        )
 
     @cached_property
     def has_experts(self) -> bool:
@@ -156,16 +184,24 @@ class Model:
 
         Frozen weights have no gradient, which is a third of a product's FLOP.
         """
-        products, vocabulary = (g for layer in self.layers for g in layer.gemms), self.config.vocab_size
+        products, vocabulary = (
+            (g for layer in self.layers for g in layer.gemms),
+            self.config.vocab_size,
+        )
         matmul = sum(
-            g.in_features * (vocabulary if g.split == "vocabulary" else g.out_features) for g in products
+            g.in_features * (vocabulary if g.split == "vocabulary" else g.out_features)
+            for g in products
         )
         for experts in (layer.experts for layer in self.layers if layer.experts is not None):
-            matmul += experts.hidden * (experts.count + experts.top_k * (experts.inputs + experts.width))
+            matmul += experts.hidden * (
+                experts.count + experts.top_k * (experts.inputs + experts.width)
+            )
         cores = (core for layer in self.layers for core in layer.cores)
         scores = sum(2 * core.heads * core.head_dim * core.keys(seq_len) for core in cores)
         scans = sum(layer.scan.flops for layer in self.layers if layer.scan is not None)
-        trained = 4.0 * matmul + 6.0 * self.num_trained_parameters if self.lora_rank else 6.0 * matmul
+        trained = (
+            4.0 * matmul + 6.0 * self.num_trained_parameters if self.lora_rank else 6.0 * matmul
+        )
         return trained + 6.0 * scores + 3.0 * scans
 
 
@@ -179,15 +215,21 @@ def _embedding(config: ModelConfig, name: str) -> LayerSpec:
     tables = h * (positions + config.token_types)
     # T5 keeps its bias table in the first block; here, so that all blocks are equal
     tables += config.relative_position_buckets * config.num_heads
-    passes_state = name != "embedding"  # the encoder's output travels on next to the decoder's input
+    passes_state = (
+        name != "embedding"
+    )  # the encoder's output travels on next to the decoder's input
     norms = _norm(config) * (config.embedding_norm + (passes_state and config.final_norm))
     return LayerSpec(
-        name=name, kind=name, vocabulary_parameters=h, replicated_parameters=tables + norms,
+        name=name,
+        kind=name,
+        vocabulary_parameters=h,
+        replicated_parameters=tables + norms,
         replicated_elements=(2 + 3 * config.dropout + 2 * config.embedding_norm) * h,
-        replicated_activation_bytes=(config.dropout + 2 * config.embedding_norm) * h, tp_collectives=1,
+        replicated_activation_bytes=(config.dropout + 2 * config.embedding_norm) * h,
+        tp_collectives=1,
         output_elements=2 * h if passes_state else h,
         tied=config.tie_embeddings or config.num_encoder_layers > 0 or config.mtp_num_layers > 0,
-    )  # fmt: skip
+    )
 
 
 def _halves(config: ModelConfig, index: int, fused: bool, whole: LayerSpec) -> Iterator[LayerSpec]:
@@ -219,7 +261,9 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     masked = config.causal and kind != "encoder"
     core, *indexer = attention.cores
     cores = (replace(core, causal=masked, window=window), replace(core, causal=False))[:attentions]
-    out_bias = config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
+    out_bias = (
+        config.linear_bias if config.attention_output_bias is None else config.attention_output_bias
+    )
     own = h * attentions * out_bias + attention.replicated_parameters + mlp.replicated_parameters
     sublayers = attentions + (bool(ffn) or experts is not None)
     norms = sublayers
@@ -258,7 +302,9 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
 def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     """Describe the dense MLP of a block, or the shared experts and the router next to routed ones."""
     h, inputs = config.hidden_size, (2 if config.gated_mlp else 1) * ffn
-    gemms = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
+    gemms = (
+        (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2")) if ffn else ()
+    )
     bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
     router = config.activation_parameters * bool(ffn)
     if experts is not None:
@@ -266,11 +312,15 @@ def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     # pre-activations and the second product's input
     kept, name = 2.0 * (inputs + ffn), "mlp" if experts is None else "shared_experts"
     return LayerSpec(
-        name="", kind="", gemms=gemms, sharded_parameters=weights(gemms) + inputs * bias,
-        replicated_parameters=h * bool(ffn) * bias + router, sharded_elements=float(inputs + ffn),
+        name="",
+        kind="",
+        gemms=gemms,
+        sharded_parameters=weights(gemms) + inputs * bias,
+        replicated_parameters=h * bool(ffn) * bias + router,
+        sharded_elements=float(inputs + ffn),
         sharded_activation_bytes=kept,
         parts=(RecomputedPart(name, gemms, sharded_activation_bytes=kept),) if ffn else (),
-    )  # fmt: skip
+    )
 
 
 def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
@@ -296,7 +346,11 @@ def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
         gemms=gemms,
         cores=(AttentionCore(config.num_heads, kv_heads, head_dim, True),),
         sharded_parameters=weights(gemms) + bias + sinks + scales,
-        replicated_parameters=2 * attentions * head_dim * (2 if config.norm_bias else 1) * head_norms,
+        replicated_parameters=2
+        * attentions
+        * head_dim
+        * (2 if config.norm_bias else 1)
+        * head_norms,
         # the gate reads itself and the attention's output, and writes the projection's input
         sharded_elements=2.0 * normed + 3.0 * gated,
         # Q, K, V and the projection's input; with a gate, itself and what it is applied to
@@ -311,7 +365,12 @@ def _latent(config: ModelConfig) -> LayerSpec:
     It is trained with its keys and values expanded (Megatron-LM).
     """
     h, heads, q_rank = config.hidden_size, config.num_heads, config.q_lora_rank or 0
-    sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+    sizes = (
+        config.kv_lora_rank,
+        config.qk_nope_head_dim,
+        config.qk_rope_head_dim,
+        config.v_head_dim,
+    )
     kv_rank, nope, rope, value = (size or 0 for size in sizes)  # the schema refuses null
     query, normed = nope + rope, q_rank + kv_rank
     # every tensor-parallel rank has the products into the low ranks whole (Megatron-LM)
@@ -335,13 +394,16 @@ def _latent(config: ModelConfig) -> LayerSpec:
         cores=(AttentionCore(heads, heads, (query + value) // 2, True), *scores),
         sharded_parameters=weights((*up, out)),
         # the indexer's key has a norm with scale and shift
-        replicated_parameters=weights((*down, *index)) + (2 if config.norm_bias else 1) * normed + 2 * width,
+        replicated_parameters=weights((*down, *index))
+        + (2 if config.norm_bias else 1) * normed
+        + 2 * width,
         # the rotary part is joined to every head of queries and keys: read and written
         sharded_elements=2.0 * 2 * heads * query,
         sharded_activation_bytes=2.0 * (expanded + heads * value),
         replicated_elements=2.0 * (normed + width),
         # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
-        replicated_activation_bytes=2.0 * (2 * normed + rope + (index_heads + 2) * width + index_heads),
+        replicated_activation_bytes=2.0
+        * (2 * normed + rope + (index_heads + 2) * width + index_heads),
         parts=(RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * expanded),),
     )
 
@@ -384,14 +446,19 @@ def _head(config: ModelConfig) -> LayerSpec:
     logits = (Gemm(config.vocab_size, h, "vocabulary"),) * states
     gemms = ((Gemm(h, h, "replicated"),) if transform else ()) + logits
     return LayerSpec(
-        name="head", kind="head", gemms=gemms, sharded_parameters=config.vocab_size * config.output_bias,
+        name="head",
+        kind="head",
+        gemms=gemms,
+        sharded_parameters=config.vocab_size * config.output_bias,
         vocabulary_parameters=h,
         replicated_parameters=_norm(config) * norms + (h * h + h * config.linear_bias) * transform,
         replicated_elements=2.0 * norms * h,
         replicated_activation_bytes=(2.0 * states + 2.0 * config.final_norm + 4.0 * transform) * h,
-        tp_collectives_backward=states, output_elements=config.vocab_size * states,
-        fused_to_previous=config.tie_embeddings and states > 1, tied=config.tie_embeddings,
-    )  # fmt: skip
+        tp_collectives_backward=states,
+        output_elements=config.vocab_size * states,
+        fused_to_previous=config.tie_embeddings and states > 1,
+        tied=config.tie_embeddings,
+    )
 
 
 def _loss(config: ModelConfig) -> LayerSpec:

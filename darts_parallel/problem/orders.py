@@ -114,6 +114,9 @@ def _side_by_side(counts: dict[int, int], *, shifts: bool) -> list[tuple[int, ..
 
 def _nodes(cluster: Cluster, sequence: tuple[int, ...], size: dict[int, int]) -> tuple[int, ...]:
     """Return the nodes in the order of a sequence of blocks; nodes of a type keep their rank order."""
-    left = {kind: iter([n for n, t in enumerate(cluster.node_types) if t == kind]) for kind in cluster.types}
+    left = {
+        kind: iter([n for n, t in enumerate(cluster.node_types) if t == kind])
+        for kind in cluster.types
+    }
     order = tuple(next(left[kind]) for kind in sequence for _ in range(size[kind]))
     return () if order == tuple(range(len(order))) else order

@@ -69,7 +69,11 @@ class Problem:
 def _model(config: Config, block: LayerSpec | None) -> Model:
     """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
     training, hybrid = config.training, config.model.hybrid_override_pattern is not None
-    ends = "never" if config.space.trainer is None else config.abilities(config.space.trainer).whole_ends
+    ends = (
+        "never"
+        if config.space.trainer is None
+        else config.abilities(config.space.trainer).whole_ends
+    )
     halves, rank = config.space.cut == HALF_BLOCK, training.lora_rank
     joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
     targets = tuple(training.lora_targets)
@@ -79,7 +83,9 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
 def _measured(config: Config) -> MeasuredTimes:
     devices = tuple(dict.fromkeys(group.device for group in config.cluster.nodes))
     names = (config.cost.profile_model, config.cost.profile_gpu)
-    return read_measured(config.cost.profile, config.model.name, config.training.seq_len, devices, names)
+    return read_measured(
+        config.cost.profile, config.model.name, config.training.seq_len, devices, names
+    )
 
 
 def load_problem(overrides: list[str] | None = None, config_dir: str | None = None) -> Problem:

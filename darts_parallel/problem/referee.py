@@ -26,12 +26,16 @@ def check_import(imported: Imported) -> None:
     else:
         return
     part = _first_difference(imported, model)
-    raise UnsupportedError(f"{imported.place}: {part} is not modelled: the model has {what}; {OWN_FILE}.")
+    raise UnsupportedError(
+        f"{imported.place}: {part} is not modelled: the model has {what}; {OWN_FILE}."
+    )
 
 
 def forward_flop(config: ModelConfig, tokens: int) -> float:
     """Return the FLOP of the matrix products of one sequence, all scores computed."""
-    model = Model(replace(config, sliding_window=None, sliding_window_pattern=None), fused_attention=True)
+    model = Model(
+        replace(config, sliding_window=None, sliding_window_pattern=None), fused_attention=True
+    )
     scans = sum(layer.scan.flops for layer in model.layers if layer.scan is not None)
     return tokens * (model.flops_per_token(tokens) / 3.0 - scans)
 

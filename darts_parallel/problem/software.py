@@ -20,9 +20,15 @@ from darts_parallel.errors import ConfigError, closest
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
 HABITS = (
-    "gradient_bits", "owner_broadcast_ms", "single_ring", "gradient_copy",
-    "step_bytes", "loss_bytes", "gathered_inputs", "gate_kept",
-)  # fmt: skip
+    "gradient_bits",
+    "owner_broadcast_ms",
+    "single_ring",
+    "gradient_copy",
+    "step_bytes",
+    "loss_bytes",
+    "gathered_inputs",
+    "gate_kept",
+)
 OFFSETS = "offsets"
 
 
@@ -88,7 +94,9 @@ def read_software(name: str | None) -> Software:
     names = software_names()
     if name not in names:
         near = closest(name, names)
-        raise ConfigError(f"training.software={name} must be null or one of {', '.join(names)}; try {near}.")
+        raise ConfigError(
+            f"training.software={name} must be null or one of {', '.join(names)}; try {near}."
+        )
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
     offsets = data.pop(OFFSETS, {})

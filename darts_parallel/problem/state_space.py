@@ -37,10 +37,14 @@ def state_space(config: ModelConfig) -> LayerSpec:
     """Describe a state-space layer and its residual, the scales of its norm left aside."""
     h, mask = config.hidden_size, 1 if config.dropout else 0
     return replace(
-        _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config), replicated_elements=5.0 * h,
-        replicated_activation_bytes=(4.0 + mask) * h, tp_collectives=1, tp_collectives_backward=1,
-        output_elements=h, recomputable=True,
-    )  # fmt: skip
+        _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config),
+        replicated_elements=5.0 * h,
+        replicated_activation_bytes=(4.0 + mask) * h,
+        tp_collectives=1,
+        tp_collectives_backward=1,
+        output_elements=h,
+        recomputable=True,
+    )
 
 
 def _inner_size(config: ModelConfig) -> int:
@@ -92,7 +96,12 @@ def _mamba_1(config: ModelConfig) -> LayerSpec:
     rank = config.mamba_dt_rank or 0
     low = rank + 2 * state
     normed = low * config.mamba_inner_norms
-    shapes = ((2 * inner, h, "column"), (low, inner, "row"), (inner, rank, "column"), (h, inner, "row"))
+    shapes = (
+        (2 * inner, h, "column"),
+        (low, inner, "row"),
+        (inner, rank, "column"),
+        (h, inner, "row"),
+    )
     gemms = tuple(Gemm(*shape) for shape in shapes)
     # convolution with bias; step bias, A and D of every channel
     others = inner * (config.mamba_conv_kernel + 1) + inner + inner * state + inner

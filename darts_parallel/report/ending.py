@@ -23,10 +23,18 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
     if len(rungs) < 2:
         return []
     chosen = next(rung for rung in rungs if rung.name == CHOSEN)
-    table = table_of("\nLadder", ("plan", "left"), ("seconds", "right"), ("against chosen", "right"),
-                     ("fits", "right"), ("file", "left"))  # fmt: skip
+    table = table_of(
+        "\nLadder",
+        ("plan", "left"),
+        ("seconds", "right"),
+        ("against chosen", "right"),
+        ("fits", "right"),
+        ("file", "left"),
+    )
     for rung in rungs:
-        change = "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen.seconds - 1):+.1f} %"
+        change = (
+            "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen.seconds - 1):+.1f} %"
+        )
         table.add_row(rung.name, seconds(rung.seconds), change, fits_label(rung.chance), rung.file)
     if all(rung.name != "safe" for rung in rungs) and chosen.chance > SURE:
         table.add_row("safe", "none found", f"up to +{100 * MOST_EXTRA:.0f} %", "", "")
@@ -37,7 +45,10 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
 def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
-    lines = [*([] if planned.rental is None else [planned.rental.label()]), f"plan: {folder / 'plan.json'}"]
+    lines = [
+        *([] if planned.rental is None else [planned.rental.label()]),
+        f"plan: {folder / 'plan.json'}",
+    ]
     if (page := folder / "report.html").exists():
         lines.append(f"page: {page}")
     if output.tensorboard:

@@ -30,7 +30,7 @@ from darts_parallel.cost import (
     terms_of,
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
-from darts_parallel.plan import LayerStrategy, OuterSpace, Plan
+from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem import GIB, Device, Problem, memory_unit
 from darts_parallel.report.format import table_of
 
@@ -45,37 +45,60 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "gradients": ("state_factor x parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
     "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
     "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
-    "working": ("largest layer: recomputed activations, gathered weights", "memory.py, largest layer"),
+    "working": (
+        "largest layer: recomputed activations, gathered weights",
+        "memory.py, largest layer",
+    ),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
     # seconds of a micro-batch
     "matrix products": ("3 x 2 tokens x out x in / (peak x e x saturation)", ROOFLINE),
     "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
     "streaming kernels": ("3 x streaming_factor x bytes / memory bandwidth", ROOFLINE),
-    "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", "stream model"),
+    "gradient accumulation": (
+        "(2 x gradient + parameter) bytes / memory bandwidth",
+        "stream model",
+    ),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
-    "context_parallel": ("keys and values gathered during attention", "Dubey et al. 2024, section 3.3.2"),
+    "context_parallel": (
+        "keys and values gathered during attention",
+        "Dubey et al. 2024, section 3.3.2",
+    ),
     "sharding": ("ZeRO-2, 3 collectives during compute", OVERLAP),
     "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
     "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
     # seconds of an iteration
     "compute": ("micro-batches x the stage's compute", ROOFLINE),
     "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
-    "pipeline_bubble": ("sum of the other stages' micro-batch", "1F1B, Narayanan et al. 2021, section 2.2"),
+    "pipeline_bubble": (
+        "sum of the other stages' micro-batch",
+        "1F1B, Narayanan et al. 2021, section 2.2",
+    ),
     "gradient_sync": ("gradients reduced once, during backward", OVERLAP),
     "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", "stream model"),
-    "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM's embedding group"),
+    "tied_embedding_sync": (
+        "all-reduce of the tied table's gradient",
+        "Megatron-LM's embedding group",
+    ),
 } | TERM_FORMULAS
 """Formula in words and its source, by term."""
-PARTS = {"parameters": "state", "gradients": "state", "optimizer state": "state",
-         "activations": "activations", "reserved": "reserve"}  # fmt: skip
+PARTS = {
+    "parameters": "state",
+    "gradients": "state",
+    "optimizer state": "state",
+    "activations": "activations",
+    "reserved": "reserve",
+}
 """Terms of `memory_lines` by what they are; all others are workspace."""
 SIGNS, BAR = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}, 40
 """Signs of what fills the memory by its name, and their number in a bar."""
 PIPED_WIDTH = 200
-SIMULATED_BUBBLE = ("end of the schedule - micro-batches x stage", "longest path of the simulated schedule")
+SIMULATED_BUBBLE = (
+    "end of the schedule - micro-batches x stage",
+    "longest path of the simulated schedule",
+)
 
 
 @dataclass(frozen=True)
@@ -164,8 +187,12 @@ def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         zero = _context(problem, plan, indices[0]).choices.zero_stage
         groups = [group for i in indices for group in _shards(problem, plan, i)]
         for term, part in parts.items():
-            total = sum(float(static_bytes(g.parameters, g.shards, zero, g.held(part))) for g in groups)
-            yield _line(stage, words, term, float(_device(problem, plan, stage).state_factor) * total)
+            total = sum(
+                float(static_bytes(g.parameters, g.shards, zero, g.held(part))) for g in groups
+            )
+            yield _line(
+                stage, words, term, float(_device(problem, plan, stage).state_factor) * total
+            )
         chunks = plan.chunk_of_layer
         kept = sum(
             float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]])
@@ -177,7 +204,9 @@ def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         mine = [i for i, own in enumerate(stages) if own == stage]
         largest = max(mine, key=lambda i: working[i])
         yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
-        yield from (_line(stage, "all", own.memory_name, float(own.memory[0, stage])) for own in added)
+        yield from (
+            _line(stage, "all", own.memory_name, float(own.memory[0, stage])) for own in added
+        )
         yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
 
 
@@ -194,7 +223,9 @@ def memory_table(problem: Problem, plan: Plan) -> Table:
     most = max(_device(problem, plan, stage).memory for stage in range(plan.pp))
     unit, size = memory_unit(most)
     columns = [(f"{sign} {part}", "right") for part, sign in SIGNS.items()]
-    table = table_of(f"\nMemory of a device, {unit}", ("k", "right"), *columns, ("of", "right"), ("", "left"))
+    table = table_of(
+        f"\nMemory of a device, {unit}", ("k", "right"), *columns, ("of", "right"), ("", "left")
+    )
     for stage, parts in enumerate(memory_parts(problem, plan)):
         capacity, bar, filled = _device(problem, plan, stage).memory, "", 0.0
         for part, sign in SIGNS.items():
@@ -212,7 +243,9 @@ def _device(problem: Problem, plan: Plan, stage: int) -> Device:
 def _context(problem: Problem, plan: Plan, index: int) -> StageContext:
     """Return what prices the strategy of a layer on its stage."""
     strategies, counts = (plan.layers[index],), (plan.num_micro_batches,)
-    topology = problem.cluster.arranged(plan.node_order).stage_topology(plan.stage_of_layer[index], plan.pp)
+    topology = problem.cluster.arranged(plan.node_order).stage_topology(
+        plan.stage_of_layer[index], plan.pp
+    )
     return StageContext.build(problem, topology, OuterSpace(plan.pp, counts, strategies, plan.cp))
 
 
@@ -228,7 +261,9 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     kinds, chosen = table.stage_kind, hard.choices[0]
     for stage, words, indices in _groups(problem, plan):
         index, kind = indices[0], int(kinds[stage])
-        terms = {name: float(table.terms[name][0, kind, index, chosen[index]]) for name in table.terms}
+        terms = {
+            name: float(table.terms[name][0, kind, index, chosen[index]]) for name in table.terms
+        }
         gradients = _accumulation(problem, plan, index)
         compute = terms["compute"] - gradients
         parts = _compute_parts(problem, plan, index) or {"measured compute": compute}
@@ -236,16 +271,24 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             parts = {name: value * compute / sum(parts.values()) for name, value in parts.items()}
         terms |= parts | {"gradient accumulation": gradients}
         names = (
-            "matrix products", "attention", "streaming kernels", "launch overhead", "measured compute",
-            "gradient accumulation", *(term.name for term in TERMS), *TIME_TERMS[1:],
-        )  # fmt: skip
+            "matrix products",
+            "attention",
+            "streaming kernels",
+            "launch overhead",
+            "measured compute",
+            "gradient accumulation",
+            *(term.name for term in TERMS),
+            *TIME_TERMS[1:],
+        )
         for name in names:
             if terms.get(name):
                 yield _line(stage, words, name, len(indices) * terms[name])
     inside, across = neighbour_seconds(table, hard, hard.stages())
     for own in plan_contributions(table, hard):
         extra_seconds = table.by_device(own.forward + own.backward)[0].tolist()
-        yield from (_line(stage, "all", own.name, seconds) for stage, seconds in enumerate(extra_seconds))
+        yield from (
+            _line(stage, "all", own.name, seconds) for stage, seconds in enumerate(extra_seconds)
+        )
     inside = table.by_device(inside)
     across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
     for stage in range(plan.pp):
@@ -289,7 +332,9 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
         ("Seconds of an iteration", explanation.iteration, "s", 1.0, 6),
     )
     for title, lines, unit, scale, digits in sections:
-        table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(
+            title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
         for header in ("stage", "layers", "term", unit, "formula", "source"):
             table.add_column(header, justify="right" if header == unit else "left", overflow="fold")
         for stage in dict.fromkeys(line.stage for line in lines):

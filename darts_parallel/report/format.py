@@ -8,12 +8,14 @@ from math import floor, isfinite, log10
 
 from rich.table import Table
 
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 
 
 def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
     """Return the strategies of neighbouring layers, equal ones counted, e.g. `5 × tp1 z1, 2 × tp2 z1`."""
-    return ", ".join(f"{len(list(run))} × {label}" for label, run in groupby(s.label() for s in strategies))
+    return ", ".join(
+        f"{len(list(run))} × {label}" for label, run in groupby(s.label() for s in strategies)
+    )
 
 
 def layer_ranges(names: Sequence[str]) -> str:
@@ -53,12 +55,17 @@ def rank_ranges(ranks: Sequence[int]) -> str:
 
 
 TERM_WORDS = {
-    "compute": "compute", "recompute": "recomputation", "tensor_parallel": "tensor-parallel",
-    "context_parallel": "context-parallel", "sharding": "sharding (ZeRO-2/3)",
-    "p2p_and_resharding": "p2p and resharding", "pipeline_bubble": "pipeline bubble",
-    "gradient_sync": "gradient sync", "optimizer": "optimizer",
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tensor_parallel": "tensor-parallel",
+    "context_parallel": "context-parallel",
+    "sharding": "sharding (ZeRO-2/3)",
+    "p2p_and_resharding": "p2p and resharding",
+    "pipeline_bubble": "pipeline bubble",
+    "gradient_sync": "gradient sync",
+    "optimizer": "optimizer",
     "tied_embedding_sync": "tied-embedding sync",
-}  # fmt: skip
+}
 
 
 def seconds(value: float) -> str:
@@ -105,5 +112,7 @@ def table_of(title: str, *columns: tuple[str, str]) -> Table:
     table.header_style = "dim"
     for header, justify in columns:
         folds = justify == "left"
-        table.add_column(header, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
+        table.add_column(
+            header, justify="left" if folds else "right", no_wrap=not folds, overflow="fold"
+        )
     return table

@@ -22,7 +22,7 @@ from darts_parallel.cost import CostBreakdown, Event
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import SIGNS, memory_parts
 from darts_parallel.report.format import percent, seconds
@@ -57,10 +57,15 @@ i{display:inline-block;width:11px;height:11px;margin-right:5px;background:#4878a
 
 
 def report_page(
-    problem: Problem, result: SearchResult | None, plan: Plan, cost: CostBreakdown,
-    answers: Sequence[Verification], data: Mapping[str, Any], tables: Sequence[Table],
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    answers: Sequence[Verification],
+    data: Mapping[str, Any],
+    tables: Sequence[Table],
     commands: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """Return the page.
 
     Args:
@@ -116,7 +121,10 @@ def _decision(
         f"{job.global_batch_size:,} sequences of {job.seq_len:,} tokens an iteration, {job.precision}, "
         f"{job.optimizer}; {trainer}{means}."
     )
-    found = [f'<p class="decision">{first} {escape(second)}.</p>', f'<p class="note">{escape(line)}</p>']
+    found = [
+        f'<p class="decision">{first} {escape(second)}.</p>',
+        f'<p class="note">{escape(line)}</p>',
+    ]
     over = "This plan does not fit: a stage is over its memory or breaks a rule."
     return found if cost.feasible else [*found, f'<p class="bad">{over}</p>']
 
@@ -139,12 +147,17 @@ def _html(cell: Any) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    keys = (f'<span class="key"><i style="background:{c}"></i>{escape(name)}</span>' for name, c in entries)
+    keys = (
+        f'<span class="key"><i style="background:{c}"></i>{escape(name)}</span>'
+        for name, c in entries
+    )
     return f"<p>{''.join(keys)}</p>"
 
 
 def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
-    return f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0):.2f}" height="{height:.2f}" {style}/>'
+    return (
+        f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0):.2f}" height="{height:.2f}" {style}/>'
+    )
 
 
 def _words(x: float, y: float, words: str, style: str = "") -> str:
@@ -170,7 +183,9 @@ def _memory_bars(
             x += width
         if spread is not None:
             low, high = (min(BAR, BAR * value / most) for value in spread[stage])
-            parts.append(f'<path d="M{low:.1f} 4v8m0-4H{high:.1f}m0-4v8" stroke="#222" fill="none"/>')
+            parts.append(
+                f'<path d="M{low:.1f} 4v8m0-4H{high:.1f}m0-4v8" stroke="#222" fill="none"/>'
+            )
         yield _svg(BAR + 2, 16, parts)
 
 
@@ -195,11 +210,19 @@ def _schedule(problem: Problem, plan: Plan, cost: CostBreakdown) -> Iterator[str
     for line in lines:
         last, name = seconds(max(line.pipeline_ends_s)), line.schedule.replace("_", " ")
         words = f"{name}, one iteration{part}; its passes end after {last}"
-        yield f'<p class="note">{words}</p>' + _gantt(line, plan.pp, max(ends), numbered=shown * plan.pp)
+        yield f'<p class="note">{words}</p>' + _gantt(
+            line, plan.pp, max(ends), numbered=shown * plan.pp
+        )
     kinds = sorted({event.operation.kind for event in lines[0].events}, key="FBIW".index)
     entries = [(CATEGORIES[kind], PASSES[kind]) for kind in kinds]
-    yield _legend([*entries, ("gradient sync and optimizer", SYNC), ("idle", IDLE),
-                   ("longest path", "#fff;outline:1px solid #000;outline-offset:-1px")])  # fmt: skip
+    yield _legend(
+        [
+            *entries,
+            ("gradient sync and optimizer", SYNC),
+            ("idle", IDLE),
+            ("longest path", "#fff;outline:1px solid #000;outline-offset:-1px"),
+        ]
+    )
 
 
 def _gantt(line: Timeline, pp: int, end: float, numbered: int) -> str:
@@ -211,7 +234,9 @@ def _gantt(line: Timeline, pp: int, end: float, numbered: int) -> str:
         return event.operation.kind, min(event.operation.stage // pp, 3)
 
     def boxes(some: Sequence[Event]) -> str:
-        spans = ((LEFT + e.start * scale, e.device, (min(e.end, end) - e.start) * scale) for e in some)
+        spans = (
+            (LEFT + e.start * scale, e.device, (min(e.end, end) - e.start) * scale) for e in some
+        )
         return "".join(f"M{x:.1f} {ROW * k + 1}h{w:.2f}v{ROW - 2}h{-w:.2f}z" for x, k, w in spans)
 
     for (kind, chunk), run in groupby(sorted(events, key=order), key=order):
@@ -227,7 +252,9 @@ def _gantt(line: Timeline, pp: int, end: float, numbered: int) -> str:
     for event in events if numbered <= MOST_NUMBERED else []:
         if (event.end - event.start) * scale > 12 and event.end <= end:
             middle = LEFT + (event.start + event.end) / 2 * scale
-            parts.append(_words(middle, ROW * event.device + 12, str(event.operation.micro_batch), small))
+            parts.append(
+                _words(middle, ROW * event.device + 12, str(event.operation.micro_batch), small)
+            )
     parts += [_words(0, ROW * k + 13, f"stage {k}") for k in thinned(pp, MOST_LABELS)]
     unit = (1e3, " ms") if end < 1 else (1.0, " s")
     return _svg(WIDTH, ROW * pp + 20, [*parts, *_ticks(end, scale, ROW * pp + 14, *unit)])
@@ -250,21 +277,32 @@ def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
     steps, row = search.winner.steps, min(12.0, max(4.0, 560 / len(names)))
     tall, wide = row * len(names), WIDTH - LEFT - 60
     scale = wide / search.end
-    parts = [_image(search.pixels, LEFT, wide, tall), _image(search.plan, LEFT + wide + 12, 30, tall)]
+    parts = [
+        _image(search.pixels, LEFT, wide, tall),
+        _image(search.plan, LEFT + wide + 12, 30, tall),
+    ]
     for first in plan.boundaries[1:-1]:
-        parts.append(f'<path d="M{LEFT} {row * first:.1f}h{wide + 42}" stroke="#000" stroke-width=".5"/>')
+        parts.append(
+            f'<path d="M{LEFT} {row * first:.1f}h{wide + 42}" stroke="#000" stroke-width=".5"/>'
+        )
     if search.hardened is not None:
         x = LEFT + search.hardened * scale
         parts.append(f'<path d="M{x:.1f} 0v{tall + 4:.1f}" stroke="#000" stroke-dasharray="4 3"/>')
-        parts.append(_words(x, tall + 28, f"edges harden, step {search.hardened}", 'text-anchor="middle"'))
+        parts.append(
+            _words(x, tall + 28, f"edges harden, step {search.hardened}", 'text-anchor="middle"')
+        )
     parts += [_words(LEFT + wide + 27, tall + 14, "plan", 'text-anchor="middle"')]
     parts += _ticks(max(steps[-1], 1), scale, tall + 14, 1.0, "")
     shown = thinned(len(names), min(MOST_LABELS, int(tall / 12)))
     parts += [_words(0, row * (i + 0.5) + 4, names[i]) for i in shown]
     note = "Leading strategy of every layer by step, the paler, the less certain; "
     where = f"winning restart, {search.winner.name}; lines: stages of the plan."
-    return ["<h2>Search, layer by layer</h2>", f'<p class="note">{note}{escape(where)}</p>',
-            _svg(WIDTH, tall + 32, parts), _legend(search.legend())]  # fmt: skip
+    return [
+        "<h2>Search, layer by layer</h2>",
+        f'<p class="note">{note}{escape(where)}</p>',
+        _svg(WIDTH, tall + 32, parts),
+        _legend(search.legend()),
+    ]
 
 
 def _image(pixels: Pixels, x: float, width: float, height: float) -> str:
@@ -278,4 +316,6 @@ def _image(pixels: Pixels, x: float, width: float, height: float) -> str:
         png += struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
     shape = f'x="{x:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none"'
     source = base64.b64encode(png).decode()
-    return f'<image {shape} style="image-rendering:pixelated" href="data:image/png;base64,{source}"/>'
+    return (
+        f'<image {shape} style="image-rendering:pixelated" href="data:image/png;base64,{source}"/>'
+    )

@@ -11,10 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.gradient import SearchResult, StepRecord, WinnerHistory
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
-COLOURS = ("#4878a8", "#e1973c", "#6a9a58", "#c23b3b", "#8465a8", "#7a5544", "#d27ab0", "#b0a83c", "#3ca3b0")
+COLOURS = (
+    "#4878a8",
+    "#e1973c",
+    "#6a9a58",
+    "#c23b3b",
+    "#8465a8",
+    "#7a5544",
+    "#d27ab0",
+    "#b0a83c",
+    "#3ca3b0",
+)
 OTHERS = "#777777"
 """Strategies that lead less often than those with a colour of their own."""
 Pixels = NDArray[np.float64]

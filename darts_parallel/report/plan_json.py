@@ -8,8 +8,8 @@ from typing import Any
 from darts_parallel.cost import CostBreakdown, PipelineModel
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import SCHEMA, Plan, package_version
 from darts_parallel.planner import Intervals, intervals, offload_slopes, time_elasticities
+from darts_parallel.plans import SCHEMA, Plan, package_version
 from darts_parallel.problem import Problem, bill
 from darts_parallel.schedules import find
 
@@ -91,7 +91,9 @@ def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
         "cp": plan.cp,
         **{key: common({getattr(layer, key) for layer in plan.layers}) for key in expert_keys},
         "virtual_stages": plan.virtual_stages,
-        "micro_batch_size": common({batch // (layer.dp * plan.num_micro_batches) for layer in plan.layers}),
+        "micro_batch_size": common(
+            {batch // (layer.dp * plan.num_micro_batches) for layer in plan.layers}
+        ),
     }
 
 
@@ -105,13 +107,19 @@ def _search_dict(problem: Problem, result: SearchResult | None) -> dict[str, Any
     raw = result.raw_iteration_time_s if descended is not None else None
     return {
         "method": problem.config.search.method if problem.config.bilevel is None else result.method,
-        "taken_from": result.method, "why": result.why, "seconds": result.seconds, "steps": result.steps,
-        "restarts": result.restarts, "seed": result.seed,
-        "raw_iteration_time_s": result.raw_iteration_time_s, "gradient_iteration_time_s": descended,
+        "taken_from": result.method,
+        "why": result.why,
+        "seconds": result.seconds,
+        "steps": result.steps,
+        "restarts": result.restarts,
+        "seed": result.seed,
+        "raw_iteration_time_s": result.raw_iteration_time_s,
+        "gradient_iteration_time_s": descended,
         "raw_gap": None if raw is None else raw / best - 1.0,
         "gradient_gap": None if descended is None else descended / best - 1.0,
-        "plans_evaluated": result.plans_evaluated, "stopped_by": result.stopped_by,
-    }  # fmt: skip
+        "plans_evaluated": result.plans_evaluated,
+        "stopped_by": result.stopped_by,
+    }
 
 
 def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:

@@ -16,9 +16,17 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from darts_parallel.gradient import StepRecord
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.report.format import term_words
-from darts_parallel.report.journey import COLOURS, OTHERS, Journey, Pixels, hardened_at, short_names, thinned
+from darts_parallel.report.journey import (
+    COLOURS,
+    OTHERS,
+    Journey,
+    Pixels,
+    hardened_at,
+    short_names,
+    thinned,
+)
 
 MOST_ROWS = 42
 MOST_LINES = len(COLOURS)
@@ -59,7 +67,9 @@ def journey_figure(search: Journey, plan: Plan, layer_names: Sequence[str]) -> F
     title = f"Leading strategy of every layer; the paler, the less certain\n{where}"
     axes.set_title(title, loc="left", fontsize=10)
     legend = [Patch(color=colour, label=name) for name, colour in search.legend()]
-    axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    axes.legend(
+        handles=legend, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8
+    )
     return figure
 
 
@@ -67,12 +77,23 @@ def _mark_hardening(axes: Axes, step: int | None) -> None:
     """Mark the step from which on stage boundaries are whole layers: the seconds may rise there."""
     if step is not None:
         axes.axvline(step, color="black", linestyle="--", linewidth=0.9)
-        axes.text(step, 0.98, "edges harden", transform=axes.get_xaxis_transform(), rotation=90, ha="right",
-                  va="top", fontsize=7)  # fmt: skip
+        axes.text(
+            step,
+            0.98,
+            "edges harden",
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize=7,
+        )
 
 
 def curves_figure(
-    history: Sequence[StepRecord], search: Journey | None, shares: Pixels | None, final: Sequence[float]
+    history: Sequence[StepRecord],
+    search: Journey | None,
+    shares: Pixels | None,
+    final: Sequence[float],
 ) -> Figure:
     """Plot the search: seconds, their causes, outer choices, strategies and memory, each line in a colour.
 
@@ -83,7 +104,9 @@ def curves_figure(
     panels = dict(_panels(history, search, shares))
     rows = -(-len(panels) // 2)
     figure = Figure(figsize=(14.0, 2.9 * rows), dpi=110)
-    figure.subplots_adjust(0.04, 0.5 / 2.9 / rows, 0.83, 1 - 0.3 / 2.9 / rows, wspace=0.5, hspace=0.3)
+    figure.subplots_adjust(
+        0.04, 0.5 / 2.9 / rows, 0.83, 1 - 0.3 / 2.9 / rows, wspace=0.5, hspace=0.3
+    )
     places = list(figure.subplots(rows, 2, squeeze=False).flat)
     for axes, (title, lines) in zip(places, panels.items(), strict=False):
         for name, colour, steps, values in lines:
@@ -122,7 +145,9 @@ def _panels(
     yield "seconds per iteration", lines
     causes = list(dict.fromkeys(name for record in history for name in record.terms))
     if causes:
-        values = {term_words(name): [record.terms.get(name, 0.0) for record in history] for name in causes}
+        values = {
+            term_words(name): [record.terms.get(name, 0.0) for record in history] for name in causes
+        }
         yield "surrogate's seconds by cause", _strongest(steps, values)
     outer = dict.fromkeys(name for record in history for name in record.outer_weights)
     weights = {name: [record.outer_weights.get(name, 0.0) for record in history] for name in outer}
@@ -130,15 +155,23 @@ def _panels(
     if search is None:
         return
     mean, own = search.winner.probabilities.mean(1), search.winner.steps
-    columns = [(name, search.winner.choices.index(name)) for name, colour in search.colours.items()
-               if colour != OTHERS and name in search.winner.choices]  # fmt: skip
-    lines = [(name, search.colours[name], own, mean[:, column].tolist()) for name, column in columns]
+    columns = [
+        (name, search.winner.choices.index(name))
+        for name, colour in search.colours.items()
+        if colour != OTHERS and name in search.winner.choices
+    ]
+    lines = [
+        (name, search.colours[name], own, mean[:, column].tolist()) for name, column in columns
+    ]
     yield "strategies, mean over layers", lines
     if shares is not None:
         count = shares.shape[1]
         shades = colormaps["viridis"](np.linspace(0.0, 0.95, count))
         named = {k: f"stage {k}" for k in thinned(count, 12)}
-        yield MEMORY, [(named.get(k, ""), shades[k], own, shares[:, k].tolist()) for k in range(count)]
+        yield (
+            MEMORY,
+            [(named.get(k, ""), shades[k], own, shares[:, k].tolist()) for k in range(count)],
+        )
 
 
 def _strongest(steps: Sequence[float], values: dict[str, list[float]]) -> list[Line]:
@@ -147,7 +180,9 @@ def _strongest(steps: Sequence[float], values: dict[str, list[float]]) -> list[L
     return [(name, COLOURS[i], steps, values[name]) for i, name in enumerate(order)]
 
 
-def write_sweep_curve(path: Path, key: str, points: Sequence[tuple[float, dict[str, float | None]]]) -> None:
+def write_sweep_curve(
+    path: Path, key: str, points: Sequence[tuple[float, dict[str, float | None]]]
+) -> None:
     """Draw seconds per iteration, and the raw gap where there is one, over the values of a key."""
     figure = Figure(figsize=(7.5, 3.8), dpi=110, layout="constrained")
     axes = figure.subplots()

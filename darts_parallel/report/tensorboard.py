@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.gradient import SearchResult, StepRecord
-from darts_parallel.plan import Plan
 from darts_parallel.planner import Intervals, intervals
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.report.journey import journey, memory_shares
 
@@ -65,14 +65,21 @@ class Tracker:
         values = {
             "search/temperature": record.schedules.temperature,
             "search/boundary_temperature": record.schedules.boundary_temperature,
-            "search/sharpness": record.schedules.sharpness, "search/loss": record.loss,
-            "search/surrogate_time_s": record.surrogate_time_s, "search/best_time_s": record.best_time_s,
-            "search/entropy": record.entropy, "search/pp": record.pp,
-        }  # fmt: skip
+            "search/sharpness": record.schedules.sharpness,
+            "search/loss": record.loss,
+            "search/surrogate_time_s": record.surrogate_time_s,
+            "search/best_time_s": record.best_time_s,
+            "search/entropy": record.entropy,
+            "search/pp": record.pp,
+        }
         # a choice that has left weighs nothing; said once, so that no curve is a single point
         weights = dict.fromkeys(self._outer, 0.0) | record.outer_weights
         notable = min(1.0, NOTABLE / max(len(record.outer_weights), 1))
-        kept = {name: value for name, value in weights.items() if value >= notable or name in self._outer}
+        kept = {
+            name: value
+            for name, value in weights.items()
+            if value >= notable or name in self._outer
+        }
         values |= {f"outer/{name}": value for name, value in kept.items()}
         self._outer = set(record.outer_weights) & set(kept)
         if self._opened is None and record.seconds < LIVE_AFTER:
@@ -107,12 +114,16 @@ class Tracker:
         from darts_parallel.report.plots import READING, curves_figure, journey_figure
 
         cut = "Charts of SCALARS cut their highest and lowest points while *Ignore outliers* is ticked."
-        self._writer.add_text("reading", f"{READING}\n\n{cut} `search/curves` of IMAGES has all.", self._step)
+        self._writer.add_text(
+            "reading", f"{READING}\n\n{cut} `search/curves` of IMAGES has all.", self._step
+        )
         found, shares = journey(result, plan), None
         if found is not None:
             shares = memory_shares(found.winner.memory, plan, self.problem)
             self._picture("search/layers_by_steps", journey_figure(found, plan, self._names))
-        final = [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
+        final = [
+            used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
+        ]
         self._picture("search/curves", curves_figure(result.history, found, shares, final))
 
     def forget(self) -> None:
@@ -149,7 +160,9 @@ class Tracker:
 
         values = override_values(self.overrides)
         values["plan"] = plan.describe(self.problem.training.global_batch_size)
-        metrics = {f"metrics/{name}": value for name, value in _measures(result, cost, known).items()}
+        metrics = {
+            f"metrics/{name}": value for name, value in _measures(result, cost, known).items()
+        }
         file_writer = self._writer.file_writer
         assert file_writer is not None
         for summary in hparams(values, metrics):
@@ -180,10 +193,18 @@ def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | 
     return found
 
 
-def _measures(result: SearchResult | None, cost: CostBreakdown, known: Intervals | None) -> dict[str, float]:
+def _measures(
+    result: SearchResult | None, cost: CostBreakdown, known: Intervals | None
+) -> dict[str, float]:
     """Return what sweeps compare: speed, memory of the fullest stage, chance, gaps, the search's seconds."""
-    shares = [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
-    speed = {"iteration_time_s": cost.iteration_time_s, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
+    shares = [
+        used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
+    ]
+    speed = {
+        "iteration_time_s": cost.iteration_time_s,
+        "tokens_per_s": cost.tokens_per_s,
+        "mfu": cost.mfu,
+    }
     measures = speed | {"memory_over_capacity": max(shares)}
     if known is not None:
         measures["out_of_memory_probability"] = known.any_out_of_memory

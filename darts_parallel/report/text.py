@@ -13,8 +13,8 @@ from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.plan import Plan, batch_note, left_out
 from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes, out_of_memory
+from darts_parallel.plans import Plan, batch_note, left_out
 from darts_parallel.problem import GIB, Problem, bill, memory_unit, order_label
 from darts_parallel.report.format import fits_label, kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
@@ -54,11 +54,18 @@ def alternatives_table(
         known: Its intervals, which say what differences mean nothing.
         takers: Names the trainers that take a plan; None: they are not named.
     """
-    others = [(seconds, other) for seconds, other in result.alternatives if other != plan][:MAX_ALTERNATIVES]
+    others = [(seconds, other) for seconds, other in result.alternatives if other != plan][
+        :MAX_ALTERNATIVES
+    ]
     if not others:
         return None
-    table = table_of("\nAlternatives", ("slower by", "right"), ("plan", "left"), ("fits", "right"),
-                     ("why it loses", "left"))  # fmt: skip
+    table = table_of(
+        "\nAlternatives",
+        ("slower by", "right"),
+        ("plan", "left"),
+        ("fits", "right"),
+        ("why it loses", "left"),
+    )
     for seconds, other in others:
         slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
         if known is not None and known.indistinguishable(cost.iteration_time_s, seconds):
@@ -107,13 +114,19 @@ def layerwise_sentence(
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """Say what is proven of the plan over the whole space, in one clause."""
     kind = problem.config.space.kind
-    without = " and ".join(left_out(problem.config, problem.model, problem.cluster, problem.measured))
+    without = " and ".join(
+        left_out(problem.config, problem.model, problem.cluster, problem.measured)
+    )
     free = ""
     if problem.headroom:
         chance = problem.config.space.out_of_memory
         free = f", {_percent(problem.headroom, 0)} of all memory left free (space.out_of_memory={chance:g})"
     mine = [v for v in verifications if v.space == kind or v.space not in SPACES]
-    space = f"the {mine[0].space if mine else kind} space" + (f" without {without}" if without else "") + free
+    space = (
+        f"the {mine[0].space if mine else kind} space"
+        + (f" without {without}" if without else "")
+        + free
+    )
     bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
     if not bounds:
         return "best found; no lower bound is known"
@@ -127,10 +140,15 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
 
 
 def render(
-    problem: Problem, result: SearchResult | None, plan: Plan, cost: CostBreakdown,
-    verifications: Sequence[Verification], console: Console, elasticities: dict[str, float] | None = None,
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
+    verifications: Sequence[Verification],
+    console: Console,
+    elasticities: dict[str, float] | None = None,
     takers: Takers | None = None,
-) -> list[Table]:  # fmt: skip
+) -> list[Table]:
     """Print the report, and return its tables.
 
     Args:
@@ -185,13 +203,20 @@ def _print_indistinguishable(
 
 
 def _headline(
-    problem: Problem, plan: Plan, cost: CostBreakdown, known: str, console: Console, sure: Intervals | None
+    problem: Problem,
+    plan: Plan,
+    cost: CostBreakdown,
+    known: str,
+    console: Console,
+    sure: Intervals | None,
 ) -> None:
     config = problem.config
     size = f"{problem.model.num_parameters:,} parameters"
     if problem.training.lora_rank:
         size += f", {problem.model.num_trained_parameters:,} trained"
-    job = f"{config.model.name} ({size}) on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
+    job = (
+        f"{config.model.name} ({size}) on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
+    )
     console.print(Text(job, "bold"))
     console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
     placed = order_label(problem.cluster.arranged(plan.node_order))
@@ -204,7 +229,9 @@ def _headline(
     amount = bill(config.objective, problem.cluster, cost.iteration_time_s)
     if amount is not None:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
-        console.print(Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}"))
+        console.print(
+            Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}")
+        )
     console.print(Text(known))
     training = problem.training
     figures = f"{training.software}'s figures"
@@ -216,17 +243,28 @@ def _headline(
     if note:
         console.print(Text(note))
     if not cost.feasible:
-        console.print(Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red"))
+        console.print(
+            Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red")
+        )
 
 
-def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Intervals | None = None) -> Table:
+def _stage_table(
+    problem: Problem, plan: Plan, cost: CostBreakdown, sure: Intervals | None = None
+) -> Table:
     # the chance of running out of memory is worth a column only where there is one
     risky = sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK
     more = [("out of memory", "right")] if risky else []
     paced = [("s/micro-batch", "right")] if cost.stage_times_s else []
-    table = table_of("\nStages", ("k", "right"), ("ranks", "right"), ("layers", "left"),
-                     ("strategies", "left"), *paced,
-                     ("memory / capacity", "right"), *more)  # fmt: skip
+    table = table_of(
+        "\nStages",
+        ("k", "right"),
+        ("ranks", "right"),
+        ("layers", "left"),
+        ("strategies", "left"),
+        *paced,
+        ("memory / capacity", "right"),
+        *more,
+    )
     names = [layer.name for layer in problem.model.layers]
     kinds = [layer.kind for layer in problem.model.layers]
     size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s, default=0.0)
@@ -243,7 +281,10 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
         if not cluster.homogeneous:
             ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
         mine, times = chunks[k :: plan.pp], cost.stage_times_s[k : k + 1]
-        pace = [Text(_number(seconds, slowest), "bold" if seconds == slowest else "") for seconds in times]
+        pace = [
+            Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
+            for seconds in times
+        ]
         layers = "; ".join(layer_ranges(names[a:b]) + kind_counts(kinds, a, b) for a, b in mine)
         strategies = run_lengths([s for first, end in mine for s in plan.layers[first:end]])
         chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
@@ -253,18 +294,31 @@ def _stage_table(problem: Problem, plan: Plan, cost: CostBreakdown, sure: Interv
 
 def _offload_table(problem: Problem, plan: Plan) -> Table:
     """Return shares in host memory, and what one more percent of each costs."""
-    table = table_of("\nIn host memory", ("k", "right"), *((kind, "right") for kind in OFFLOADS),
-                     *((f"1 % more {kind}", "left") for kind in OFFLOADS))  # fmt: skip
-    for k, (shares, slopes) in enumerate(zip(plan.offload, offload_slopes(plan, problem), strict=True)):
-        pairs = [(slopes[kind]["iteration_time_s"], slopes[kind]["memory_bytes"]) for kind in OFFLOADS]
+    table = table_of(
+        "\nIn host memory",
+        ("k", "right"),
+        *((kind, "right") for kind in OFFLOADS),
+        *((f"1 % more {kind}", "left") for kind in OFFLOADS),
+    )
+    for k, (shares, slopes) in enumerate(
+        zip(plan.offload, offload_slopes(plan, problem), strict=True)
+    ):
+        pairs = [
+            (slopes[kind]["iteration_time_s"], slopes[kind]["memory_bytes"]) for kind in OFFLOADS
+        ]
         worth = [f"{seconds / 100:+.2g} s, {size / 100 / GIB:+.2g} GiB" for seconds, size in pairs]
         table.add_row(str(k), *(f"{100 * share:.1f} %" for share in shares), *worth)
     return table
 
 
 def _time_table(cost: CostBreakdown) -> Table:
-    table = table_of("\nTime per iteration", ("cause", "left"), ("seconds", "right"), ("share", "right"),
-                     ("", "left"))  # fmt: skip
+    table = table_of(
+        "\nTime per iteration",
+        ("cause", "left"),
+        ("seconds", "right"),
+        ("share", "right"),
+        ("", "left"),
+    )
     for name, seconds in cost.breakdown_s.items():
         share = seconds / cost.iteration_time_s
         style = "dim" if seconds == 0 else ""
@@ -282,7 +336,9 @@ def effect(elasticity: float) -> float:
 
 def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
     """Name the figures that matter most, and what 10 % more of each does to the seconds."""
-    changes = sorted(((effect(x), name) for name, x in elasticities.items()), key=lambda e: -abs(e[0]))
+    changes = sorted(
+        ((effect(x), name) for name, x in elasticities.items()), key=lambda e: -abs(e[0])
+    )
     return [
         (name.removeprefix("devices.").replace(".", " ").replace("_", " "), change)
         for change, name in changes[:MOST_SHOWN]
@@ -330,23 +386,45 @@ def _taken_steps(result: SearchResult, descended: float) -> str:
 
 
 def _verification_table(verifications: Sequence[Verification]) -> Table:
-    table = table_of("\nVerification", ("baseline", "left"), ("space", "left"), ("s/iteration", "right"),
-                     ("gap", "right"), ("claim", "left"), ("seconds", "right"),
-                     ("plans", "right"))  # fmt: skip
+    table = table_of(
+        "\nVerification",
+        ("baseline", "left"),
+        ("space", "left"),
+        ("s/iteration", "right"),
+        ("gap", "right"),
+        ("claim", "left"),
+        ("seconds", "right"),
+        ("plans", "right"),
+    )
     for v in verifications:
         # adding 0.0 turns -0.0 into 0.0
         gap = f"{round(100 * v.gap, 2) + 0.0:+.2f} %" if isfinite(v.gap) else "-"
-        count = f"{v.plans_evaluated:,}" if v.plans_evaluated < 1e6 else f"{v.plans_evaluated / 1e6:.1f} M"
-        table.add_row(v.name.replace("_", " "), v.space, _number(v.iteration_time_s), gap, _baseline_claim(v),
-                      f"{v.seconds:.1f}", count)  # fmt: skip
+        count = (
+            f"{v.plans_evaluated:,}"
+            if v.plans_evaluated < 1e6
+            else f"{v.plans_evaluated / 1e6:.1f} M"
+        )
+        table.add_row(
+            v.name.replace("_", " "),
+            v.space,
+            _number(v.iteration_time_s),
+            gap,
+            _baseline_claim(v),
+            f"{v.seconds:.1f}",
+            count,
+        )
     return table
 
 
 def _verification_notes(verifications: Sequence[Verification], console: Console) -> None:
     for v in verifications:
         if v.note and v.note != _baseline_claim(v):
-            console.print(f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False)
-    console.print("gap: this plan against the baseline's; negative where this plan is faster", style="dim")
+            console.print(
+                f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False
+            )
+    console.print(
+        "gap: this plan against the baseline's; negative where this plan is faster", style="dim"
+    )
 
 
 def _baseline_claim(entry: Verification) -> str:

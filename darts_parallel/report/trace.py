@@ -4,8 +4,15 @@ from dataclasses import dataclass
 
 import torch
 
-from darts_parallel.cost import Event, PassSeconds, critical_operations, hard_plan, pass_seconds, timeline
-from darts_parallel.plan import Plan
+from darts_parallel.cost import (
+    Event,
+    PassSeconds,
+    critical_operations,
+    hard_plan,
+    pass_seconds,
+    timeline,
+)
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.schedules import Operation, find
 

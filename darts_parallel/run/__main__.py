@@ -18,7 +18,7 @@ from rich.console import Console
 from darts_parallel.config import run_main
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plan import Plan, write_json
+from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.run.launch import (
     LocalMachine,

@@ -25,12 +25,19 @@ from torch.distributed.tensor.parallel import (
 )
 
 from darts_parallel.cost import LOSSLESS, padded_vocabulary
-from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._experts import ExpertBank, Mixture, Mlp, expert_bank
 from darts_parallel.run._layouts import Layout, Meshes, converted, shard_ranks
 from darts_parallel.run._lossy import straight_through_sum
-from darts_parallel.run._transformer import Block, Embedding, Head, block_name, build_layer, parameter_names
+from darts_parallel.run._transformer import (
+    Block,
+    Embedding,
+    Head,
+    block_name,
+    build_layer,
+    parameter_names,
+)
 from darts_parallel.run._units import Replicated, Sharded, Unit
 
 
@@ -42,15 +49,21 @@ class LossyRowwise(RowwiseParallel):
         self.bits = bits
 
     def _prepare_output_fn(  # type: ignore[override]
-        self, output_layouts: Any, use_local_output: bool, module: nn.Module, outputs: DTensor,
+        self,
+        output_layouts: Any,
+        use_local_output: bool,
+        module: nn.Module,
+        outputs: DTensor,
         device_mesh: DeviceMesh,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         # the gradient of the sum is whole on every rank, and so is that of each partial sum
         partial = outputs.to_local(grad_placements=(Replicate(),))
         return straight_through_sum(partial, self.bits, device_mesh.get_group())
 
 
-def divide(layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, bits: int = LOSSLESS) -> None:
+def divide(
+    layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, bits: int = LOSSLESS
+) -> None:
     """Divide the weights of a layer over the ranks of a one-dimensional mesh, in place.
 
     Every rank holds the same whole weights before, so nothing is sent.
@@ -72,7 +85,9 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
     if isinstance(layer, Head):
         if sequence_parallel:
             names = ("norm", "dense", "dense_norm")
-            styles = {name: SequenceParallel() for name in names if getattr(layer, name) is not None}
+            styles = {
+                name: SequenceParallel() for name in names if getattr(layer, name) is not None
+            }
         return styles | {"output": ColwiseParallel(input_layouts=outside)}
     assert isinstance(layer, Block)
     if sequence_parallel:
@@ -101,7 +116,9 @@ def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, P
 
 def _beside_experts(mixture: Mixture) -> dict[str, ParallelStyle]:
     """Let router and gate read each rank's own run of the sequence, with the same weights."""
-    own = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Shard(1), use_local_output=True)
+    own = PrepareModuleInput(
+        input_layouts=Shard(1), desired_input_layouts=Shard(1), use_local_output=True
+    )
     styles: dict[str, ParallelStyle] = {"mlp": own}
     names = ["router"] if mixture.shared_gate is None else ["router", "shared_gate"]
     return styles | {f"mlp.{name}": SequenceParallel(use_local_output=True) for name in names}
@@ -127,7 +144,11 @@ def share_one_table(problem: Problem, plan: Plan) -> bool:
     if not problem.model.config.tie_embeddings or plan.pp > 1:
         return False
     first, head = plan.layers[0], plan.layers[head_index(problem)]
-    return (first.tp, first.zero_stage, shard_ranks(first)) == (head.tp, head.zero_stage, shard_ranks(head))
+    return (first.tp, first.zero_stage, shard_ranks(first)) == (
+        head.tp,
+        head.zero_stage,
+        shard_ranks(head),
+    )
 
 
 def head_index(problem: Problem) -> int:
@@ -144,9 +165,12 @@ class StageChunk(nn.Module):
     """
 
     def __init__(
-        self, layers: list[tuple[str, nn.Module, LayerStrategy]], before: Layout | None, meshes: Meshes,
+        self,
+        layers: list[tuple[str, nn.Module, LayerStrategy]],
+        before: Layout | None,
+        meshes: Meshes,
         dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.names = [name for name, _, _ in layers]
         self.layers = nn.ModuleList([module for _, module, _ in layers])
@@ -157,11 +181,15 @@ class StageChunk(nn.Module):
         """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
-            if layout is None:  # the embedding works on whole sequences and passes on its own layout
+            if (
+                layout is None
+            ):  # the embedding works on whole sequences and passes on its own layout
                 state, layout = layer(state).to(self.dtype), Layout(strategy.tp)
                 state = converted(state, layout, Layout.of(strategy), self.meshes)
             elif name != LOSS:
-                state = layer(converted(state, layout, Layout.of(strategy), self.meshes)).to(self.dtype)
+                state = layer(converted(state, layout, Layout.of(strategy), self.meshes)).to(
+                    self.dtype
+                )
             layout = Layout.of(strategy)
         return state
 
@@ -216,7 +244,12 @@ def _joined(names: list[str], layers: Sequence[LayerStrategy]) -> list[tuple[str
 
 
 def _module(
-    problem: Problem, name: str, strategy: LayerStrategy, meshes: Meshes, seed: int, device: torch.device
+    problem: Problem,
+    name: str,
+    strategy: LayerStrategy,
+    meshes: Meshes,
+    seed: int,
+    device: torch.device,
 ) -> nn.Module:
     if name == LOSS:
         return nn.Identity()

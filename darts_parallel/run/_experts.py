@@ -116,7 +116,10 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig, width: int | None = None, bias: bool = True) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, width or config.ffn_hidden_size or 4 * config.hidden_size
+        hidden, inner = (
+            config.hidden_size,
+            width or config.ffn_hidden_size or 4 * config.hidden_size,
+        )
         bias = bias and config.linear_bias
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
@@ -125,7 +128,11 @@ class Mlp(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
         inner = self.up(state)
-        inner = functional.gelu(inner) if self.gate is None else functional.silu(self.gate(state)) * inner
+        inner = (
+            functional.gelu(inner)
+            if self.gate is None
+            else functional.silu(self.gate(state)) * inner
+        )
         out: Tensor = self.down(inner)
         return out
 
@@ -147,7 +154,11 @@ class Expert(Mlp):
         for name, dim in (("up", 0), ("gate", 0), ("down", 1)):
             linear = getattr(self, name)
             if linear is not None:
-                part = linear.weight.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+                part = (
+                    linear.weight.detach()
+                    .chunk(mesh.size(), dim)[mesh.get_local_rank()]
+                    .contiguous()
+                )
                 whole = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
                 linear.weight = nn.Parameter(whole)
 
@@ -159,12 +170,16 @@ class ExpertBank(nn.Module):
         super().__init__()
         width = config.moe_ffn_hidden_size
         numbers = range(config.num_experts or 0)
-        self.each = nn.ModuleDict({str(number): Expert(config, width, bias=False) for number in numbers})
+        self.each = nn.ModuleDict(
+            {str(number): Expert(config, width, bias=False) for number in numbers}
+        )
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Map rows of shape `(N, H)`, `counts` of them for each expert in order, to the same."""
         parts = torch.split(rows, counts)
-        return torch.cat([expert(part) for expert, part in zip(self.each.values(), parts, strict=True)])
+        return torch.cat(
+            [expert(part) for expert, part in zip(self.each.values(), parts, strict=True)]
+        )
 
     def keep(self, mesh: DeviceMesh) -> None:
         """Forget the experts of other ranks, and the parts of those that are split, in place.
@@ -173,7 +188,9 @@ class ExpertBank(nn.Module):
             mesh: With the dimensions `ep` and `tp`, which splits an expert.
         """
         ranks, rank = mesh["ep"].size(), mesh["ep"].get_local_rank()
-        mine = list(self.each)[rank * len(self.each) // ranks : (rank + 1) * len(self.each) // ranks]
+        mine = list(self.each)[
+            rank * len(self.each) // ranks : (rank + 1) * len(self.each) // ranks
+        ]
         self.each = nn.ModuleDict({number: self.each[number] for number in mine})
         if mesh["tp"].size() > 1:
             for expert in self.each.values():
@@ -199,7 +216,9 @@ class Mixture(nn.Module):
     def divide(self, mesh: DeviceMesh) -> None:
         """Keep this rank's experts and remember the groups that have the others."""
         self.bank.keep(mesh)
-        between, within = (mesh[n].get_group() if mesh[n].size() > 1 else None for n in ("ep", "tp"))
+        between, within = (
+            mesh[n].get_group() if mesh[n].size() > 1 else None for n in ("ep", "tp")
+        )
         self.groups = between, within
 
     def forward(self, state: Tensor) -> Tensor:

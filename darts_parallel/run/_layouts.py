@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.plans import LayerStrategy, Plan
 
 BATCH, SEQUENCE, VOCABULARY, WHOLE = Shard(0), Shard(1), Shard(2), Replicate()
 
@@ -53,7 +53,9 @@ class Meshes:
             for before, after in pairwise(layers)
             for tp in sorted({before.tp, after.tp} - {lcm(before.tp, after.tp)})
         )
-        meshes = {(tp, n): self._mesh(outer=size // n, peer=n // tp, inner=tp) for tp, n in neighbours}
+        meshes = {
+            (tp, n): self._mesh(outer=size // n, peer=n // tp, inner=tp) for tp, n in neighbours
+        }
         self._peers = {degrees: mesh["peer"] for degrees, mesh in meshes.items()}
         # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
@@ -81,7 +83,9 @@ class Meshes:
 
     def _mesh(self, **sizes: int) -> DeviceMesh:
         """Make the mesh of all ranks whose dimensions, in this order, have these sizes in every stage."""
-        return init_device_mesh(self._device, (self.pp, *sizes.values()), mesh_dim_names=("pp", *sizes))
+        return init_device_mesh(
+            self._device, (self.pp, *sizes.values()), mesh_dim_names=("pp", *sizes)
+        )
 
     def _tied_group(self) -> dist.ProcessGroup | None:
         """Return this rank's partner and itself, where it lies in the first or the last stage."""

@@ -98,7 +98,9 @@ def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None 
         dist.all_reduce(exact, group=group)
         return exact
     size = tensor.numel()
-    flat = torch.nn.functional.pad(tensor.detach().float().reshape(-1), (0, padded(size, world) - size))
+    flat = torch.nn.functional.pad(
+        tensor.detach().float().reshape(-1), (0, padded(size, world) - size)
+    )
     share = scattered_sum(flat.view(world, -1), bits, group)
     return gathered_shares(share, bits, group)[:size].view_as(tensor)
 
@@ -108,7 +110,9 @@ def straight_through_sum(partial: Tensor, bits: int, group: dist.ProcessGroup) -
 
     Every rank goes on with the sum and has its whole gradient, which is that of the partial sum, too.
     """
-    return moved(partial, lambda value: lossy_all_reduce(value, bits, group), lambda gradient: gradient)
+    return moved(
+        partial, lambda value: lossy_all_reduce(value, bits, group), lambda gradient: gradient
+    )
 
 
 class ErrorFeedback:

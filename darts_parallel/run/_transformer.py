@@ -41,7 +41,9 @@ class Embedding(nn.Module):
         self.table = nn.Embedding(rows, config.hidden_size)
         positions = config.max_seq_len if config.learned_positions else 0
         self.positions = nn.Embedding(positions, config.hidden_size) if positions else None
-        self.types = nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
+        self.types = (
+            nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
+        )
         self.norm = norm(config) if config.embedding_norm else None
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -95,7 +97,9 @@ class Attention(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
-        query, key, value = (self._heads(layer(state)) for layer in (self.query, self.key, self.value))
+        query, key, value = (
+            self._heads(layer(state)) for layer in (self.query, self.key, self.value)
+        )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary:
@@ -126,7 +130,9 @@ def rotated(heads: Tensor) -> Tensor:
 class Block(nn.Module):
     """One pre-norm Transformer block, dense or with experts, or a half of it: `attention` or `mlp`."""
 
-    def __init__(self, config: ModelConfig, fused: bool, index: int, half: str | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, fused: bool, index: int, half: str | None = None
+    ) -> None:
         super().__init__()
         attends, maps = half != "mlp", half != "attention"
         self.attention_norm = norm(config) if attends else None

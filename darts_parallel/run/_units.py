@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from darts_parallel.config import ModelConfig
 from darts_parallel.cost import BLOCK, LOSSLESS
-from darts_parallel.plan import LayerStrategy
+from darts_parallel.plans import LayerStrategy
 from darts_parallel.run._experts import ExpertBank, expert_bank
 from darts_parallel.run._layouts import local
 from darts_parallel.run._lossy import ErrorFeedback, padded
@@ -105,7 +105,9 @@ class Replicated(Unit):
 
     def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
         super().__init__(strategy, parameters, mesh)
-        self.groups = [mesh[name].get_group() for name in ("shard", "replicate") if mesh[name].size() > 1]
+        self.groups = [
+            mesh[name].get_group() for name in ("shard", "replicate") if mesh[name].size() > 1
+        ]
         self.sharded = strategy.zero_stage == 1 and mesh["shard"].size() > 1
         lossy = strategy.grad_comm_bits < LOSSLESS and bool(self.groups)
         self.feedback = ErrorFeedback(strategy.grad_comm_bits, self.groups[0]) if lossy else None
@@ -133,7 +135,9 @@ class Replicated(Unit):
                 first, end = end, end + local(self.parameters[name]).numel()
                 places[name] = slice(first, end)
         shares = self.mesh["shard"].size() if self.sharded else 1
-        self._size = padded(end, self.groups[0].size()) if self.feedback else -(-end // shares) * shares
+        self._size = (
+            padded(end, self.groups[0].size()) if self.feedback else -(-end // shares) * shares
+        )
         return places
 
     def reduce(self) -> None:
@@ -178,9 +182,13 @@ class Replicated(Unit):
         values = self._gathered(self.slots[0].grad)[self._places[name]].view(local(parameter).shape)
         if isinstance(parameter, DTensor):
             values = DTensor.from_local(
-                values, parameter.device_mesh, parameter.placements,
-                run_check=False, shape=parameter.shape, stride=parameter.stride(),
-            )  # fmt: skip
+                values,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
         return whole(values)
 
     def rounding_bytes(self) -> float:
@@ -198,7 +206,9 @@ class Replicated(Unit):
         begin = self.mesh["shard"].get_local_rank() * part.numel()
         low, high = max(place.start, begin), min(place.stop, begin + part.numel())
         if low < high:
-            part[low - begin : high - begin] = values.reshape(-1)[low - place.start : high - place.start]
+            part[low - begin : high - begin] = values.reshape(-1)[
+                low - place.start : high - place.start
+            ]
 
     def _all_reduce(self, gradients: dict[str, Tensor]) -> None:
         if not self.groups:
@@ -247,16 +257,25 @@ class Sharded(Unit):
     """
 
     def __init__(
-        self, strategy: LayerStrategy, modules: list[nn.Module], names: list[str], mesh: DeviceMesh,
-        dtype: torch.dtype, root: nn.Module | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        strategy: LayerStrategy,
+        modules: list[nn.Module],
+        names: list[str],
+        mesh: DeviceMesh,
+        dtype: torch.dtype,
+        root: nn.Module | None = None,
+    ) -> None:
         self.keeps = strategy.zero_stage == 2
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         target = modules[0] if len(modules) == 1 else modules
         apart = _apart(modules)
         policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
         fully_shard(
-            target, mesh=data, reshard_after_forward=not self.keeps, ignored_params=apart, mp_policy=policy
+            target,
+            mesh=data,
+            reshard_after_forward=not self.keeps,
+            ignored_params=apart,
+            mp_policy=policy,
         )
         if root is not None:
             fully_shard(root, mesh=data)
@@ -279,7 +298,9 @@ class Sharded(Unit):
     def reduce(self) -> None:
         """Free the gathered parameters of ZeRO 2; backward has reduced."""
         apart = {id(p) for p in _apart(self.modules)}
-        now = {id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart}
+        now = {
+            id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart
+        }
         self._gathered_bytes = byte_size(list(now.values()))
         if self.keeps:
             self.state.reshard()
@@ -333,7 +354,9 @@ class TiedTables:
         group: This rank's partner in the other stage and itself; None where there is one stage.
     """
 
-    def __init__(self, config: ModelConfig, units: dict[str, Unit], group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, config: ModelConfig, units: dict[str, Unit], group: dist.ProcessGroup | None
+    ) -> None:
         self.copies = [
             (units[name], table)
             for name, table in (("embedding", EMBEDDING), ("head", HEAD))

@@ -15,8 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.cost import BLOCK, LOSSLESS, StateBytes, parameters_per_rank, state_bytes, static_bytes
-from darts_parallel.plan import LayerStrategy, Plan
+from darts_parallel.cost import (
+    BLOCK,
+    LOSSLESS,
+    StateBytes,
+    parameters_per_rank,
+    state_bytes,
+    static_bytes,
+)
+from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_rows
 from darts_parallel.run._experts import Mlp
@@ -56,7 +63,9 @@ class VirtualRows(nn.Linear):
     """
 
     def __init__(self, whole: nn.Linear, ranks: int, bits: int) -> None:
-        super().__init__(whole.in_features, whole.out_features, whole.bias is not None, device="meta")
+        super().__init__(
+            whole.in_features, whole.out_features, whole.bias is not None, device="meta"
+        )
         self.weight, self.bias = whole.weight, whole.bias
         self.ranks, self.bits = ranks, bits
 
@@ -100,17 +109,23 @@ class VirtualGradients:
         """
         strategy, each = self.strategy, len(finest) // self.strategy.dp
         ranks = [
-            {name: sum((own[name] for own in finest[first + 1 : first + each]), finest[first][name])
-             for name in finest[0]}
+            {
+                name: sum(
+                    (own[name] for own in finest[first + 1 : first + each]), finest[first][name]
+                )
+                for name in finest[0]
+            }
             for first in range(0, len(finest), each)
-        ]  # fmt: skip
+        ]
         total = {name: torch.zeros_like(gradient) for name, gradient in finest[0].items()}
         divided = [name for name in total if strategy.tp > 1 and _divided_axis(name) is not None]
         whole = [name for name in total if name not in divided]
         for place in range(strategy.tp):
             # a block of numbers holds either divided or whole ones, as on the real ranks
             groups = (divided, whole)
-            parts = [torch.stack([self._flat(own, names, place) for own in ranks]) for names in groups]
+            parts = [
+                torch.stack([self._flat(own, names, place) for own in ranks]) for names in groups
+            ]
             delivered = self._delivered(torch.cat(parts, 1), place)
             sizes = [part.shape[1] for part in parts]
             for names, flat in zip(groups, torch.split(delivered, sizes), strict=True):
@@ -126,7 +141,9 @@ class VirtualGradients:
         """Return what both hops leave of the ranks' sum `(N,)`, and keep back the rest for the next time."""
         size, bits = rows.shape[1], self.strategy.grad_comm_bits
         rows = functional.pad(rows, (0, padded(size, len(rows)) - size))
-        unsent, undelivered = self.kept.get(place, (torch.zeros_like(rows), torch.zeros_like(rows[0])))
+        unsent, undelivered = self.kept.get(
+            place, (torch.zeros_like(rows), torch.zeros_like(rows[0]))
+        )
         wanted = rows + unsent
         sent = rounded(wanted, bits)
         owned = sent.sum(0) + undelivered
@@ -163,7 +180,9 @@ class Reference:
     """Blocks whose gradients travel at few bits, by name."""
 
     @staticmethod
-    def build(problem: Problem, seed: int, device: torch.device, plan: Plan | None = None) -> "Reference":
+    def build(
+        problem: Problem, seed: int, device: torch.device, plan: Plan | None = None
+    ) -> "Reference":
         """Build the model with the weights that `seed` gives every process.
 
         Args:
@@ -181,7 +200,9 @@ class Reference:
             layers["head"].output.weight = layers["embedding"].table.weight  # type: ignore[union-attr]
         parameters = list(dict.fromkeys(p for layer in layers.values() for p in layer.parameters()))
         synchronised = {}
-        for (name, layer), strategy in zip(layers.items(), plan.layers if plan else (), strict=False):
+        for (name, layer), strategy in zip(
+            layers.items(), plan.layers if plan else (), strict=False
+        ):
             if isinstance(layer, Block) and few_bit_gradients(strategy):
                 synchronised[name] = VirtualGradients(layer, strategy)
             if isinstance(layer, Block) and few_bit_sums(strategy):
@@ -204,11 +225,15 @@ class Reference:
         finest = lcm(1, *(own.strategy.dp for own in self.synchronised.values()))
         by_rank = []
         for index in range(finest):
-            for part in part_of_rank(batch, num_micro_batches, finest, index).chunk(num_micro_batches):
+            for part in part_of_rank(batch, num_micro_batches, finest, index).chunk(
+                num_micro_batches
+            ):
                 state = part[:, :-1]
                 for layer in self.layers.values():
                     state = layer(state)
-                loss = functional.cross_entropy(state.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+                loss = functional.cross_entropy(
+                    state.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"
+                )
                 loss = loss / self.problem.tokens_per_iteration
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
@@ -244,7 +269,9 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, fl
         if index == head_index(problem) and share_one_table(problem, plan):
             spec = replace(spec, vocabulary_parameters=0)
         strategy = plan.layers[index]
-        parameters = parameters_per_rank(spec, problem.model.config.vocab_size, _scalar(strategy.tp))
+        parameters = parameters_per_rank(
+            spec, problem.model.config.vocab_size, _scalar(strategy.tp)
+        )
         shards, zero = _scalar(shard_ranks(strategy)), _scalar(strategy.zero_stage)
         groups = [(parameters, shards)]
         if spec.experts is not None:
@@ -361,7 +388,9 @@ def verify(engine: Engine, seed: int) -> StepComparison:
 def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
     """Return the relative difference of every gradient; each is sent to all ranks, one by one."""
     wanted = reference.gradients() if reference else {}
-    shapes: list[Any] = [{name: tuple(g.shape) for name, g in wanted.items()} if reference else None]
+    shapes: list[Any] = [
+        {name: tuple(g.shape) for name, g in wanted.items()} if reference else None
+    ]
     dist.broadcast_object_list(shapes, src=0)
     square = torch.tensor(sum(float(g.square().sum()) for g in dict.fromkeys(wanted.values())))
     count = sum(torch.Size(shape).numel() for shape in shapes[0].values())
@@ -371,7 +400,9 @@ def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
     owners = {name: unit for unit in engine.units for name in unit.parameters}
     errors = torch.zeros(len(shapes[0]), device=engine.device)
     for index, (name, shape) in enumerate(shapes[0].items()):
-        target = wanted[name].contiguous() if reference else torch.empty(shape, device=engine.device)
+        target = (
+            wanted[name].contiguous() if reference else torch.empty(shape, device=engine.device)
+        )
         dist.broadcast(target, src=0)
         if name in owners:
             errors[index] = _relative(owners[name].full_gradient(name), target, typical)
@@ -397,7 +428,9 @@ def _state_bytes(engine: Engine) -> list[Bytes]:
         rounding += 4.0 * (table_rows(config.vocab_size, tp) - config.vocab_size) / tp
     extra = sum(unit.extra_bytes() for unit in units)
     return [
-        Bytes(rank, "parameters", sum(u.parameter_bytes() for u in units), parameters, extra, rounding),
+        Bytes(
+            rank, "parameters", sum(u.parameter_bytes() for u in units), parameters, extra, rounding
+        ),
         Bytes(rank, "gradients", sum(u.gradient_bytes() for u in units), gradients, 0.0, rounding),
         Bytes(rank, "optimizer", _optimizer_bytes(engine), moments, 0.0, 2 * rounding),
     ]

@@ -20,14 +20,16 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.distributed.tensor import Partial, Replicate
 
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import StageChunk, build, compute_dtype, head_index, table_rows
 from darts_parallel.run._layouts import Meshes, converted_logits, redistributed
 from darts_parallel.run._units import TiedTables
 
 
-def cross_entropy_sum(logits: Tensor, targets: Tensor, valid: int, mesh: DeviceMesh | None = None) -> Tensor:
+def cross_entropy_sum(
+    logits: Tensor, targets: Tensor, valid: int, mesh: DeviceMesh | None = None
+) -> Tensor:
     """Return the summed cross-entropy, nats; equal on all ranks of the mesh.
 
     As Megatron-LM's vocabulary-parallel loss (Shoeybi et al. 2019, arXiv 1909.08053, section 3), which
@@ -50,7 +52,9 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, valid: int, mesh: DeviceM
     picked = logits.gather(-1, index).squeeze(-1).masked_fill(~mine, 0.0)
     total = (logits - largest.unsqueeze(-1)).exp().sum(-1)
     if mesh is not None:  # every rank goes on with the sums, whose gradient is that of each part
-        total, picked = (redistributed(part, mesh, Partial(), Replicate()) for part in (total, picked))
+        total, picked = (
+            redistributed(part, mesh, Partial(), Replicate()) for part in (total, picked)
+        )
     return (total.log() + largest - picked).sum()
 
 
@@ -72,8 +76,11 @@ def part_of_rank(batch: Tensor, num_micro_batches: int, dp: int, index: int) -> 
 
 
 LEARNING_RATE = 1e-3
-CHUNKED = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble_v": ScheduleZBVZeroBubble,
-           "dualpipe": ScheduleDualPipeV}  # fmt: skip
+CHUNKED = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble_v": ScheduleZBVZeroBubble,
+    "dualpipe": ScheduleDualPipeV,
+}
 """PyTorch's schedules of several stages a device."""
 
 
@@ -140,7 +147,9 @@ class Engine:
         self.local = build(problem, plan, self.meshes, seed, device)
         self.units = list(dict.fromkeys(self.local.units.values()))
         self.tied = TiedTables(problem.model.config, self.local.units, self.meshes.tied)
-        self.optimizer = make_optimizer(problem, [slot for unit in self.units for slot in unit.slots])
+        self.optimizer = make_optimizer(
+            problem, [slot for unit in self.units for slot in unit.slots]
+        )
         self.schedule = self._schedule() if plan.pp > 1 else None
 
     def step(self, batch: Tensor) -> float:
@@ -221,7 +230,9 @@ class Engine:
         rows = (self.local.vocabulary_rows, table_rows(vocabulary, last.tp))
         logits = converted_logits(logits, head.tp, last.tp, self.meshes, rows)
         mesh = self.meshes.tensor(last.tp) if last.tp > 1 else None
-        return cross_entropy_sum(logits, targets, vocabulary, mesh) / self.problem.tokens_per_iteration
+        return (
+            cross_entropy_sum(logits, targets, vocabulary, mesh) / self.problem.tokens_per_iteration
+        )
 
     def _schedule(self) -> Any:
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
@@ -243,9 +254,14 @@ class Engine:
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]
         stage = _TimedStage(
-            chunk, place, self.plan.num_chunks, self.device, input_args=self._passed(first - 1),
-            output_args=self._passed(end - 1), group=self.meshes.pipeline,
-        )  # fmt: skip
+            chunk,
+            place,
+            self.plan.num_chunks,
+            self.device,
+            input_args=self._passed(first - 1),
+            output_args=self._passed(end - 1),
+            group=self.meshes.pipeline,
+        )
         stage.clock = self.clock
         return stage
 
@@ -263,7 +279,9 @@ class Engine:
         else:
             length = training.seq_len // (layer.tp if layer.sequence_parallel else 1)
             columns = config.hidden_size
-        return torch.empty(batch, length, columns, dtype=self.dtype, device="meta", requires_grad=True)
+        return torch.empty(
+            batch, length, columns, dtype=self.dtype, device="meta", requires_grad=True
+        )
 
 
 def make_optimizer(problem: Problem, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.plan import Plan, read_own_problem, read_plan, refuse_unexecutable
+from darts_parallel.plans import Plan, read_own_problem, read_plan, refuse_unexecutable
 from darts_parallel.problem import Problem
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) 
         UnsupportedError: the plan is for other hardware, or its state does not fit.
     """
     names = sorted({group.device for group in problem.config.cluster.nodes})
-    made_for_cpu = all(float(group.device.peak_flops) < GPU_FLOPS for group in problem.cluster.groups)
+    made_for_cpu = all(
+        float(group.device.peak_flops) < GPU_FLOPS for group in problem.cluster.groups
+    )
     kind = asked if asked != "auto" else (CPU if made_for_cpu else "cuda")
     if kind == "cuda" and not machine.gpus:
         raise UnsupportedError(
@@ -191,7 +193,9 @@ def require_processes(count: int, *, started: bool = False) -> None:
                 f"torchrun --nproc-per-node {count}{others}."
             )
         if name != "MASTER_ADDR" and not (value := os.environ[name]).isdigit():
-            raise UnsupportedError(f"{name}={value} must be a whole number, as torchrun sets it; try 0.")
+            raise UnsupportedError(
+                f"{name}={value} must be a whole number, as torchrun sets it; try 0."
+            )
     if needed and int(os.environ["WORLD_SIZE"]) != count:
         raise UnsupportedError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} must be the {count} devices of the plan; try torchrun "

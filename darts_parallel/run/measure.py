@@ -15,7 +15,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from darts_parallel.cost import CostBreakdown
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._verify import Bytes, StepComparison, verify
 from darts_parallel.run.engine import Clock, Engine, Phases, global_batch
@@ -65,7 +65,9 @@ def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
     return Measurement(
         seconds=tuple(seconds),
         losses=tuple(losses),
-        phases=tuple({name: sum(p[name] for p, _ in ranks) / size for name in mine} for ranks in stages),
+        phases=tuple(
+            {name: sum(p[name] for p, _ in ranks) / size for name in mine} for ranks in stages
+        ),
         peak_bytes=tuple(max(peak for _, peak in ranks) for ranks in stages),
     )
 
@@ -179,7 +181,11 @@ def _bytes_table(entries: tuple[Bytes, ...]) -> Table:
         mine = [entry for entry in entries if entry.rank == rank]
         cells = [f"{value:,.0f}" for entry in mine for value in (entry.measured, entry.predicted)]
         rows.append((str(rank), *cells, _word(all(entry.passed for entry in mine))))
-    kinds = [column for kind in ("parameters", "gradients", "optimizer") for column in (kind, "predicted")]
+    kinds = [
+        column
+        for kind in ("parameters", "gradients", "optimizer")
+        for column in (kind, "predicted")
+    ]
     return _table("Bytes of state, rank by rank", ("rank", *kinds, ""), rows, "right")
 
 
@@ -191,7 +197,9 @@ def _word(passed: bool) -> str:
     return "[green]equal[/green]" if passed else "[red]differs[/red]"
 
 
-def _render_measurement(measured: Measurement, cost: CostBreakdown | None, console: Console) -> None:
+def _render_measurement(
+    measured: Measurement, cost: CostBreakdown | None, console: Console
+) -> None:
     seconds, steps = measured.iteration_time_s, measured.seconds
     spread = f"median of {len(steps)}, {min(steps):.4f} to {max(steps):.4f}"
     console.print(f"measured {seconds:.4f} s per iteration ({spread})")
@@ -202,16 +210,21 @@ def _render_measurement(measured: Measurement, cost: CostBreakdown | None, conso
     console.print(predicted, highlight=False)
     rows = [
         (str(stage), *(f"{phases[phase]:.4f}" for phase in PHASES), f"{peak / 2**20:,.0f} MiB")
-        for stage, (phases, peak) in enumerate(zip(measured.phases, measured.peak_bytes, strict=True))
+        for stage, (phases, peak) in enumerate(
+            zip(measured.phases, measured.peak_bytes, strict=True)
+        )
     ]
-    console.print(_table("Seconds of a step by stage", ("stage", *PHASES, "peak memory"), rows, "right"))
+    console.print(
+        _table("Seconds of a step by stage", ("stage", *PHASES, "peak memory"), rows, "right")
+    )
 
 
 def outcome_dict(outcome: RunOutcome, cost: CostBreakdown | None) -> dict[str, Any]:
     """Return all results for a JSON file."""
     verdict, measured = outcome.verdict, outcome.measurement
     return {
-        "verify": verdict and asdict(verdict) | {"passed": verdict.passed, "loss_error": verdict.loss_error},
+        "verify": verdict
+        and asdict(verdict) | {"passed": verdict.passed, "loss_error": verdict.loss_error},
         "measured": measured and asdict(measured) | {"iteration_time_s": measured.iteration_time_s},
         "predicted_iteration_time_s": cost and cost.iteration_time_s,
     }

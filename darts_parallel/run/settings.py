@@ -5,7 +5,7 @@ from pathlib import Path
 
 from darts_parallel.config import Config, load_config, require_at_least, require_member
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan import Plan, read_plan, refuse_unexecutable, required_config
+from darts_parallel.plans import Plan, read_plan, refuse_unexecutable, required_config
 from darts_parallel.problem import Problem
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -88,7 +88,9 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
 
 def _in_float32(config: Config) -> Config:
     """Set float32, the precision that runs here, where the devices' peak is known for it."""
-    known = all("fp32" in config.cluster.devices[group.device].peak_TFLOPs for group in config.cluster.nodes)
+    known = all(
+        "fp32" in config.cluster.devices[group.device].peak_TFLOPs for group in config.cluster.nodes
+    )
     if not known:
         raise ConfigError(
             f"cluster={config.cluster.name} states no fp32 peak, in which the run computes; try "

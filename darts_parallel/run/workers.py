@@ -27,9 +27,19 @@ from darts_parallel.errors import STARTER, DartsParallelError, UnsupportedError
 
 GRACE_S = 1.0
 """After a first failure the other ranks get this long to say what they know."""
-LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out", "timeout",
-        "monitoredbarrier", "recvbytes failed", "sendbytes failed", "failed to recv",
-        "shutting down")  # fmt: skip
+LOST = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "timed out",
+    "timeout",
+    "monitoredbarrier",
+    "recvbytes failed",
+    "sendbytes failed",
+    "failed to recv",
+    "shutting down",
+)
 """Words of torch's errors where another process of the group is gone."""
 Job = Callable[..., Any]
 
@@ -117,8 +127,12 @@ def group_sentence(error: BaseException, rank: int, timeout_s: float) -> str | N
     while chain is not None:
         text = " ".join(str(chain).split())
         if "EADDRINUSE" in text or "address already in use" in text.lower():
-            address = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '?')}"
-            return f"the port {address} is taken; try another MASTER_PORT, or torchrun --standalone."
+            address = (
+                f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '?')}"
+            )
+            return (
+                f"the port {address} is taken; try another MASTER_PORT, or torchrun --standalone."
+            )
         lost = any(word in text.lower() for word in LOST)
         if lost and isinstance(chain, (RuntimeError, dist.DistError)):
             return (
@@ -133,7 +147,9 @@ def preloaded() -> ForkServerContext:
     """Return a context whose processes are forked from a server that has imported torch once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["darts_parallel.run.measure"])
-    os.environ[STARTER] = str(os.getpid())  # killed during its imports, the server would finish them
+    os.environ[STARTER] = str(
+        os.getpid()
+    )  # killed during its imports, the server would finish them
     with children_without_interrupts():
         forkserver.ensure_running()
     del os.environ[STARTER]
@@ -158,7 +174,9 @@ class Workers(AbstractContextManager["Workers"]):
         self._processes: list[BaseProcess] = []
         context = preloaded()
         try:
-            with children_without_interrupts():  # a process that no list holds would outlive its semaphores
+            with (
+                children_without_interrupts()
+            ):  # a process that no list holds would outlive its semaphores
                 for _ in range(count):
                     pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
                     others = set(multiprocessing.active_children())
@@ -195,7 +213,9 @@ class Workers(AbstractContextManager["Workers"]):
             done, running = wait(answers, return_when=FIRST_EXCEPTION)
             if any(answer.exception() for answer in done):
                 done |= wait(running, GRACE_S).done
-                raise self._most_telling([(answers.index(answer), answer.exception()) for answer in done])
+                raise self._most_telling(
+                    [(answers.index(answer), answer.exception()) for answer in done]
+                )
             return [answer.result() for answer in answers]
         except BaseException:
             self.close()
@@ -204,12 +224,19 @@ class Workers(AbstractContextManager["Workers"]):
     def _most_telling(self, found: list[tuple[int, BaseException | None]]) -> BaseException:
         """Choose an error: a death explains the rest; then what a rank did wrong; then lost connections."""
         known = [(rank, error) for rank, error in found if error is not None]
-        errors = [(rank, self._death(rank) if isinstance(e, BrokenProcessPool) else e) for rank, e in known]
-        order = [(not isinstance(e, WorkerDied), isinstance(e, GroupError), rank) for rank, e in errors]
+        errors = [
+            (rank, self._death(rank) if isinstance(e, BrokenProcessPool) else e)
+            for rank, e in known
+        ]
+        order = [
+            (not isinstance(e, WorkerDied), isinstance(e, GroupError), rank) for rank, e in errors
+        ]
         return errors[order.index(min(order))][1]
 
     def _death(self, rank: int) -> WorkerDied:
-        self._pools[rank].shutdown()  # its own thread asks for the exit status, which can be read once
+        self._pools[
+            rank
+        ].shutdown()  # its own thread asks for the exit status, which can be read once
         code = self._processes[rank].exitcode or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return WorkerDied(
@@ -245,7 +272,9 @@ def _begin() -> None:
     torch.set_num_threads(1)
 
 
-def _serve(rank: int, world: int, file: str, timeout_s: float, kind: str, job: Job, *arguments: Any) -> Any:
+def _serve(
+    rank: int, world: int, file: str, timeout_s: float, kind: str, job: Job, *arguments: Any
+) -> Any:
     """Run a job in a worker, which joins the group before its first; arguments as `process_group`."""
     os.environ["LOCAL_RANK"] = str(rank)
     try:

@@ -80,7 +80,9 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
     last = [max(time for time, (series, _) in row.items() if series.kind == "F") for row in slots]
     # weights leave the drain, and come back where its backward passes leave slots free
     ends = zip(slots, last, strict=True)
-    drained = [[row.pop(t) for t in sorted(row) if t > end and row[t][0].kind == "W"] for row, end in ends]
+    drained = [
+        [row.pop(t) for t in sorted(row) if t > end and row[t][0].kind == "W"] for row, end in ends
+    ]
     move_together(slots, None, last)
     for row, entries, end in zip(slots, drained, last, strict=True):
         for series, batch in entries:
@@ -128,7 +130,9 @@ def repeated(schedule: BuildingBlock, pp: int, count: int) -> Slots:
 
 def held(row: dict[int, tuple[Series, int]]) -> Counts:
     """Count the passes that a device holds behind each of its slots, from their forward to their weights."""
-    return np.cumsum([CHANGE[row[time][0].kind] if time in row else 0 for time in range(max(row) + 1)])
+    return np.cumsum(
+        [CHANGE[row[time][0].kind] if time in row else 0 for time in range(max(row) + 1)]
+    )
 
 
 def move_together(slots: Slots, counts: list[Counts] | None, after: list[int]) -> None:

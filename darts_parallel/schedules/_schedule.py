@@ -111,7 +111,11 @@ class Schedule(ABC):
     def count_refusal(self, pp: int, count: int) -> str | None:
         """Say in one sentence why the schedule is not defined for these numbers; None where it is."""
         rule, near = self.count_rule(pp, count)
-        return None if near == count else f"plan: num_micro_batches={count} must be {rule}; try {near}."
+        return (
+            None
+            if near == count
+            else f"plan: num_micro_batches={count} must be {rule}; try {near}."
+        )
 
     def orders(self, pp: int, count: int, chunks: int = 1) -> tuple[tuple[Operation, ...], ...]:
         """Return the passes of every device.
@@ -165,7 +169,9 @@ def _last_stage_moments(schedule: Schedule, pp: int, count: int, chunks: int) ->
 
 
 @lru_cache(maxsize=256)
-def _fullest_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> tuple[tuple[float, float], ...]:
+def _fullest_moments(
+    schedule: Schedule, pp: int, count: int, chunks: int
+) -> tuple[tuple[float, float], ...]:
     """Count `Schedule.fullest_moments` that no other one exceeds in all and between the passes."""
     seen: set[tuple[float, float]] = set()
     for order in schedule.orders(pp, count, chunks):

@@ -50,7 +50,9 @@ class Searched(Schedule):
 
     def in_flight(self, pp: int, count: int, chunks: int) -> tuple[int, ...]:
         """Count, where a device holds the most micro-batches, those of each of its stages."""
-        held = np.array([max(row.tolist(), key=sum) for row in self.moments()], dtype=np.int64).sum(0)
+        held = np.array([max(row.tolist(), key=sum) for row in self.moments()], dtype=np.int64).sum(
+            0
+        )
         return tuple(held.reshape(2, -1).sum(0).tolist())
 
     def moments(self) -> list[NDArray[np.int64]]:
@@ -76,10 +78,15 @@ class Searched(Schedule):
             return f"order lists {len(self.rows)} devices, which must be all pp={pp}; try {pp}"
         places = self.devices(pp, num_stages)
         for device, row in enumerate(self.rows):
-            mine = product("FIW", (s for s in range(num_stages) if places[s] == device), range(count))
+            mine = product(
+                "FIW", (s for s in range(num_stages) if places[s] == device), range(count)
+            )
             left = set(mine)
             for entry in row:
-                parts = {entry._replace(kind=part) for part in ("IW" if entry.kind == "B" else entry.kind)}
+                parts = {
+                    entry._replace(kind=part)
+                    for part in ("IW" if entry.kind == "B" else entry.kind)
+                }
                 if not parts <= left:
                     rule = f"be a pass of its stages and {count} micro-batches that was not before"
                     closest = _text(min(left)) if left else "none"
@@ -87,7 +94,9 @@ class Searched(Schedule):
                 left -= parts
             if left:
                 missing = _text(min(left))
-                return f"order[{device}] must have every pass once, and lacks {missing}; try {missing}"
+                return (
+                    f"order[{device}] must have every pass once, and lacks {missing}; try {missing}"
+                )
         return self._waiting(num_stages)
 
     def _waiting(self, num_stages: int) -> str | None:
@@ -125,7 +134,9 @@ def _text(entry: Operation | tuple[str, int, int]) -> str:
 def _read(text: str) -> Operation:
     found = re.fullmatch(r"(\d{1,6})([FIWB])(\d{1,6})", text)
     if found is None:
-        raise PlanError(f"plan: order has {text!r}, which must be stage, F, I, W or B, micro-batch; try 0F0.")
+        raise PlanError(
+            f"plan: order has {text!r}, which must be stage, F, I, W or B, micro-batch; try 0F0."
+        )
     return Operation(found[2], int(found[1]), int(found[3]))
 
 

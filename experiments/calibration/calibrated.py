@@ -22,8 +22,8 @@ from torch import Tensor
 
 from darts_parallel.config import config_dir
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan import write_bytes, write_text
 from darts_parallel.planner import BASE, FAMILIES, correlation_bytes
+from darts_parallel.plans import write_bytes, write_text
 from experiments.data.runs import DEVICE, MeasuredRun
 
 PAIR = "+"
@@ -46,7 +46,9 @@ class Place:
     def of_run(run: MeasuredRun) -> "Place":
         """Return the place of a run; of several kinds of nodes the first counts."""
         device = FAMILIES.get(run.devices[0], run.devices[0])
-        return Place(device, run.framework, run.intra_links[0], run.inter_links[0], run.memory_metric)
+        return Place(
+            device, run.framework, run.intra_links[0], run.inter_links[0], run.memory_metric
+        )
 
     def name(self, scope: str) -> str:
         """Return the name within a scope, or two joined by `+`."""
@@ -114,13 +116,17 @@ QUANTITIES = read_quantities()
 class Parameters:
     """Index of all latent numbers: one base for each quantity, one deviation for each name in its scopes."""
 
-    def __init__(self, places: Iterable[Place], quantities: tuple[Quantity, ...] = QUANTITIES) -> None:
+    def __init__(
+        self, places: Iterable[Place], quantities: tuple[Quantity, ...] = QUANTITIES
+    ) -> None:
         self.quantities = quantities
         everywhere = list(places)
         sds: dict[Key, float] = {}
         for quantity in quantities:
             for scope, sd in quantity.sd.items():
-                names = [""] if scope == BASE else sorted({place.name(scope) for place in everywhere})
+                names = (
+                    [""] if scope == BASE else sorted({place.name(scope) for place in everywhere})
+                )
                 sds |= {(quantity.name, "" if scope == BASE else scope, name): sd for name in names}
         self.keys = list(sds)
         self.sd = torch.tensor(list(sds.values()), dtype=torch.float64)
@@ -207,12 +213,18 @@ class Calibrated:
                 )
             for scope in quantity.sd:
                 pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
-                found |= {(quantity.name, "" if scope == BASE else scope, n): p for n, p in pairs.items()}
+                found |= {
+                    (quantity.name, "" if scope == BASE else scope, n): p for n, p in pairs.items()
+                }
         table = torch.tensor(list(found.values()), dtype=torch.float64)
-        return Calibrated(tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64))
+        return Calibrated(
+            tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64)
+        )
 
     @staticmethod
-    def of_fit(parameters: Parameters, latent: Tensor, covariance: Tensor | None = None) -> "Calibrated":
+    def of_fit(
+        parameters: Parameters, latent: Tensor, covariance: Tensor | None = None
+    ) -> "Calibrated":
         """Keep the values at a fit's optimum.
 
         Args:
@@ -236,10 +248,13 @@ class Calibrated:
         quantities: dict[str, dict[str, Any]] = {}
         for q in QUANTITIES:
             quantities[q.name] = {
-                "meaning": q.meaning, "scale": "share" if q.share else {"above": q.above},
+                "meaning": q.meaning,
+                "scale": "share" if q.share else {"above": q.above},
                 "prior": q.value,
-                "prior_sd": {n: float(f"{sd * widen(q.name):.3g}") for n, sd in {**q.sd, **q.unseen}.items()},
-            }  # fmt: skip
+                "prior_sd": {
+                    n: float(f"{sd * widen(q.name):.3g}") for n, sd in {**q.sd, **q.unseen}.items()
+                },
+            }
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
         for (quantity, scope, name), mean, sd in numbers:
             pair = [float(f"{mean:.4g}"), float(f"{sd * widen(quantity):.3g}")]

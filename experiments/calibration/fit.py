@@ -60,7 +60,11 @@ class Residuals:
     def where(self, keep: Tensor) -> "Residuals":
         """Return the figures whose place in `keep`, `(N,)`, is true."""
         return Residuals(
-            self.case[keep], self.part[keep], self.error[keep], self.jacobian[keep], self.mixture[keep]
+            self.case[keep],
+            self.part[keep],
+            self.error[keep],
+            self.jacobian[keep],
+            self.mixture[keep],
         )
 
 
@@ -88,7 +92,9 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
         for part, measured in figures.items():
             error = torch.log(getattr(prediction, part)) - log(measured)
             more = part != list(figures)[-1]
-            slopes = torch.autograd.grad(error, list(leaves.values()), retain_graph=more, allow_unused=True)
+            slopes = torch.autograd.grad(
+                error, list(leaves.values()), retain_graph=more, allow_unused=True
+            )
             found = torch.stack([torch.zeros_like(error) if s is None else s for s in slopes])
             rows.append(i)
             kinds.append(PARTS.index(part))
@@ -96,9 +102,12 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
             gradients.append(found @ to_latent)
             mixtures.append(case.problem.model.has_experts)
     return Residuals(
-        torch.tensor(rows), torch.tensor(kinds), torch.stack(errors), torch.stack(gradients),
+        torch.tensor(rows),
+        torch.tensor(kinds),
+        torch.stack(errors),
+        torch.stack(gradients),
         torch.tensor(mixtures),
-    )  # fmt: skip
+    )
 
 
 def _values_and_slopes(
@@ -134,7 +143,9 @@ def fit(
     for experts in (False, True):
         own = [case for case in cases if case.problem.model.has_experts == experts]
         if own:
-            latent = _minimum(partial(residuals, own, parameters), latent, parameters, experts, steps, tell)
+            latent = _minimum(
+                partial(residuals, own, parameters), latent, parameters, experts, steps, tell
+            )
     return latent, residuals(cases, parameters, latent)
 
 

@@ -66,13 +66,24 @@ def job_of(run: MeasuredRun) -> tuple[object, ...]:
     compared by their seconds per sequence.
     """
     return (
-        run.file, run.source.split("@")[0], run.num_layers, run.hidden_size, run.num_heads, run.vocab_size,
-        run.seq_len, run.gpu.lower(), run.gpus, round(4 * log2(run.global_batch_size)),
-        run.printed_precision.lower(), run.framework,
-    )  # fmt: skip
+        run.file,
+        run.source.split("@")[0],
+        run.num_layers,
+        run.hidden_size,
+        run.num_heads,
+        run.vocab_size,
+        run.seq_len,
+        run.gpu.lower(),
+        run.gpus,
+        round(4 * log2(run.global_batch_size)),
+        run.printed_precision.lower(),
+        run.framework,
+    )
 
 
-def job_rankings(cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[float]]) -> list[JobRanking]:
+def job_rankings(
+    cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[float]]
+) -> list[JobRanking]:
     """Rank all jobs with at least `SMALLEST_GROUP` measured plans.
 
     Args:
@@ -93,15 +104,20 @@ def job_rankings(cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[fl
 
 
 def _ranking(
-    cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[float]], plans: Sequence[Sequence[int]]
+    cases: Sequence[MeasuredCase],
+    scores: Mapping[str, Sequence[float]],
+    plans: Sequence[Sequence[int]],
 ) -> JobRanking:
     """Rank the plans of a job by the seconds of one sequence, of repeats the median."""
     runs = [cases[repeats[0]].run for repeats in plans]
     batches = np.array([run.global_batch_size for run in runs])
-    truth = np.array([np.median([cases[i].run.iteration_s or nan for i in repeats]) for repeats in plans])
+    truth = np.array(
+        [np.median([cases[i].run.iteration_s or nan for i in repeats]) for repeats in plans]
+    )
     truth = truth / batches
     orders = {
-        name: np.array([own[repeats[0]] for repeats in plans]) / batches for name, own in scores.items()
+        name: np.array([own[repeats[0]] for repeats in plans]) / batches
+        for name, own in scores.items()
     }
     orders[SMALLEST] = np.array([float(run.tp * run.pp) for run in runs])
     everything = orders | {CHANCE: np.zeros(len(truth))}
@@ -129,8 +145,12 @@ def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int)
     free = min(trials, len(order)) - len(sure)
     best = float(truth[sure].min()) if len(sure) else np.inf
     # the minimum of a random subset: its k-th smallest member is the smallest with a hypergeometric chance
-    chances = [comb(len(tied) - place - 1, free - 1) / comb(len(tied), free) for place in range(len(tied))]
-    expected = sum(chance * min(best, float(value)) for chance, value in zip(chances, tied, strict=True))
+    chances = [
+        comb(len(tied) - place - 1, free - 1) / comb(len(tied), free) for place in range(len(tied))
+    ]
+    expected = sum(
+        chance * min(best, float(value)) for chance, value in zip(chances, tied, strict=True)
+    )
     return expected / float(truth.min()) - 1.0
 
 
@@ -138,11 +158,17 @@ def rankings_csv(rankings: Sequence[JobRanking]) -> str:
     """Write `ranking.csv`: one line a job, rank correlations and regrets (as fractions) by order."""
     rows = []
     for job in rankings:
-        cells: dict[str, object] = {"job": job.name, "plans": job.plans, "best_place": job.best_place}
+        cells: dict[str, object] = {
+            "job": job.name,
+            "plans": job.plans,
+            "best_place": job.best_place,
+        }
         for name in job.orders:
             own = {"spearman": job.spearman[name]} if name in job.spearman else {}
             own |= {f"regret_{k}": job.regret[name, k] for k in TRIALS}
-            cells |= {f"{name}_{key}".lstrip("_"): "" if v != v else f"{v:.6g}" for key, v in own.items()}
+            cells |= {
+                f"{name}_{key}".lstrip("_"): "" if v != v else f"{v:.6g}" for key, v in own.items()
+            }
         rows.append(cells)
     return csv_text(tuple(rows[0]) if rows else ("job",), [tuple(row.values()) for row in rows])
 
@@ -214,7 +240,11 @@ def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
 
 
 def cross_validate(
-    cases: Sequence[MeasuredCase], parameters: Parameters, optimum: Tensor, found: Residuals, kind: str
+    cases: Sequence[MeasuredCase],
+    parameters: Parameters,
+    optimum: Tensor,
+    found: Residuals,
+    kind: str,
 ) -> list[HeldOut]:
     """Predict every fold with parameters fitted to all others.
 
@@ -231,7 +261,9 @@ def cross_validate(
         latent, covariance = linear_fit(rest, optimum, parameters), posterior(rest, parameters)
         for i in sorted(held_out):
             with torch.no_grad():
-                prediction = predict(cases[i], parameters.values(latent, Place.of_run(cases[i].run)))
+                prediction = predict(
+                    cases[i], parameters.values(latent, Place.of_run(cases[i].run))
+                )
             for part, measured in measured_figures(cases[i]).items():
                 variance = float(slopes[i, part] @ covariance @ slopes[i, part])
                 predicted = float(getattr(prediction, part))
@@ -252,7 +284,9 @@ def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
     return {name: summarise(*zip(*own, strict=True)) for name, own in pairs.items()}
 
 
-def width_of(held_out: Mapping[str, Sequence[HeldOut]], widenings: Sequence[float] = WIDENINGS) -> Width:
+def width_of(
+    held_out: Mapping[str, Sequence[HeldOut]], widenings: Sequence[float] = WIDENINGS
+) -> Width:
     """Find the width whose 80 % intervals come closest to holding 80 % of the runs of every kind of fold.
 
     A fold weighs as much as the root of the number of its runs; of equal widths the narrowest counts.
@@ -264,8 +298,10 @@ def width_of(held_out: Mapping[str, Sequence[HeldOut]], widenings: Sequence[floa
         kinds += [np.array(told).T] if told else []
 
     def misfit(width: Width) -> float:
-        held = (weights @ (needed <= width.own**2 + width.widening * variances) / weights.sum()
-                for needed, variances, weights in kinds)  # fmt: skip
+        held = (
+            weights @ (needed <= width.own**2 + width.widening * variances) / weights.sum()
+            for needed, variances, weights in kinds
+        )
         return sum((float(share) - SHARE) ** 2 for share in held)
 
     return min((Width(own, widening) for widening in widenings for own in OWN_SPREADS), key=misfit)
@@ -274,21 +310,27 @@ def width_of(held_out: Mapping[str, Sequence[HeldOut]], widenings: Sequence[floa
 def widths_of(held_out: Mapping[str, Sequence[HeldOut]]) -> tuple[Width, Width]:
     """Find the widths of a figure of dense models and of mixtures, whose parameters are widened alike."""
     told = {kind: held for kind, held in held_out.items() if kind in NEW} or held_out
-    both = ({kind: [h for h in held if h.mixture == own] for kind, held in told.items()}
-            for own in (False, True))  # fmt: skip
+    both = (
+        {kind: [h for h in held if h.mixture == own] for kind, held in told.items()}
+        for own in (False, True)
+    )
     dense, mixtures = both
     found = width_of(dense if any(dense.values()) else mixtures)
     return found, width_of(mixtures, [found.widening]) if any(mixtures.values()) else found
 
 
-def standardized(held_out: Mapping[str, Sequence[HeldOut]], kind: str, part: str) -> dict[str, Floats]:
+def standardized(
+    held_out: Mapping[str, Sequence[HeldOut]], kind: str, part: str
+) -> dict[str, Floats]:
     """Divide the errors of left-out figures by the widths that the other folds give, by `TOTALS`."""
     own = {name: [h for h in held if h.part == part] for name, held in held_out.items()}
     found: dict[str, list[float]] = {total: [] for total in TOTALS}
     for fold in dict.fromkeys(h.fold for h in own[kind]):
         members = [h for h in own[kind] if h.fold == fold]
         runs = {id(h.case) for h in members}
-        widths = widths_of({name: [h for h in held if id(h.case) not in runs] for name, held in own.items()})
+        widths = widths_of(
+            {name: [h for h in held if id(h.case) not in runs] for name, held in own.items()}
+        )
         for h in members:
             width = widths[h.mixture]
             score = h.error / (width.own**2 + width.widening * h.variance) ** 0.5
@@ -302,7 +344,9 @@ def constant_mfu(held: Sequence[HeldOut]) -> list[HeldOut]:
 
     def at_peak(h: HeldOut) -> HeldOut:
         problem = h.case.problem
-        flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
+        flops = (
+            problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
+        )
         peak = problem.cluster.num_devices * float(problem.cluster.groups[0].device.peak_flops)
         return replace(h, predicted=flops / peak)
 
@@ -355,7 +399,11 @@ def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
             continue
         dense, mixtures = widths_of(held)
         jobs = next((held[kind] for kind in ("source", "family", "model") if held.get(kind)), [])
-        result[part] = {"own": dense.own, "widening": dense.widening, EXPERTS: {"own": mixtures.own}}
+        result[part] = {
+            "own": dense.own,
+            "widening": dense.widening,
+            EXPERTS: {"own": mixtures.own},
+        }
         for own, mixture in ((result[part], False), (result[part][EXPERTS], True)):
             if part == PARTS[0]:
                 own["pair"] = round(pair_spread([h for h in jobs if h.mixture == mixture]), 4)

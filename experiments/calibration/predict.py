@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.config import NARROW
 from darts_parallel.cost import hard_plan
-from darts_parallel.plan import Plan
+from darts_parallel.plans import Plan
 from darts_parallel.problem import GIB, Cluster, Link, NodeGroup, Problem
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
@@ -87,7 +87,11 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
 
     def link(old: Link, place: str) -> Link:
         efficiency, latency = values.get(f"{place}_efficiency"), values.get(f"{place}_latency_us")
-        if efficiency is not None and place == "inter" and float(old.bandwidth) < ETHERNET_GBPS * 1e9:
+        if (
+            efficiency is not None
+            and place == "inter"
+            and float(old.bandwidth) < ETHERNET_GBPS * 1e9
+        ):
             # one flow reaches a ceiling, whatever the link's rate: a slower link is filled
             ceiling = torch.as_tensor(efficiency) * (ETHERNET_GBPS * 1e9 / float(old.bandwidth))
             efficiency = ceiling.clamp(max=FILLED)
@@ -106,5 +110,7 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
         )
 
     return replace(
-        cluster, groups=tuple(group(g) for g in cluster.groups), inter_node=link(cluster.inter_node, "inter")
+        cluster,
+        groups=tuple(group(g) for g in cluster.groups),
+        inter_node=link(cluster.inter_node, "inter"),
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import config_dir
-from darts_parallel.plan import write_text
 from darts_parallel.planner import FAMILIES, KINDS
+from darts_parallel.plans import write_text
 from darts_parallel.problem import ANY, HABITS
 from experiments.calibration.calibrated import QUANTITIES, Calibrated, Place, Quantity, log_odds
 from experiments.calibration.predict import LINK_PREFIXES
@@ -44,14 +44,18 @@ def write_presets(folder: Path, fitted: Calibrated, when: str) -> None:
             write_text(folder / "cluster" / path.name, cluster_text(text, fitted, when))
     for name, facts in frameworks().items():
         if name != NONE and name in fitted.names("framework"):
-            write_text(folder / "software" / f"{name}.yaml", framework_text(name, facts, fitted, when))
+            write_text(
+                folder / "software" / f"{name}.yaml", framework_text(name, facts, fitted, when)
+            )
 
 
 def device_names() -> list[str]:
     """List the shipped devices whose comment names a data sheet; others are invented, and never rewritten."""
     files = sorted((Path(config_dir()) / "device").glob("*.yaml"))
     return [
-        file.stem for file in files if DATA_SHEET in file.read_text(encoding="utf-8").replace("\n# ", " ")
+        file.stem
+        for file in files
+        if DATA_SHEET in file.read_text(encoding="utf-8").replace("\n# ", " ")
     ]
 
 
@@ -84,7 +88,9 @@ def cluster_text(text: str, fitted: Calibrated, when: str) -> str:
     """Write a cluster file with fitted efficiencies and latencies of its links, all else as shipped."""
     lines = [line for line in text.splitlines() if not line.startswith(MARK)]
     end = max((i + 1 for i, line in enumerate(lines) if line.startswith("#")), default=0)
-    lines.insert(end, f"{MARK} links {when}: efficiencies and latencies of what lists an efficiency.")
+    lines.insert(
+        end, f"{MARK} links {when}: efficiencies and latencies of what lists an efficiency."
+    )
     return LINK.sub(lambda found: _link(found, fitted), "\n".join(lines)) + "\n"
 
 
@@ -95,7 +101,9 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
     if known is None:
         return found[0]
     values = fitted.at(Place("", NONE, known, known))
-    efficiency, latency = (float(values[f"{place}_{name}"]) for name in ("efficiency", "latency_us"))
+    efficiency, latency = (
+        float(values[f"{place}_{name}"]) for name in ("efficiency", "latency_us")
+    )
     return (
         f"{place}_node: {{bandwidth_GBps: {found['rate']}, latency_us: {latency:.2g}, "
         f"efficiency: {efficiency:.3g}}}"
@@ -104,7 +112,10 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
 
 def framework_text(name: str, facts: Mapping[str, Any], fitted: Calibrated, when: str) -> str:
     """Write a framework's file: its habits, its own figures, and what it adds to those of a device."""
-    lines = [f"# {name}: habits on the wire, and what was fitted to its runs.", f"{MARK} figures {when}."]
+    lines = [
+        f"# {name}: habits on the wire, and what was fitted to its runs.",
+        f"{MARK} figures {when}.",
+    ]
     lines += [f"{key}: {str(facts[key]).lower()}" for key in HABITS if key in facts]
     values = fitted.at(Place("none", name, "", ""))
     offsets = []
@@ -117,7 +128,9 @@ def framework_text(name: str, facts: Mapping[str, Any], fitted: Calibrated, when
             offsets.append(f"  {quantity.name}: {{{cells}}}")
         else:
             lines.append(f"{quantity.name}: {three_digits(float(values[quantity.name]))}")
-    return "\n".join([*lines, "# added to the logit of a device's share", "offsets:", *offsets]) + "\n"
+    return (
+        "\n".join([*lines, "# added to the logit of a device's share", "offsets:", *offsets]) + "\n"
+    )
 
 
 def _offsets(quantity: Quantity, framework: str, fitted: Calibrated) -> Mapping[str, float]:
@@ -129,6 +142,8 @@ def _offsets(quantity: Quantity, framework: str, fitted: Calibrated) -> Mapping[
         if own == framework:
             files = [device, *(file for file, family in FAMILIES.items() if family == device)]
             pair = fitted.deviation(quantity.name, "device+framework", name)
-            known, usual = (log_odds(quantity.prior(Place(device, own, "", ""))) for own in (framework, NONE))
+            known, usual = (
+                log_odds(quantity.prior(Place(device, own, "", ""))) for own in (framework, NONE)
+            )
             result |= dict.fromkeys(files, any_device + pair + known - usual)
     return result

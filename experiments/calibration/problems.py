@@ -21,7 +21,7 @@ from darts_parallel.config import (
     load_config,
 )
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.plan import LayerStrategy, Plan, check_plan
+from darts_parallel.plans import LayerStrategy, Plan, check_plan
 from darts_parallel.problem import Problem, with_habits
 from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
 from experiments.data.table import frameworks
@@ -52,7 +52,9 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
     Errors:
         DartsParallelError: the cost model cannot express it; the message says why.
     """
-    config = replace(base_config(), model=_model(run), cluster=_cluster(run), training=_training(run))
+    config = replace(
+        base_config(), model=_model(run), cluster=_cluster(run), training=_training(run)
+    )
     facts = frameworks()[run.framework]
     habits = facts | facts.get("past", {}) | {"gradient_bits": run.gradient_bits}
     software = with_habits(run.framework, habits)
@@ -94,7 +96,9 @@ def _cluster(run: MeasuredRun) -> ClusterConfig:
     ]
     inter = [LinkConfig(rate, LATENCY_US["between"], 1.0) for rate in run.inter_GBps]
     nodes = [
-        NodeGroupConfig(count, run.gpus_per_node, device, intra[i], inter_node=inter[i] if i else None)
+        NodeGroupConfig(
+            count, run.gpus_per_node, device, intra[i], inter_node=inter[i] if i else None
+        )
         for i, (count, device) in enumerate(zip(run.nodes, run.devices, strict=True))
     ]
     domain = NVLINK_DOMAINS.get(run.devices[0])
@@ -109,7 +113,9 @@ def _cluster(run: MeasuredRun) -> ClusterConfig:
 
 def _same_fields(kind: type[Any], run: MeasuredRun) -> dict[str, Any]:
     """Take the fields of a run that a configuration has under the same name."""
-    return {field.name: getattr(run, field.name) for field in fields(kind) if hasattr(run, field.name)}
+    return {
+        field.name: getattr(run, field.name) for field in fields(kind) if hasattr(run, field.name)
+    }
 
 
 def _model(run: MeasuredRun) -> ModelConfig:
@@ -132,15 +138,25 @@ def _training(run: MeasuredRun) -> TrainingConfig:
 def _plan(run: MeasuredRun) -> Plan:
     kind = "none" if run.recompute == ALTERNATE else run.recompute
     base = LayerStrategy(
-        run.tp, run.dp, run.zero_stage, kind, run.sequence_parallel, shard_size=run.shard_size,
-        ep=run.ep, etp=run.etp,
-    )  # fmt: skip
+        run.tp,
+        run.dp,
+        run.zero_stage,
+        kind,
+        run.sequence_parallel,
+        shard_size=run.shard_size,
+        ep=run.ep,
+        etp=run.etp,
+    )
     odd = replace(base, recompute="full") if run.recompute == ALTERNATE else base
     # embedding before the blocks, head and loss after them
     layers = (base, *(odd if i % 2 else base for i in range(run.num_layers)), base, base)
     starts = [0, *(1 + blocks for blocks in accumulate(run.blocks[:-1]))]
     offload = ((0.0, 1.0),) * run.pp if run.offload else ()
     return Plan(
-        run.num_micro_batches, (*starts, run.num_layers + 3), layers, run.cp, run.virtual_stages,
+        run.num_micro_batches,
+        (*starts, run.num_layers + 3),
+        layers,
+        run.cp,
+        run.virtual_stages,
         offload=offload,
-    )  # fmt: skip
+    )

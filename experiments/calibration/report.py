@@ -42,8 +42,17 @@ from experiments.data.runs import MeasuredRun
 
 ERRORS = ("median %", "mean %", "bias %", "90 % below")
 ERROR_HEADER = ("source", "rows", "s: used", *ERRORS, "memory: used", *ERRORS)
-RANKING_HEADER = ("job", "plans", "Spearman", "model 1", "model 3", "smallest 1",
-                  "smallest 3", "chance 1", "chance 3")  # fmt: skip
+RANKING_HEADER = (
+    "job",
+    "plans",
+    "Spearman",
+    "model 1",
+    "model 3",
+    "smallest 1",
+    "smallest 3",
+    "chance 1",
+    "chance 3",
+)
 FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""
 RIVALS = Path(__file__).parents[1] / "data" / "rivals.csv"
@@ -72,7 +81,9 @@ class RowOutcome:
     def pair(self, part: str) -> tuple[float, float] | None:
         """Return the predicted and the measured figure of a part where both are known."""
         name, _ = FIGURES[part]
-        predicted, measured = (getattr(self, f"{kind}_{name}") for kind in ("predicted", "measured"))
+        predicted, measured = (
+            getattr(self, f"{kind}_{name}") for kind in ("predicted", "measured")
+        )
         return None if predicted is None or measured is None else (predicted, measured)
 
 
@@ -121,10 +132,14 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     if jobs:
         lines.append((f"mean of {len(jobs)} jobs", sum(job.plans for job in jobs), list(jobs)))
     return [
-        (name, str(plans), f"{mean([job.spearman[MODEL] for job in own]):.2f}",
-         *(f"{100 * mean([job.regret[order] for job in own]):.1f}" for order in orders))
+        (
+            name,
+            str(plans),
+            f"{mean([job.spearman[MODEL] for job in own]):.2f}",
+            *(f"{100 * mean([job.regret[order] for job in own]):.1f}" for order in orders),
+        )
         for name, plans, own in lines
-    ]  # fmt: skip
+    ]
 
 
 def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
@@ -140,14 +155,18 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
             rows.append((fold.removesuffix(".csv"), part, *error.cells(), share, str(plans)))
         if part == PARTS[0]:
             constant = fold_errors(constant_mfu(own))
-            rows += [(f"{fold}, one MFU a device", part, *constant[fold].cells(), "", "")
-                     for fold in TOTALS if fold in constant]  # fmt: skip
+            rows += [
+                (f"{fold}, one MFU a device", part, *constant[fold].cells(), "", "")
+                for fold in TOTALS
+                if fold in constant
+            ]
     timed = [h for h in held if h.part == PARTS[0]]
     jobs = job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]})
     summary = "No job has enough measured plans to rank."
     if jobs:
         first, three, chance = (
-            100 * mean([job.regret[order] for job in jobs]) for order in ((MODEL, 1), (MODEL, 3), (CHANCE, 1))
+            100 * mean([job.regret[order] for job in jobs])
+            for order in ((MODEL, 1), (MODEL, 3), (CHANCE, 1))
         )
         correlation = mean([job.spearman[MODEL] for job in jobs])
         summary = (
@@ -193,7 +212,9 @@ def fit_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
             if ran:
                 refused = round(len(ran) - sum(ran))
                 share = f"{100 * refused / len(ran):.1f}"
-                rows.append((kind, total, *map(str, (len(ran), refused, share, len(out), round(sum(out))))))
+                rows.append(
+                    (kind, total, *map(str, (len(ran), refused, share, len(out), round(sum(out)))))
+                )
     header = ("left out", "runs", "ran", "refused", "refused %", "out of memory", "said to fit")
     title = "Fit: the median peak is within the capacity (recomputation not printed: that of full)."
     return [title, "", *markdown_table(header, rows, (0, 1))]
@@ -225,7 +246,9 @@ def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
     return [title, "", *markdown_table(("seconds of", "runs of", "runs", *ERRORS), rows, (0, 1))]
 
 
-def skipped_lines(outcomes: Sequence[RowOutcome], other_files: Sequence[tuple[str, str]]) -> list[str]:
+def skipped_lines(
+    outcomes: Sequence[RowOutcome], other_files: Sequence[tuple[str, str]]
+) -> list[str]:
     """List every row that was not used: file, line, reason; then files of another schema."""
     lines = [f"{o.file}:{o.row}: {o.skipped}" for o in outcomes if o.skipped]
     return lines + [f"{name}: {reason}" for name, reason in other_files]

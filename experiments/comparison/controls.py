@@ -55,7 +55,9 @@ class NoDescent(GradientSearch):
     descend from it by polishing's moves, and keep the best.
     """
 
-    def run(self, on_record: Callable[[StepRecord], None] = lambda record: None) -> list[StepRecord]:
+    def run(
+        self, on_record: Callable[[StepRecord], None] = lambda record: None
+    ) -> list[StepRecord]:
         """Search until `max_seconds`; there are no steps to record."""
         if any(table.pipeline.simulated for table in self.pool.tables):
             return []  # local search follows anyway: of orders of passes and layers
@@ -88,7 +90,9 @@ class NoDescent(GradientSearch):
         stages = self.pool.tables[number].num_stages
         plan = HardPlans(chains.outer, chains.choices, chains.first_layers[:, :stages])
         plan, cost = repair(self.pool.tables[number], plan, float("inf"))
-        return PricedPlan(number, plan, float(cost.iteration_time.masked_fill(~cost.feasible, torch.inf)))
+        return PricedPlan(
+            number, plan, float(cost.iteration_time.masked_fill(~cost.feasible, torch.inf))
+        )
 
     def _descend_from(self, entry: PricedPlan) -> None:
         """Descend by cheap moves from a plan that fits."""

@@ -35,8 +35,16 @@ def curves_figure(runs: Sequence[MethodRun]) -> Figure:
             times, gaps = median_gaps(mine, best_known(runs)[name])
             # one plan at the end is a step without length, and would be invisible
             marker = "s" if len(times) == 1 else None
-            panel.step(times, gaps, where="post", color=colours(number % 20), linewidth=1.0, marker=marker,
-                       markersize=3, label=method)  # fmt: skip
+            panel.step(
+                times,
+                gaps,
+                where="post",
+                color=colours(number % 20),
+                linewidth=1.0,
+                marker=marker,
+                markersize=3,
+                label=method,
+            )
         panel.set_title(name, fontsize=7, loc="left")
         panel.set(xscale="log", ylim=(-0.3 * SMALLEST, 1.5 * WORST))
         panel.set_yscale("symlog", linthresh=SMALLEST)

@@ -23,7 +23,10 @@ def distribution(runs: Sequence[MethodRun]) -> list[str]:
     solved = _solved(runs)
     if not solved:
         return []
-    polished, raw = [run.gap for run in solved], [run.raw_gap for run in solved if run.raw_gap is not None]
+    polished, raw = (
+        [run.gap for run in solved],
+        [run.raw_gap for run in solved if run.raw_gap is not None],
+    )
     lines = []
     for name, gaps in (("raw", raw), ("polished", polished)):
         exact = sum(abs(gap) < EXACT for gap in gaps) / len(gaps)
@@ -39,11 +42,19 @@ def distribution(runs: Sequence[MethodRun]) -> list[str]:
         ("polished gap never above 1 %", percent(worst), worst <= LARGE),
         ("raw gap median below 1 %", percent(median), median < LARGE),
     ]
-    header = ["gap", "runs", "exactly 0", *("max" if share == 100 else f"{share}%" for share in SHARES)]
+    header = [
+        "gap",
+        "runs",
+        "exactly 0",
+        *("max" if share == 100 else f"{share}%" for share in SHARES),
+    ]
     return [
         *markdown_table(header, lines),
         "",
-        *(f"- {target}: {found}, {'met' if met else '**missed**'}" for target, found, met in targets),
+        *(
+            f"- {target}: {found}, {'met' if met else '**missed**'}"
+            for target, found, met in targets
+        ),
     ]
 
 
@@ -71,8 +82,17 @@ def remarks(runs: Sequence[MethodRun]) -> list[str]:
 
 def problem_table(runs: Sequence[MethodRun]) -> list[str]:
     """Return a line for each problem: the oracle, the best uniform plan, the gradient search."""
-    header = ("problem", "oracle s/iteration", "oracle seconds", "uniform gap", "raw median", "raw max",
-              "polished median", "polished max", "search seconds")  # fmt: skip
+    header = (
+        "problem",
+        "oracle s/iteration",
+        "oracle seconds",
+        "uniform gap",
+        "raw median",
+        "raw max",
+        "polished median",
+        "polished max",
+        "search seconds",
+    )
     lines = []
     for oracle in (run for run in runs if run.method == ORACLE):
         mine = [run for run in runs if run.problem == oracle.problem]
@@ -84,6 +104,14 @@ def problem_table(runs: Sequence[MethodRun]) -> list[str]:
             spread += [percent(quantile(known, 50)), percent(max(known))] if known else ["-", "-"]
         seconds = f"{quantile([run.seconds for run in found], 50):.1f}" if found else "-"
         mark = "" if oracle.proven else " (bound)"
-        lines.append((oracle.problem, f"{oracle.iteration_time_s:.5g}{mark}", f"{oracle.seconds:.1f}",
-                      percent(uniform), *spread, seconds))  # fmt: skip
+        lines.append(
+            (
+                oracle.problem,
+                f"{oracle.iteration_time_s:.5g}{mark}",
+                f"{oracle.seconds:.1f}",
+                percent(uniform),
+                *spread,
+                seconds,
+            )
+        )
     return markdown_table(header, lines)

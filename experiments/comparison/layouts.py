@@ -30,7 +30,11 @@ def first_layers(chunks: Sequence[str], layers: Sequence[LayerSpec]) -> list[int
 
     Layers that no layout names (the loss, a decoder's embedding) go with the layer before them.
     """
-    named = [index for index, layer in enumerate(layers) if layer.kind not in ("loss", "decoder_embedding")]
+    named = [
+        index
+        for index, layer in enumerate(layers)
+        if layer.kind not in ("loss", "decoder_embedding")
+    ]
     symbols = "".join(SYMBOLS.get(layers[index].kind, "t") for index in named)
     if "".join(chunks) != symbols or not all(chunks):
         return None

@@ -19,7 +19,9 @@ class HeuristicOrder(OrderSearch):
         if not problem.free:
             return problem.starts(plan)
         first = np.append(plan.first_layers[0].numpy(), problem.table.num_layers)
-        return sorted(problem.heuristic(first, plan.choices[0].numpy()), key=lambda order: order.seconds)
+        return sorted(
+            problem.heuristic(first, plan.choices[0].numpy()), key=lambda order: order.seconds
+        )
 
     def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
         """Return the order as it is."""
@@ -51,7 +53,8 @@ class PerturbedGradient(OrderSearch):
             for _ in range(SAMPLES):
                 noise = random.standard_normal(keys.shape)
                 pair = [
-                    problem.dispatched(order.first, order.choices, keys + s * width * noise) for s in (1, -1)
+                    problem.dispatched(order.first, order.choices, keys + s * width * noise)
+                    for s in (1, -1)
                 ]
                 best = min([best, *pair], key=lambda found: found.seconds)
                 up, down = (min(found.seconds / order.seconds, 2.0) for found in pair)

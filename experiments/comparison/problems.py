@@ -49,15 +49,22 @@ class SuiteCase:
 
 
 PRESETS: tuple[tuple[str, str, str], ...] = (
-    ("gpt2_xl", "a10_8x4", "gpt2_xl"), ("gpt2_xl", "a10_4x4", "gpt2_xl"),
-    ("gpt2_xl", "v100_4x8", "gpt2_xl_fp16"), ("gpt2_xl", "a100_40_2x8", "gpt2_xl"),
-    ("bert_345m", "a10_4x4", "bert_345m"), ("bert_345m", "a10_8x4", "bert_345m"),
-    ("bert_345m", "a100_40_2x8", "bert_345m"), ("t5_1_3b", "a10_4x4", "t5_1_3b"),
-    ("t5_1_3b", "a10_8x4", "t5_1_3b"), ("t5_1_3b", "a100_40_2x8", "t5_1_3b"),
-    ("llama2_7b", "h100_1x8", "llama2_7b"), ("llama2_7b", "a100_40_2x8", "llama2_7b"),
-    ("llama2_7b", "a100_40_8x8", "llama2_7b"), ("llama3_8b", "a100_80_8x8", "llama3_8b"),
+    ("gpt2_xl", "a10_8x4", "gpt2_xl"),
+    ("gpt2_xl", "a10_4x4", "gpt2_xl"),
+    ("gpt2_xl", "v100_4x8", "gpt2_xl_fp16"),
+    ("gpt2_xl", "a100_40_2x8", "gpt2_xl"),
+    ("bert_345m", "a10_4x4", "bert_345m"),
+    ("bert_345m", "a10_8x4", "bert_345m"),
+    ("bert_345m", "a100_40_2x8", "bert_345m"),
+    ("t5_1_3b", "a10_4x4", "t5_1_3b"),
+    ("t5_1_3b", "a10_8x4", "t5_1_3b"),
+    ("t5_1_3b", "a100_40_2x8", "t5_1_3b"),
+    ("llama2_7b", "h100_1x8", "llama2_7b"),
+    ("llama2_7b", "a100_40_2x8", "llama2_7b"),
+    ("llama2_7b", "a100_40_8x8", "llama2_7b"),
+    ("llama3_8b", "a100_80_8x8", "llama3_8b"),
     ("llama3_8b", "h100_8x8", "llama3_8b"),
-)  # fmt: skip
+)
 """Model, cluster and training preset of each problem; loose and tight memory are both used."""
 
 LARGE: tuple[tuple[str, str, str, int | None], ...] = (
@@ -75,16 +82,27 @@ MIXED: tuple[tuple[str, str, str], ...] = (
 )
 """Problems on nodes of more than one kind."""
 
-UNEVEN: tuple[tuple[str, str, str], ...] = PRESETS[0:2] + PRESETS[4:6] + PRESETS[8:9] + PRESETS[10:11]
+UNEVEN: tuple[tuple[str, str, str], ...] = (
+    PRESETS[0:2] + PRESETS[4:6] + PRESETS[8:9] + PRESETS[10:11]
+)
 """Problems that also appear with random factors on their layers' seconds and bytes."""
 
 CORE = (
-    "gpt2_xl on a10_8x4, tight", "gpt2_xl on a10_8x4, uneven", "gpt2_xl on v100_4x8, tight",
-    "gpt2_xl on a100_40_2x8, tight", "bert_345m on a10_4x4, tight", "bert_345m on a10_4x4, uneven",
-    "t5_1_3b on a10_8x4, loose", "t5_1_3b on a10_8x4, uneven", "llama2_7b on h100_1x8, tight",
-    "llama3_8b on h100_8x8, tight", "gpt2_xl on a10_a100_mixed, loose", "llama3_70b on h100_8x8, loose",
-    "gpt3_175b on a100_80_48x8, loose", "llama3_405b on h100_128x8 x 512 nodes, tight",
-)  # fmt: skip
+    "gpt2_xl on a10_8x4, tight",
+    "gpt2_xl on a10_8x4, uneven",
+    "gpt2_xl on v100_4x8, tight",
+    "gpt2_xl on a100_40_2x8, tight",
+    "bert_345m on a10_4x4, tight",
+    "bert_345m on a10_4x4, uneven",
+    "t5_1_3b on a10_8x4, loose",
+    "t5_1_3b on a10_8x4, uneven",
+    "llama2_7b on h100_1x8, tight",
+    "llama3_8b on h100_8x8, tight",
+    "gpt2_xl on a10_a100_mixed, loose",
+    "llama3_70b on h100_8x8, loose",
+    "gpt3_175b on a100_80_48x8, loose",
+    "llama3_405b on h100_128x8 x 512 nodes, tight",
+)
 """`problems=core`: every kind of problem of the suite, a third as many."""
 
 TOY: tuple[str, str, str] = ("toy", "toy", "toy")
@@ -99,7 +117,9 @@ def tight(problem: Problem) -> Problem:
         for table, plans in zip(tables, lightest_plans(tables, "layerwise"), strict=True)
     ]
     peak = float(torch.stack(peaks).min())
-    return problem.with_devices(lambda device: replace(device, memory=TIGHTNESS * peak + device.reserved))
+    return problem.with_devices(
+        lambda device: replace(device, memory=TIGHTNESS * peak + device.reserved)
+    )
 
 
 def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
@@ -142,7 +162,9 @@ def suite(names: Sequence[str] = ()) -> list[SuiteCase]:
     cases += [SuiteCase(*TOY, variant=variant, seed=len(cases)) for variant in VARIANTS]
     for name in names:
         if not any(name in case.name for case in cases):
-            known = sorted({case.model for case in cases} | {case.cluster for case in cases} | set(VARIANTS))
+            known = sorted(
+                {case.model for case in cases} | {case.cluster for case in cases} | set(VARIANTS)
+            )
             near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise ConfigError(
                 f"problems={name} is part of no problem's name, such as {cases[0].name!r}; try {near}."

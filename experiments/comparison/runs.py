@@ -87,19 +87,37 @@ def gap(seconds: float, reference: float) -> float:
 
 
 def answered(
-    problem: str, method: str, seed: int | None, answer: TableResult, began: float, schedule: str = ""
+    problem: str,
+    method: str,
+    seed: int | None,
+    answer: TableResult,
+    began: float,
+    schedule: str = "",
 ) -> MethodRun:
     """Return the row of an answer that was asked for at `began`, by `time.monotonic`."""
     seconds = time.monotonic() - began
     curve = answer.curve or (() if answer.best is None else ((seconds, answer.cost),))
-    return MethodRun(problem, method, seed, answer.cost, seconds, answer.plans_evaluated, answer.proven,
-                     schedule=schedule, curve=curve)  # fmt: skip
+    return MethodRun(
+        problem,
+        method,
+        seed,
+        answer.cost,
+        seconds,
+        answer.plans_evaluated,
+        answer.proven,
+        schedule=schedule,
+        curve=curve,
+    )
 
 
 def searched(
-    problem: str, method: str, seed: int, tables: Sequence[CostTable], settings: SearchConfig,
+    problem: str,
+    method: str,
+    seed: int,
+    tables: Sequence[CostTable],
+    settings: SearchConfig,
     loop: type[GradientSearch] = GradientSearch,
-) -> MethodRun:  # fmt: skip
+) -> MethodRun:
     """Run the gradient search, or a loop in its place.
 
     Errors:
@@ -112,9 +130,16 @@ def searched(
         return MethodRun(problem, method, seed, none, time.monotonic() - began, 0, raw_time_s=none)
     unless_interrupted(found)
     return MethodRun(
-        problem, method, seed, found.iteration_time_s, found.seconds, found.plans_evaluated,
-        raw_time_s=found.raw_iteration_time_s, schedule=found.plan.schedule_name, curve=found.curve,
-    )  # fmt: skip
+        problem,
+        method,
+        seed,
+        found.iteration_time_s,
+        found.seconds,
+        found.plans_evaluated,
+        raw_time_s=found.raw_iteration_time_s,
+        schedule=found.plan.schedule_name,
+        curve=found.curve,
+    )
 
 
 def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
@@ -135,8 +160,18 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
     if AUTO in options.methods:
         began, settings = time.monotonic(), replace(search, method=AUTO, seed=seeds[0])
         auto = solve(tables, SPACE, settings, AUTO)
-        runs.append(MethodRun(name, AUTO, None, auto.iteration_time_s, time.monotonic() - began,
-                              auto.plans_evaluated, auto.proven, curve=auto.curve))  # fmt: skip
+        runs.append(
+            MethodRun(
+                name,
+                AUTO,
+                None,
+                auto.iteration_time_s,
+                time.monotonic() - began,
+                auto.plans_evaluated,
+                auto.proven,
+                curve=auto.curve,
+            )
+        )
     budget = options.budget
     if SEARCH in options.methods:
         settings = replace(search, max_seconds=min(budget, search.max_seconds))

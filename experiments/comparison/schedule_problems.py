@@ -72,27 +72,68 @@ T5 = _model("t5_1_3b", "a10_4x4")
 GPT = ("model=gpt2_xl", "training=gpt2_xl")
 
 CASES: tuple[ScheduleCase, ...] = (
-    ScheduleCase("hybrid, Nemotron-H 8B", (*_model("nemotron_h_8b", "h100_1x8", _batch(16)), *_pins(8, 16))),
-    ScheduleCase("hybrid, Nemotron-H 56B", (*_model("nemotron_h_56b", "h100_8x8", _batch(16)),
-                                            *_pins(8, 16, 8))),
-    ScheduleCase("multi-token prediction, DeepSeek-V3",
-                 (*_model("deepseek_v3", "h100_128x8", _batch(2048), "model.mtp_num_layers=1", "space.ep=64",
-                          "space.virtual_stages=[1,2]"), *_pins(16, 32)), layout=DEEPSEEK_V3),
-    ScheduleCase("large vocabulary, sliding windows, Gemma 3 27B",
-                 (*_model("gemma3_27b", "h100_8x8", _batch(16)), *_pins(8, 16, 8))),
-    ScheduleCase("large vocabulary, 32 layers", (*LLAMA2, "model.vocab_size=256000", *_pins(8, 16))),
+    ScheduleCase(
+        "hybrid, Nemotron-H 8B", (*_model("nemotron_h_8b", "h100_1x8", _batch(16)), *_pins(8, 16))
+    ),
+    ScheduleCase(
+        "hybrid, Nemotron-H 56B",
+        (*_model("nemotron_h_56b", "h100_8x8", _batch(16)), *_pins(8, 16, 8)),
+    ),
+    ScheduleCase(
+        "multi-token prediction, DeepSeek-V3",
+        (
+            *_model(
+                "deepseek_v3",
+                "h100_128x8",
+                _batch(2048),
+                "model.mtp_num_layers=1",
+                "space.ep=64",
+                "space.virtual_stages=[1,2]",
+            ),
+            *_pins(16, 32),
+        ),
+        layout=DEEPSEEK_V3,
+    ),
+    ScheduleCase(
+        "large vocabulary, sliding windows, Gemma 3 27B",
+        (*_model("gemma3_27b", "h100_8x8", _batch(16)), *_pins(8, 16, 8)),
+    ),
+    ScheduleCase(
+        "large vocabulary, 32 layers", (*LLAMA2, "model.vocab_size=256000", *_pins(8, 16))
+    ),
     _llama("43 layers", 43, 8, 16),
     _llama("61 layers", 61, 8, 32),
     _llama("78 layers", 78, 8, 16),
     replace(_llama("61 layers, tight memory", 61, 8, 16), little_memory=True),
     ScheduleCase("encoder-decoder, T5", (*T5, *_pins(8, 16))),
-    ScheduleCase("48 layers, tight memory, slow network", (*GPT, "cluster=a10_4x4", *_pins(8, 16)),
-                 little_memory=True),
+    ScheduleCase(
+        "48 layers, tight memory, slow network",
+        (*GPT, "cluster=a10_4x4", *_pins(8, 16)),
+        little_memory=True,
+    ),
     ScheduleCase("mixed GPUs", (*GPT, "cluster=a10_a100_mixed", *_pins(8, 16))),
-    ScheduleCase("Llama 3 70B", (*_model("llama3_70b", "h100_8x8", _batch(32), "space.cp=2",
-                                         "space.virtual_stages=[1,2,5]"), *_pins(4, 16, 4)),
-                 layout=LLAMA3_70B),
-    ScheduleCase("Llama 3.1 405B", (*_model("llama3_405b", "h100_128x8", _batch(128), "space.cp=2",
-                                            "space.virtual_stages=[1,2,8]"), *_pins(8, 16, 8)),
-                 layout=LLAMA31_405B),
-)  # fmt: skip
+    ScheduleCase(
+        "Llama 3 70B",
+        (
+            *_model(
+                "llama3_70b", "h100_8x8", _batch(32), "space.cp=2", "space.virtual_stages=[1,2,5]"
+            ),
+            *_pins(4, 16, 4),
+        ),
+        layout=LLAMA3_70B,
+    ),
+    ScheduleCase(
+        "Llama 3.1 405B",
+        (
+            *_model(
+                "llama3_405b",
+                "h100_128x8",
+                _batch(128),
+                "space.cp=2",
+                "space.virtual_stages=[1,2,8]",
+            ),
+            *_pins(8, 16, 8),
+        ),
+        layout=LLAMA31_405B,
+    ),
+)

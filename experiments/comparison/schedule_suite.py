@@ -63,7 +63,14 @@ def solve_case(case: ScheduleCase, options: CompareSchedulesOptions) -> list[Met
     loops = {SEARCH: GradientSearch, RULES: GradientSearch} | ORDER_LOOPS | CONTROLS
     rules = [replace(table, pipeline=replace(table.pipeline, free=False)) for table in tables]
     # the kernels are compiled before any clock starts
-    searched(case.name, SEARCH, 0, tables, replace(config, order_passes=1, max_seconds=60.0), GradientSearch)
+    searched(
+        case.name,
+        SEARCH,
+        0,
+        tables,
+        replace(config, order_passes=1, max_seconds=60.0),
+        GradientSearch,
+    )
     runs = [
         searched(case.name, method, seed, rules if method == RULES else tables, config, loop)
         for method, loop in loops.items()
@@ -83,7 +90,12 @@ def solve_case(case: ScheduleCase, options: CompareSchedulesOptions) -> list[Met
 
 
 def _answered(
-    case: ScheduleCase, method: str, seed: int, tables: Sequence[CostTable], found: TableResult, began: float
+    case: ScheduleCase,
+    method: str,
+    seed: int,
+    tables: Sequence[CostTable],
+    found: TableResult,
+    began: float,
 ) -> MethodRun:
     schedule = "" if found.best is None else tables[found.best.table].pipeline.schedule
     return answered(case.name, method, seed, found, began, schedule)
@@ -95,7 +107,11 @@ def _fixed(case: ScheduleCase, tables: Sequence[CostTable]) -> Iterator[MethodRu
     for name in (DEFAULT, PUBLISHED):
         incumbent = Incumbent(tables, None, keep_all=True)
         for number, table in enumerate(tables):
-            chunks = chunks_of(case.layout) if name == PUBLISHED else default_chunks(layers, table.num_stages)
+            chunks = (
+                chunks_of(case.layout)
+                if name == PUBLISHED
+                else default_chunks(layers, table.num_stages)
+            )
             if table.pipeline.schedule in OWN and chunks and len(chunks) == table.num_stages:
                 starts = first_layers(chunks, layers)
                 if starts is not None:
@@ -113,7 +129,8 @@ def medians(runs: Sequence[MethodRun]) -> dict[str, dict[str, float]]:
         mine = [run for run in runs if run.problem == problem]
         best = min(run.iteration_time_s for run in mine)
         gaps[problem] = {
-            method: quantile([r.iteration_time_s for r in mine if r.method == method], 50) / best - 1.0
+            method: quantile([r.iteration_time_s for r in mine if r.method == method], 50) / best
+            - 1.0
             for method in METHODS
             if any(run.method == method for run in mine)
         }
@@ -128,7 +145,12 @@ def gaps_table(runs: Sequence[MethodRun]) -> list[str]:
         best = min(mine, key=lambda run: run.iteration_time_s)
         cells = [_percent(gaps[method]) if method in gaps else "-" for method in METHODS]
         bound = best.iteration_time_s / (1.0 + best.gap)
-        ends = (best.schedule, f"{best.iteration_time_s:.4g} s", f"{bound:.4g} s", _percent(best.gap))
+        ends = (
+            best.schedule,
+            f"{best.iteration_time_s:.4g} s",
+            f"{bound:.4g} s",
+            _percent(best.gap),
+        )
         lines.append((problem, *cells, *ends))
     header = ("problem", *METHODS, "best schedule", "best plan", "proven bound", "within")
     return markdown_table(header, lines)
@@ -137,13 +159,22 @@ def gaps_table(runs: Sequence[MethodRun]) -> list[str]:
 def verdict(runs: Sequence[MethodRun]) -> list[str]:
     """Say where the gradient search is best or equal, where a rival is better, and what controls do."""
     gaps = medians(runs)
-    others = {name: {m: g - row[SEARCH] for m, g in row.items() if m != SEARCH} for name, row in gaps.items()}
-    rivals = {name: {m: by for m, by in row.items() if m not in CONTROLS} for name, row in others.items()}
+    others = {
+        name: {m: g - row[SEARCH] for m, g in row.items() if m != SEARCH}
+        for name, row in gaps.items()
+    }
+    rivals = {
+        name: {m: by for m, by in row.items() if m not in CONTROLS} for name, row in others.items()
+    }
     better = {name: [m for m, by in row.items() if by < -EQUAL] for name, row in rivals.items()}
     ties = [name for name, row in rivals.items() if not better[name] and min(row.values()) <= EQUAL]
     good = sum(not methods for methods in better.values())
-    lines = [f"- The gradient search's median plan is the best or equal on {good} of {len(gaps)} problems."]
-    lines += [f"- {name}: better are {', '.join(methods)}." for name, methods in better.items() if methods]
+    lines = [
+        f"- The gradient search's median plan is the best or equal on {good} of {len(gaps)} problems."
+    ]
+    lines += [
+        f"- {name}: better are {', '.join(methods)}." for name, methods in better.items() if methods
+    ]
     lines += [f"- A rival ties on: {', '.join(ties)}."] if ties else []
     for control in CONTROLS:
         by = [row[control] for row in others.values()]

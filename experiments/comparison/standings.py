@@ -8,7 +8,17 @@ from baselines import PLANNERS
 from experiments.comparison.quantiles import EXACT, percent, quantile, read_curve
 from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, MethodRun
 
-HEADER = ("method", "problems", "no plan", "best", "median", "95 %", "largest", "median s", "median plans")
+HEADER = (
+    "method",
+    "problems",
+    "no plan",
+    "best",
+    "median",
+    "95 %",
+    "largest",
+    "median s",
+    "median plans",
+)
 RAW = "gradient_search, raw"
 
 
@@ -36,9 +46,18 @@ class Standing:
         found = [gap for gap in self.gaps if gap < float("inf")]
         missing = str(len(self.gaps) - len(found)) if len(found) < len(self.gaps) else "-"
         exact = sum(gap < EXACT for gap in self.gaps)
-        spread = [percent(quantile(found, share)) for share in (50, 95, 100)] if found else ["-"] * 3
-        return [self.method, str(len(self.gaps)), missing, str(exact), *spread, f"{self.seconds:.2f}",
-                f"{self.evaluations:.0f}"]  # fmt: skip
+        spread = (
+            [percent(quantile(found, share)) for share in (50, 95, 100)] if found else ["-"] * 3
+        )
+        return [
+            self.method,
+            str(len(self.gaps)),
+            missing,
+            str(exact),
+            *spread,
+            f"{self.seconds:.2f}",
+            f"{self.evaluations:.0f}",
+        ]
 
 
 def standings(runs: Sequence[MethodRun]) -> list[Standing]:
@@ -49,8 +68,10 @@ def standings(runs: Sequence[MethodRun]) -> list[Standing]:
         mine = [run for run in runs if run.method == method]
         if not mine:
             continue
-        seconds, plans = (quantile([float(getattr(run, key)) for run in mine], 50)
-                          for key in ("seconds", "evaluations"))  # fmt: skip
+        seconds, plans = (
+            quantile([float(getattr(run, key)) for run in mine], 50)
+            for key in ("seconds", "evaluations")
+        )
         columns = {method: "iteration_time_s"} | ({RAW: "raw_time_s"} if method == SEARCH else {})
         for name, column in columns.items():
             times: dict[str, list[float]] = defaultdict(list)
@@ -80,7 +101,9 @@ def duels(runs: Sequence[MethodRun]) -> list[str]:
             rival = quantile([read_curve(curve, seconds) for curve in theirs], 50)
             own = quantile([run.iteration_time_s for run in mine], 50)
             slack = rival * EXACT if rival < float("inf") else 0.0
-            verdict = "better" if own < rival - slack else "worse" if own > rival + slack else "equal"
+            verdict = (
+                "better" if own < rival - slack else "worse" if own > rival + slack else "equal"
+            )
             counts[verdict] += 1
             worse += [f"{problem} by {percent(own / rival - 1.0)}"] if verdict == "worse" else []
         if sum(counts.values()):
@@ -101,17 +124,26 @@ def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
     mine = {run.problem: run for run in runs if run.method == AUTO}
     beaten, slower = [], []
     for name, own in mine.items():
-        others = {run.method for run in runs if run.problem == name and run.method not in (AUTO, ORACLE)}
-        found = {method: [run for run in runs if run.problem == name and run.method == method]
-                 for method in others}  # fmt: skip
+        others = {
+            run.method for run in runs if run.problem == name and run.method not in (AUTO, ORACLE)
+        }
+        found = {
+            method: [run for run in runs if run.problem == name and run.method == method]
+            for method in others
+        }
         times = {
-            method: quantile([run.iteration_time_s for run in rows], 50) for method, rows in found.items()
+            method: quantile([run.iteration_time_s for run in rows], 50)
+            for method, rows in found.items()
         }
         best = min(times, key=lambda method: times[method], default=None)
         if best is not None and times[best] < own.iteration_time_s * (1.0 - EXACT):
             beaten.append(f"{name} by {percent(own.iteration_time_s / times[best] - 1.0)} ({best})")
-        equal = [method for method in others if times[method] <= own.iteration_time_s * (1.0 + EXACT)]
-        slowest = max((quantile([run.seconds for run in found[m]], 50) for m in equal), default=float("inf"))
+        equal = [
+            method for method in others if times[method] <= own.iteration_time_s * (1.0 + EXACT)
+        ]
+        slowest = max(
+            (quantile([run.seconds for run in found[m]], 50) for m in equal), default=float("inf")
+        )
         if own.seconds > slowest:
             slower.append(f"{name} ({own.seconds:.1f} s against {slowest:.1f} s)")
     if not mine:
@@ -119,7 +151,9 @@ def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
     count = f"{len(mine) - len(beaten)} of {len(mine)} problems"
     return [
         f"- `search=auto` has the best plan on {count}"
-        + (f"; worse on {', '.join(beaten)}" if beaten else "") + ".",
+        + (f"; worse on {', '.join(beaten)}" if beaten else "")
+        + ".",
         f"- it needs more seconds than the slowest method with an equal plan on {len(slower)} problems"
-        + (f": {', '.join(slower)}" if slower else "") + ".",
-    ]  # fmt: skip
+        + (f": {', '.join(slower)}" if slower else "")
+        + ".",
+    ]

@@ -15,18 +15,47 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
-from darts_parallel.plan import write_text
+from darts_parallel.plans import write_text
 from darts_parallel.problem import Model
 from experiments.comparison.layouts import chunks_of
 from experiments.data import runs
-from experiments.data.runs import NOT_PRINTED, MeasuredRun, Sizes, architecture_of, preset_sizes, write_runs
-from experiments.data.table import RowError, TableRow, first, framework_of, read_tables, usual, word_tables
+from experiments.data.runs import (
+    NOT_PRINTED,
+    MeasuredRun,
+    Sizes,
+    architecture_of,
+    preset_sizes,
+    write_runs,
+)
+from experiments.data.table import (
+    RowError,
+    TableRow,
+    first,
+    framework_of,
+    read_tables,
+    usual,
+    word_tables,
+)
 
-STATED = ("dp", "micro_batch", "num_microbatches", "global_batch", "heads", "vocab", "zero", "recompute",
-          "sequence_parallel", "precision")  # fmt: skip
+STATED = (
+    "dp",
+    "micro_batch",
+    "num_microbatches",
+    "global_batch",
+    "heads",
+    "vocab",
+    "zero",
+    "recompute",
+    "sequence_parallel",
+    "precision",
+)
 """Cells whose absence a run's note tells."""
 SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
-EXPERT_CELLS = {"num_experts": "n_experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "moe_ffn"}
+EXPERT_CELLS = {
+    "num_experts": "n_experts",
+    "moe_router_topk": "top_k",
+    "moe_ffn_hidden_size": "moe_ffn",
+}
 HEAD_SIZE = 128
 LORA_RANK = 16
 """Rank in NeMo 2's recipes for Llama 3 70B; that of smaller models, 8, changes nothing that shows."""
@@ -55,7 +84,9 @@ def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
     told: dict[str, Any] = {key: row.text(key) for key in ("model", "source", "gpu")}
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
     told["mixture"] = not row.broken and (
-        row.text("n_experts") not in ("", "0", "1") or _known_sizes(row) is not None or row.says("sparse")
+        row.text("n_experts") not in ("", "0", "1")
+        or _known_sizes(row) is not None
+        or row.says("sparse")
     )
     try:
         return MeasuredRun(**told, **_fields(row, siblings))
@@ -86,19 +117,35 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     figures = _measured(row, batch["global_batch_size"], model["seq_len"], gpus)
     chunks, precision = _virtual_stages(row, layers, pp), row.one_of("precision")
     if row.says("other_adapters"):
-        raise RowError("adapters on weights of 4 bits, or other than LoRA, are not in the cost model")
+        raise RowError(
+            "adapters on weights of 4 bits, or other than LoRA, are not in the cost model"
+        )
     shards_sequence = _stated(row, "sequence_parallel", framework.get("sequence_parallel", True))
     result = {
-        "fused_attention": framework.get("fused_attention", True), **model, **degrees, **batch, **zero,
-        **figures, "framework": framework["name"], "framework_family": framework["family"],
+        "fused_attention": framework.get("fused_attention", True),
+        **model,
+        **degrees,
+        **batch,
+        **zero,
+        **figures,
+        "framework": framework["name"],
+        "framework_family": framework["family"],
         "gradient_bits": row.count("gradient_bits") or framework.get("gradient_bits"),
-        "cuda_graphs": "full_iteration" if _stated(row, "cuda_graphs", row.says("recorded")) else "none",
-        "fp8_dot_product_attention": _stated(row, "fp8_dot_product_attention", row.says("recorded")),
-        "printed_precision": row.text("precision"), "precision": precision,
-        "lora_rank": LORA_RANK if row.says("lora") else 0, "virtual_stages": chunks,
-        "recompute": row.one_of("recompute"), "sequence_parallel": tp > 1 and shards_sequence,
-        "offload": row.says("offload"), **_hardware(row, gpus, row.count("gpus_per_node") or 8),
-    }  # fmt: skip
+        "cuda_graphs": "full_iteration"
+        if _stated(row, "cuda_graphs", row.says("recorded"))
+        else "none",
+        "fp8_dot_product_attention": _stated(
+            row, "fp8_dot_product_attention", row.says("recorded")
+        ),
+        "printed_precision": row.text("precision"),
+        "precision": precision,
+        "lora_rank": LORA_RANK if row.says("lora") else 0,
+        "virtual_stages": chunks,
+        "recompute": row.one_of("recompute"),
+        "sequence_parallel": tp > 1 and shards_sequence,
+        "offload": row.says("offload"),
+        **_hardware(row, gpus, row.count("gpus_per_node") or 8),
+    }
     if sizes is not None:
         result |= _mixture(row, sizes, tp)
     return result | {"blocks": _blocks(row, layers, pp, chunks)}
@@ -119,7 +166,9 @@ def _known_sizes(row: TableRow) -> Sizes | None:
         return None
     try:
         known = first("mixtures", row.words("model"))
-        sizes = dict(known.get("sizes") or preset_sizes(known["preset"])) if known else _own_sizes(row)
+        sizes = (
+            dict(known.get("sizes") or preset_sizes(known["preset"])) if known else _own_sizes(row)
+        )
         layers = row.count("layers")
     except RowError:
         return None
@@ -143,26 +192,41 @@ def _dense_layers(row: TableRow) -> int:
 
 def _own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
-    keys = {"num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "vocab_size": "vocab"}
+    keys = {
+        "num_layers": "layers",
+        "hidden_size": "hidden",
+        "num_heads": "heads",
+        "vocab_size": "vocab",
+    }
     found: Sizes = {key: row.count(cell) for key, cell in (EXPERT_CELLS | keys).items()}
     if None in found.values() or found["num_experts"] < 2:
         return {}
     shared, width = row.count("shared_experts") or 0, found["moe_ffn_hidden_size"]
     return found | {
-        "num_kv_heads": row.count("kv_heads"), "gated_mlp": True, "tie_embeddings": False,
-        "learned_positions": False, "dropout": False, "linear_bias": False, "norm_bias": False,
+        "num_kv_heads": row.count("kv_heads"),
+        "gated_mlp": True,
+        "tie_embeddings": False,
+        "learned_positions": False,
+        "dropout": False,
+        "linear_bias": False,
+        "norm_bias": False,
         "ffn_hidden_size": row.count("ffn") or width,
         # a number of experts as wide as the routed ones, or the width itself
         "moe_shared_expert_intermediate_size": (shared if shared > 16 else shared * width) or None,
         "first_k_dense_replace": _dense_layers(row),
-    }  # fmt: skip
+    }
 
 
 def _complete(row: TableRow, sizes: Sizes) -> TableRow:
     """Fill the cells of a mixture's row by its public configuration and its source's defaults."""
     cells = dict(row.cells)
-    for cell, key in (("layers", "num_layers"), ("hidden", "hidden_size"), ("heads", "num_heads"),
-                      ("ffn", "ffn_hidden_size"), ("vocab", "vocab_size")):  # fmt: skip
+    for cell, key in (
+        ("layers", "num_layers"),
+        ("hidden", "hidden_size"),
+        ("heads", "num_heads"),
+        ("ffn", "ffn_hidden_size"),
+        ("vocab", "vocab_size"),
+    ):
         if row.count(cell) is None:
             cells[cell] = str(sizes[key])
     cells["kv_heads"] = str(sizes.get("num_kv_heads") or sizes["num_heads"])
@@ -178,7 +242,10 @@ def _complete(row: TableRow, sizes: Sizes) -> TableRow:
     if batch and micro and ranks and batch % (ranks * micro) == 0:
         cells["num_microbatches"] = str(batch // (ranks * micro))
     if row.says("torchtitan") and micro and not batch:
-        cells |= {"seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN), "num_microbatches": "1"}
+        cells |= {
+            "seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN),
+            "num_microbatches": "1",
+        }
         cells["recompute"] = cells.get("recompute") or TORCHTITAN_RECOMPUTE
     implied = re.search(r"global batch (\d+) implied", row.words("notes"))
     if implied and not batch:
@@ -187,10 +254,18 @@ def _complete(row: TableRow, sizes: Sizes) -> TableRow:
         cells["vpp_chunks"] = str(max(sizes["num_layers"] // pp, 1) if pp > 1 else 1)
     if not any(row.number(key) for key in SECONDS):
         share, rate = row.number("mfu_pct"), row.number("tflops_per_gpu")
-        rate = share / 100 * MFU_PEAK if share else rate * 1e12 if rate and row.says("folding") else None
+        rate = (
+            share / 100 * MFU_PEAK
+            if share
+            else rate * 1e12
+            if rate and row.says("folding")
+            else None
+        )
         if rate:
             filled = replace(row, cells=cells)
-            cells["iteration_s"] = repr(_model_flops(filled, sizes) / (rate * filled.require("n_gpus")))
+            cells["iteration_s"] = repr(
+                _model_flops(filled, sizes) / (rate * filled.require("n_gpus"))
+            )
     return replace(row, cells=cells)
 
 
@@ -201,7 +276,9 @@ def _model_flops(row: TableRow, sizes: Sizes) -> float:
     would be 1.2 to 1.4 times slower, against the cost model, than its runs of 4k.
     """
     seq_len, batch = (row.require(key) for key in ("seq_len", "global_batch"))
-    model = Model(ModelConfig(**(sizes | {"name": "", "max_seq_len": max(seq_len, 1)})), fused_attention=True)
+    model = Model(
+        ModelConfig(**(sizes | {"name": "", "max_seq_len": max(seq_len, 1)})), fused_attention=True
+    )
     whole, none = model.flops_per_token(seq_len), model.flops_per_token(0)
     return (none + (whole - none) / 2.0) * batch * seq_len
 
@@ -215,20 +292,30 @@ def _model(
     elif (row.count("ep") or 1) > 1 or row.says("sparse"):
         raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
     elif row.says("encoder_decoder"):
-        raise RowError("encoder-decoder models need their encoder layers, which the schema does not hold")
+        raise RowError(
+            "encoder-decoder models need their encoder layers, which the schema does not hold"
+        )
     else:
         family = first("models", row.words("model")) or {}
     layers, hidden, seq_len = (row.require(key) for key in ("layers", "hidden", "seq_len"))
     divisors = [n for n in range(1, hidden + 1) if hidden % n == 0]
     heads = row.count("heads") or usual(row, siblings, "heads", "hidden")
     heads = heads or min(divisors, key=lambda n: abs(hidden / n - HEAD_SIZE))
-    printed = re.search(r"vocab(?:ulary)?\s+(\d{4,7})", f"{row.text('n_params')} {row.text('notes')}")
-    vocab = row.count("vocab") or (int(printed[1]) if printed else usual(row, siblings, "vocab", "model"))
+    printed = re.search(
+        r"vocab(?:ulary)?\s+(\d{4,7})", f"{row.text('n_params')} {row.text('notes')}"
+    )
+    vocab = row.count("vocab") or (
+        int(printed[1]) if printed else usual(row, siblings, "vocab", "model")
+    )
     model: Sizes = {key: value for key, value in family.items() if key in runs.DEFAULTS} | {
-        "num_layers": layers, "hidden_size": hidden, "seq_len": seq_len, "num_heads": heads,
-        "num_kv_heads": row.count("kv_heads") or heads, "vocab_size": vocab or family["vocab_size"],
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "seq_len": seq_len,
+        "num_heads": heads,
+        "num_kv_heads": row.count("kv_heads") or heads,
+        "vocab_size": vocab or family["vocab_size"],
         "ffn_hidden_size": row.count("ffn") or usual(row, siblings, "ffn", "hidden") or 4 * hidden,
-    }  # fmt: skip
+    }
     if "tie_embeddings" in framework:
         model["tie_embeddings"] = framework["tie_embeddings"]
     stated = row.number("n_params")
@@ -236,7 +323,8 @@ def _model(
         # gated or not: by which count of parameters is closer
         attention = 2 * hidden * hidden + 2 * hidden * (hidden * model["num_kv_heads"] // heads)
         plain, gated = (
-            layers * (attention + n * hidden * model["ffn_hidden_size"]) + model["vocab_size"] * hidden
+            layers * (attention + n * hidden * model["ffn_hidden_size"])
+            + model["vocab_size"] * hidden
             for n in (2, 3)
         )
         model["gated_mlp"] = abs(gated - stated) < abs(plain - stated)
@@ -254,12 +342,15 @@ def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
     recorded, kept = row.says("recorded"), row.words("recompute")
     preset = (first("mixtures", row.words("model")) or {}).get("preset", "")
     return {
-        "architecture": architecture_of(preset, sizes), "ep": ep, "etp": etp, "shard_size": 0,
+        "architecture": architecture_of(preset, sizes),
+        "ep": ep,
+        "etp": etp,
+        "shard_size": 0,
         "sequence_parallel": tp > 1,
         "recompute_modules": tuple(m for m in RECOMPUTE_MODULES if re.search(rf"\b{m}\b", kept)),
         "moe_token_dispatcher_type": "flex" if row.says("flex") else "alltoall",
         "overlap_moe_expert_parallel_comm": recorded or row.says("expert_overlap"),
-    }  # fmt: skip
+    }
 
 
 # --- plans
@@ -274,17 +365,23 @@ def _degrees(row: TableRow) -> dict[str, int]:
     dp = (gpus or 0) // (tp * pp * cp) if dp is None else dp
     degrees = {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
     if gpus and (product := prod(degrees.values())) != gpus:
-        raise RowError(f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {product} is not n_gpus={gpus}")
+        raise RowError(
+            f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {product} is not n_gpus={gpus}"
+        )
     return degrees
 
 
 def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) -> dict[str, int]:
     """Find the number of micro-batches and the global batch."""
     dp, pp = degrees["dp"], degrees["pp"]
-    micro, count, batch = (row.count(key) for key in ("micro_batch", "num_microbatches", "global_batch"))
+    micro, count, batch = (
+        row.count(key) for key in ("micro_batch", "num_microbatches", "global_batch")
+    )
     if batch is None:
         if micro is None or count is None:
-            raise RowError("global_batch is missing, and micro_batch and num_microbatches do not give it")
+            raise RowError(
+                "global_batch is missing, and micro_batch and num_microbatches do not give it"
+            )
         batch = dp * micro * count
     if batch % dp:
         raise RowError(f"global_batch={batch} is not a multiple of dp={dp}")
@@ -308,7 +405,9 @@ def _zero(row: TableRow, ranks: int) -> dict[str, int]:
     """
     text = row.words("zero")
     digit = re.match(r"(?:zero-?|stage )?([0-3])\b", text)
-    stage = 3 if re.search(r"fsdp|hsdp|full.?shard", text) else 1 if "distributed optim" in text else 0
+    stage = (
+        3 if re.search(r"fsdp|hsdp|full.?shard", text) else 1 if "distributed optim" in text else 0
+    )
     stage = int(digit[1]) if digit else stage
     plain = text.replace("fsdp2", "fsdp")
     group = re.search(r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", plain)
@@ -317,7 +416,10 @@ def _zero(row: TableRow, ranks: int) -> dict[str, int]:
         return {"zero_stage": 0, "shard_size": 0}
     if row.says("torchtitan") and (row.count("pp") or 1) > 1:
         stage = min(stage, 1)  # its pipelines keep what is gathered until the last micro-batch
-    return {"zero_stage": stage, "shard_size": 0 if shard >= ranks or ranks % max(shard, 1) else shard}
+    return {
+        "zero_stage": stage,
+        "shard_size": 0 if shard >= ranks or ranks % max(shard, 1) else shard,
+    }
 
 
 def _virtual_stages(row: TableRow, layers: int, pp: int) -> int:
@@ -332,7 +434,9 @@ def _blocks(row: TableRow, layers: int, pp: int, chunks: int) -> tuple[int, ...]
     stages = pp * chunks
     counts = _printed_stages(row, layers, pp) if chunks == 1 else None
     layout = re.sub(r"\s", "", row.text("pp_layout"))
-    if re.fullmatch(r"[EtmL|()*\d]+", layout):  # E: embedding, t: block, m: prediction module, L: head
+    if re.fullmatch(
+        r"[EtmL|()*\d]+", layout
+    ):  # E: embedding, t: block, m: prediction module, L: head
         printed = [chunk.count("t") for chunk in chunks_of(layout)]
         counts = printed if len(printed) == stages and sum(printed) == layers else counts
     if counts is None:
@@ -359,7 +463,9 @@ def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
         return None
     counts = [int(n) for n in found[1].split()]
     if len(counts) != pp or sum(counts) < layers:
-        raise RowError(f"layers per stage {found[1].strip()} does not fit pp={pp} and {layers} layers")
+        raise RowError(
+            f"layers per stage {found[1].strip()} does not fit pp={pp} and {layers} layers"
+        )
     before = (sum(counts) - layers) // 2
     edges = [min(max(edge - before, 0), layers) for edge in accumulate(counts, initial=0)]
     return [end - begin for begin, end in pairwise(edges)]
@@ -389,14 +495,22 @@ def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> dict[str, Any]:
         inside = re.search(rf"inside\s+{RATE}", row.words("notes", "source"))
         # a stated rate inside a node is that of the one host bridge or network that all GPUs share
         intra = (
-            ("pcie", min(float(inside[1]) / 8.0, gpu["inside"])) if inside else (gpu["link"], gpu["inside"])
+            ("pcie", min(float(inside[1]) / 8.0, gpu["inside"]))
+            if inside
+            else (gpu["link"], gpu["inside"])
         )
         kinds = [(gpus // used, gpu["device"], *intra, *_network(row, gpus_per_node, gpu))]
     names = ("nodes", "devices", "intra_links", "intra_GBps", "inter_links", "inter_GBps")
-    return {"gpus": gpus, "gpus_per_node": used, **dict(zip(names, zip(*kinds, strict=True), strict=True))}
+    return {
+        "gpus": gpus,
+        "gpus_per_node": used,
+        **dict(zip(names, zip(*kinds, strict=True), strict=True)),
+    }
 
 
-def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[tuple[int, str, str, float, str, float]]:
+def _several(
+    row: TableRow, gpus: int, gpus_per_node: int
+) -> list[tuple[int, str, str, float, str, float]]:
     """Find the kinds of nodes that the GPU's cell or the notes list with their numbers; none where one."""
     for key in ("gpu", "notes"):
         found = []
@@ -410,12 +524,19 @@ def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[tuple[int, st
         size = 1 if total * gpus_per_node == gpus else gpus_per_node if total == gpus else 0
         if size and not any(count % size for count, _ in found):
             return [
-                (count // size, gpu["device"], gpu["link"], _instance(row, gpu).get("inside", gpu["inside"]),
-                 *_network(row, gpus_per_node, gpu, several=True))
+                (
+                    count // size,
+                    gpu["device"],
+                    gpu["link"],
+                    _instance(row, gpu).get("inside", gpu["inside"]),
+                    *_network(row, gpus_per_node, gpu, several=True),
+                )
                 for count, gpu in found
-            ]  # fmt: skip
+            ]
         if key == "gpu":
-            raise RowError(f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}")
+            raise RowError(
+                f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}"
+            )
     return []
 
 
@@ -448,7 +569,11 @@ def _printed_rate(text: str, gpus_per_node: int) -> float | None:
     several = re.search(rf"(\d+)\s*x\s*{RATE}", text)
     if several and "dgx" not in text[: several.start()][-6:]:
         return int(several[1]) * float(several[2]) / 8.0
-    patterns = (rf"{RATE}\s+per\s+gpu", rf"inter-node\s+{RATE}", rf"{RATE}\s+(?:node-node|inter-?node)")
+    patterns = (
+        rf"{RATE}\s+per\s+gpu",
+        rf"inter-node\s+{RATE}",
+        rf"{RATE}\s+(?:node-node|inter-?node)",
+    )
     each, *whole = (re.search(pattern, text) for pattern in patterns)
     found = each or next(filter(None, whole), None)
     return float(found[1]) / 8.0 * (gpus_per_node if each else 1) if found else None
@@ -489,7 +614,9 @@ def normalize(options: NormalizeOptions) -> int:
     """Write the runs of a folder; returns the exit status."""
     found, others = read_folder(options.data)
     write_text(Path(options.out), write_runs(found))
-    print(f"{options.out}: {len(found)} runs, {sum(not run.skipped for run in found)} of them complete")
+    print(
+        f"{options.out}: {len(found)} runs, {sum(not run.skipped for run in found)} of them complete"
+    )
     print("\n".join(f"{name}: {reason}" for name, reason in others))
     return 0
 

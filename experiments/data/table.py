@@ -15,7 +15,9 @@ from darts_parallel.errors import ConfigError, DartsParallelError
 
 REQUIRED = ("layers", "hidden", "gpu", "n_gpus")
 """Columns without which a file is no table of runs; any other that is missing reads as empty."""
-NUMBER = re.compile(r"[~≈ ]*([-+]?\d[\d_,]*\.?\d*(?:e[-+]?\d+)?)\s*([kmbt]?)(?![a-z0-9])", re.I | re.A)
+NUMBER = re.compile(
+    r"[~≈ ]*([-+]?\d[\d_,]*\.?\d*(?:e[-+]?\d+)?)\s*([kmbt]?)(?![a-z0-9])", re.I | re.A
+)
 SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 MAX_LINES = 20
 """Lines of one record: a quote open for longer is taken for a mistake on its first line."""
@@ -116,7 +118,9 @@ class TableRow:
         """
         value = self.count(key)
         if value is None:
-            raise RowError(f"{key}={self.text(key)} is no number" if self.text(key) else f"{key} is missing")
+            raise RowError(
+                f"{key}={self.text(key)} is no number" if self.text(key) else f"{key} is missing"
+            )
         return value
 
 
@@ -132,7 +136,9 @@ def read_tables(path: str) -> tuple[dict[str, list[TableRow]], list[tuple[str, s
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(f"data={path} must be a folder; try one with CSV files of runs.")
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".csv" and file.is_file())
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix.lower() == ".csv" and file.is_file()
+    )
     if not files:
         raise ConfigError(f"data={path} must hold a CSV file; try a folder with one.")
     tables: dict[str, list[TableRow]] = {}
@@ -147,7 +153,9 @@ def read_tables(path: str) -> tuple[dict[str, list[TableRow]], list[tuple[str, s
 
 def _rows(path: Path) -> list[TableRow]:
     """Read the rows of a file; a line that cannot be read is a broken row, the next is read on its own."""
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").replace("\0", "\ufffd").splitlines()
+    lines = (
+        path.read_text(encoding="utf-8-sig", errors="replace").replace("\0", "\ufffd").splitlines()
+    )
     header: list[str] = []
     rows: list[TableRow] = []
     index = 0
@@ -155,11 +163,15 @@ def _rows(path: Path) -> list[TableRow]:
         cells, used = _record(lines, index, len(header))
         line, index = index + 1, index + used
         if cells is None and header:
-            rows.append(TableRow(path.name, line, {}, "the line cannot be read (a quote is not closed)"))
+            rows.append(
+                TableRow(path.name, line, {}, "the line cannot be read (a quote is not closed)")
+            )
         elif header and any(cell.strip() for cell in cells or ()):
             given, width = len(cells or ()), len(header)
             broken = "" if given == width else f"{given} cells, but the header has {width}"
-            rows.append(TableRow(path.name, line, dict(zip(header, cells or (), strict=False)), broken))
+            rows.append(
+                TableRow(path.name, line, dict(zip(header, cells or (), strict=False)), broken)
+            )
         elif not header:
             header = [cell.strip().lower() for cell in cells or ()]
             lacking = ", ".join(key for key in REQUIRED if key not in header)

@@ -28,9 +28,12 @@ def kinds_of(planner: Planner) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name, planner in PLANNERS.items() for kind in kinds_of(planner)]
+    ("name", "kind"),
+    [(name, kind) for name, planner in PLANNERS.items() for kind in kinds_of(planner)],
 )
-def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(name: str, kind: str) -> None:
+def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(
+    name: str, kind: str
+) -> None:
     solve, found, met = import_module(f"baselines.{name}").solve, 0, 0
     for seed in range(3 if PLANNERS[name].seeded else 6):
         tables, best = tables_of_one_model(seed), optimum(seed, kind)

@@ -30,7 +30,9 @@ def test_the_remainder_goes_to_the_last_stage_and_then_to_the_first_ones() -> No
 
 def _times(ticks: Integers, kinds: Integers, counts: list[int]) -> list[int]:
     edges = np.cumsum([0, *counts])
-    return [int(ticks[k, b] - ticks[k, a]) for k, (a, b) in zip(kinds, pairwise(edges), strict=True)]
+    return [
+        int(ticks[k, b] - ticks[k, a]) for k, (a, b) in zip(kinds, pairwise(edges), strict=True)
+    ]
 
 
 def _descend(ticks: Integers, kinds: Integers, comm: Integers) -> tuple[list[int], list[int]]:

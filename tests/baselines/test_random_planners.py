@@ -55,7 +55,9 @@ def test_random_plans_and_every_change_of_them_are_legal(kind: str) -> None:
         assert len({tuple(row) for row in before.first_layers.tolist()}) > 1
 
 
-def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_the_outer_choice() -> None:
+def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_the_outer_choice() -> (
+    None
+):
     moves = moves_over(tables_of_one_model(1), "layerwise", 1, flexflow.WEIGHTS)
     before = moves.random_plans(400)
     after = moves.propose(before)

@@ -28,8 +28,8 @@ from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import StageSegments
 from darts_parallel.exact.simulated import brute_force
-from darts_parallel.plan.strategy import LayerStrategy
 from darts_parallel.planner.methods import check
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_tables import random_table
 from tests.support.rivals import answer
@@ -43,13 +43,20 @@ def hand_table(seconds: list[float], pp: int, count: int, **changes: object) -> 
     stages = torch.zeros(pp, dtype=torch.long)
     table = replace(
         random_table(0, pp=pp, num_layers=layers, num_choices=1, num_layouts=1, num_outer=1),
-        num_micro_batches=torch.tensor([count]), choices=(LayerStrategy(1, 1),), layout=torch.tensor([0]),
-        allowed=torch.ones(1, 1, dtype=torch.bool), stage_kind=stages, boundary_kind=stages[1:],
-        fused_to_previous=torch.zeros(layers, dtype=torch.bool), capacity=torch.ones(pp, dtype=torch.float64),
-        forward=torch.tensor(seconds).double().view(1, 1, -1, 1), reshard=pairs, p2p=pairs,
+        num_micro_batches=torch.tensor([count]),
+        choices=(LayerStrategy(1, 1),),
+        layout=torch.tensor([0]),
+        allowed=torch.ones(1, 1, dtype=torch.bool),
+        stage_kind=stages,
+        boundary_kind=stages[1:],
+        fused_to_previous=torch.zeros(layers, dtype=torch.bool),
+        capacity=torch.ones(pp, dtype=torch.float64),
+        forward=torch.tensor(seconds).double().view(1, 1, -1, 1),
+        reshard=pairs,
+        p2p=pairs,
         **dict.fromkeys(("backward", "sync"), zero.unsqueeze(1)),
         **dict.fromkeys(("per_iteration", "static", "activation", "working"), zero),
-    )  # fmt: skip
+    )
     return replace(table, **changes)  # type: ignore[arg-type]
 
 
@@ -58,7 +65,9 @@ def starts_of(result: TableResult) -> list[int]:
 
 
 @pytest.mark.parametrize("module", [alpa, galvatron])
-def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(module: ModuleType) -> None:
+def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(
+    module: ModuleType,
+) -> None:
     for seed in range(6):
         # no joined layers: Alpa's clusters are single ones
         table = random_table(seed, pp=1, num_layers=5, num_choices=3, tightness=0.9)
@@ -76,7 +85,9 @@ def test_splits_are_the_best_of_all_splits() -> None:
         seconds, rest = rng.random(len(segments)), float(rng.integers(0, 9))
         values = [seconds[segments.rows_of(split)] for split in splits]
         found = cheapest_split(segments, seconds, rest)
-        assert found[0] == pytest.approx(min(sum(v) + rest * max(v) for v in values), rel=STEP * (1 + rest))
+        assert found[0] == pytest.approx(
+            min(sum(v) + rest * max(v) for v in values), rel=STEP * (1 + rest)
+        )
         slowest = bottleneck_split(segments, seconds)
         assert slowest is not None
         assert max(values[splits.index(slowest)]) == min(max(v) for v in values)
@@ -91,11 +102,15 @@ def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
     # a dear boundary after the third layer: 6 | 4 + 4 is slower than 3 | 7
     expensive = torch.zeros(1, 1, 3, 1, 1, dtype=torch.float64)
     expensive[:, :, 2] = 4.0
-    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=expensive)], "uniform")) == [0, 2]
+    assert starts_of(
+        pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=expensive)], "uniform")
+    ) == [0, 2]
 
 
 @pytest.mark.parametrize(("module", "kind"), [(dapple, "uniform"), (alpa, "layerwise")])
-def test_dapple_and_alpa_weigh_the_sum_against_the_bottleneck_by_hand(module: ModuleType, kind: str) -> None:
+def test_dapple_and_alpa_weigh_the_sum_against_the_bottleneck_by_hand(
+    module: ModuleType, kind: str
+) -> None:
     # cut after layer 1: 1 | 9, after 3: 6 | 4 + 3; one micro-batch counts the sum, many the slowest stage
     boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
     few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
@@ -108,7 +123,9 @@ def test_dapple_and_alpa_weigh_the_sum_against_the_bottleneck_by_hand(module: Mo
 def test_amp_finds_out_about_memory_only_when_it_runs_and_dapple_knows_it() -> None:
     # the balanced cut 6 | 4 needs 3 units of the first device's 2.5
     static = torch.ones(1, 4, 1, dtype=torch.float64)
-    table = hand_table([1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([2.5, 2.5]).double())
+    table = hand_table(
+        [1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([2.5, 2.5]).double()
+    )
     assert amp.solve([table], "uniform").best is None
     assert starts_of(dapple.solve([table], "uniform")) == [0, 2]
     roomy = replace(table, capacity=torch.tensor([3.5, 3.5]).double())
@@ -126,11 +143,16 @@ def test_hetpipe_takes_throughput_and_does_not_see_synchronisation_and_the_bubbl
 
 
 def test_hetpipe_gives_the_slower_gpu_fewer_layers() -> None:
-    seconds = torch.tensor([[1.0] * 6, [2.0] * 6]).double().view(1, 2, 6, 1)  # the second kind: half as fast
-    kinds = {"stage_kind": torch.tensor([0, 1]), "forward": seconds,
-             "backward": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
-             "sync": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
-             "reshard": torch.zeros(1, 2, 5, 1, 1, dtype=torch.float64)}  # fmt: skip
+    seconds = (
+        torch.tensor([[1.0] * 6, [2.0] * 6]).double().view(1, 2, 6, 1)
+    )  # the second kind: half as fast
+    kinds = {
+        "stage_kind": torch.tensor([0, 1]),
+        "forward": seconds,
+        "backward": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
+        "sync": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
+        "reshard": torch.zeros(1, 2, 5, 1, 1, dtype=torch.float64),
+    }
     assert starts_of(hetpipe.solve([hand_table([1.0] * 6, 2, 8, **kinds)], "uniform")) == [0, 4]
 
 
@@ -140,16 +162,23 @@ def recompute_table(slower: list[float], freed: list[float], capacity: float) ->
     activation = torch.stack([torch.full((3,), 8.0), 8.0 - torch.tensor(freed)], -1).double()
     return replace(
         random_table(0, pp=1, num_layers=3, num_choices=2, num_layouts=1, num_outer=1),
-        num_micro_batches=torch.tensor([1]), layout=torch.tensor([0, 0]),
+        num_micro_batches=torch.tensor([1]),
+        layout=torch.tensor([0, 0]),
         choices=(LayerStrategy(1, 1), LayerStrategy(1, 1, recompute="full")),
-        allowed=torch.ones(1, 2, dtype=torch.bool), stage_kind=torch.tensor([0]),
+        allowed=torch.ones(1, 2, dtype=torch.bool),
+        stage_kind=torch.tensor([0]),
         fused_to_previous=torch.zeros(3, dtype=torch.bool),
-        forward=forward.view(1, 1, 3, 2), activation=activation.view(1, 3, 2),
-        **{n: torch.zeros(1, 3, 2, dtype=torch.float64) for n in ("per_iteration", "static", "working")},
+        forward=forward.view(1, 1, 3, 2),
+        activation=activation.view(1, 3, 2),
+        **{
+            n: torch.zeros(1, 3, 2, dtype=torch.float64)
+            for n in ("per_iteration", "static", "working")
+        },
         **{name: torch.zeros(1, 1, 3, 2, dtype=torch.float64) for name in ("backward", "sync")},
-        reshard=torch.zeros(1, 1, 2, 1, 1, dtype=torch.float64), in_flight=torch.ones(1, 1).double(),
+        reshard=torch.zeros(1, 1, 2, 1, 1, dtype=torch.float64),
+        in_flight=torch.ones(1, 1).double(),
         capacity=torch.tensor([capacity]).double(),
-    )  # fmt: skip
+    )
 
 
 def choices_of(result: TableResult) -> list[int]:
@@ -180,7 +209,9 @@ def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_
     assert result.cost == pytest.approx(10 + 7 * 6)
     # the third layer's 2 bytes do not fit beside those of the first two: 3 | 7 does
     static = torch.tensor([1.0, 1.0, 2.0, 1.0]).double().view(1, 4, 1)
-    table = hand_table([1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([3.0, 3.0]).double())
+    table = hand_table(
+        [1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([3.0, 3.0]).double()
+    )
     result = galvatron.solve([table], "layerwise")
     assert starts_of(result) == [0, 2]
     assert result.cost == pytest.approx(10 + 7 * 7)
@@ -193,11 +224,15 @@ def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> No
     assert result.cost == pytest.approx(52.0)
 
 
-def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewest_stages_that_fit() -> None:
+def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewest_stages_that_fit() -> (
+    None
+):
     small = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4", "space.tp=[1,2,4]"]
     problem = load_problem([*small, "space=uniform"])
     plan = answer(megatron_rule.solve, problem).plan
-    assert {(s.tp, s.dp, s.zero_stage, s.sequence_parallel) for s in plan.layers} == {(4, 4, 0, False)}
+    assert {(s.tp, s.dp, s.zero_stage, s.sequence_parallel) for s in plan.layers} == {
+        (4, 4, 0, False)
+    }
     assert plan.pp == 1
     # with less memory the same rule needs stages: the fewest with which it fits
     less = ["cluster.devices.a10.memory_GiB=1.8", "cluster.devices.a10.reserved_GiB=0.5"]
@@ -207,7 +242,9 @@ def test_the_megatron_rule_fills_the_node_with_tensor_parallelism_then_the_fewes
     assert {s.tp for s in result.plan.layers} == {4}
     assert evaluate(result.plan, tight).feasible
     plain = ["space.tp=4", "space.zero_stage=0", "space.sequence_parallel=false"]
-    fewer = load_problem([*small, *less, *plain, "space=uniform", f"space.pp={result.plan.pp // 2}"])
+    fewer = load_problem(
+        [*small, *less, *plain, "space=uniform", f"space.pp={result.plan.pp // 2}"]
+    )
     assert answer(megatron_rule.solve, fewer).plan is None
 
 
@@ -221,7 +258,9 @@ def mixed() -> tuple[Problem, float]:
 
 
 @pytest.mark.parametrize("name", [name for name, planner in PLANNERS.items() if not planner.seeded])
-def test_mixed_nodes_plans_are_legal_and_above_the_optimum(name: str, mixed: tuple[Problem, float]) -> None:
+def test_mixed_nodes_plans_are_legal_and_above_the_optimum(
+    name: str, mixed: tuple[Problem, float]
+) -> None:
     problem, best = mixed
     result = answer(PLANNERS[name].solve, problem)
     cost = evaluate(result.plan, problem)

@@ -22,7 +22,9 @@ def test_rounding_errs_by_at_most_half_a_level_of_its_block(bits: int, seed: int
     values = numbers(seed, 3, 200)
     blocks = torch.nn.functional.pad(values, (0, 56)).view(3, 4, 64)
     half = blocks.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1) / 2
-    error = torch.nn.functional.pad(round_blocks(values, bits) - values, (0, 56)).view(3, 4, 64).abs()
+    error = (
+        torch.nn.functional.pad(round_blocks(values, bits) - values, (0, 56)).view(3, 4, 64).abs()
+    )
     assert (error <= half * (1 + 1e-5)).all()
 
 
@@ -62,7 +64,9 @@ def test_error_feedback_delivers_in_the_long_run_what_was_sent(bits: int) -> Non
         delivered += reducer.reduce(gradients, [(4, bits)])[0]
     # all that is missing lies in the residuals, the ranks' averaged and the owner's
     residual = reducer.residuals[4, bits]
-    torch.testing.assert_close(delivered + residual[:-1].mean(0) + residual[-1], sent, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        delivered + residual[:-1].mean(0) + residual[-1], sent, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_flattening_a_layer_loses_nothing() -> None:
@@ -74,5 +78,7 @@ def test_flattening_a_layer_loses_nothing() -> None:
 
 def test_smaller_blocks_err_less_and_send_more_scales() -> None:
     values = numbers(0, 4, 512) * torch.linspace(0.1, 3.0, 512)
-    assert (round_blocks(values, 4, 32) - values).norm() < (round_blocks(values, 4, 256) - values).norm()
+    assert (round_blocks(values, 4, 32) - values).norm() < (
+        round_blocks(values, 4, 256) - values
+    ).norm()
     assert wire_bytes(2.0, torch.tensor(4), 32) == 4.5 / 8 > wire_bytes(2.0, torch.tensor(4), 256)

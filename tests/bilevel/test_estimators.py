@@ -9,7 +9,13 @@ from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradie
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import Candidate
-from darts_parallel.bilevel.loop import GradientShares, behind, middle_of_read, train_losses, try_pairs
+from darts_parallel.bilevel.loop import (
+    GradientShares,
+    behind,
+    middle_of_read,
+    train_losses,
+    try_pairs,
+)
 from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
 from tests.support.bilevel_tiny import corpus, tiny_settings
 
@@ -101,7 +107,9 @@ def test_double_backward_is_the_unrolled_derivative(
 
     monkeypatch.setattr(transformer, "lossy_sum", held)
 
-    def loss(weights_: transformer.Weights, tokens: torch.Tensor, by_pair: torch.Tensor) -> torch.Tensor:
+    def loss(
+        weights_: transformer.Weights, tokens: torch.Tensor, by_pair: torch.Tensor
+    ) -> torch.Tensor:
         return mixed_loss(weights_, tokens, pairs, by_pair)
 
     train, validation = batch(1), batch(2, "validation")
@@ -112,7 +120,9 @@ def test_double_backward_is_the_unrolled_derivative(
         leaves = {name: w.clone().requires_grad_() for name, w in model.items()}
         inner = torch.autograd.grad(loss(leaves, train, by_pair), tuple(leaves.values()))
         moved = zip(leaves.items(), inner, strict=True)
-        return float(loss({name: w.detach() - step[name] * g for (name, w), g in moved}, validation, by_pair))
+        return float(
+            loss({name: w.detach() - step[name] * g for (name, w), g in moved}, validation, by_pair)
+        )
 
     size = 1e-5
     for block in range(2):
@@ -120,7 +130,9 @@ def test_double_backward_is_the_unrolled_derivative(
         for column in range(1, len(pairs)):
             direction = torch.zeros_like(weights)
             direction[block, column], direction[block, 0] = 1.0, -1.0
-            exact = (unrolled(weights + size * direction) - unrolled(weights - size * direction)) / (2 * size)
+            exact = (
+                unrolled(weights + size * direction) - unrolled(weights - size * direction)
+            ) / (2 * size)
             assert float((found * direction).sum()) == pytest.approx(exact, rel=1e-4, abs=1e-9)
     if pairs is PAIRS:
         assert not torch.allclose(found, first, rtol=1e-3)

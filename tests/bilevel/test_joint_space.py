@@ -27,7 +27,9 @@ def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
 
     def drawn(pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
         lossy = torch.tensor([bits < 16 for _, bits in pairs])
-        return scale * torch.rand(SPACE.num_blocks, len(pairs), generator=generator).double() * lossy
+        return (
+            scale * torch.rand(SPACE.num_blocks, len(pairs), generator=generator).double() * lossy
+        )
 
     forward, gradient = SPACE.forward_pairs, SPACE.gradient_pairs
     return LogSlowdown(forward, gradient, drawn(forward), drawn(gradient), {8: 0.4})
@@ -43,14 +45,18 @@ def random_plans(table: int, count: int, seed: int) -> HardPlans:
 
 
 @pytest.mark.parametrize("table", range(len(SPACE.tables)))
-def test_a_plan_in_words_costs_what_the_table_says_and_its_edges_travel_at_16_bits(table: int) -> None:
+def test_a_plan_in_words_costs_what_the_table_says_and_its_edges_travel_at_16_bits(
+    table: int,
+) -> None:
     plans = random_plans(table, 12, seed=table)
     for index in range(12):
         one = plans[index : index + 1]
         priced = price_plans(SPACE, table, one, prices(0))
         plan = SPACE.to_plan(table, one)
         assert evaluate(plan, PROBLEM).iteration_time_s == pytest.approx(priced.seconds, rel=1e-12)
-        assert priced.log_slowdown == pytest.approx(prices(0).of_plan(SPACE.blocks_of(plan), 8), abs=1e-12)
+        assert priced.log_slowdown == pytest.approx(
+            prices(0).of_plan(SPACE.blocks_of(plan), 8), abs=1e-12
+        )
         edges = (*plan.layers[:FIRST_BLOCK], *plan.layers[FIRST_BLOCK + SPACE.num_blocks :])
         assert {(layer.tp_comm_bits, layer.grad_comm_bits) for layer in edges} == {(16, 16)}
 
@@ -124,7 +130,11 @@ def test_free_bits_make_the_learned_optimum_the_fastest_plan_and_dear_bits_the_e
 def test_a_constant_added_to_a_blocks_prices_changes_no_plan() -> None:
     known = prices(1)
     moved = LogSlowdown(
-        known.forward_pairs, known.gradient_pairs, known.forward - 0.1, known.gradient, known.by_batch
+        known.forward_pairs,
+        known.gradient_pairs,
+        known.forward - 0.1,
+        known.gradient,
+        known.by_batch,
     )
     a, b = find_learned_optimum(SPACE, known, 60.0), find_learned_optimum(SPACE, moved, 60.0)
     assert b.plan.value == pytest.approx(a.plan.value - 0.1 * SPACE.num_blocks, abs=1e-7)

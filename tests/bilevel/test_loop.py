@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from darts_parallel.bilevel.conclusion import conclude, find_learned_optimum, fixed_bits_optimum, verify
+from darts_parallel.bilevel.conclusion import (
+    conclude,
+    find_learned_optimum,
+    fixed_bits_optimum,
+    verify,
+)
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost.evaluation import evaluate
@@ -15,10 +20,14 @@ def test_logits_stay_where_they_are_during_warm_up() -> None:
     start = [group.logits.detach().clone() for group in search.upper.groups]
     for _ in range(BILEVEL["warmup_steps"]):
         assert search.step().upper is None
-    assert all(torch.equal(a, b.logits.detach()) for a, b in zip(start, search.upper.groups, strict=True))
+    assert all(
+        torch.equal(a, b.logits.detach()) for a, b in zip(start, search.upper.groups, strict=True)
+    )
     for _ in range(2):
         search.step()
-    assert not any(torch.equal(a, b.logits.detach()) for a, b in zip(start, search.upper.groups, strict=True))
+    assert not any(
+        torch.equal(a, b.logits.detach()) for a, b in zip(start, search.upper.groups, strict=True)
+    )
 
 
 def test_equal_seeds_search_alike_to_the_last_bit_and_others_do_not() -> None:
@@ -50,8 +59,12 @@ def test_the_end_of_a_search_is_proven_and_verified_at_its_bits() -> None:
     assert found.raw_gap >= -1e-12
     assert found.proven
     here = search.problem
-    assert evaluate(found.chosen.plan, here).iteration_time_s == pytest.approx(found.chosen.seconds, rel=1e-9)
-    assert evaluate(found.raw.plan, here).iteration_time_s == pytest.approx(found.raw.seconds, rel=1e-9)
+    assert evaluate(found.chosen.plan, here).iteration_time_s == pytest.approx(
+        found.chosen.seconds, rel=1e-9
+    )
+    assert evaluate(found.raw.plan, here).iteration_time_s == pytest.approx(
+        found.raw.seconds, rel=1e-9
+    )
     steps = search.log_slowdown.of_plan(found.chosen.blocks, found.chosen.global_batch_size)
     assert steps == pytest.approx(found.chosen.log_slowdown, abs=1e-12)
     entries = verify(search.space, found.chosen, 30.0)
@@ -61,7 +74,9 @@ def test_the_end_of_a_search_is_proven_and_verified_at_its_bits() -> None:
         assert evaluate(entry.plan, here).iteration_time_s == pytest.approx(entry.iteration_time_s)
     # at the bits of the learned optimum no other degrees are faster
     assert entries[1].gap == pytest.approx(0.0, abs=1e-9)
-    best = fixed_bits_optimum(search.space, found.chosen.blocks, found.chosen.global_batch_size, 30.0)
+    best = fixed_bits_optimum(
+        search.space, found.chosen.blocks, found.chosen.global_batch_size, 30.0
+    )
     assert best.seconds == pytest.approx(entries[1].iteration_time_s, rel=1e-9)
 
 
@@ -113,19 +128,27 @@ def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
         (["export=megatron"], "export=megatron is not searched"),
     ],
 )
-def test_illegal_settings_and_what_is_not_searched_are_refused(arguments: list[str], sentence: str) -> None:
+def test_illegal_settings_and_what_is_not_searched_are_refused(
+    arguments: list[str], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         begin(arguments)
 
 
 def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
     with pytest.raises(InfeasibleError, match="memory"):
-        begin(["cluster.devices.small.memory_GiB=0.0001", "space.pp=1", "space.num_micro_batches=1"])
+        begin(
+            ["cluster.devices.small.memory_GiB=0.0001", "space.pp=1", "space.num_micro_batches=1"]
+        )
 
 
 def test_pins_of_the_space_hold_in_the_plan() -> None:
     search = tiny_search(
-        space_pp=2, space_zero_stage=1, space_recompute="full", space_num_micro_batches=2, space_tp=2
+        space_pp=2,
+        space_zero_stage=1,
+        space_recompute="full",
+        space_num_micro_batches=2,
+        space_tp=2,
     )
     best = find_learned_optimum(search.space, search.log_slowdown, 30.0).plan
     plan = search.space.to_plan(best.table, best.plans)

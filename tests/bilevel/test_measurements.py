@@ -52,7 +52,9 @@ def test_a_training_that_takes_twice_the_steps_is_log_two_behind() -> None:
 
     curve = [loss(step) for step in range(1, 101)]
     for factor in (1.1, 2.0, 3.0):
-        assert log_delay(curve, loss(90 / factor) - loss(90), 90) == pytest.approx(log(factor), rel=1e-6)
+        assert log_delay(curve, loss(90 / factor) - loss(90), 90) == pytest.approx(
+            log(factor), rel=1e-6
+        )
     # the slope at the end alone would say more: the curve is steeper where the slower training stands
     slope = 0.9 - 2 * 0.06 * log(90)
     assert (loss(45) - loss(90)) / slope > 1.1 * log(2.0)

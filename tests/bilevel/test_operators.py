@@ -17,7 +17,9 @@ def test_what_bits_cost_decides_what_operators_split(
     monkeypatch.setattr(OperatorSearch, "slowdown", lambda _, plans, *more: [price] * len(plans))
     problem = load_problem([*DEFAULTS, "bilevel.num_steps=3", "bilevel.warmup_steps=0"])
     settings, mesh = BilevelSettings.of(problem, 0), make_mesh(problem.cluster, (4,))
-    text = torch.randint(0, 256, (5000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    text = torch.randint(
+        0, 256, (5000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     search = OperatorSearch(settings, mesh, (16, 4), text, Jobs())
     search.run()
     plan = search.entry(search.improved())

@@ -15,7 +15,7 @@ from darts_parallel.bilevel.report import COLUMNS, median_time
 from darts_parallel.bilevel.retrain import Retrained, Training, crossing, retrain, smoothed
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from experiments import bilevel
 from experiments.bilevel import main, paired
@@ -23,12 +23,21 @@ from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_settings
 from tests.support.commands import Command
 
 VARIANTS = {
-    "bilevel", "raw", "all_16_bit", "best_uniform", "time_only", "random_equal_time", "sensitivity_greedy",
-}  # fmt: skip
+    "bilevel",
+    "raw",
+    "all_16_bit",
+    "best_uniform",
+    "time_only",
+    "random_equal_time",
+    "sensitivity_greedy",
+}
 ARGUMENTS = [
-    *OVERRIDES[1:], "bilevel.seeds=[0]", "bilevel.retrain_seeds=1", "random_plans=1",
+    *OVERRIDES[1:],
+    "bilevel.seeds=[0]",
+    "bilevel.retrain_seeds=1",
+    "random_plans=1",
     "space.num_micro_batches=1",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +74,9 @@ def test_the_experiment_writes_a_row_for_each_training_and_runs_no_seed_twice_no
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_the_command_chooses_a_plan_that_is_searched_and_verified(tmp_path: Path, command: Command) -> None:
+def test_the_command_chooses_a_plan_that_is_searched_and_verified(
+    tmp_path: Path, command: Command
+) -> None:
     done = command(*OVERRIDES, "bilevel.variants=[bilevel]", f"hydra.run.dir={tmp_path}")
     assert done.status == 0, done.err
     data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
@@ -79,7 +90,9 @@ def test_the_command_chooses_a_plan_that_is_searched_and_verified(tmp_path: Path
     assert data["verification"]["dynamic_programming"]["gap"] == pytest.approx(0.0, abs=1e-9)
     assert "time to target" in done.out
     assert "search, 12 of 12" in done.out  # progress without a terminal
-    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()) == ["seed-0"]
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()) == [
+        "seed-0"
+    ]
 
 
 def interrupting(real: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:
@@ -102,11 +115,22 @@ def listens() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listens")
-def test_ctrl_c_keeps_what_is_done(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_what_is_done(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C in the retraining of the second seed, then no more."""
-    arguments = [*OVERRIDES, "bilevel.seeds=[0,1]", "bilevel.variants=[bilevel]", f"hydra.run.dir={tmp_path}"]
-    arguments += ["output.tensorboard=false", "space.num_micro_batches=1", "bilevel.num_steps=8",
-                  "bilevel.trial_steps=4"]  # fmt: skip
+    arguments = [
+        *OVERRIDES,
+        "bilevel.seeds=[0,1]",
+        "bilevel.variants=[bilevel]",
+        f"hydra.run.dir={tmp_path}",
+    ]
+    arguments += [
+        "output.tensorboard=false",
+        "space.num_micro_batches=1",
+        "bilevel.num_steps=8",
+        "bilevel.trial_steps=4",
+    ]
     real, first_seed, calls = Jobs.map, tmp_path / "seed-0.json", list[bool]()
 
     def due(*job: Any) -> bool:
@@ -129,12 +153,16 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, command: Command, monkeypatch
     with (tmp_path / "bilevel.csv").open(encoding="utf-8") as file:
         rows = [(row["seed"], row["retrain_seed"]) for row in csv.DictReader(file)]
     assert {seed for seed, _ in rows} == {"0", "1"}
-    assert len({retrained for _, retrained in rows}) == 2  # each seed has its own, and no search used them
+    assert (
+        len({retrained for _, retrained in rows}) == 2
+    )  # each seed has its own, and no search used them
     assert {retrained for _, retrained in rows}.isdisjoint({"0", "1"})
 
 
 @pytest.mark.usefixtures("listens")
-@pytest.mark.parametrize(("step", "bits"), [(2, {16}), (10, {16, 4})], ids=["before prices", "with prices"])
+@pytest.mark.parametrize(
+    ("step", "bits"), [(2, {16}), (10, {16, 4})], ids=["before prices", "with prices"]
+)
 def test_ctrl_c_in_the_search_leaves_the_best_plan_of_what_is_known(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, step: int, bits: set[int]
 ) -> None:
@@ -149,7 +177,9 @@ def test_ctrl_c_in_the_search_leaves_the_best_plan_of_what_is_known(
     assert data["search"]["stopped_by"] == "user"
     assert data["search"]["steps"] == step
     plan = Plan.from_dict(data)
-    assert {layer.grad_comm_bits for layer in plan.layers} | {la.tp_comm_bits for la in plan.layers} <= bits
+    assert {layer.grad_comm_bits for layer in plan.layers} | {
+        la.tp_comm_bits for la in plan.layers
+    } <= bits
     cost = evaluate(plan, load_problem(OVERRIDES))
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(data["predicted"]["iteration_time_s"], rel=1e-12)
@@ -183,17 +213,26 @@ def test_retraining_follows_from_plan_and_seed_alone_and_stops_at_its_target() -
 
 def test_the_paired_test_counts_ties_as_ties_and_is_exact_for_few_pairs() -> None:
     def row(variant: str, seed: int, time: float) -> dict[str, Any]:
-        return {"variant": variant, "seed": 0, "retrain_seed": seed, "test_loss": 2.0,
-                "time_to_target_s": time}  # fmt: skip
+        return {
+            "variant": variant,
+            "seed": 0,
+            "retrain_seed": seed,
+            "test_loss": 2.0,
+            "time_to_target_s": time,
+        }
 
     rows = [
-        row("bilevel", 0, 1.0), row("all_16_bit", 0, 1.0), row("bilevel", 1, 1.0),
+        row("bilevel", 0, 1.0),
+        row("all_16_bit", 0, 1.0),
+        row("bilevel", 1, 1.0),
         row("all_16_bit", 1, 2.0),
-    ]  # fmt: skip
+    ]
     assert "| 1, 1, 0 | 1.000 |" in paired(rows)
     data = [{"runs": [{**{name: None for name in COLUMNS}, **own} for own in rows]}]
     assert median_time(data, "all_16_bit") == 1.5
     three = [
-        row(name, seed, 1.0 + (name == "raw") * seed) for name in ("bilevel", "raw") for seed in (1, 2, 3)
+        row(name, seed, 1.0 + (name == "raw") * seed)
+        for name in ("bilevel", "raw")
+        for seed in (1, 2, 3)
     ]
     assert "| 3, 0, 0 | 0.250 |" in paired(three)

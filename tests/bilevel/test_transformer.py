@@ -53,7 +53,9 @@ def test_a_one_hot_mixture_is_its_candidate() -> None:
 
 def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate_delivers() -> None:
     generator = torch.Generator().manual_seed(0)
-    partials = torch.randn(4, 2, 3, 32, generator=generator, dtype=torch.float64, requires_grad=True)
+    partials = torch.randn(
+        4, 2, 3, 32, generator=generator, dtype=torch.float64, requires_grad=True
+    )
     upstream = torch.randn(2, 3, 32, generator=generator, dtype=torch.float64)
     count = len(PAIRS)
     weights = torch.full((count,), 1.0 / count, dtype=torch.float64, requires_grad=True)
@@ -68,9 +70,14 @@ def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate
 
 def test_a_short_training_beats_the_unigram_entropy() -> None:
     settings = tiny_settings(
-        width=32, context=16, global_batch_size=8, learning_rate=2e-2, retrain_steps=80, evaluate_every=40,
+        width=32,
+        context=16,
+        global_batch_size=8,
+        learning_rate=2e-2,
+        retrain_steps=80,
+        evaluate_every=40,
         validation_sequences=64,
-    )  # fmt: skip
+    )
     curves = retrain(Training((Candidate(2, 4, 8, 8),) * 2, 8, 0, None), settings, corpus())
     shares = torch.bincount(corpus().train.long()).double() / len(corpus().train)
     assert curves.test[-1][1] < float(torch.special.entr(shares).sum()) - 0.2

@@ -24,7 +24,9 @@ FEW = ("space.zero_stage=1", "space.recompute=[none,full]", "space.num_micro_bat
 """Pins of the strategies; proofs are then a matter of milliseconds."""
 
 
-def test_a_bug_of_ours_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_ours_keeps_its_traceback(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*arguments: Any, **settings: Any) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -42,7 +44,9 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(command: Command, earlier: Path) -> None:
+def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(
+    command: Command, earlier: Path
+) -> None:
     copytree(earlier, command.folder / "here")
     before = (command.folder / "here/plan.json").read_bytes()
     outcome = command(*TOY, "space.pp=3", "hydra.run.dir=here")
@@ -118,11 +122,22 @@ def test_the_plan_file_keeps_the_contract(command: Command) -> None:
     assert sorted(rank for stage in plan["stages"] for rank in stage["ranks"]) == list(range(8))
     assert [layer["name"] for layer in plan["layers"]][:2] == ["embedding", "layers.0"]
     assert {"tp", "dp", "zero_stage", "recompute", "sequence_parallel"} <= set(plan["layers"][0])
-    assert set(plan["parallelism"]) == {"dp", "tp", "pp", "cp", "virtual_stages", "micro_batch_size"}
+    assert set(plan["parallelism"]) == {
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "virtual_stages",
+        "micro_batch_size",
+    }
     predicted = plan["predicted"]
-    assert {"iteration_time_s", "tokens_per_s", "mfu", "memory_bytes", "breakdown_s"} <= set(predicted)
+    assert {"iteration_time_s", "tokens_per_s", "mfu", "memory_bytes", "breakdown_s"} <= set(
+        predicted
+    )
     assert len(predicted["memory_bytes"]) == plan["pp"]
-    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["iteration_time_s"], rel=1e-9)
+    assert sum(predicted["breakdown_s"].values()) == pytest.approx(
+        predicted["iteration_time_s"], rel=1e-9
+    )
     assert {"seconds", "steps", "restarts", "seed", "raw_iteration_time_s"} <= set(plan["search"])
     assert plan["search"]["stopped_by"] is None
     for entry in plan["verification"].values():
@@ -138,7 +153,9 @@ def test_a_written_plan_is_evaluated_to_the_same_numbers(command: Command, earli
     copytree(earlier, command.folder / "one")
     outcome = command(*TOY, *QUIET, "plan=one/plan.json", "hydra.run.dir=two")
     assert outcome.status == 0, outcome.err
-    first, second = (json.loads((command.folder / n / "plan.json").read_text()) for n in ("one", "two"))
+    first, second = (
+        json.loads((command.folder / n / "plan.json").read_text()) for n in ("one", "two")
+    )
     for key in ("predicted", "stages", "layers", "parallelism"):
         assert first[key] == second[key]
 
@@ -151,7 +168,13 @@ def test_the_simple_cost_model_refuses_different_node_types(command: Command) ->
 
 
 def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
-    endless = [*TOY, *QUIET, "search.num_steps=1000000", "search.max_seconds=300", "output.progress=false"]
+    endless = [
+        *TOY,
+        *QUIET,
+        "search.num_steps=1000000",
+        "search.max_seconds=300",
+        "output.progress=false",
+    ]
     hears, says = preloaded().Pipe(duplex=False)
     process = preloaded().Process(
         target=told_command, args=(says, tmp_path, [*endless, "hydra.run.dir=run"]), daemon=True
@@ -171,15 +194,28 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
 def test_a_model_named_alone_takes_its_own_job_and_price_takes_degrees() -> None:
     assert with_own_job(["model=toy"]) == ["model=toy", "training=toy"]
     assert with_own_job(["model=hf"]) == ["model=hf", "training=any"]
-    for others in (["model=toy", "training=llama3_8b"], ["model=toy", "plan=x.json"], ["cluster=toy"], []):
+    for others in (
+        ["model=toy", "training=llama3_8b"],
+        ["model=toy", "plan=x.json"],
+        ["cluster=toy"],
+        [],
+    ):
         assert with_own_job(others) == others
     assert flags_first(["price", "model=toy", "dp=4", "recompute=none"]) == [
-        "space=uniform", "space.out_of_memory=0.5", "model=toy", "space.dp=4", "space.recompute=none",
+        "space=uniform",
+        "space.out_of_memory=0.5",
+        "model=toy",
+        "space.dp=4",
+        "space.recompute=none",
         "price=true",
-    ]  # fmt: skip
+    ]
     assert flags_first(["a/plan.json"]) == ["plan=a/plan.json"]
     assert flags_first(["price", "a/plan.json"]) == ["plan=a/plan.json", "price=true"]
-    assert flags_first(["explain", "plan.json", "x.y=1"]) == ["plan=plan.json", "x.y=1", "explain=true"]
+    assert flags_first(["explain", "plan.json", "x.y=1"]) == [
+        "plan=plan.json",
+        "x.y=1",
+        "explain=true",
+    ]
     assert flags_first(["help"]) == ["--help"]
     with pytest.raises(ConfigError, match="price needs a plan"):
         flags_first(["price", "model=toy"])

@@ -39,7 +39,9 @@ def test_a_sentence_is_one_line_of_signs_that_do_nothing() -> None:
     assert long.endswith("try 1.")
 
 
-def test_curves_without_room_cost_no_plan(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_without_room_cost_no_plan(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.plans.file import read_own_problem, read_plan
 from darts_parallel.report.explanation import SIGNS, memory_parts, memory_table
 from tests.support.commands import QUIET, Command
 
-JOB = ("model=toy", "training=toy", "cluster=toy", "search.num_steps=10", "search.num_restarts=2", *QUIET)
+JOB = (
+    "model=toy",
+    "training=toy",
+    "cluster=toy",
+    "search.num_steps=10",
+    "search.num_restarts=2",
+    *QUIET,
+)
 
 
 def data_of(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from darts_parallel.config.composition import to_config
 from darts_parallel.config.schema import config_dir, register_schema
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem
 from tests.support.commands import TOY, Command
 
@@ -17,9 +17,21 @@ REFUSED = [
     ("modle=toy", "modle=toy", "try model."),
     ("model=tooy", "model=tooy", "try toy."),
     ("model.num_layer=3", "model.num_layer=3 is not a key", "try model.num_layers."),
-    ("cluster.inter_node.bandwith_GBps=10", "is not a key", "try cluster.inter_node.bandwidth_GBps."),
-    ("cluster.nodes.0.intra_node.latency_ms=3", "is not a key", "try cluster.nodes.0.intra_node.latency_us."),
-    ("cluster.inter_node.bandwidth_GBps=4e11", "cluster.inter_node.bandwidth_GBps=4e+11", "try 1e+06"),
+    (
+        "cluster.inter_node.bandwith_GBps=10",
+        "is not a key",
+        "try cluster.inter_node.bandwidth_GBps.",
+    ),
+    (
+        "cluster.nodes.0.intra_node.latency_ms=3",
+        "is not a key",
+        "try cluster.nodes.0.intra_node.latency_us.",
+    ),
+    (
+        "cluster.inter_node.bandwidth_GBps=4e11",
+        "cluster.inter_node.bandwidth_GBps=4e+11",
+        "try 1e+06",
+    ),
     ("model.foo.bar=3", "model.foo.bar=3 is not a key", "try model."),
     ("+model.num_layer=3", "model.num_layer=3 is not a key", "try model.num_layers."),
     ("++model.foo.bar=3", "model.foo.bar=3 is not a key", "try model."),
@@ -35,7 +47,11 @@ REFUSED = [
     ("~model", "model is missing", "; try "),
     ("model.num_layers=???", "model.num_layers is missing", "; try "),
     # wrong types
-    ("cluster.inter_node=${cluster.name}", "cluster.inter_node=toy must be a mapping", "latency_us: 5.0}."),
+    (
+        "cluster.inter_node=${cluster.name}",
+        "cluster.inter_node=toy must be a mapping",
+        "latency_us: 5.0}.",
+    ),
     ("output=${model.name}", "output=toy must be a mapping", "; try "),
     ("model.num_layers=x", "model.num_layers=x must be a whole number", "try 1."),
     ("model.num_layers=1.5", "model.num_layers=1.5 must be a whole number", "try 2."),
@@ -49,7 +65,11 @@ REFUSED = [
     ("search.seed=99999999999999999999999", "search.seed", "try 9223372036854775807."),
     ("model.num_heads=7", "model.num_heads=7 must divide model.hidden_size=64", "try 8."),
     ("space.pp=3", "space.pp=3 must divide the 8 GPUs", "try 2."),
-    ("cluster.devices.toy.memory_GiB=0.01", "memory: model=toy", "cluster.devices.toy.memory_GiB=0.1"),
+    (
+        "cluster.devices.toy.memory_GiB=0.01",
+        "memory: model=toy",
+        "cluster.devices.toy.memory_GiB=0.1",
+    ),
     # syntax
     ("model.num_layers==3", "model.num_layers==3", "; try "),
     ("model.name='abc", "model.name='abc", "; try "),
@@ -95,7 +115,9 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("argument", "named", "way_out"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_bad_input_ends_in_one_sentence(command: Command, argument: str, named: str, way_out: str) -> None:
+def test_bad_input_ends_in_one_sentence(
+    command: Command, argument: str, named: str, way_out: str
+) -> None:
     outcome = command(*TOY, argument)
     assert (outcome.status, outcome.out, len(outcome.err.strip().splitlines())) == (2, "", 1)
     assert outcome.err.startswith("darts-parallel: ")
@@ -114,7 +136,9 @@ def composed() -> DictConfig:
 
 
 @pytest.mark.parametrize(("argument", "named", "way_out"), VALUES, ids=[row[0] for row in VALUES])
-def test_a_bad_value_is_one_sentence(composed: DictConfig, argument: str, named: str, way_out: str) -> None:
+def test_a_bad_value_is_one_sentence(
+    composed: DictConfig, argument: str, named: str, way_out: str
+) -> None:
     key, _, value = argument.partition("=")
     changed = composed.copy()
     OmegaConf.update(changed, key, yaml.safe_load(value))

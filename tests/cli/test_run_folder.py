@@ -72,7 +72,10 @@ def test_what_others_have_written_meanwhile_stays_whatever_the_clock_says(tmp_pa
     assert (folder.path / "plan.json").exists()
     (folder.path / "plan.json").unlink()
     folder.restore()
-    assert {path.name for path in folder.path.rglob("*") if path.is_file()} == {"notes", Path(theirs).name}
+    assert {path.name for path in folder.path.rglob("*") if path.is_file()} == {
+        "notes",
+        Path(theirs).name,
+    }
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -95,9 +98,11 @@ def test_a_plan_is_priced_on_its_own_problem_with_the_change(command: Command) -
     plan = json.loads((command.folder / "own/plan.json").read_text())
     slower = plan["cluster"]["inter_node"]["bandwidth_GBps"] / 10
     changed = command(
-        "plan=own/plan.json", f"cluster.inter_node.bandwidth_GBps={slower}", "output.tensorboard=false",
+        "plan=own/plan.json",
+        f"cluster.inter_node.bandwidth_GBps={slower}",
+        "output.tensorboard=false",
         "hydra.run.dir=changed",
-    )  # fmt: skip
+    )
     assert changed.status == 0, changed.err
     priced = json.loads((command.folder / "changed/plan.json").read_text())
     assert priced["cluster"]["name"] == "toy"
@@ -107,7 +112,9 @@ def test_a_plan_is_priced_on_its_own_problem_with_the_change(command: Command) -
     assert wrong.status == 2, wrong.out
 
 
-def test_a_terminal_of_few_signs_gets_the_report_with_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_of_few_signs_gets_the_report_with_question_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
     cli._print_whatever_comes()
@@ -128,7 +135,9 @@ def test_a_plan_that_cannot_be_written_leaves_no_curves_and_one_sentence(
     assert not any("tfevents" in name for name in outcome.files)
 
 
-def test_a_reader_that_has_gone_ends_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_gone_ends_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(*arguments: Any) -> None:
         cli.PipedConsole(quiet=False).on_broken_pipe()
 

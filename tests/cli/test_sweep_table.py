@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel.cli._sweep_table import SweepJob, medians, sweep_folder, swept_keys, write_results
+from darts_parallel.cli._sweep_table import (
+    SweepJob,
+    medians,
+    sweep_folder,
+    swept_keys,
+    write_results,
+)
 from tests.support.commands import QUIET, TOY, Command
 
 
@@ -17,9 +23,16 @@ def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> Swe
     return SweepJob({"model": "toy", **values}, measures, f"1/2/{int(seconds)}")
 
 
-def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(command: Command) -> None:
+def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(
+    command: Command,
+) -> None:
     # a flag may stand anywhere; one pipeline degree and few strategies make four jobs short
-    small = ("space.pp=2", "space.zero_stage=1", "space.recompute=none", "space.num_micro_batches=[2,4]")
+    small = (
+        "space.pp=2",
+        "space.zero_stage=1",
+        "space.recompute=none",
+        "space.num_micro_batches=[2,4]",
+    )
     outcome = command(*TOY, *QUIET, *small, "--multirun", "search.num_steps=2,4", "search.seed=0,1")
     assert outcome.status == 0, outcome.err
     (folder,) = {path.parent for path in command.folder.rglob("results.csv")}
@@ -44,7 +57,11 @@ def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(com
 
 
 def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
-    jobs = [job(1.0, search__seed=0, a=1), job(3.0, search__seed=1, a=1), job(2.0, None, search__seed=0, a=2)]
+    jobs = [
+        job(1.0, search__seed=0, a=1),
+        job(3.0, search__seed=1, a=1),
+        job(2.0, None, search__seed=0, a=2),
+    ]
     assert swept_keys(jobs) == ["search.seed", "a"]
     first, second = medians(jobs, ["a"])
     assert first[0] == {"a": 1}
@@ -68,7 +85,9 @@ def test_folders_have_no_slashes_and_no_endless_names() -> None:
 @pytest.mark.parametrize(
     ("option", "extra"), [("hydra/sweeper=optuna", "optuna"), ("hydra/launcher=ray", "ray")]
 )
-def test_a_plugin_that_is_missing_is_named_with_its_extra(option: str, extra: str, command: Command) -> None:
+def test_a_plugin_that_is_missing_is_named_with_its_extra(
+    option: str, extra: str, command: Command
+) -> None:
     outcome = command(*TOY, "--multirun", option, "search.seed=0,1")
     assert outcome.status == 2
     assert outcome.err == (

@@ -19,14 +19,16 @@ LINES = (
     "[titan] root - INFO - validate step: {n:2}  loss:  9.9  memory: 99.00GiB(83.03%)  tps: 1\n",
     "[2024-07-17 19:53:24,981] [INFO] [timer.py:258:stop] epoch=0/micro_step={n}/global_step={n}, RunningAvg"
     "SamplesPerSec=1.0, CurrSamplesPerSec={rate!r}, MemAllocated=0.02GB, MaxMemAllocated=2.0GB\n",
-)  # fmt: skip
+)
 OTHER = LINES[3].format(n=1, rate=4.0) * 9 + "train_batch_size ............. 24"
 STEPS = (30.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.625, 1.75, 40.0)
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> None:
-    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "training.global_batch_size=4096"])
+    problem = load_problem(
+        ["model=toy", "cluster=toy", "training=toy", "training.global_batch_size=4096"]
+    )
     tokens = problem.tokens_per_iteration / problem.cluster.num_devices
     rows = ({"n": n, "s": s, "ms": 1e3 * s, "tps": round(tokens / s)} for n, s in enumerate(STEPS))
     (tmp_path / "log").write_text("".join(line.format(rate=4096 / row["s"], **row) for row in rows))

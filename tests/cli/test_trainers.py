@@ -14,8 +14,15 @@ from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 from tests.support.commands import TOY, Command
 
-LLAMA = [*TOY, "model.gated_mlp=true", "model.learned_positions=false", "model.linear_bias=false",
-         "model.norm_bias=false", "model.vocab_size=512", "verification.enabled=false"]  # fmt: skip
+LLAMA = [
+    *TOY,
+    "model.gated_mlp=true",
+    "model.learned_positions=false",
+    "model.linear_bias=false",
+    "model.norm_bias=false",
+    "model.vocab_size=512",
+    "verification.enabled=false",
+]
 
 
 @pytest.mark.parametrize("trainer", ["none", "galvatron"])
@@ -38,8 +45,12 @@ def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes(traine
 
 
 def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Command) -> None:
-    done = command(*(word for word in LLAMA if "verification" not in word), "output.tensorboard=false",
-                   "cluster.devices.toy.memory_GiB=0.15", "space.out_of_memory=0.3")  # fmt: skip
+    done = command(
+        *(word for word in LLAMA if "verification" not in word),
+        "output.tensorboard=false",
+        "cluster.devices.toy.memory_GiB=0.15",
+        "space.out_of_memory=0.3",
+    )
     assert done.status == 0, done.err
     path = command.plan_file()
     data = json.loads(path.read_text())
@@ -50,7 +61,9 @@ def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Comma
     assert chances == sorted(chances, reverse=True)
     (own,) = [rung for rung in data["ladder"] if rung["plan"] == "plan.json"]
     assert own["chance"] == data["predicted"]["out_of_memory_probability"]
-    assert "no plan keeps space.out_of_memory=0.3; it takes cluster.devices." in " ".join(done.out.split())
+    assert "no plan keeps space.out_of_memory=0.3; it takes cluster.devices." in " ".join(
+        done.out.split()
+    )
     for rung in data["ladder"]:
         priced = command(f"plan={path.parent / rung['plan']}", "output.tensorboard=false")
         assert priced.status == 0, priced.err
@@ -58,8 +71,12 @@ def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Comma
 
 
 def test_a_plan_is_started_by_a_trainer_that_takes_it_and_no_other() -> None:
-    problem = load_problem([*TOY, "cluster.nodes.0.count=2", "cluster.nodes.0.gpus=4", "trainer=torch"])
+    problem = load_problem(
+        [*TOY, "cluster.nodes.0.count=2", "cluster.nodes.0.gpus=4", "trainer=torch"]
+    )
     chosen = plan(load_problem([*TOY, "space=uniform", "search=exact"])).plan
-    assert start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
+    assert (
+        start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
+    )
     nobody = load_problem([*TOY, "training.cuda_graphs=full_iteration"])
     assert start_command(nobody, chosen, Path("p.json")) == "no trainer takes p.json"

@@ -16,7 +16,7 @@ from darts_parallel.cli._job_config import tuned_config
 from darts_parallel.cli._tune import read_trials
 from darts_parallel.config.composition import composition
 from darts_parallel.errors import ConfigError, DartsParallelError
-from darts_parallel.plan.file import read_own_problem, read_plan
+from darts_parallel.plans.file import read_own_problem, read_plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.run.measure import execute
 from darts_parallel.run.settings import RunSettings
@@ -24,9 +24,19 @@ from darts_parallel.run.workers import Workers
 from tests.support.commands import QUIET, Command
 from tests.support.running import TINY
 
-SMALL = (*TINY, *QUIET, "cluster.nodes.0.count=1", "cluster.nodes.0.gpus=2", "space=executable",
-         "space.kind=uniform", "space.recompute=[none,full]", "space.num_micro_batches=[2,4]",
-         "search.exact_seconds=20", "search.num_steps=10", "search.num_restarts=2")  # fmt: skip
+SMALL = (
+    *TINY,
+    *QUIET,
+    "cluster.nodes.0.count=1",
+    "cluster.nodes.0.gpus=2",
+    "space=executable",
+    "space.kind=uniform",
+    "space.recompute=[none,full]",
+    "space.num_micro_batches=[2,4]",
+    "search.exact_seconds=20",
+    "search.num_steps=10",
+    "search.num_restarts=2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +49,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_loop_closes_right_here(command: Command, first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_closes_right_here(
+    command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Propose, run two plans with gloo, replan: the seconds of every plan follow those that are told."""
     monkeypatch.setattr("darts_parallel.planner.tuning.CANDIDATES", 8)
     shutil.copytree(first / "first", command.folder / "first")
@@ -60,13 +72,19 @@ def test_the_loop_closes_right_here(command: Command, first: Path, monkeypatch: 
         for number in (1, 2):
             path = command.folder / f"tried/plan_{number}.json"
             problem = read_own_problem(str(path))
-            outcome = workers.run(execute, problem, read_plan(str(path), problem.model), settings, "cpu")[0]
-            assert outcome.measurement.iteration_time_s > 0.0  # how long is a matter of the machine's load
+            outcome = workers.run(
+                execute, problem, read_plan(str(path), problem.model), settings, "cpu"
+            )[0]
+            assert (
+                outcome.measurement.iteration_time_s > 0.0
+            )  # how long is a matter of the machine's load
             predicted = json.loads(path.read_text())["predicted"]["iteration_time_s"]
             trials.append((f"tried/plan_{number}.json", 3.0 * predicted))
     rows = ["plan,seconds,memory_gb,oom", *(f"{path},{seconds!r},," for path, seconds in trials)]
     (command.folder / "trials.csv").write_text("\n".join(rows) + "\n")
-    done = command("tune", "first/plan.json", *QUIET, "tune.measured=trials.csv", "hydra.run.dir=after")
+    done = command(
+        "tune", "first/plan.json", *QUIET, "tune.measured=trials.csv", "hydra.run.dir=after"
+    )
     assert f"{{plan: {trials[1][0]}, seconds: {trials[1][1]:g}}}, {{plan: " in done.out, done.err
     after = json.loads((command.folder / "after/plan.json").read_text())["tune"]
     assert after["scale"] != 1.0
@@ -80,7 +98,10 @@ def test_the_loop_closes_right_here(command: Command, first: Path, monkeypatch: 
 
 WRONG = (
     ({"plan": "first/plan.json"}, "must say seconds, or oom: true"),
-    ({"plan": "first/plan.json", "seconds": 1, "memory_gb": 1e300}, "memory_gb=1e+300 must be a number"),
+    (
+        {"plan": "first/plan.json", "seconds": 1, "memory_gb": 1e300},
+        "memory_gb=1e+300 must be a number",
+    ),
     ({"seconds": 1}, "must have the keys plan and seconds"),
     ({"plan": "none.json", "seconds": 1}, "none.json cannot be read"),
     ("nothing.csv", "tune.measured=nothing.csv cannot be read"),
@@ -98,11 +119,17 @@ def test_a_wrong_trial_is_one_sentence(
         read_trials(problem, measured)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ("model=bert_345m", "was made for model=toy, and this command asks for another"),
-    ("training.global_batch_size=64", "training.global_batch_size=64 must stay"),
-    ("cluster.nodes.7.count=1", "cluster.nodes.7.count=1 does not fit the plan in tune.from=first/plan.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model=bert_345m", "was made for model=toy, and this command asks for another"),
+        ("training.global_batch_size=64", "training.global_batch_size=64 must stay"),
+        (
+            "cluster.nodes.7.count=1",
+            "cluster.nodes.7.count=1 does not fit the plan in tune.from=first/plan.json",
+        ),
+    ],
+)
 def test_the_job_of_a_plan_stays_what_it_was(
     change: str, words: str, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +139,15 @@ def test_the_job_of_a_plan_stays_what_it_was(
         tuned_config("first/plan.json", composed, [change])
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (None, r"cannot be read \(No such file"), ("{", "is not valid JSON"),
-    ("[]", "the field config is missing"), ("{}", "the field config is missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, r"cannot be read \(No such file"),
+        ("{", "is not valid JSON"),
+        ("[]", "the field config is missing"),
+        ("{}", "the field config is missing"),
+    ],
+)
 def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
     command: Command, content: str | None, words: str
 ) -> None:
@@ -136,12 +168,16 @@ def test_logs_move_figures_that_later_commands_take(
     seconds = json.loads(source.read_text())["predicted"]["iteration_time_s"]
     for number, share in enumerate((1.5, 1.4)):
         (command.folder / f"{number}.log").write_text(line.format(1e3 * share * seconds) * 8)
-        done = command("tune", str(source), "--from-log", f"{number}.log", *QUIET, f"hydra.run.dir={number}")
+        done = command(
+            "tune", str(source), "--from-log", f"{number}.log", *QUIET, f"hydra.run.dir={number}"
+        )
         assert f"({number + 1} in outputs/tuned/cluster" in done.out, done.err
     (path,) = (command.folder / "outputs/tuned/cluster").iterdir()
     figures = ("--config-dir", "outputs/tuned", f"cluster={path.stem}", "hydra.run.dir=priced")
     assert command("price", str(source), *figures, *QUIET).status == 0
-    found = json.loads((command.folder / "priced/plan.json").read_text())["predicted"]["iteration_time_s"]
+    found = json.loads((command.folder / "priced/plan.json").read_text())["predicted"][
+        "iteration_time_s"
+    ]
     assert found / seconds == pytest.approx(1.45, abs=0.15)
 
 
@@ -149,10 +185,15 @@ def test_the_verb_and_its_flag_are_overrides() -> None:
     assert flags_first(["tune", "p.json", "--top", "5"]) == ["tune.from=p.json", "tune.top=5"]
     assert flags_first(["--top=2", "tune", "p.json"]) == ["tune.from=p.json", "tune.top=2"]
     for wrong in (
-        ["tune", "p.json", "--top"], ["--top", "3", "plan=p.json"], ["tune", "p.json", "--top", "x"],
-    ):  # fmt: skip
+        ["tune", "p.json", "--top"],
+        ["--top", "3", "plan=p.json"],
+        ["tune", "p.json", "--top", "x"],
+    ):
         with pytest.raises(ConfigError, match=r"try darts-parallel tune plan\.json"):
             flags_first(wrong)
-    assert flags_first(["tune", "p.json", "--from-log", "a.log"]) == ["tune.from=p.json", "tune.log=a.log"]
+    assert flags_first(["tune", "p.json", "--from-log", "a.log"]) == [
+        "tune.from=p.json",
+        "tune.log=a.log",
+    ]
     with pytest.raises(ConfigError, match="tune needs the plan of the job"):
         flags_first(["tune"])

@@ -6,8 +6,14 @@ import pytest
 from darts_parallel.config.bilevel import BilevelConfig
 from darts_parallel.errors import ConfigError
 
-RANGES = {entry.name: entry.metadata["range"] for entry in fields(BilevelConfig) if "range" in entry.metadata}
-LARGEST = {key: most for key, (least, most) in RANGES.items() if least == 1 and isinstance(most, int)}
+RANGES = {
+    entry.name: entry.metadata["range"]
+    for entry in fields(BilevelConfig)
+    if "range" in entry.metadata
+}
+LARGEST = {
+    key: most for key, (least, most) in RANGES.items() if least == 1 and isinstance(most, int)
+}
 LARGEST.pop("batch_candidates")
 
 
@@ -32,6 +38,8 @@ def test_numbers_of_steps_and_trainings_have_a_least_and_a_largest(key: str) -> 
         ({"batch_candidates": [0]}, "bilevel.batch_candidates=0 must be .*try 1"),
     ],
 )
-def test_values_that_mean_nothing_are_refused_with_a_near_one(changes: dict[str, Any], sentence: str) -> None:
+def test_values_that_mean_nothing_are_refused_with_a_near_one(
+    changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         BilevelConfig(**changes)

@@ -15,16 +15,24 @@ from tests.support.commands import QUIET
 
 NAMED = Path(config_dir()) / "README.md"
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
-SHORT = ["search.method=gradient", "search.num_steps=5", "search.num_restarts=2", "search.polish_starts=1",
-         "search.max_seconds=2"]  # fmt: skip
+SHORT = [
+    "search.method=gradient",
+    "search.num_steps=5",
+    "search.num_restarts=2",
+    "search.polish_starts=1",
+    "search.max_seconds=2",
+]
 LARGE = {
     "llama3_8b_a10": ["space.pp=4", "search.polish=false"],
     "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
     "gpt3_175b_384xa100": ["space.pp=12", "space.tp=8"],
-    "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"], "t5_a10": ["space.pp=2"],
-    "tight_memory": ["space.pp=8", "search.polish=false"], "gumbel": ["space.pp=8"],
-    "stagewise": ["space.pp=8"], "uniform": ["space.pp=8"],
-}  # fmt: skip
+    "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
+    "t5_a10": ["space.pp=2"],
+    "tight_memory": ["space.pp=8", "search.polish=false"],
+    "gumbel": ["space.pp=8"],
+    "stagewise": ["space.pp=8"],
+    "uniform": ["space.pp=8"],
+}
 """One degree for those that take more than seconds."""
 
 
@@ -40,7 +48,9 @@ def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED_RUNS)
-def test_every_named_run_states_its_command_and_a_change(name: str, default_problem: Problem) -> None:
+def test_every_named_run_states_its_command_and_a_change(
+    name: str, default_problem: Problem
+) -> None:
     lines = (Path(config_dir()) / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1] == f"# darts-parallel experiment={name}"

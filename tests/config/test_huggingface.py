@@ -21,10 +21,23 @@ from tests.support.commands import Command
 pytest.importorskip("transformers")
 Values = dict[str, Any]
 ROWS: list[Values] = json.loads(Path(__file__).with_name("huggingface_counts.json").read_text())
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 256, "pad_token_id": 0}  # fmt: skip
-LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
-          "v_head_dim": 16, "num_key_value_heads": 4}  # fmt: skip
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "pad_token_id": 0,
+}
+LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
 
 
 def imported(values: Values) -> Imported:
@@ -39,70 +52,152 @@ def read(kind: str, **values: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
 def test_parameters_are_the_published_ones(row: Values) -> None:
-    assert Model(ModelConfig(**imported(row["config"]).fields), True).num_parameters == row["parameters"]
+    assert (
+        Model(ModelConfig(**imported(row["config"]).fields), True).num_parameters
+        == row["parameters"]
+    )
 
 
 def test_dense_decoders_say_heads_biases_norms_and_windows() -> None:
     llama = read("llama", attention_bias=True, tie_word_embeddings=True)
-    assert (llama.num_heads, llama.num_kv_heads, llama.head_dim, llama.ffn_hidden_size) == (4, 2, 16, 128)
+    assert (llama.num_heads, llama.num_kv_heads, llama.head_dim, llama.ffn_hidden_size) == (
+        4,
+        2,
+        16,
+        128,
+    )
     assert (llama.gated_mlp, llama.tie_embeddings, llama.dropout, llama.norm_bias) == (
-        True, True, False, False,
-    )  # fmt: skip
+        True,
+        True,
+        False,
+        False,
+    )
     assert (llama.linear_bias, llama.mlp_bias, llama.qkv_bias) == (False, None, True)
     gemma = read("gemma3_text", head_dim=32, sliding_window=128, num_hidden_layers=6)
-    assert (gemma.block_norms, gemma.qk_norm, gemma.qk_norm_whole, gemma.head_dim) == (4, True, False, 32)
+    assert (gemma.block_norms, gemma.qk_norm, gemma.qk_norm_whole, gemma.head_dim) == (
+        4,
+        True,
+        False,
+        32,
+    )
     assert (gemma.sliding_window, gemma.sliding_window_pattern) == (128, [1, 1, 1, 1, 1, 0])
     assert read("olmo2").qk_norm_whole
     assert read("qwen2").sliding_window is None
-    assert (read("mistral", sliding_window=64).sliding_window_pattern, read("phi").block_norms) == (None, 1)
-    gpt = ModelConfig(**imported({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2}).fields)
-    assert (gpt.learned_positions, gpt.max_seq_len, gpt.dropout, gpt.gated_mlp) == (True, 1024, True, False)
+    assert (read("mistral", sliding_window=64).sliding_window_pattern, read("phi").block_norms) == (
+        None,
+        1,
+    )
+    gpt = ModelConfig(
+        **imported({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2}).fields
+    )
+    assert (gpt.learned_positions, gpt.max_seq_len, gpt.dropout, gpt.gated_mlp) == (
+        True,
+        1024,
+        True,
+        False,
+    )
     opt = ModelConfig(**imported({"model_type": "opt"}).fields)
     assert (opt.max_seq_len, opt.position_offset) == (2048, 2)
 
 
 def test_experts_latent_attention_and_routing() -> None:
     mixtral = read("mixtral", num_local_experts=4)
-    assert (mixtral.num_experts, mixtral.moe_router_topk, mixtral.moe_ffn_hidden_size) == (4, 2, 128)
-    experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2,
-               "num_experts_per_tok": 2, "first_k_dense_replace": 1,
-               "num_nextn_predict_layers": 1}  # fmt: skip
+    assert (mixtral.num_experts, mixtral.moe_router_topk, mixtral.moe_ffn_hidden_size) == (
+        4,
+        2,
+        128,
+    )
+    experts = {
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    }
     deepseek = read("deepseek_v3", **LATENT, **experts)
-    assert (deepseek.multi_latent_attention, deepseek.kv_lora_rank, deepseek.mtp_num_layers) == (True, 16, 0)
-    assert (deepseek.moe_layer_freq, deepseek.moe_shared_expert_intermediate_size) == ([0, 1, 1, 1], 32)
+    assert (deepseek.multi_latent_attention, deepseek.kv_lora_rank, deepseek.mtp_num_layers) == (
+        True,
+        16,
+        0,
+    )
+    assert (deepseek.moe_layer_freq, deepseek.moe_shared_expert_intermediate_size) == (
+        [0, 1, 1, 1],
+        32,
+    )
     assert (deepseek.moe_router_num_groups, deepseek.moe_router_group_topk) == (4, 2)
     assert deepseek.moe_router_enable_expert_bias
     sinks = read("gpt_oss", num_local_experts=4, head_dim=16)
     assert (sinks.attention_sinks, sinks.moe_router_bias, sinks.linear_bias) == (True, True, True)
     llama4 = {
-        "num_local_experts": 4, "intermediate_size_mlp": 96, "head_dim": 16, "interleave_moe_layer_step": 2,
-    }  # fmt: skip
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 96,
+        "head_dim": 16,
+        "interleave_moe_layer_step": 2,
+    }
     assert read("llama4_text", **llama4).moe_layer_freq == [0, 1, 0, 1]
 
 
 def test_encoders_decoders_and_hybrids() -> None:
-    t5 = ModelConfig(**imported({"model_type": "t5", "num_decoder_layers": 2, "vocab_size": 256}).fields)
+    t5 = ModelConfig(
+        **imported({"model_type": "t5", "num_decoder_layers": 2, "vocab_size": 256}).fields
+    )
     assert (t5.num_layers, t5.num_encoder_layers, t5.relative_position_buckets) == (8, 6, 32)
     assert (t5.max_seq_len, t5.head_dim) == (MAX_SIZE, 64)
     bert = read("bert")
-    assert (bert.causal, bert.head_transform, bert.output_bias, bert.token_types) == (False, True, True, 2)
+    assert (bert.causal, bert.head_transform, bert.output_bias, bert.token_types) == (
+        False,
+        True,
+        True,
+        2,
+    )
     roberta = read("roberta", max_position_embeddings=514, pad_token_id=1)
     assert (roberta.max_seq_len, roberta.position_offset) == (512, 2)
     assert not read("modernbert", pad_token_id=0).embedding_norm
-    jamba = read("jamba", num_experts=1, num_experts_per_tok=1, attn_layer_period=4, attn_layer_offset=2)
+    jamba = read(
+        "jamba", num_experts=1, num_experts_per_tok=1, attn_layer_period=4, attn_layer_offset=2
+    )
     assert jamba.hybrid_override_pattern == "M-M-*-M-"
     nemotron = {
-        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "head_dim": 16,
-    }  # fmt: skip
-    assert read("nemotron_h", hybrid_override_pattern="M-M*", **nemotron).hybrid_override_pattern == "M-M*"
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "head_dim": 16,
+    }
+    assert (
+        read("nemotron_h", hybrid_override_pattern="M-M*", **nemotron).hybrid_override_pattern
+        == "M-M*"
+    )
 
 
 LATENT_CARDS = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2")
 CARDS = (
-    "afmoe", "apertus", "cohere2", "ernie4_5_moe", "exaone4", "gemma3_text", "glm4", "glm4_moe", "gpt_oss",
-    "granitemoehybrid", "laguna", "ministral3", "minimax_m2", "mixtral", "nemotron_h", "olmo3", "phi3",
-    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "xlm-roberta", *LATENT_CARDS,
-)  # fmt: skip
+    "afmoe",
+    "apertus",
+    "cohere2",
+    "ernie4_5_moe",
+    "exaone4",
+    "gemma3_text",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "granitemoehybrid",
+    "laguna",
+    "ministral3",
+    "minimax_m2",
+    "mixtral",
+    "nemotron_h",
+    "olmo3",
+    "phi3",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "xlm-roberta",
+    *LATENT_CARDS,
+)
 
 
 @pytest.mark.parametrize("kind", CARDS)
@@ -121,7 +216,11 @@ def test_norms_without_weights_and_the_first_mamba() -> None:
         ModelConfig(**imported({"model_type": "mamba", "num_hidden_layers": 1}).fields),
     )
     assert (olmo.norm_scale, olmo.final_norm, olmo.block_norms) == (False, True, None)
-    assert (mamba.hybrid_override_pattern, mamba.mamba_inner_norms, mamba.mamba_dt_rank) == ("M", False, 48)
+    assert (mamba.hybrid_override_pattern, mamba.mamba_inner_norms, mamba.mamba_dt_rank) == (
+        "M",
+        False,
+        48,
+    )
 
 
 def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
@@ -147,7 +246,9 @@ def test_a_part_that_is_not_modelled_is_named(values: Values, part: str) -> None
 def test_the_referee_catches_layers_that_are_read_wrongly() -> None:
     model = imported({"model_type": "llama", **SIZES})
     wider = replace(model, fields={**model.fields, "ffn_hidden_size": 136})
-    with pytest.raises(UnsupportedError, match=r"model.layers.0 \(LlamaDecoderLayer\) .* parameters, the"):
+    with pytest.raises(
+        UnsupportedError, match=r"model.layers.0 \(LlamaDecoderLayer\) .* parameters, the"
+    ):
         check_import(wider)
     experts = imported({"model_type": "mixtral", **SIZES, "num_local_experts": 4})
     with pytest.raises(UnsupportedError, match="matrix FLOP for 256 tokens, the priced layers"):
@@ -168,7 +269,9 @@ def test_a_file_that_cannot_be_read_as_a_model_says_why(values: Values, sentence
         import_model(values, "model.path=config.json", "m")
 
 
-def test_without_transformers_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_one_sentence_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "darts_parallel.config._meta_model", raising=False)
     with pytest.raises(UnsupportedError, match="pip install 'transformers>=5"):
@@ -180,10 +283,20 @@ def test_the_configuration_holds_the_sizes_and_no_longer_needs_the_file(tmp_path
     folder.mkdir()
     file = folder / "config.json"
     file.write_text(json.dumps({"model_type": "llama", **SIZES}))
-    given = ["model=hf", f"model.path={folder}", "cluster=toy", "training=toy", "model.num_layers=6"]
+    given = [
+        "model=hf",
+        f"model.path={folder}",
+        "cluster=toy",
+        "training=toy",
+        "model.num_layers=6",
+    ]
     config = load_config(given)
     assert config.model.path is None
-    assert (config.model.name, config.model.num_layers, config.model.num_kv_heads) == ("tiny-llama", 6, 2)
+    assert (config.model.name, config.model.num_layers, config.model.num_kv_heads) == (
+        "tiny-llama",
+        6,
+        2,
+    )
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         load_problem(given)

@@ -24,7 +24,9 @@ def as_on_a_terminal() -> Iterator[None]:
 
 
 def child() -> str:
-    return subprocess.run([sys.executable, "-S", "-c", CHILD], capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-S", "-c", CHILD], capture_output=True, text=True
+    ).stdout
 
 
 def interrupted_inside(interrupt: Callable[[], object], inside: list[str]) -> None:

@@ -18,15 +18,32 @@ from tests.support.commands import QUIET, TOY, Command
 from tests.support.export_plans import CASES, NAMES
 
 BREAKING = [
-    "x\ntouch PWNED #", "x\rtouch PWNED #", "x\u2028y", "x\x85y", "x\x00y", "x\x1b[2J", "x\u202ey",
+    "x\ntouch PWNED #",
+    "x\rtouch PWNED #",
+    "x\u2028y",
+    "x\x85y",
+    "x\x00y",
+    "x\x1b[2J",
+    "x\u202ey",
     "x\ud800",
-]  # fmt: skip
+]
 """Names that end a line, a comment or a terminal's patience."""
 STRANGE = [
-    '"; touch PWNED; "', "'; touch PWNED; '", "$(touch PWNED)", "`touch PWNED`", "../../PWNED", "[/red]",
-    "[link=file:///]", '""" + open("PWNED", "w").name + """', "coding: utf_7 +AAo-open('PWNED','w')",
-    "a: {b: [c", "# -*- x -*-", "\\", "{0} %s ${now:}", "モデル 7B",
-]  # fmt: skip
+    '"; touch PWNED; "',
+    "'; touch PWNED; '",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "../../PWNED",
+    "[/red]",
+    "[link=file:///]",
+    '""" + open("PWNED", "w").name + """',
+    "coding: utf_7 +AAo-open('PWNED','w')",
+    "a: {b: [c",
+    "# -*- x -*-",
+    "\\",
+    "{0} %s ${now:}",
+    "モデル 7B",
+]
 """Names that must stay inside their comment, string or cell."""
 
 
@@ -35,10 +52,14 @@ def renamed(problem: Problem, name: str) -> Problem:
     config = problem.config
     (device,) = config.cluster.devices.values()
     cluster = replace(
-        config.cluster, name=name, nodes=[replace(group, device=name) for group in config.cluster.nodes],
+        config.cluster,
+        name=name,
+        nodes=[replace(group, device=name) for group in config.cluster.nodes],
         devices={name: device},
-    )  # fmt: skip
-    return Problem.from_config(replace(config, model=replace(config.model, name=name), cluster=cluster))
+    )
+    return Problem.from_config(
+        replace(config, model=replace(config.model, name=name), cluster=cluster)
+    )
 
 
 @pytest.mark.parametrize("name", BREAKING)
@@ -90,16 +111,23 @@ def test_no_line_of_a_name_is_run_by_the_shell_or_by_python(name: str, tmp_path:
     stub.write_text("#!/bin/sh\n")
     stub.chmod(0o755)
     done = subprocess.run(
-        ["bash", str(script)], cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True
+        ["bash", str(script)],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
     )
     assert done.returncode == 0, done.stderr
     program = export_plan(strange, plan, "torch").files["train_torch.py"].encode()
     tree = ast.parse(program)
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == "PWNED"]
+    assert not [
+        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == "PWNED"
+    ]
     assert {path.name for path in tmp_path.iterdir()} == {"megatron.sh", "torchrun"}
 
 
-def test_plan_and_hugging_face_files_with_a_line_break_in_a_name_are_refused(command: Command) -> None:
+def test_plan_and_hugging_face_files_with_a_line_break_in_a_name_are_refused(
+    command: Command,
+) -> None:
     problem, plan = CASES["uneven_pipeline"].build()
     names = tuple(layer.name for layer in problem.model.layers)
     config = asdict(problem.config)
@@ -107,9 +135,15 @@ def test_plan_and_hugging_face_files_with_a_line_break_in_a_name_are_refused(com
     data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, 8), "config": config}
     (command.folder / "plan.json").write_text(json.dumps(data))
     llama = {
-        "model_type": "llama", "_name_or_path": "x\ntouch PWNED #", "hidden_size": 64, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 256, "max_position_embeddings": 64,
-    }  # fmt: skip
+        "model_type": "llama",
+        "_name_or_path": "x\ntouch PWNED #",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": 256,
+        "max_position_embeddings": 64,
+    }
     (command.folder / "config.json").write_text(json.dumps(llama))
     for given in (
         ["plan=plan.json", "export=torch"],
@@ -124,9 +158,12 @@ def test_plan_and_hugging_face_files_with_a_line_break_in_a_name_are_refused(com
 
 def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(command: Command) -> None:
     outcome = command(
-        *TOY, *QUIET, "model.name='[/red] $(touch PWNED)'", "hydra.run.dir='[bold]$(x)/[/red]'",
+        *TOY,
+        *QUIET,
+        "model.name='[/red] $(touch PWNED)'",
+        "hydra.run.dir='[bold]$(x)/[/red]'",
         "export=megatron",
-    )  # fmt: skip
+    )
     assert outcome.status == 0, outcome.err
     assert "[/red] $(touch PWNED) (220,544 parameters) on toy" in outcome.out
     assert f"plan: {command.folder}/[bold]$(x)/[/red]/plan.json" in outcome.out

@@ -10,13 +10,29 @@ from darts_parallel.config.bilevel import BilevelConfig
 from darts_parallel.config.cluster import DeviceConfig, LinkConfig, NodeGroupConfig
 from darts_parallel.config.composition import refuse_silent_overrides
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.config.schema import CostConfig, ObjectiveConfig, SpaceConfig, VerificationConfig
+from darts_parallel.config.schema import (
+    CostConfig,
+    ObjectiveConfig,
+    SpaceConfig,
+    VerificationConfig,
+)
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.config.training import TrainingConfig
 from darts_parallel.errors import ConfigError
 
-KINDS = (DeviceConfig, LinkConfig, NodeGroupConfig, ModelConfig, TrainingConfig, SpaceConfig, CostConfig,
-         ObjectiveConfig, VerificationConfig, SearchConfig, BilevelConfig)  # fmt: skip
+KINDS = (
+    DeviceConfig,
+    LinkConfig,
+    NodeGroupConfig,
+    ModelConfig,
+    TrainingConfig,
+    SpaceConfig,
+    CostConfig,
+    ObjectiveConfig,
+    VerificationConfig,
+    SearchConfig,
+    BilevelConfig,
+)
 DEVICE = {"memory_GiB": 80.0, "peak_TFLOPs": {"bf16": 100.0}, "memory_bandwidth_GBps": 1000.0}
 
 

@@ -5,7 +5,11 @@ import pytest
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
-NODE, RACK, LORA = "cluster=toy_mixed cluster.nodes.1.", "cluster=gb200_nvl72 cluster.", "training.lora_"
+NODE, RACK, LORA = (
+    "cluster=toy_mixed cluster.nodes.1.",
+    "cluster=gb200_nvl72 cluster.",
+    "training.lora_",
+)
 
 
 @pytest.mark.parametrize(
@@ -17,15 +21,24 @@ NODE, RACK, LORA = "cluster=toy_mixed cluster.nodes.1.", "cluster=gb200_nvl72 cl
         ("space.schedules=[1f1b] cost=searcher", "cost=analytic"),
         (f"{NODE}count=0", r"nodes\[1\]\.count=0 must be at least 1; try 1"),
         (f"{NODE}device=toy_fst", r"device=toy_fst must be one of .*; try toy_fast\."),
-        (f"{NODE}price_per_hour_usd=-1", r"nodes\[1\]\.price_per_hour_usd=-1 must be at least 0; try 0"),
+        (
+            f"{NODE}price_per_hour_usd=-1",
+            r"nodes\[1\]\.price_per_hour_usd=-1 must be at least 0; try 0",
+        ),
         ("cluster.nodes.5.count=1", r"cluster\.nodes has, .*; try cluster\.nodes\.0\.count=1\."),
         ("space.node_orders=any", r"space\.node_orders=any must be one of .*; try "),
         (f"{RACK}nvlink_domain_gpus=70", "cluster.nvlink_domain_gpus=70 .*try 72"),
         (f"{RACK}nodes.0.nvlink_domain_gpus=3", r"nodes\[0\].nvlink_domain_gpus=3 .*try 4"),
         (f"{RACK}nodes.0.intra_node.shared=true", "nvlink_domain_gpus=72 .*shared=true.*try 4"),
         ("space.offload=[weights]", "space.offload=weights must be one of activation, optimizer"),
-        ("space.offload=[activation] cluster.devices.toy.host_bandwidth_GBps=0", "host_bandwidth_GBps=0"),
-        ("space.offload=[activation] search=exact", "search.method=exact must go with space.offload=null"),
+        (
+            "space.offload=[activation] cluster.devices.toy.host_bandwidth_GBps=0",
+            "host_bandwidth_GBps=0",
+        ),
+        (
+            "space.offload=[activation] search=exact",
+            "search.method=exact must go with space.offload=null",
+        ),
         ("space.offload=[optimizer] space=executable", "must be null with space.executable"),
         (f"{LORA}rank=-1", r"training.lora_rank=-1 must be at least 0; try 0\."),
         (f"{LORA}rank=100000", r"must be at most \d+; try \d+\."),
@@ -38,5 +51,10 @@ NODE, RACK, LORA = "cluster=toy_mixed cluster.nodes.1.", "cluster=gb200_nvl72 cl
 def test_settings_that_cannot_be_are_refused_in_a_sentence(given: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_problem(
-            ["model=toy", "training=toy", *given.split(), *["cluster=toy"][: "cluster=" not in given]]
+            [
+                "model=toy",
+                "training=toy",
+                *given.split(),
+                *["cluster=toy"][: "cluster=" not in given],
+            ]
         )

@@ -27,7 +27,9 @@ def own_cluster(folder: Path, text: str) -> str:
     return str(folder)
 
 
-def test_a_cluster_with_its_devices_inline_is_read_from_a_folder_of_the_user(tmp_path: Path) -> None:
+def test_a_cluster_with_its_devices_inline_is_read_from_a_folder_of_the_user(
+    tmp_path: Path,
+) -> None:
     problem = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, CONTRACT))
     assert problem.cluster.num_devices == 32
     assert problem.cluster.groups[0].device.peak_flops == 125e12
@@ -41,17 +43,25 @@ BROKEN_CLUSTERS = [
     ("gpus: 4", "gpus: four", "gpus=four must be a whole number"),
     ("bf16: 125", "bf17: 125", "bf17 must be one of bf16, fp16, fp32, fp8, mxfp8, nvfp4; try "),
     ("memory_GiB: 24.0, ", "", "cluster.devices.a10.memory_GiB is missing"),
-    ("bandwidth_GBps: 600.0", "bandwidth_GBps: .nan", "memory_bandwidth_GBps=nan must be a finite number"),
+    (
+        "bandwidth_GBps: 600.0",
+        "bandwidth_GBps: .nan",
+        "memory_bandwidth_GBps=nan must be a finite number",
+    ),
     ("{bf16: 125.0, fp32: 31.2}", "125", "cluster.devices.a10.peak_TFLOPs=125 must be a mapping"),
-    (CONTRACT, "just a word\n", "not a key"), (CONTRACT, "- 1\n", "cluster must be a mapping"),
-    (CONTRACT, "name: [\n", "mine.yaml"), (CONTRACT, "", "cluster.name is missing"),
-]  # fmt: skip
+    (CONTRACT, "just a word\n", "not a key"),
+    (CONTRACT, "- 1\n", "cluster must be a mapping"),
+    (CONTRACT, "name: [\n", "mine.yaml"),
+    (CONTRACT, "", "cluster.name is missing"),
+]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "sentence"), BROKEN_CLUSTERS, ids=[r[2][:40] for r in BROKEN_CLUSTERS]
 )
-def test_a_broken_cluster_file_is_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+def test_a_broken_cluster_file_is_one_sentence(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
     folder = own_cluster(tmp_path, CONTRACT.replace(old, new))
     with pytest.raises(ConfigError) as caught:
         load_problem(["cluster=mine"], config_dir=folder)
@@ -67,7 +77,9 @@ def test_a_binary_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
         load_problem(["cluster=mine"], config_dir=folder)
 
 
-@pytest.mark.parametrize("overrides", [["model=nope"], ["modle=toy"], ["search.seed=1,2"], ["a b"], [""]])
+@pytest.mark.parametrize(
+    "overrides", [["model=nope"], ["modle=toy"], ["search.seed=1,2"], ["a b"], [""]]
+)
 def test_wrong_overrides_of_the_python_interface_raise_config_errors(overrides: list[str]) -> None:
     with pytest.raises(ConfigError):
         load_problem(overrides)
@@ -82,7 +94,14 @@ def test_a_failed_load_leaves_hydra_usable() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=[1,2]", "space.dp=null"],
+        [
+            "model=toy",
+            "cluster=toy",
+            "training=toy",
+            "space.pp=2",
+            "space.tp=[1,2]",
+            "space.dp=null",
+        ],
         [
             "experiment=tight_memory",
             "search.learning_rate=1e-2",
@@ -104,7 +123,9 @@ def test_groups_that_are_composed_once_give_what_hydra_composes(overrides: list[
     assert composition.composition(overrides) == whole
 
 
-def test_a_file_that_changed_is_compose_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changed_is_compose_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copytree(config_dir(), tmp_path / "conf")
     monkeypatch.setattr(composition, "config_dir", lambda: str(tmp_path / "conf"))
     assert load_config(["search.seed=3"]).training.global_batch_size == 1024
@@ -119,12 +140,16 @@ def stems(group: str) -> list[str]:
 
 MODELS = [name for name in stems("model") if name not in ("hf", "module")]
 CLUSTERS = stems("cluster")
-PRESETS = list(zip(islice(cycle(MODELS), max(len(MODELS), len(CLUSTERS))), cycle(CLUSTERS), strict=False))
+PRESETS = list(
+    zip(islice(cycle(MODELS), max(len(MODELS), len(CLUSTERS))), cycle(CLUSTERS), strict=False)
+)
 
 
 @pytest.mark.parametrize(("model", "cluster"), PRESETS)
 def test_every_cluster_and_every_model_with_its_job_is_valid(model: str, cluster: str) -> None:
-    precision = "training.precision=fp16" if cluster.startswith("v100") else "training.precision=bf16"
+    precision = (
+        "training.precision=fp16" if cluster.startswith("v100") else "training.precision=bf16"
+    )
     problem = load_problem([f"model={model}", f"cluster={cluster}", precision])
     assert problem.config.model.name == model
     assert problem.cluster.name == cluster
@@ -132,5 +157,10 @@ def test_every_cluster_and_every_model_with_its_job_is_valid(model: str, cluster
 
 def test_the_keys_of_the_schema_are_listed_with_their_paths() -> None:
     keys = all_keys(Config)
-    assert {"model.num_layers", "cluster.nodes[].gpus", "cluster.devices.*.memory_GiB", "plan"} <= set(keys)
+    assert {
+        "model.num_layers",
+        "cluster.nodes[].gpus",
+        "cluster.devices.*.memory_GiB",
+        "plan",
+    } <= set(keys)
     assert len(keys) == len(set(keys))

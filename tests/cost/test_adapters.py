@@ -9,9 +9,9 @@ from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
-from darts_parallel.plan.legality import refuse_unexecutable
-from darts_parallel.plan.space import OuterSpace
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.legality import refuse_unexecutable
+from darts_parallel.plans.space import OuterSpace
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, plan_of
 
@@ -77,17 +77,25 @@ def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
     whole = float(before.terms["compute"])
     less = seconds(block.gemms) - 3.0 * seconds(block.adapters)
     # and the sum of gradients over micro-batches is that of the adapters
-    summed = (block.sharded_parameters + block.replicated_parameters - block.adapter_parameters) * 10.0
+    summed = (
+        block.sharded_parameters + block.replicated_parameters - block.adapter_parameters
+    ) * 10.0
     less += summed / (device.memory_bandwidth * device.memory_efficiency)
     assert float(after.terms["compute"]) == pytest.approx(whole - less)
     assert float(after.gradient_sync) < float(before.gradient_sync)
 
 
 def test_only_what_an_adapter_or_another_kernel_reads_is_kept() -> None:
-    full, some = llama(rank=0).model.layers[1], llama("training.lora_targets=[linear_qkv]").model.layers[1]
+    full, some = (
+        llama(rank=0).model.layers[1],
+        llama("training.lora_targets=[linear_qkv]").model.layers[1],
+    )
     config = llama().config.model
     # the inputs of both products of the MLP go; the adapter's RANK numbers come
-    assert full.replicated_activation_bytes - some.replicated_activation_bytes == 2 * config.hidden_size
+    assert (
+        full.replicated_activation_bytes - some.replicated_activation_bytes
+        == 2 * config.hidden_size
+    )
     ffn = config.ffn_hidden_size or 0
     assert full.sharded_activation_bytes - some.sharded_activation_bytes == 2 * ffn - 2 * RANK
     every = llama().model.layers[1]

@@ -9,8 +9,8 @@ import torch
 from darts_parallel.cost.collectives import RingGroup, reduce_scatter
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -25,10 +25,15 @@ def cost(problem: Problem, cp: int, **fields: object) -> CostBreakdown:
 
 
 @pytest.mark.parametrize(("cp", "zero_stage"), list(product((2, 4), (0, 1, 2, 3))))
-def test_a_context_rank_differs_from_a_data_rank_by_its_keys_and_values(cp: int, zero_stage: int) -> None:
+def test_a_context_rank_differs_from_a_data_rank_by_its_keys_and_values(
+    cp: int, zero_stage: int
+) -> None:
     # the same tokens on a rank, the same copies of the weights: only attention must communicate
     problem = load_problem(PLAIN)
-    plain, parted = cost(problem, 1, zero_stage=zero_stage), cost(problem, cp, zero_stage=zero_stage)
+    plain, parted = (
+        cost(problem, 1, zero_stage=zero_stage),
+        cost(problem, cp, zero_stage=zero_stage),
+    )
     sent = parted.breakdown_s.pop("context_parallel")
     assert sent > 0
     assert parted.breakdown_s == pytest.approx(plain.breakdown_s, rel=1e-9, abs=1e-15)
@@ -42,7 +47,9 @@ def test_keys_and_values_are_gathered_once_forward_and_twice_backward() -> None:
     four, one = (torch.tensor([x], dtype=torch.float64) for x in (4.0, 1.0))
     whole = 2 * 2 * 64 * tokens * one  # keys and values in bf16
     gather = float(reduce_scatter(whole, RingGroup(four, one, four), group.intra_node, inter))
-    assert cost(problem, 4).breakdown_s["context_parallel"] == pytest.approx(2 * 4 * 3 * gather, rel=1e-9)
+    assert cost(problem, 4).breakdown_s["context_parallel"] == pytest.approx(
+        2 * 4 * 3 * gather, rel=1e-9
+    )
 
 
 def test_fewer_key_value_heads_send_less_and_recomputation_sends_again() -> None:
@@ -87,18 +94,28 @@ def test_a_sequence_that_cannot_be_halved_is_divided_only_without_a_causal_mask(
     assert {s.cp for s in outer_spaces(load_problem([*odd, "model.causal=false"]))} == {1, 2, 4}
 
 
-def test_tensor_parallel_groups_wider_than_a_node_of_four_are_priced_and_searched_up_to_eight() -> None:
+def test_tensor_parallel_groups_wider_than_a_node_of_four_are_priced_and_searched_up_to_eight() -> (
+    None
+):
     wide = [*PLAIN, "model.num_heads=8"]
     problem = load_problem(wide)  # 2 nodes of 4
     group, inter = problem.cluster.groups[0], problem.cluster.inter_node
     assert {c.tp for space in outer_spaces(problem) for c in space.choices} == {1, 2, 4, 8}
-    assert {c.tp for s in outer_spaces(load_problem([*wide, "space.tp=8"])) for c in s.choices} == {8}
+    assert {c.tp for s in outer_spaces(load_problem([*wide, "space.tp=8"])) for c in s.choices} == {
+        8
+    }
     strategy = LayerStrategy(8, 1)
-    found = evaluate(Plan(2, (0, LAYERS), (strategy,) * LAYERS), problem).breakdown_s["tensor_parallel"]
+    found = evaluate(Plan(2, (0, LAYERS), (strategy,) * LAYERS), problem).breakdown_s[
+        "tensor_parallel"
+    ]
     four, two = (torch.tensor([x], dtype=torch.float64) for x in (4.0, 2.0))
     size = 2 * 64 * (16 * 64 / 2) * torch.ones(1, dtype=torch.float64)
-    per_iteration = 2 * float(reduce_scatter(size, RingGroup(four, two, four), group.intra_node, inter))
-    count = sum(layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers)
+    per_iteration = 2 * float(
+        reduce_scatter(size, RingGroup(four, two, four), group.intra_node, inter)
+    )
+    count = sum(
+        layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers
+    )
     assert found == pytest.approx(2 * count * per_iteration, rel=1e-9)
 
 

@@ -47,7 +47,9 @@ def test_a_critical_path_gives_its_own_seconds_and_bounds_those_of_other_plans(
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_walked_paths_are_those_read_off(schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walked_paths_are_those_read_off(
+    schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pp, model, count = 3, PipelineModel(True, schedule, False), torch.tensor([6, 12, 12, 30])
     passes, sync = pipelines(4, pp * chunks, pp)
     found = []
@@ -76,14 +78,21 @@ def test_remembered_paths_are_exact_where_they_are_taken_and_below_in_between() 
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_the_drawn_path_is_a_chain_of_passes_as_long_as_the_schedule(schedule: str, chunks: int) -> None:
+def test_the_drawn_path_is_a_chain_of_passes_as_long_as_the_schedule(
+    schedule: str, chunks: int
+) -> None:
     pp, count = 3, 6
     passes, sync = pipelines(2, pp * chunks, pp)
-    one = PassSeconds(passes.forward[:1], passes.backward[:1], passes.weight_gradient[:1],
-                      0.0 * passes.message[:1])  # fmt: skip
+    one = PassSeconds(
+        passes.forward[:1],
+        passes.backward[:1],
+        passes.weight_gradient[:1],
+        0.0 * passes.message[:1],
+    )
     path = critical_operations(one, schedule, pp, count, sync[0])
     events = sorted(
-        (e for e in timeline(one, schedule, pp, count) if e.operation in path), key=lambda e: e.start
+        (e for e in timeline(one, schedule, pp, count) if e.operation in path),
+        key=lambda e: e.start,
     )
     assert events[0].start == 0.0
     # without messages every pass begins when the one before it on the path ends
@@ -92,4 +101,6 @@ def test_the_drawn_path_is_a_chain_of_passes_as_long_as_the_schedule(schedule: s
     total, _ = simulated_seconds(
         one, sync[:1], torch.tensor([count]), pp, PipelineModel(True, schedule, False)
     )
-    assert events[-1].end + float(sync[0, events[-1].device]) == pytest.approx(float(total[0]), rel=1e-12)
+    assert events[-1].end + float(sync[0, events[-1].device]) == pytest.approx(
+        float(total[0]), rel=1e-12
+    )

@@ -9,7 +9,9 @@ from darts_parallel.exact import find_uniform_plan
 
 @pytest.mark.parametrize("cluster", ["a10_8x4", "a10_a100_mixed"])
 def test_utilization_is_six_flop_a_parameter_and_token_over_all_peaks(cluster: str) -> None:
-    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", f"cluster={cluster}", "space=uniform"])
+    problem = load_problem(
+        ["model=gpt2_xl", "training=gpt2_xl", f"cluster={cluster}", "space=uniform"]
+    )
     tables = build_tables(problem)
     best = find_uniform_plan(tables).best
     cost = evaluate(best.to_plan(tables), problem)

@@ -10,17 +10,24 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.export import export_plan, refusals
 from darts_parallel.gradient.descent import search
-from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.methods import check
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import LATENT, LLAMA, MIXTURE, TOY
 from tests.support.optima import assert_same_optimum
 from tests.support.random_plans import random_plans
 
 HALVES = "space.cut=half_block"
-TINY = [*TOY, "model.num_layers=1", "space.pp=2", "space.zero_stage=1", "space.recompute=[none,full]",
-        "space.num_micro_batches=8", "cluster.devices.toy.layer_overhead_us=0",
-        "search.num_steps=40"]  # fmt: skip
+TINY = [
+    *TOY,
+    "model.num_layers=1",
+    "space.pp=2",
+    "space.zero_stage=1",
+    "space.recompute=[none,full]",
+    "space.num_micro_batches=8",
+    "cluster.devices.toy.layer_overhead_us=0",
+    "search.num_steps=40",
+]
 SIMULATED = ["space.schedules=[1f1b,zero_bubble_h1]"]
 FIELDS = ("forward", "backward", "weight_gradient", "sync", "static", "activation", "for_weights")
 
@@ -37,9 +44,15 @@ def of_whole(problem: Problem) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "model",
-    [TOY, MIXTURE, LATENT, [*LLAMA, "training.lora_rank=4"], [*TOY, "model.block_norms=4"],
-     [*LLAMA, "model.mtp_num_layers=1", "space.cp=2"]],
-)  # fmt: skip
+    [
+        TOY,
+        MIXTURE,
+        LATENT,
+        [*LLAMA, "training.lora_rank=4"],
+        [*TOY, "model.block_norms=4"],
+        [*LLAMA, "model.mtp_num_layers=1", "space.cp=2"],
+    ],
+)
 def test_two_halves_cost_what_their_block_costs(model: list[str]) -> None:
     layers, halves = both([*model, "space.pp=[1,2]"])
     assert halves.model.num_parameters == layers.model.num_parameters
@@ -58,7 +71,9 @@ def test_two_halves_cost_what_their_block_costs(model: list[str]) -> None:
 
 def doubled(plans: HardPlans, places: torch.Tensor) -> HardPlans:
     """Plans of whole blocks as those of halves."""
-    return HardPlans(plans.outer, plans.choices[:, places], torch.searchsorted(places, plans.first_layers))
+    return HardPlans(
+        plans.outer, plans.choices[:, places], torch.searchsorted(places, plans.first_layers)
+    )
 
 
 @pytest.mark.parametrize("more", [[], SIMULATED])
@@ -66,7 +81,10 @@ def test_plans_cut_at_whole_blocks_cost_the_same(more: list[str]) -> None:
     layers, halves = both([*TOY, "space.pp=[2,4]", *more])
     for one, two in zip(build_tables(layers), build_tables(halves), strict=True):
         plans = random_plans(one, 16, torch.Generator().manual_seed(0))
-        cost, same = evaluate_batch(one, plans), evaluate_batch(two, doubled(plans, of_whole(halves)))
+        cost, same = (
+            evaluate_batch(one, plans),
+            evaluate_batch(two, doubled(plans, of_whole(halves))),
+        )
         torch.testing.assert_close(same.iteration_time, cost.iteration_time, rtol=1e-12, atol=0)
         torch.testing.assert_close(same.memory, cost.memory, rtol=1e-12, atol=0)
         assert torch.equal(same.feasible, cost.feasible)
@@ -81,7 +99,9 @@ def test_the_optimum_is_proven_found_and_never_worse(mode: str) -> None:
 
 
 def test_simulated_pipelines_are_cut_there_too() -> None:
-    layers, halves = (check(own, "exhaustive") for own in both([*TINY, *SIMULATED, "space=uniform"]))
+    layers, halves = (
+        check(own, "exhaustive") for own in both([*TINY, *SIMULATED, "space=uniform"])
+    )
     assert layers.proven
     assert halves.proven
     assert halves.iteration_time_s < layers.iteration_time_s * 0.999
@@ -99,7 +119,9 @@ def test_simulated_pipelines_are_cut_there_too() -> None:
     ],
 )
 def test_what_has_no_halves_is_refused(model: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"space.cut=half_block must not go with .*{words}; try layer\."):
+    with pytest.raises(
+        ConfigError, match=rf"space.cut=half_block must not go with .*{words}; try layer\."
+    ):
         load_problem([*TOY, model, HALVES])
 
 

@@ -10,10 +10,10 @@ from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.gradient.descent import search
-from darts_parallel.plan.space import left_out
-from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.planner.methods import check
+from darts_parallel.plans.space import left_out
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
 from tests.support.event_queue import event_queue_ends
@@ -28,7 +28,12 @@ def interleaved(*overrides: str, virtual_stages: str = "2") -> tuple[Problem, li
     return problem, build_tables(problem)
 
 
-EIGHTEEN = [*TOY[:3], "model.num_layers=18", "model.vocab_size=128", "training.global_batch_size=16"]
+EIGHTEEN = [
+    *TOY[:3],
+    "model.num_layers=18",
+    "model.vocab_size=128",
+    "training.global_batch_size=16",
+]
 
 
 def of_chunks(problem: Problem, *inner: int) -> Plan:
@@ -46,7 +51,9 @@ def test_chunks_of_unequal_work_are_no_faster_than_their_schedule() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_together(seed: int) -> None:
+def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_together(
+    seed: int,
+) -> None:
     problem = load_problem([*EIGHTEEN, f"space.virtual_stages={seed % 2 + 2}", "space.pp=[2,4]"])
     for table in build_tables(problem):
         plans = random_plans(table, 4, torch.Generator().manual_seed(seed))
@@ -58,12 +65,16 @@ def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_togeth
             )
             seconds = {"F": passes.forward[plan].tolist(), "B": passes.backward[plan].tolist()}
             ends, _ = event_queue_ends(orders, seconds, passes.message[plan].tolist())
-            once = table.per_iteration[outer, torch.arange(table.num_layers), plans.choices[plan]].sum()
+            once = table.per_iteration[
+                outer, torch.arange(table.num_layers), plans.choices[plan]
+            ].sum()
             expected = max(ends) + float(cost.sync_seconds[plan].max() + once)
             assert float(cost.iteration_time[plan]) == pytest.approx(expected, rel=1e-11)
 
 
-@pytest.mark.parametrize(("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)])
+@pytest.mark.parametrize(
+    ("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)]
+)
 def test_stages_in_flight_are_those_of_the_schedule_at_its_peak(pp: int, v: int, m: int) -> None:
     held = in_flight(pp, torch.tensor([m]), "interleaved", v)[0]
     for device, order in enumerate(find("interleaved").orders(pp, m, v)):
@@ -93,8 +104,15 @@ def test_more_stages_a_device_send_more_messages_and_wait_less() -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
 def test_the_search_finds_interleaved_plans_near_the_optimum(kind: str) -> None:
-    pins = ["space.tp=1", "space.zero_stage=1", "space.recompute=[none,full]", "space.num_micro_batches=4"]
-    problem, tables = interleaved(*pins, f"space={kind}", "search.num_steps=30", "search.num_restarts=4")
+    pins = [
+        "space.tp=1",
+        "space.zero_stage=1",
+        "space.recompute=[none,full]",
+        "space.num_micro_batches=4",
+    ]
+    problem, tables = interleaved(
+        *pins, f"space={kind}", "search.num_steps=30", "search.num_restarts=4"
+    )
     optimum = brute_force(tables, kind).cost
     found = search(problem)
     assert found.plan.virtual_stages == 2
@@ -112,14 +130,18 @@ def test_tight_memory_is_repaired_in_interleaved_plans() -> None:
 
 
 def test_baselines_say_how_far_their_proof_reaches() -> None:
-    problem, tables = interleaved("space.zero_stage=1", "space.recompute=none", virtual_stages="[1,2]")
+    problem, tables = interleaved(
+        "space.zero_stage=1", "space.recompute=none", virtual_stages="[1,2]"
+    )
     best = brute_force(tables, "uniform").cost
     for method in ("exhaustive", "dynamic_programming"):
         answer = check(problem, method)
         assert not answer.proven
         assert answer.lower_bound_s <= best
         assert "interleaved" in answer.note
-        assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(answer.iteration_time_s)
+        assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(
+            answer.iteration_time_s
+        )
 
 
 @pytest.mark.parametrize("blocks", [5, 8])
@@ -140,19 +162,33 @@ def test_equal_chunks_are_proven_over_the_uniform_space(blocks: int) -> None:
 
 
 def test_search_exact_proves_uniform_interleaved_plans_and_refuses_others() -> None:
-    given = [*TOY, "space.zero_stage=1", "space.recompute=none", "space.virtual_stages=2", "search=exact"]
+    given = [
+        *TOY,
+        "space.zero_stage=1",
+        "space.recompute=none",
+        "space.virtual_stages=2",
+        "search=exact",
+    ]
     found = find_plan(load_problem([*given, "space=uniform"])).result
     assert found.stopped_by is None
     assert all(seconds >= found.iteration_time_s for seconds, _ in found.alternatives)
-    with pytest.raises(ConfigError, match="interleaved plans, but those of search=exact space=uniform"):
+    with pytest.raises(
+        ConfigError, match="interleaved plans, but those of search=exact space=uniform"
+    ):
         find_plan(load_problem(given))
 
 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (Plan(3, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2), "multiple of pp"),
-        (Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 8),) * LAYERS, virtual_stages=2), "must be 1 where pp"),
+        (
+            Plan(3, (0, 2, 3, 4, LAYERS), (LayerStrategy(1, 4),) * LAYERS, virtual_stages=2),
+            "multiple of pp",
+        ),
+        (
+            Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 8),) * LAYERS, virtual_stages=2),
+            "must be 1 where pp",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_interleaved_is_refused(plan: Plan, words: str) -> None:

@@ -10,8 +10,8 @@ from math import sqrt
 import pytest
 
 from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.plan.space import OuterSpace
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.space import OuterSpace
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup
 from darts_parallel.problem.problem import Problem, load_problem
 
@@ -30,17 +30,36 @@ CASES = list(product((0, 1, 2, 3), ("none", "selective", "full"), (False, True))
 
 def gpt_block() -> Problem:
     """Build a job of one GPT block on two nodes of four GPUs."""
-    problem = load_problem([
-        "model=gpt2_xl", f"model.hidden_size={H}", f"model.num_heads={HEADS}", "model.num_layers=1",
-        "training=gpt2_xl", f"training.seq_len={S}", "training.global_batch_size=16",
-        "training.fused_attention=false", "cluster=a10_8x4",
-    ])  # fmt: skip
+    problem = load_problem(
+        [
+            "model=gpt2_xl",
+            f"model.hidden_size={H}",
+            f"model.num_heads={HEADS}",
+            "model.num_layers=1",
+            "training=gpt2_xl",
+            f"training.seq_len={S}",
+            "training.global_batch_size=16",
+            "training.fused_attention=false",
+            "cluster=a10_8x4",
+        ]
+    )
     device = Device(
-        "round", 2.0**34, peak_flops=PEAK / 0.5, memory_bandwidth=MEMORY / 0.8, gemm_efficiency=0.5,
-        gemm_half_size=HALF, attention_efficiency=0.5, memory_efficiency=0.8, layer_overhead=OVERHEAD,
-        overlap_exponent=2.0, reserved=0.0, tp_hidden_share=HIDDEN_TP, streaming_factor=STREAMING,
-        state_factor=STATE, activation_factor=ACTIVATION,
-    )  # fmt: skip
+        "round",
+        2.0**34,
+        peak_flops=PEAK / 0.5,
+        memory_bandwidth=MEMORY / 0.8,
+        gemm_efficiency=0.5,
+        gemm_half_size=HALF,
+        attention_efficiency=0.5,
+        memory_efficiency=0.8,
+        layer_overhead=OVERHEAD,
+        overlap_exponent=2.0,
+        reserved=0.0,
+        tp_hidden_share=HIDDEN_TP,
+        streaming_factor=STREAMING,
+        state_factor=STATE,
+        activation_factor=ACTIVATION,
+    )
     group = NodeGroup(2, 4, device, Link(INSIDE, INSIDE_LATENCY), None)
     return replace(problem, cluster=Cluster("round", (group,), Link(OUT, OUT_LATENCY)))
 
@@ -111,7 +130,8 @@ def expected(zero: int, again: str, sp: bool) -> Expected:
     backward = 2 * pass_forward + accumulation + repeated + shown * (2 if again == "full" else 1)
     # gradients travel in buckets of 40e6; ZeRO-3 gathers layer by layer
     gather, scatter = (
-        ring(width * NUMBERS, 1.0 if zero == 3 else NUMBERS / 40e6) for width in (PARAMETER, GRADIENT)
+        ring(width * NUMBERS, 1.0 if zero == 3 else NUMBERS / 40e6)
+        for width in (PARAMETER, GRADIENT)
     )
     every_forward = exposed(forward, gather) if zero == 3 else 0.0
     sent = {2: scatter, 3: gather + scatter}.get(zero, 0.0)
@@ -122,7 +142,9 @@ def expected(zero: int, again: str, sp: bool) -> Expected:
     # Korthikanti et al.: 10 + 24 / t, 34 / t with sequence parallelism, and 5 a s / h
     scores = T * 5 * HEADS * S / TP
     whole = ACTIVATION * (T * H * (10 / outside + 24 / TP) + scores)
-    kept = {"none": whole, "selective": whole - ACTIVATION * scores, "full": 2 * T * H / outside}[again]
+    kept = {"none": whole, "selective": whole - ACTIVATION * scores, "full": 2 * T * H / outside}[
+        again
+    ]
     # inputs of the products and gradients of their outputs: 24 / t + 8 (Qi et al. 2023, table 1)
     needed = ACTIVATION * T * H * (24 / TP + 8 / outside)
     held = [NUMBERS / (DP if zero >= stage else 1) for stage in (3, 2, 1)]
@@ -146,14 +168,18 @@ def expected(zero: int, again: str, sp: bool) -> Expected:
 
 
 @pytest.mark.parametrize(("index", "case"), list(enumerate(CASES)))
-def test_a_block_costs_what_papers_say(table: CostTable, index: int, case: tuple[int, str, bool]) -> None:
+def test_a_block_costs_what_papers_say(
+    table: CostTable, index: int, case: tuple[int, str, bool]
+) -> None:
     want, block = expected(*case), 1
     for name in ("forward", "backward", "weight_gradient"):
         assert float(getattr(table, name)[0, 0, block, index]) == pytest.approx(
             getattr(want, name), rel=1e-12
         )
     for name in ("static", "activation", "for_weights", "working"):
-        assert float(getattr(table, name)[0, block, index]) == pytest.approx(getattr(want, name), rel=1e-12)
+        assert float(getattr(table, name)[0, block, index]) == pytest.approx(
+            getattr(want, name), rel=1e-12
+        )
     for name in ("recompute", "tensor_parallel", "sharding", "gradient_sync", "optimizer"):
         found = float(table.terms[name][0, 0, block, index])
         assert found == pytest.approx(getattr(want, name), rel=1e-12, abs=1e-18), name

@@ -7,12 +7,18 @@ import pytest
 import torch
 
 from darts_parallel.config.schema import COMM_BITS
-from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter, split_group, wire_bytes
+from darts_parallel.cost.collectives import (
+    RingGroup,
+    all_reduce,
+    reduce_scatter,
+    split_group,
+    wire_bytes,
+)
 from darts_parallel.cost.evaluation import CostBreakdown, evaluate
 from darts_parallel.cost.sharding import BUCKET
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -35,7 +41,9 @@ def test_lossy_numbers_travel_at_their_bits_and_a_scale_for_each_block() -> None
 @pytest.mark.parametrize(("local", "nodes"), [(4, 2), (8, 4), (2, 3), (1, 6)])
 def test_inner_groups_fill_a_node_first_and_sizes_multiply(local: int, nodes: int) -> None:
     ranks = local * nodes
-    inner = torch.tensor([float(d) for d in range(1, ranks + 1) if ranks % d == 0], dtype=torch.float64)
+    inner = torch.tensor(
+        [float(d) for d in range(1, ranks + 1) if ranks % d == 0], dtype=torch.float64
+    )
     one = torch.ones_like(inner)
     near, far = split_group(RingGroup(local * one, nodes * one, local * one), ranks * one, inner)
     assert torch.equal(near.local * near.nodes, inner)
@@ -50,7 +58,9 @@ def test_hybrid_sharding_synchronises_in_two_hops() -> None:
     node, across = RingGroup(four, one, four), RingGroup(one, two, four)
     hybrid = cost(problem, zero_stage=1, shard_size=4)
     total = 0.0
-    assert problem.model.layers[-1].parameters(256) == 0  # the loss sends nothing, not even a latency
+    assert (
+        problem.model.layers[-1].parameters(256) == 0
+    )  # the loss sends nothing, not even a latency
     for layer in problem.model.layers[:-1]:
         count = torch.tensor([float(layer.parameters(256))], dtype=torch.float64)
         # float32 gradients inside the node, their quarters between nodes, bf16 parameters back, in buckets
@@ -66,7 +76,9 @@ def test_smaller_shard_groups_need_more_memory_and_the_whole_group_is_none(zero_
     problem = load_problem(TOY)
     sizes = [cost(problem, zero_stage=zero_stage, shard_size=s).memory_bytes[0] for s in (2, 4, 8)]
     assert all(larger > smaller for larger, smaller in pairwise(sizes))
-    assert cost(problem, zero_stage=zero_stage, shard_size=8) == cost(problem, zero_stage=zero_stage)
+    assert cost(problem, zero_stage=zero_stage, shard_size=8) == cost(
+        problem, zero_stage=zero_stage
+    )
 
 
 def test_a_shard_group_inside_the_node_spares_the_network_of_zero_3() -> None:
@@ -79,16 +91,22 @@ def test_a_shard_group_inside_the_node_spares_the_network_of_zero_3() -> None:
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_fewer_gradient_bits_are_faster(zero_stage: int) -> None:
     problem = load_problem(TOY)
-    times = [cost(problem, zero_stage=zero_stage, grad_comm_bits=b).iteration_time_s for b in COMM_BITS]
+    times = [
+        cost(problem, zero_stage=zero_stage, grad_comm_bits=b).iteration_time_s for b in COMM_BITS
+    ]
     assert all(fewer < more for more, fewer in pairwise(times))
 
 
 def test_tensor_parallel_bits_shorten_the_forward_sums_only() -> None:
     problem = load_problem([*PLAIN, "cluster.nodes.0.intra_node.latency_us=0.0"])
-    terms = [cost(problem, tp=4, dp=2, tp_comm_bits=b).breakdown_s["tensor_parallel"] for b in (16, 8)]
+    terms = [
+        cost(problem, tp=4, dp=2, tp_comm_bits=b).breakdown_s["tensor_parallel"] for b in (16, 8)
+    ]
     forward = sum(layer.tp_collectives for layer in problem.model.layers)
     backward = sum(layer.tp_collectives_backward for layer in problem.model.layers)
-    assert terms[1] / terms[0] == pytest.approx((forward * 8.25 / 16 + backward) / (forward + backward))
+    assert terms[1] / terms[0] == pytest.approx(
+        (forward * 8.25 / 16 + backward) / (forward + backward)
+    )
 
 
 def choices(*overrides: str) -> set[LayerStrategy]:
@@ -97,13 +115,18 @@ def choices(*overrides: str) -> set[LayerStrategy]:
 
 def test_lossy_and_hybrid_choices_enter_only_when_they_are_listed() -> None:
     assert {(c.tp_comm_bits, c.grad_comm_bits, c.shard_size) for c in choices()} == {(16, 16, 0)}
-    listed = choices("space.tp_comm_bits=[16,4]", "space.grad_comm_bits=null", "space.shard_size=null")
+    listed = choices(
+        "space.tp_comm_bits=[16,4]", "space.grad_comm_bits=null", "space.shard_size=null"
+    )
     assert {c.tp_comm_bits for c in listed if c.tp > 1} == {16, 4}
     assert {c.tp_comm_bits for c in listed if c.tp == 1} == {16}
     assert {c.grad_comm_bits for c in listed if c.dp > 1} == set(COMM_BITS)
     assert {c.shard_size for c in listed if c.dp == 8 and c.zero_stage} == {0, 2, 4}
     assert all(c.zero_stage > 0 and c.dp % c.shard_size == 0 for c in listed if c.shard_size)
-    assert {c.shard_size for c in choices("space.shard_size=4") if c.zero_stage} == {0, 4}  # dp 4: all of it
+    assert {c.shard_size for c in choices("space.shard_size=4") if c.zero_stage} == {
+        0,
+        4,
+    }  # dp 4: all of it
 
 
 def test_a_shard_size_that_divides_no_degree_is_refused_and_the_advice_works() -> None:

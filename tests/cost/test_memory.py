@@ -16,7 +16,9 @@ H, HEADS, S, B = 256, 8, 128, 2
 
 
 def _config() -> ModelConfig:
-    return ModelConfig(name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S)
+    return ModelConfig(
+        name="x", num_layers=1, hidden_size=H, num_heads=HEADS, vocab_size=512, max_seq_len=S
+    )
 
 
 def _block(fused: bool) -> LayerSpec:
@@ -27,7 +29,10 @@ def _bytes(fused: bool, tp: int, sequence_parallel: bool) -> dict[str, float]:
     tokens = torch.tensor([[float(S * B)]], dtype=torch.float64)
     degree = torch.tensor([float(tp)], dtype=torch.float64)
     shards = degree if sequence_parallel else torch.ones_like(degree)
-    return {k: float(v) for k, v in activation_bytes(_block(fused), tokens, S, degree, shards, 2).items()}
+    return {
+        k: float(v)
+        for k, v in activation_bytes(_block(fused), tokens, S, degree, shards, 2).items()
+    }
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -41,7 +46,9 @@ def test_activations_are_those_of_korthikanti(tp: int) -> None:
     assert _bytes(True, tp, True)["none"] == pytest.approx(34 * sbh / tp)
 
 
-def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_for_the_step() -> None:
+def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_for_the_step() -> (
+    None
+):
     ffn, vocab, tp, one = 1024, 512, torch.tensor([4.0]), torch.ones(1, 1)
     config = replace(_config(), vocab_size=vocab, ffn_hidden_size=ffn, gated_mlp=True)
     _, block, head, loss = Model(config, True).layers
@@ -50,18 +57,26 @@ def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_
         kept = partial(activation_bytes, layer, one, S, tp, sequence_shards, 2)
         return float(kept(software=Software(**habits))["none"] - kept()["none"])
 
-    assert more(block, gathered_inputs=True) == 2 * more(head, gathered_inputs=True) == 2 * 2 * H * 3 / 4
+    assert (
+        more(block, gathered_inputs=True)
+        == 2 * more(head, gathered_inputs=True)
+        == 2 * 2 * H * 3 / 4
+    )
     assert more(block, torch.ones(1), gathered_inputs=True) == 0
     assert more(block, gate_kept=True) == 2 * ffn / 4
     assert more(loss, loss_bytes=10) == 4 * vocab / 4
-    bytes_of = partial(static_bytes, one, 2 * one, state=state_bytes("bf16", "adam", Software(step_bytes=12)))
+    bytes_of = partial(
+        static_bytes, one, 2 * one, state=state_bytes("bf16", "adam", Software(step_bytes=12))
+    )
     assert [float(bytes_of(zero_stage=stage * one)) for stage in (0, 1)] == [30, 18]
 
 
 def test_between_its_two_backward_passes_a_block_holds_what_is_needed_and_never_more_than_it_ever_had() -> (
     None
 ):
-    needed, whole, kept = (torch.tensor([[[value]]], dtype=torch.float64) for value in (32.0, 34.0, 2.0))
+    needed, whole, kept = (
+        torch.tensor([[[value]]], dtype=torch.float64) for value in (32.0, 34.0, 2.0)
+    )
     assert float(between_passes(_block(True), needed, whole, kept)) == 32.0
     assert float(between_passes(_block(True), 40.0 * needed, whole, kept)) == 34.0
     assert float(between_passes(_block(True), needed, whole, whole)) == 34.0

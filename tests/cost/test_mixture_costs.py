@@ -13,9 +13,9 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms.experts import all_to_all
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plan._expert_degrees import expert_layer
-from darts_parallel.plan.space import OuterSpace, outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans._expert_degrees import expert_layer
+from darts_parallel.plans.space import OuterSpace, outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.cluster import GIB
 from darts_parallel.problem.problem import Problem
 from tests.support.random_plans import random_plans
@@ -49,8 +49,13 @@ def uniform(problem: Problem, strategy: LayerStrategy, **plan: int) -> Plan:
     ("ep", "capacity", "slower"),
     [(1, "null", True), (4, "null", True), (8, "null", False), (1, "1.0", False)],
 )
-def test_one_expert_of_a_rank_and_padded_ones_are_products(ep: int, capacity: str, slower: bool) -> None:
-    given = [f"model.moe_expert_capacity_factor={capacity}", "cluster.devices.toy.grouped_gemm_efficiency="]
+def test_one_expert_of_a_rank_and_padded_ones_are_products(
+    ep: int, capacity: str, slower: bool
+) -> None:
+    given = [
+        f"model.moe_expert_capacity_factor={capacity}",
+        "cluster.devices.toy.grouped_gemm_efficiency=",
+    ]
     seconds = [
         evaluate(uniform(problem, LayerStrategy(1, 8, ep=ep)), problem).breakdown_s["compute"]
         for problem in (toy(given[0], f"{given[1]}{share}") for share in (1.0, 0.5))
@@ -118,7 +123,10 @@ def test_states_are_divided_by_the_ranks_that_hold_the_same_experts() -> None:
         table, hard, _ = hard_plan(uniform(problem, strategy, m=2), problem)
         return float(table.static[0, 3, hard.choices[0, 3]])
 
-    whole, split = static(LayerStrategy(1, 8, zero_stage=0)), static(LayerStrategy(1, 8, zero_stage=0, ep=8))
+    whole, split = (
+        static(LayerStrategy(1, 8, zero_stage=0)),
+        static(LayerStrategy(1, 8, zero_stage=0, ep=8)),
+    )
     # bf16: 2 + 4 + 12 bytes a parameter
     assert whole - split == pytest.approx(18 * spec.parameters * 7 / 8)
     ones = [static(LayerStrategy(1, 8, zero_stage=1, ep=ep)) for ep in (1, 2, 4, 8)]
@@ -132,7 +140,12 @@ def test_states_are_divided_by_the_ranks_that_hold_the_same_experts() -> None:
 
 def test_recomputed_parts_keep_less_and_cost_seconds() -> None:
     kept, spent = [], []
-    for modules in ("[core_attn]", "[moe_act]", "[moe_act,layernorm]", "[moe,layernorm,shared_experts,mlp]"):
+    for modules in (
+        "[core_attn]",
+        "[moe_act]",
+        "[moe_act,layernorm]",
+        "[moe,layernorm,shared_experts,mlp]",
+    ):
         problem = toy(f"training.recompute_modules={modules}")
         strategy = LayerStrategy(1, 8, recompute="selective", ep=4)
         table, _, cost = hard_plan(uniform(problem, strategy, m=2), problem)
@@ -148,9 +161,16 @@ def test_deepseek_v3_keeps_the_published_bytes() -> None:
     """arXiv 2603.07685: weights and gradients, optimizer states, activations at PP4 VPP4 EP64 in BF16."""
     device = "cluster.devices.gb200"
     problem = load_problem(
-        ["model=deepseek_v3", "training=deepseek_v3", "cluster=gb200_nvl72", "cluster.nodes.0.count=64",
-         "training.moe_load_imbalance=1", f"{device}.state_factor=1", f"{device}.activation_factor=1"]
-    )  # fmt: skip
+        [
+            "model=deepseek_v3",
+            "training=deepseek_v3",
+            "cluster=gb200_nvl72",
+            "cluster.nodes.0.count=64",
+            "training.moe_load_imbalance=1",
+            f"{device}.state_factor=1",
+            f"{device}.activation_factor=1",
+        ]
+    )
     layers = len(problem.model.layers)
     edges = (0, *(5 + 4 * i for i in range(15)), layers)
     plan = Plan(128, edges, (LayerStrategy(1, 64, 1, ep=64),) * layers, virtual_stages=4)
@@ -166,7 +186,9 @@ def test_deepseek_v3_keeps_the_published_bytes() -> None:
     assert (states + kept) / 1e9 == pytest.approx(199.5, rel=0.10)
 
 
-@pytest.mark.parametrize(("cluster", "measured"), [(("gb200_nvl72", 16), 675e-6), (("h100_8x8", 8), 4626e-6)])
+@pytest.mark.parametrize(
+    ("cluster", "measured"), [(("gb200_nvl72", 16), 675e-6), (("h100_8x8", 8), 4626e-6)]
+)
 def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured: float) -> None:
     """arXiv 2603.07685, table 7: ep 64 inside an NVLink domain, and over nodes of eight.
 
@@ -175,10 +197,14 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     name, nodes = cluster
     device = f"cluster.devices.{name.split('_')[0]}"
     alone = [f"{device}.all_to_all_efficiency=0.7", f"{device}.flex_gain=1.25"]
-    problem = load_problem(["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone])
+    problem = load_problem(
+        ["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone]
+    )
     topology = problem.cluster.stage_topology(0, 1)
     experts = expert_layer(problem.model)
-    stage = StageContext.build(problem, topology, OuterSpace(1, (1,), (LayerStrategy(1, 64, ep=64),)))
+    stage = StageContext.build(
+        problem, topology, OuterSpace(1, (1,), (LayerStrategy(1, 64, ep=64),))
+    )
     flex, plain = (
         replace(stage, training=replace(stage.training, moe_token_dispatcher_type=kind))
         for kind in ("flex", "alltoall")

@@ -16,9 +16,9 @@ from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.export import export_plan
 from darts_parallel.gradient.descent import search
-from darts_parallel.plan.legality import refuse_unexecutable
-from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner.elasticities import offload_slopes, time_elasticities
+from darts_parallel.plans.legality import refuse_unexecutable
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.explanation import explain
 from tests.support.random_plans import assert_surrogate_is_exact, random_plans
@@ -29,7 +29,9 @@ def offloading(seed: int, *kinds: str, simulated: bool = False, factor: float = 
     """A random table whose plans may offload; links are `factor` times as fast."""
     table = random_table(seed, pp=2, num_layers=6, num_choices=3, tightness=0.0)
     rng = torch.Generator().manual_seed(100 + seed)
-    sent, state = (torch.rand(table.forward.shape, generator=rng, dtype=torch.float64) for _ in range(2))
+    sent, state = (
+        torch.rand(table.forward.shape, generator=rng, dtype=torch.float64) for _ in range(2)
+    )
     model = PipelineModel(simulated=True, schedule="zero_bubble_h1", blocking=False)
     return replace(
         table,
@@ -50,7 +52,9 @@ def offloaded(table: CostTable, plans: HardPlans) -> OffloadedPlans:
 
 @pytest.mark.parametrize("simulated", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_surrogate_at_one_hot_weights_equals_the_hard_reading(seed: int, simulated: bool) -> None:
+def test_the_surrogate_at_one_hot_weights_equals_the_hard_reading(
+    seed: int, simulated: bool
+) -> None:
     whole = offloading(seed, simulated=simulated)
     table = whole.select(list(range(whole.num_outer)) * 4)
     plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(seed))
@@ -67,7 +71,9 @@ def test_the_share_of_one_kind_is_the_least_that_fits(kind: str) -> None:
         shares = own.fractions()
         memory, less = own.memory(shares), own.memory((shares - 1e-6).clamp(min=0.0))
         inside = (shares.sum(-1) > 1e-6) & (shares.sum(-1) < 1.0)
-        assert bool((memory[inside] <= table.capacity.expand_as(memory)[inside] * (1 + 1e-12)).all())
+        assert bool(
+            (memory[inside] <= table.capacity.expand_as(memory)[inside] * (1 + 1e-12)).all()
+        )
         assert bool((less[inside] > table.capacity.expand_as(less)[inside]).all())
         used += int(inside.sum())
     assert used > 20
@@ -118,14 +124,24 @@ def test_bounds_hold_for_plans_that_offload_and_exact_methods_only_bound() -> No
         assert "space.offload" in answer.note
 
 
-TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=1", "space.zero_stage=0",
-       "space.num_micro_batches=4", "space.recompute=none"]  # fmt: skip
+TOY = [
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "space.pp=2",
+    "space.tp=1",
+    "space.zero_stage=0",
+    "space.num_micro_batches=4",
+    "space.recompute=none",
+]
 
 
 def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all() -> None:
     plain = load_problem(TOY)
     needed = max(
-        evaluate(search(plain, 0, config=replace(plain.config.search, num_steps=4)).plan, plain).memory_bytes
+        evaluate(
+            search(plain, 0, config=replace(plain.config.search, num_steps=4)).plan, plain
+        ).memory_bytes
     )
     small = f"cluster.devices.toy.memory_GiB={(needed - 0.3e6) / 2**30}"
     quick = ["search.num_steps=12", "search.num_restarts=2", small]
@@ -142,11 +158,15 @@ def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all(
     data = plan.to_dict(names, problem.cluster.num_devices)
     assert Plan.from_dict(data) == plan
     data["stages"][0]["offload"] = {"activation": 1.5}
-    with pytest.raises(PlanError, match=r"stages\[0\].offload.activation=1.5 must lie between 0 and 1"):
+    with pytest.raises(
+        PlanError, match=r"stages\[0\].offload.activation=1.5 must lie between 0 and 1"
+    ):
         Plan.from_dict(data)
     told = explain(problem, plan)
     for stage, size in enumerate(cost.memory_bytes):
-        assert sum(line.value for line in told.memory if line.stage == stage) == pytest.approx(size, rel=1e-9)
+        assert sum(line.value for line in told.memory if line.stage == stage) == pytest.approx(
+            size, rel=1e-9
+        )
     for stage, seconds in enumerate(cost.stage_times_s):
         lines = [line.value for line in told.micro_batch if line.stage == stage]
         assert sum(lines) == pytest.approx(seconds, rel=1e-9)
@@ -162,9 +182,16 @@ def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all(
 def test_the_state_that_may_leave_is_that_of_the_node_type_with_most() -> None:
     def state(factor: float) -> torch.Tensor:
         factors = (
-            f"cluster.devices.{name}.state_factor={own}" for name, own in (("toy", factor), ("toy_fast", 2))
+            f"cluster.devices.{name}.state_factor={own}"
+            for name, own in (("toy", factor), ("toy_fast", 2))
         )
-        given = ["model=toy", "training=toy", "cluster=toy_mixed", "space.pp=2", "space.offload=[optimizer]"]
+        given = [
+            "model=toy",
+            "training=toy",
+            "cluster=toy_mixed",
+            "space.pp=2",
+            "space.offload=[optimizer]",
+        ]
         return build_tables(load_problem([*given, *factors]))[0].host.state
 
     assert torch.equal(state(1.0), state(2.0))

@@ -10,13 +10,16 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms.experts import USUAL_LOCAL
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
-from darts_parallel.plan.space import OuterSpace
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.space import OuterSpace
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.explanation import explain
 from tests.support.export_plans import MIXTURE, plan_of
 
-SLOW = ["cluster.devices.toy.layer_overhead_us=1000", "cluster.devices.toy.expert_overhead_us=100000"]
+SLOW = [
+    "cluster.devices.toy.layer_overhead_us=1000",
+    "cluster.devices.toy.expert_overhead_us=100000",
+]
 EIGHT = ["training.precision=fp8", "+cluster.devices.toy.peak_TFLOPs.fp8=100"]
 
 
@@ -28,10 +31,16 @@ def costs(problem: Problem) -> LayerCosts:
 
 def test_a_recorded_iteration_pays_no_launch() -> None:
     launched, recorded = (
-        load_problem([*MIXTURE, *SLOW, f"training.cuda_graphs={kind}"]) for kind in ("none", "full_iteration")
+        load_problem([*MIXTURE, *SLOW, f"training.cuda_graphs={kind}"])
+        for kind in ("none", "full_iteration")
     )
-    without = load_problem([*MIXTURE, "cluster.devices.toy.layer_overhead_us=0",
-                            "cluster.devices.toy.expert_overhead_us=0"])  # fmt: skip
+    without = load_problem(
+        [
+            *MIXTURE,
+            "cluster.devices.toy.layer_overhead_us=0",
+            "cluster.devices.toy.expert_overhead_us=0",
+        ]
+    )
     assert float(costs(recorded).forward) == float(costs(without).forward)
     assert float(costs(recorded).backward) == float(costs(without).backward)
     # longer launches than kernels: the layer waits for them
@@ -51,11 +60,24 @@ def test_attention_in_8_bits_runs_at_the_8_bit_peak() -> None:
     # forward once, and two and a half times in backward
     saved = float(costs(sixteen).terms["compute"]) - float(costs(eight).terms["compute"])
     own = [
-        float(attention_seconds(core, choices.tokens, eight.training.seq_len, choices.tp, device, fused=True,
-                                width=2, eight_bit=flag)) for flag in (False, True)
-    ]  # fmt: skip
+        float(
+            attention_seconds(
+                core,
+                choices.tokens,
+                eight.training.seq_len,
+                choices.tp,
+                device,
+                fused=True,
+                width=2,
+                eight_bit=flag,
+            )
+        )
+        for flag in (False, True)
+    ]
     assert saved == pytest.approx(3.5 * (own[0] - own[1]))
-    assert own[0] / own[1] == pytest.approx(device.peak_flops * device.fp8_efficiency / device.half_flops)
+    assert own[0] / own[1] == pytest.approx(
+        device.peak_flops * device.fp8_efficiency / device.half_flops
+    )
 
 
 def test_what_no_file_turns_on_is_refused_in_a_sentence() -> None:

@@ -9,7 +9,7 @@ import pytest
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.searcher import SearcherModel, products
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 FLOPS = 1024 * (1_277_952 + 196_608)
@@ -29,7 +29,9 @@ def read(problem: Problem) -> SearcherModel:
 
 def extra_collectives(problem: Problem) -> int:
     """Those of embedding, head and loss."""
-    total = sum(layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers)
+    total = sum(
+        layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers
+    )
     return total - COLLECTIVES
 
 

@@ -23,12 +23,16 @@ def random_passes(seed: int, stages: int, plans: int = 3, message: float = 0.3) 
         return torch.rand(plans, count, generator=rng, dtype=torch.float64)
 
     backward = 0.2 + rand(stages)
-    return PassSeconds(0.1 + rand(stages), backward, backward * rand(stages), message * rand(stages - 1))
+    return PassSeconds(
+        0.1 + rand(stages), backward, backward * rand(stages), message * rand(stages - 1)
+    )
 
 
 def equal_passes(stages: int, forward: float, backward: float, weight: float = 0.0) -> PassSeconds:
     one = torch.ones(1, stages, dtype=torch.float64)
-    return PassSeconds(forward * one, backward * one, weight * one, torch.zeros(1, stages - 1).double())
+    return PassSeconds(
+        forward * one, backward * one, weight * one, torch.zeros(1, stages - 1).double()
+    )
 
 
 def reference(passes: PassSeconds, schedule: str, pp: int, count: int, plan: int) -> list[float]:
@@ -45,7 +49,9 @@ def reference(passes: PassSeconds, schedule: str, pp: int, count: int, plan: int
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES + V_CASES)
 @pytest.mark.parametrize("seed", range(6))
-def test_the_recursion_is_an_event_queue_on_random_pipelines(schedule: str, chunks: int, seed: int) -> None:
+def test_the_recursion_is_an_event_queue_on_random_pipelines(
+    schedule: str, chunks: int, seed: int
+) -> None:
     rng = Random(seed)
     pp = rng.randint(1, 5)
     # short pipelines, and long ones of which only a part is simulated
@@ -54,7 +60,9 @@ def test_the_recursion_is_an_event_queue_on_random_pipelines(schedule: str, chun
     passes = random_passes(seed, pp * chunks, message=rng.choice([0.0, 0.1, 3.0]))
     ends = device_ends(passes, schedule, pp, count)
     for plan in range(len(ends)):
-        assert ends[plan].tolist() == pytest.approx(reference(passes, schedule, pp, count, plan), rel=1e-11)
+        assert ends[plan].tolist() == pytest.approx(
+            reference(passes, schedule, pp, count, plan), rel=1e-11
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -62,12 +70,18 @@ def test_the_recursion_is_an_event_queue_on_random_pipelines(schedule: str, chun
     ("schedule", "chunks"),
     [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble_v", 2), ("v_min", 2)],
 )
-def test_nearly_equal_stages_are_exact_over_many_micro_batches(schedule: str, chunks: int, seed: int) -> None:
+def test_nearly_equal_stages_are_exact_over_many_micro_batches(
+    schedule: str, chunks: int, seed: int
+) -> None:
     # nearly equal bottlenecks take longest to settle
     noise = random_passes(seed, 4 * chunks, plans=1, message=0.0)
     even = equal_passes(4 * chunks, 1.0, 2.0, 1.0)
-    passes = PassSeconds(even.forward + 1e-6 * noise.forward, even.backward + 1e-6 * noise.backward,
-                         even.weight_gradient, even.message)  # fmt: skip
+    passes = PassSeconds(
+        even.forward + 1e-6 * noise.forward,
+        even.backward + 1e-6 * noise.backward,
+        even.weight_gradient,
+        even.message,
+    )
     expected = reference(passes, schedule, 4, 400, 0)
     assert device_ends(passes, schedule, 4, 400)[0].tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -105,11 +119,15 @@ def test_gradients_equal_finite_differences(schedule: str, chunks: int, count: i
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(schedule: str, chunks: int) -> None:
+def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(
+    schedule: str, chunks: int
+) -> None:
     passes = random_passes(3, 4 * chunks, plans=1)
     events = timeline(passes, schedule, 4, 12)
     orders = find(schedule).orders(4, 12, chunks)
-    assert {event.operation for event in events} == {operation for order in orders for operation in order}
+    assert {event.operation for event in events} == {
+        operation for order in orders for operation in order
+    }
     assert len(events) == sum(len(order) for order in orders)
     for device, end in enumerate(device_ends(passes, schedule, 4, 12)[0].tolist()):
         mine = [event for event in events if event.device == device]
@@ -119,7 +137,9 @@ def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(schedul
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES + V_CASES)
-def test_what_follows_a_frame_waits_for_passes_of_the_frame_or_behind_it(schedule: str, chunks: int) -> None:
+def test_what_follows_a_frame_waits_for_passes_of_the_frame_or_behind_it(
+    schedule: str, chunks: int
+) -> None:
     # what the proof of the steady state rests on: equal times of a frame make equal times of all that follows
     for pp in (2, 3, 5):
         graph = compiled.__wrapped__(schedule, pp, 40 * pp, chunks)
@@ -139,7 +159,9 @@ def test_what_follows_a_frame_waits_for_passes_of_the_frame_or_behind_it(schedul
 
 
 @pytest.mark.parametrize("schedule", FOLDED)
-def test_a_v_of_many_micro_batches_takes_a_few(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_v_of_many_micro_batches_takes_a_few(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def remember(*given: object) -> object:
@@ -157,13 +179,19 @@ def test_a_v_of_many_micro_batches_takes_a_few(schedule: str, monkeypatch: pytes
 def test_behind_its_last_forward_a_block_runs_backwards_before_weights(pp: int, count: int) -> None:
     for schedule, most in (("v_half", 2.5), ("v_min", 4.0)):
         line = timeline(equal_passes(2 * pp, 1.0, 2.0, 1.0), schedule, pp, count)
-        given = {("B", e.operation.stage - 1, e.operation.micro_batch): e.end
-                 for e in line if e.operation.kind == "B"}  # fmt: skip
+        given = {
+            ("B", e.operation.stage - 1, e.operation.micro_batch): e.end
+            for e in line
+            if e.operation.kind == "B"
+        }
         last = {e.device: e.end for e in line if e.operation.kind == "F"}
         for device in range(pp):
             mine = [e for e in line if e.device == device and e.start >= last[device]]
-            waiting = [(given[e.operation], e.start) for e in mine if tuple(e.operation) in given
-                       and e.operation.kind == "B"]  # fmt: skip
+            waiting = [
+                (given[e.operation], e.start)
+                for e in mine
+                if tuple(e.operation) in given and e.operation.kind == "B"
+            ]
             for weight in (e for e in mine if e.operation.kind == "W"):
                 assert not [b for b in waiting if b[0] <= weight.start < b[1]]
         # a bubble of the fill and the drain alone: passes of equal seconds repeat without one
@@ -188,7 +216,9 @@ def test_a_group_of_interleaved_micro_batches_must_be_whole() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_closed_form_says_is_in_flight_is_what_the_order_of_the_passes_holds(name: str) -> None:
+def test_what_a_closed_form_says_is_in_flight_is_what_the_order_of_the_passes_holds(
+    name: str,
+) -> None:
     schedule = find(name)
     for chunks in (2, 3) if schedule.chunks is None else (schedule.chunks,):
         for pp, count in ((1, 2), (2, 4), (3, 12), (4, 8), (4, 12), (5, 40), (6, 24)):
@@ -199,6 +229,8 @@ def test_what_a_closed_form_says_is_in_flight_is_what_the_order_of_the_passes_ho
                 for kind, _, _ in order:
                     now += (kind == "F") - (kind == ("W" if schedule.split else "B"))
                     most = max(most, now)
-                assert most == sum(n for n, place in zip(held, places, strict=True) if place == device)
+                assert most == sum(
+                    n for n, place in zip(held, places, strict=True) if place == device
+                )
             if not schedule.linear and schedule.chunks is not None:
                 assert held == Schedule.in_flight(schedule, pp, count, chunks)

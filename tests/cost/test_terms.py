@@ -8,7 +8,7 @@ from darts_parallel.cost.layer_costs import MESSAGES, TIME_TERMS, layer_costs
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms import FORMULAS, TERMS
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plans.space import outer_spaces
 from tests.support.layer_kinds import HYBRID
 
 CLUSTER = ["cluster=toy", "training=toy", "cluster.devices.toy.host_bandwidth_GBps=25"]
@@ -47,13 +47,18 @@ def test_a_layer_with_the_term_has_bytes_and_seconds_that_can_be(term) -> None: 
         assert bool(((own.forward >= 0) & (own.recomputed >= 0) & (own.weight_gradient >= 0)).all())
         costs = layer_costs(stage, layer, counts_table=True)
         assert bool((costs.backward >= costs.weight_gradient).all())
-        parts = torch.stack([value.expand_as(costs.forward) for value in costs.terms.values()]).sum(0)
+        parts = torch.stack([value.expand_as(costs.forward) for value in costs.terms.values()]).sum(
+            0
+        )
         torch.testing.assert_close(parts, costs.forward + costs.backward, rtol=1e-12, atol=0.0)
 
 
 def test_a_scan_over_context_parallel_nodes_takes_their_own_link() -> None:
     """The link of the cluster, which no stage of these nodes uses, changes nothing."""
-    slow, fast = ("{bandwidth_GBps: 0.001, latency_us: 5.0}", "{bandwidth_GBps: 9.0, latency_us: 1.0}")
+    slow, fast = (
+        "{bandwidth_GBps: 0.001, latency_us: 5.0}",
+        "{bandwidth_GBps: 9.0, latency_us: 1.0}",
+    )
     seconds = []
     for between in (slow, fast):
         node = f"count: 2, gpus: 4, device: toy, intra_node: {fast}, inter_node: {slow}"

@@ -6,7 +6,7 @@ import torch
 from darts_parallel import load_problem
 from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds
 from darts_parallel.cost.compute import alignment
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology
 from tests.support.layer_kinds import TOY
 
@@ -23,7 +23,9 @@ def test_a_change_of_layout_moves_the_missing_bytes_both_ways() -> None:
 
 @pytest.mark.parametrize("rings", [1, 4])
 def test_slices_that_cross_a_boundary_are_gathered_by_the_receiving_ranks(rings: int) -> None:
-    shared = f"cluster.nodes.0.intra_node.shared={str(rings > 1).lower()}"  # by all four GPUs of a node
+    shared = (
+        f"cluster.nodes.0.intra_node.shared={str(rings > 1).lower()}"  # by all four GPUs of a node
+    )
     cluster, whole = load_problem([*TOY, shared]).cluster, 8e6
     boundary = BoundaryTopology(0, True, 4, 0, 4)
     stored = torch.full((1, 1, 1), whole, dtype=torch.float64)

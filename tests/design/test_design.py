@@ -16,18 +16,27 @@ from darts_parallel.design.bound import Array, Knobs, dual_bound, log_tangents
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.problem import Problem, load_problem
 
-JOB = ["model=toy", "training=toy", "space=uniform", "space.zero_stage=1", "space.out_of_memory=0.5"]
+JOB = [
+    "model=toy",
+    "training=toy",
+    "space=uniform",
+    "space.zero_stage=1",
+    "space.out_of_memory=0.5",
+]
 TOY: dict[str, Any] = {
-    "unit": "USD", "budget": 900.0, "jobs": [{"overrides": JOB}],
+    "unit": "USD",
+    "budget": 900.0,
+    "jobs": [{"overrides": JOB}],
     "options": {"two": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}}},
     "knobs": {
-        "device.peak_flops": {"price": 40, "exponent": 1.3}, "device.memory": {"price": 30},
+        "device.peak_flops": {"price": 40, "exponent": 1.3},
+        "device.memory": {"price": 30},
         "device.memory_bandwidth": {"price": 20, "exponent": 1.2},
         "intra_node.bandwidth": {"price": 15, "exponent": 1.1},
         "inter_node.bandwidth": {"price": 25, "per": "node", "exponent": 1.1},
         "inter_node.latency": {"price": 10, "per": "node"},
     },
-}  # fmt: skip
+}
 MIXTURE = ["model=toy_moe", "training=toy_moe", "cluster=toy", "space=uniform"]
 
 
@@ -40,12 +49,18 @@ def log_seconds(pricing: Pricing, z: Array) -> Array:
     return pricing.log_seconds(torch.tensor(z, dtype=torch.float64)).numpy()
 
 
-KINDS = [[], ["space.recompute=[none,full]", "cost.schedule=1f1b"], MIXTURE,
-         ["space.virtual_stages=[1,2]", "space.pp=2"]]  # fmt: skip
+KINDS = [
+    [],
+    ["space.recompute=[none,full]", "cost.schedule=1f1b"],
+    MIXTURE,
+    ["space.virtual_stages=[1,2]", "space.pp=2"],
+]
 
 
 @pytest.mark.parametrize("more", KINDS)
-def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path, more: list[str]) -> None:
+def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(
+    tmp_path: Path, more: list[str]
+) -> None:
     job = more if more == MIXTURE else [*JOB, *more]
     (pricing,) = Designer(written(tmp_path, jobs=[{"overrides": job}])).branches[0].pricings
     rng = np.random.default_rng(1)
@@ -63,8 +78,13 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(tmp_path: Path,
 
 
 def test_the_dual_is_the_least_value_of_the_tangents() -> None:
-    knobs = Knobs(("a", "b"), *np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5], [1.0, 1.0]]))
-    heights, slopes = np.array([0.0, -0.1, 0.2]), np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]])
+    knobs = Knobs(
+        ("a", "b"), *np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5], [1.0, 1.0]])
+    )
+    heights, slopes = (
+        np.array([0.0, -0.1, 0.2]),
+        np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]]),
+    )
     bound, point = dual_bound(knobs, heights, slopes, 9.0)
     z = np.array(list(product(np.linspace(-1.0, 1.5, 401), repeat=2)))
     least = (heights + z[knobs.cost(z).sum(1) <= 9.0] @ slopes.T).max(1).min()
@@ -73,7 +93,9 @@ def test_the_dual_is_the_least_value_of_the_tangents() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"nodes.0.device.peak_flops": {"price": 9}}])
-def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_the_bound_is_below_and_near_what_random_search_finds(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
     design = written(tmp_path, knobs=TOY["knobs"] | more)  # two knobs of one place multiply
     designer = Designer(design)
     answer = designer.solve(design.budget)
@@ -83,7 +105,9 @@ def test_the_bound_is_below_and_near_what_random_search_finds(tmp_path: Path, mo
     (branch,), money = designer.branches, design.budget - design.options[0].fixed
     knobs, memory, rng = branch.knobs, branch.memory, np.random.default_rng(2)
     for _ in range(60):
-        shares = rng.dirichlet(np.ones(len(knobs.names))) * (money - np.quantile(memory, rng.random()))
+        shares = rng.dirichlet(np.ones(len(knobs.names))) * (
+            money - np.quantile(memory, rng.random())
+        )
         z = np.log(np.maximum(shares, 1e-9) / knobs.price) / knobs.exponent
         z = np.clip(z, knobs.low, knobs.high)
         found = log_seconds(branch.pricings[0], z)[memory <= money - knobs.cost(z).sum()]
@@ -99,7 +123,10 @@ def test_more_money_never_costs_seconds_and_tangents_stay(tmp_path: Path) -> Non
 
 
 def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
-    options = {"dear": {"overrides": ["cluster=toy"], "fixed": {"gpu": 60}}, "cheap": TOY["options"]["two"]}
+    options = {
+        "dear": {"overrides": ["cluster=toy"], "fixed": {"gpu": 60}},
+        "cheap": TOY["options"]["two"],
+    }
     answer = Designer(written(tmp_path, options=options)).solve(900.0)
     single = Designer(written(tmp_path)).solve(900.0)
     assert answer.option.name == "cheap"
@@ -113,7 +140,8 @@ def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
     answer = Designer(written(tmp_path, jobs=jobs)).solve(900.0)
     assert (len(answer.plans), answer.gap <= 1e-3) == (2, True)
     assert np.log(answer.iteration_time_s) == pytest.approx(
-        0.25 * np.log(answer.job_iteration_times_s[0]) + 0.75 * np.log(answer.job_iteration_times_s[1])
+        0.25 * np.log(answer.job_iteration_times_s[0])
+        + 0.75 * np.log(answer.job_iteration_times_s[1])
     )
 
 
@@ -126,7 +154,9 @@ def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["spent"] <= found["budget"] == 900.0
     assert set(found["knobs"]) == set(TOY["knobs"]) == set(found["elasticities"])
     plan = json.loads((out / found["plan"]).read_text())
-    assert plan["predicted"]["iteration_time_s"] == pytest.approx(found["iteration_time_s"], rel=1e-9)
+    assert plan["predicted"]["iteration_time_s"] == pytest.approx(
+        found["iteration_time_s"], rel=1e-9
+    )
     assert plan["predicted"]["feasible"]
     name = "inter_node.bandwidth"
     assert found["elasticities"][name] == pytest.approx(plan["sensitivity"][name], abs=1e-9)
@@ -143,7 +173,9 @@ def upgrades_are_of_the_plan(plan: Path, seconds: float, out: Path) -> None:
     rows = {row["figure"]: row for row in json.loads((out / "upgrades.json").read_text())[::-1]}
     assert set(rows) == set(FIGURES)
     for name, row in rows.items():
-        assert row["replanned"] >= row["saved"] - 1e-9, name  # the plan is the best even uniform one here
+        assert row["replanned"] >= row["saved"] - 1e-9, (
+            name
+        )  # the plan is the best even uniform one here
     row = rows["inter_node.bandwidth"]
     better = f"cluster.inter_node.bandwidth_GBps={row['after'] / 1e9}"
     again = load_problem([*JOB, "cluster=toy", better])
@@ -181,10 +213,15 @@ BAD = [
     ({"knobs": {}}, "design.knobs must be given"),
     ({"jobs": [{"overrides": ["model=toy", "training=toy", "space=layerwise"]}]}, "space=uniform"),
     ({"jobs": [{"overrides": ["model=toy", "training=tou"]}]}, "training=tou"),
-    ({"jobs": [{"overrides": ["model=llama3_70b", "training=toy", "space=uniform"]}],
-      "knobs": {"device.peak_flops": {"price": 1}}}, "fits nowhere"),
+    (
+        {
+            "jobs": [{"overrides": ["model=llama3_70b", "training=toy", "space=uniform"]}],
+            "knobs": {"device.peak_flops": {"price": 1}},
+        },
+        "fits nowhere",
+    ),
     ({"knobs": {"device.memory": {"price": 1e6, "bounds": [1e-9, 4.0]}}}, "try a larger budget"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "said"), BAD)
@@ -199,7 +236,9 @@ def test_bad_input_is_one_sentence(
     assert (said in sentence, "try" in sentence, sentence.count("\n")) == (True, True, 1)
 
 
-@pytest.mark.parametrize("argument", ["design=nobody", "budgit=3", "design=buyers plan=p", "plan=no"])
+@pytest.mark.parametrize(
+    "argument", ["design=nobody", "budgit=3", "design=buyers plan=p", "plan=no"]
+)
 def test_bad_arguments_are_one_sentence(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argument.split())
@@ -211,7 +250,9 @@ def test_every_combination_of_factors_is_priced_like_the_configuration(tmp_path:
     (branch,) = Designer(written(tmp_path)).branches
     (pricing,), (problem,) = branch.pricings, branch.option.problems
     for z in list(product([-0.4, 0.4], repeat=5))[::9]:
-        factors = {n: float(np.exp(FIGURES[n][0] * y)) for n, y in zip(branch.knobs.names, z, strict=True)}
+        factors = {
+            n: float(np.exp(FIGURES[n][0] * y)) for n, y in zip(branch.knobs.names, z, strict=True)
+        }
         changed = Problem.from_config(scaled_config(problem, factors))
         seconds = evaluate(pricing.plan(0), changed).iteration_time_s
         assert np.log(seconds) == pytest.approx(log_seconds(pricing, np.array(z))[0], abs=1e-9)

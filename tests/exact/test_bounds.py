@@ -19,14 +19,21 @@ from tests.support.random_tables import random_table
 def small_table(seed: int) -> CostTable:
     """A table of 1 to 3 stages and 1 to 3 layouts; every third with runs of equal layers."""
     return random_table(
-        seed, pp=1 + seed % 3, num_layers=4 + seed % 2, num_choices=3, num_layouts=1 + seed // 2 % 3,
-        equal_layers=seed % 3 == 0, tightness=0.2 * (seed % 7),
-    )  # fmt: skip
+        seed,
+        pp=1 + seed % 3,
+        num_layers=4 + seed % 2,
+        num_choices=3,
+        num_layouts=1 + seed // 2 % 3,
+        equal_layers=seed % 3 == 0,
+        tightness=0.2 * (seed % 7),
+    )
 
 
 @pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_the_bound_of_every_outer_choice_lies_below_its_cheapest_plan(first: int, mode: str) -> None:
+def test_the_bound_of_every_outer_choice_lies_below_its_cheapest_plan(
+    first: int, mode: str
+) -> None:
     for seed in range(first, first + 20):
         table = small_table(seed)
         bounds = outer_lower_bounds(table, mode)
@@ -53,9 +60,13 @@ def test_the_bound_meets_the_optimum_where_one_strategy_is_best_in_everything() 
 
 
 def test_layers_that_may_lie_anywhere_cost_their_sum_and_the_larger_of_mean_and_longest() -> None:
-    seconds, sync, once = (torch.tensor([row]) for row in ([1.0, 3.0, 1.5], [0.5, 0.1, 0.2], [0.3, 0.2, 0.1]))
+    seconds, sync, once = (
+        torch.tensor([row]) for row in ([1.0, 3.0, 1.5], [0.5, 0.1, 0.2], [0.3, 0.2, 0.1])
+    )
     # two stages, four micro-batches: 5.5 + 3 * max(5.5 / 2, 3) + max(0.8 / 2, 0.5) + 0.6
-    assert spread_bounds(seconds, sync, once, torch.tensor([4.0]), 2).tolist() == pytest.approx([15.6])
+    assert spread_bounds(seconds, sync, once, torch.tensor([4.0]), 2).tolist() == pytest.approx(
+        [15.6]
+    )
 
 
 def test_the_default_problem_is_bounded_within_two_percent() -> None:

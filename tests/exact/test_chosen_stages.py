@@ -24,7 +24,9 @@ def test_no_split_has_a_shorter_longest_chunk(seed: int) -> None:
 def _chunks(table, starts):  # type: ignore[no-untyped-def]
     ends = [*starts[1:], table.num_layers]
     kinds = table.stage_kind.tolist()
-    return torch.stack([table.time[0, q, a:b, 1].sum() for q, a, b in zip(kinds, starts, ends, strict=True)])
+    return torch.stack(
+        [table.time[0, q, a:b, 1].sum() for q, a, b in zip(kinds, starts, ends, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -32,7 +34,9 @@ def test_seconds_synchronisation_and_memory_of_stages_are_those_of_evaluate(seed
     table = random_table(seed, pp=3, num_layers=7, tightness=1.0)
     cuts = [layer for layer in range(1, 7) if not bool(table.fused_to_previous[layer])]
     pairs = list(combinations(cuts, 2))
-    choices = torch.randint(len(table.choices), (1, 7), generator=torch.Generator().manual_seed(seed))
+    choices = torch.randint(
+        len(table.choices), (1, 7), generator=torch.Generator().manual_seed(seed)
+    )
     for outer in range(table.num_outer):
         starts = torch.tensor([[0, *pair] for pair in pairs])
         plans = HardPlans(torch.full((len(pairs),), outer), choices.expand(len(pairs), -1), starts)
@@ -51,14 +55,18 @@ def test_seconds_synchronisation_and_memory_of_stages_are_those_of_evaluate(seed
 def test_strategies_that_fit_come_first_and_the_lightest_where_none_does() -> None:
     table = random_table(5, pp=2, num_layers=6, num_choices=4, tightness=3.0)
     plans = balanced_plans(table, range(table.num_outer), count=1)
-    assert plans.outer.tolist() == [o for o in range(table.num_outer) if bool(table.allowed[o].any())]
+    assert plans.outer.tolist() == [
+        o for o in range(table.num_outer) if bool(table.allowed[o].any())
+    ]
     tiny = replace(table, capacity=table.capacity * 1e-3)
     both = balanced_plans(tiny, [0])
     even = even_uniform_plans(tiny)
     even = even[torch.nonzero(even.outer == 0).squeeze(1)]
     cost = evaluate_batch(tiny, even)
     peaks = (cost.memory / tiny.capacity).amax(1)
-    wanted = [int(even.choices[int(row), 0]) for row in (cost.iteration_time.argmin(), peaks.argmin())]
+    wanted = [
+        int(even.choices[int(row), 0]) for row in (cost.iteration_time.argmin(), peaks.argmin())
+    ]
     assert both.choices[:, 0].tolist() == wanted
     assert balanced_plans(table, []) is None
 
@@ -69,7 +77,10 @@ def test_where_no_plan_fits_the_fastest_and_the_one_of_the_least_full_device_are
     static = torch.tensor([20.0, 9.0, 90.0]).double() * (
         first * torch.tensor([1, 0, 0]) + torch.tensor([0, 1, 1])
     )
-    faster = {name: getattr(table, name) * torch.tensor([1.0, 1.0, 0.1]) for name in ("forward", "backward")}
+    faster = {
+        name: getattr(table, name) * torch.tensor([1.0, 1.0, 0.1])
+        for name in ("forward", "backward")
+    }
     same = {"capacity": torch.ones(2).double(), "allowed": torch.ones(1, 3, dtype=torch.bool)}
     bytes_ = {"static": static + none, "activation": none, "working": none}
     plans = balanced_plans(replace(table, **faster, **same, **bytes_), [0])

@@ -35,13 +35,17 @@ def test_nested_stages_are_the_best_of_all_splits_below_the_limit(seed: int) -> 
         np.pad(rng.uniform(1, 5, (2, PATHS, LAYERS)).cumsum(-1), ((0, 0), (0, 0), (1, 0)))
         for _ in range(DEVICES)
     ]
-    costs = [DeviceCosts(first, second, rng.uniform(0, 2, (PATHS, LAYERS + 1))) for first, second in sums]
+    costs = [
+        DeviceCosts(first, second, rng.uniform(0, 2, (PATHS, LAYERS + 1))) for first, second in sums
+    ]
     seconds = rng.uniform(1, 5, (2 * DEVICES, LAYERS))
     entering = rng.uniform(0, 2, (2 * DEVICES - 1, LAYERS - 1))
     begins = rng.uniform(size=LAYERS + 1) < 0.9
     begins[[0, LAYERS]] = True
     every = [
-        [0, *inner] for inner in combinations(range(1, LAYERS), 2 * DEVICES - 1) if begins[list(inner)].all()
+        [0, *inner]
+        for inner in combinations(range(1, LAYERS), 2 * DEVICES - 1)
+        if begins[list(inner)].all()
     ]
     values = [slowest_device(costs, starts) for starts in every]
     for limit in (np.inf, float(np.median(values)), min(values) * (1 + 1e-12), 0.99 * min(values)):
@@ -49,5 +53,7 @@ def test_nested_stages_are_the_best_of_all_splits_below_the_limit(seed: int) -> 
         left = [starts for starts, value in zip(every, values, strict=True) if value <= limit]
         assert splits.slowest.min() == pytest.approx(min(values) if left else np.inf)
         value, starts = splits.cheapest(seconds, entering)
-        assert value == pytest.approx(min((price(seconds, entering, some) for some in left), default=np.inf))
+        assert value == pytest.approx(
+            min((price(seconds, entering, some) for some in left), default=np.inf)
+        )
         assert starts in left or not left

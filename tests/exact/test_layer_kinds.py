@@ -5,14 +5,18 @@ import pytest
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.gradient.descent import search
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.methods import check
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
 from tests.support.optima import assert_same_optimum
 
-SMALL = ["space.tp=[1,2]", "space.zero_stage=[0]", "space.sequence_parallel=false",
-         "space.recompute=[none,full]"]  # fmt: skip
+SMALL = [
+    "space.tp=[1,2]",
+    "space.zero_stage=[0]",
+    "space.sequence_parallel=false",
+    "space.recompute=[none,full]",
+]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,9 @@ def test_dynamic_programming_equals_brute_force(overrides: list[str]) -> None:
 
 
 def test_equal_costs_and_nothing_else_merge_layers() -> None:
-    problem = load_problem([*WINDOWS, "model.num_layers=6", "model.sliding_window_pattern=3", "space.pp=2"])
+    problem = load_problem(
+        [*WINDOWS, "model.num_layers=6", "model.sliding_window_pattern=3", "space.pp=2"]
+    )
     table = build_tables(problem, outer_spaces(problem)[:1])[0]
     classes = OuterCosts.read(table, 0).layer_class.tolist()
     blocks = classes[1:7]
@@ -39,7 +45,9 @@ def test_equal_costs_and_nothing_else_merge_layers() -> None:
 
 
 def test_the_gradient_search_finds_the_proven_plan_of_a_hybrid() -> None:
-    problem = load_problem([*HYBRID, "search.num_steps=30", "search.num_restarts=4", "space.pp=[1,2]"])
+    problem = load_problem(
+        [*HYBRID, "search.num_steps=30", "search.num_restarts=4", "space.pp=[1,2]"]
+    )
     found, best = search(problem), check(problem)
     assert best.proven
     assert found.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)

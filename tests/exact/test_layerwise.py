@@ -31,15 +31,22 @@ def table_of(seed: int) -> CostTable:
     num_layers = pick(max(3, pp + 1), 6)
     num_choices = pick(2, 4 if num_layers < 6 else 3)
     return random_table(
-        seed, pp=pp, num_layers=num_layers, num_choices=num_choices,
-        num_layouts=pick(1, min(num_choices, 3)), num_outer=pick(1, 3), equal_layers=seed % 3 == 0,
+        seed,
+        pp=pp,
+        num_layers=num_layers,
+        num_choices=num_choices,
+        num_layouts=pick(1, min(num_choices, 3)),
+        num_outer=pick(1, 3),
+        equal_layers=seed % 3 == 0,
         tightness=1.2 * float(torch.rand(1, generator=rng)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("first", range(0, 28, 14))
 def test_layerwise_optimum_equals_brute_force(first: int) -> None:
-    costs = [assert_same_optimum([table_of(seed)], "layerwise") for seed in range(first, first + 14)]
+    costs = [
+        assert_same_optimum([table_of(seed)], "layerwise") for seed in range(first, first + 14)
+    ]
     # enough tables have a plan, and some have none, so that the comparison means something
     assert 5 <= sum(map(math.isfinite, costs)) < 14
 
@@ -109,7 +116,9 @@ def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 5])
 @pytest.mark.parametrize(("states", "paid"), [(1, 1), (3, 1), (3, 2)])
-def test_pareto_keeps_a_dominator_of_everything_it_drops(columns: int, states: int, paid: int) -> None:
+def test_pareto_keeps_a_dominator_of_everything_it_drops(
+    columns: int, states: int, paid: int
+) -> None:
     rng = np.random.default_rng(columns + 10 * states)
     values = rng.integers(0, 6, (400, columns)).astype(float)
     values[:, 0] *= columns < 5  # a column that is paid may be of nothing
@@ -138,7 +147,9 @@ def test_a_time_that_is_over_leaves_the_uniform_plan() -> None:
 @pytest.mark.parametrize("seed", [0, 8, 20, 27])
 def test_seconds_that_are_paid_once_count_as_they_cost(seed: int) -> None:
     table = random_table(seed, pp=2, num_layers=5, tightness=1.0)
-    drawn = torch.rand(table.per_iteration[:, 0].shape, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.rand(
+        table.per_iteration[:, 0].shape, generator=torch.Generator().manual_seed(seed)
+    )
     once = torch.zeros_like(table.per_iteration)
     once[:, 0] = 20.0 * drawn
     assert_same_optimum([replace(table, per_iteration=once)], "layerwise")

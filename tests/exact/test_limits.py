@@ -43,10 +43,15 @@ def test_a_sweep_keeps_what_a_loop_over_all_splits_keeps(seed: int) -> None:
             room = limit - least - sums[row] - largest
             mixed = list(zip(bounds.mixed[:, row], bounds.rates, strict=True))
             seconds = max([now[row], *((value - room) / rate for value, rate in mixed)])
-            expected[key] = (seconds, max(sums[row], seconds),
-                             max([sync[row], *(value - rate * most for value, rate in mixed)]))  # fmt: skip
+            expected[key] = (
+                seconds,
+                max(sums[row], seconds),
+                max([sync[row], *(value - rate * most for value, rate in mixed)]),
+            )
     found, _ = bounds.within(limit, rest, rounds=1)
-    assert list(zip(found.stages.stage, found.stages.first, found.stages.end, strict=True)) == list(expected)
+    assert list(zip(found.stages.stage, found.stages.first, found.stages.end, strict=True)) == list(
+        expected
+    )
     figures = np.stack([found.seconds, found.summed, found.sync], axis=1)
     np.testing.assert_allclose(figures, list(expected.values()), rtol=1e-12)
     assert len(bounds.within(limit, rest)[0].stages) <= len(expected)
@@ -59,7 +64,11 @@ def test_a_label_may_need_what_the_loosest_use_of_its_layers_leaves(seed: int) -
     signatures, of_stage = costs.stage_signatures
     for number, (kind, in_flight, capacity) in enumerate(signatures):
         forms, mine = structure.forms(number), np.flatnonzero(of_stage[stages.stage] == number)
-        first, end, budgets = stages.first[mine], stages.end[mine], rng.uniform(2, 9, (3, len(mine)))
+        first, end, budgets = (
+            stages.first[mine],
+            stages.end[mine],
+            rng.uniform(2, 9, (3, len(mine))),
+        )
         limits = forms.limits(first, end, budgets, structure.groups)
         kept = costs.static + in_flight * costs.activation
         most = [kept[layer, own].max() for layer, own in enumerate(structure.choices)]
@@ -67,24 +76,39 @@ def test_a_label_may_need_what_the_loosest_use_of_its_layers_leaves(seed: int) -
         for node in range(1, len(structure.trie.parent)):
             # beginning, end so far, end of the use, its number
             begun = np.argwhere(structure.trie.node == node)
-            uses = [(i, e, end[u], u) for i, e in begun for u in np.flatnonzero((first == i) & (end >= e))]
+            uses = [
+                (i, e, end[u], u)
+                for i, e in begun
+                for u in np.flatnonzero((first == i) & (end >= e))
+            ]
             assert limits.wanted[node] == bool(uses)
             assert limits.final[node] == any(e == j for _, e, j, _ in uses)
             if not uses:
                 continue
             for form, (seconds, once, sync, price, _) in enumerate(forms.weights):
-                value = seconds * costs.time[kind] + once * costs.per_iteration + sync * costs.sync[kind]
-                last, row = form - len(forms.weights), [*budgets, np.zeros(len(mine))][forms.part[form]]
+                value = (
+                    seconds * costs.time[kind]
+                    + once * costs.per_iteration
+                    + sync * costs.sync[kind]
+                )
+                last, row = (
+                    form - len(forms.weights),
+                    [*budgets, np.zeros(len(mine))][forms.part[form]],
+                )
                 rest = (value + price * kept).min(axis=1)
                 least = costs.working.min(axis=1)
-                expected = max(row[u] + price * capacity - rest[e:j].sum() - (last == -2) * least[i:j].max()
-                               for i, e, j, u in uses)  # fmt: skip
+                expected = max(
+                    row[u] + price * capacity - rest[e:j].sum() - (last == -2) * least[i:j].max()
+                    for i, e, j, u in uses
+                )
                 assert limits.limits[node, form] == pytest.approx(expected, rel=1e-9)
             room = min(capacity - max(working[i:j]) - sum(most[e:j]) for i, e, j, _ in uses)
             assert limits.room[node] == pytest.approx(room, rel=1e-9)
             labels = np.array([[1.0, 0.0, 2.0, room + bytes_, 0.5] for bytes_ in (-0.1, 0.1)])
             times = [[1.0 * costs.num_micro_batches + 2.0] if costs.pp == 1 else [1.0, 3.0]] * 2
-            expected_rows = np.concatenate([times, [[limits.room[node], 0.0], [room + 0.1, 0.5]]], axis=1)
+            expected_rows = np.concatenate(
+                [times, [[limits.room[node], 0.0], [room + 0.1, 0.5]]], axis=1
+            )
             np.testing.assert_allclose(limits.relevant(labels, node), expected_rows)
 
 
@@ -105,15 +129,25 @@ def test_penalties_of_nodes_are_the_largest_of_their_segments(seed: int) -> None
         for node in range(1, len(structure.trie.parent)):
             spots = np.argwhere(structure.trie.node == node)
             for a, b in ((0, 1), (1, 0)):
-                enter = [(costs.p2p[:, i - 1, :, a] - costs.p2p[:, i - 1, :, b]).max()
-                         for i, _ in spots if i]  # fmt: skip
-                leave = [(costs.reshard[kind, e - 1, a] - costs.reshard[kind, e - 1, b]).max()
-                         for _, e in spots if e < 6]  # fmt: skip
+                enter = [
+                    (costs.p2p[:, i - 1, :, a] - costs.p2p[:, i - 1, :, b]).max()
+                    for i, _ in spots
+                    if i
+                ]
+                leave = [
+                    (costs.reshard[kind, e - 1, a] - costs.reshard[kind, e - 1, b]).max()
+                    for _, e in spots
+                    if e < 6
+                ]
                 assert before[node, a, b] == pytest.approx(max([0.0, *enter]))
                 weight = count if costs.pp == 1 else 1
                 assert inside[node, a, b] == pytest.approx(max([0.0, *leave]) * weight)
     end = end_penalties(costs)
     for place in range(7):
         for a, b in ((0, 1), (1, 0)):
-            later = costs.p2p[:, place - 1, a] - costs.p2p[:, place - 1, b] if 0 < place < 6 else np.zeros(0)
+            later = (
+                costs.p2p[:, place - 1, a] - costs.p2p[:, place - 1, b]
+                if 0 < place < 6
+                else np.zeros(0)
+            )
             assert end[place, a, b] == pytest.approx(count * later.max(initial=0.0))

@@ -16,13 +16,21 @@ def test_programs_over_segments_equal_a_look_at_every_split(seed: int) -> None:
     every = StageSegments.legal(stages, fused)
     segments = every.keep(rng.random(len(every)) < 0.9)
     values = rng.random(len(segments))
-    known = dict(zip(zip(segments.stage, segments.first, segments.end, strict=True), values, strict=True))
+    known = dict(
+        zip(zip(segments.stage, segments.first, segments.end, strict=True), values, strict=True)
+    )
     splits = [[0, *cut] for cut in combinations(np.flatnonzero(~fused)[1:].tolist(), stages - 1)]
-    rows = {tuple(s): [known.get(row, np.inf) for row in zip(range(stages), s, [*s[1:], layers], strict=True)]
-            for s in splits}  # fmt: skip
+    rows = {
+        tuple(s): [
+            known.get(row, np.inf) for row in zip(range(stages), s, [*s[1:], layers], strict=True)
+        ]
+        for s in splits
+    }
     sums = {split: sum(row) for split, row in rows.items()}
     maxima = {split: max(row) for split, row in rows.items()}
-    assert segments.least_sum(values) == pytest.approx(min(sums.values(), default=np.inf), rel=1e-12)
+    assert segments.least_sum(values) == pytest.approx(
+        min(sums.values(), default=np.inf), rel=1e-12
+    )
     assert segments.least_maximum(values) == min(maxima.values(), default=np.inf)
     before, after = segments.before(values, np.add), segments.after(values, np.add)
     # every plan meets one boundary after each stage
@@ -40,7 +48,9 @@ def test_programs_over_segments_equal_a_look_at_every_split(seed: int) -> None:
     alone = [segments.split_below(values, limit) for limit in limits]
     if limits:
         assert segments.splits_below(values, limits) == alone
-    assert not any(later < before * 1.1 for before, later in pairwise(segments.rising_limits(values, 0.1)))
+    assert not any(
+        later < before * 1.1 for before, later in pairwise(segments.rising_limits(values, 0.1))
+    )
     assert segments.split_below(values, -1.0) == (np.inf, [])
 
 
@@ -48,12 +58,12 @@ def test_every_stage_has_a_layer_and_begins_where_it_may() -> None:
     legal = StageSegments.legal(3, np.array([False, False, True, False, False]))
     found = set(zip(legal.stage.tolist(), legal.first.tolist(), legal.end.tolist(), strict=True))
     # layers 1 and 2 are one unit
-    assert found == {
-        (0, 0, 1), (0, 0, 3), (1, 1, 3), (1, 1, 4), (1, 3, 4), (2, 3, 5), (2, 4, 5),
-    }  # fmt: skip
+    assert found == {(0, 0, 1), (0, 0, 3), (1, 1, 3), (1, 1, 4), (1, 3, 4), (2, 3, 5), (2, 4, 5)}
 
 
-def test_more_segments_than_may_be_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_segments_than_may_be_are_refused_by_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     free = np.zeros(6, dtype=bool)
     for most in (30, 29):  # 3 stages of 1 to 4 layers, 10 places of each
         monkeypatch.setattr(segments, "MAX_SEGMENTS", most)

@@ -2,12 +2,24 @@ import pytest
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact.simulated import find_simulated_plan, number_of_plans, simulated_lower_bound
+from darts_parallel.exact.simulated import (
+    find_simulated_plan,
+    number_of_plans,
+    simulated_lower_bound,
+)
 from darts_parallel.planner.methods import check
 
-TINY = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated", "space=uniform",
-        "space.pp=[1,2]", "space.sequence_parallel=false", "space.num_micro_batches=[4,8]",
-        "search.num_steps=30"]  # fmt: skip
+TINY = [
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "cost.pipeline=simulated",
+    "space=uniform",
+    "space.pp=[1,2]",
+    "space.sequence_parallel=false",
+    "space.num_micro_batches=[4,8]",
+    "search.num_steps=30",
+]
 
 
 def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:
@@ -15,7 +27,9 @@ def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:
     best = check(problem, "exhaustive")
     assert best.proven
     assert best.note == "every plan was simulated"
-    assert best.iteration_time_s == pytest.approx(evaluate(best.plan, problem).iteration_time_s, rel=1e-12)
+    assert best.iteration_time_s == pytest.approx(
+        evaluate(best.plan, problem).iteration_time_s, rel=1e-12
+    )
     found = search(problem, seed=0)
     assert found.iteration_time_s >= best.iteration_time_s * (1 - 1e-12)
     assert found.iteration_time_s <= best.iteration_time_s * 1.01

@@ -19,8 +19,17 @@ from tests.support.random_tables import random_table
 
 def test_uniform_optimum_equals_brute_force() -> None:
     for seed in range(12):
-        tables = [random_table(seed, pp=pp, num_layers=7, num_choices=4, equal_layers=seed % 2 == 0,
-                               tightness=0.3 + 0.2 * (seed % 5)) for pp in (1, 3)]  # fmt: skip
+        tables = [
+            random_table(
+                seed,
+                pp=pp,
+                num_layers=7,
+                num_choices=4,
+                equal_layers=seed % 2 == 0,
+                tightness=0.3 + 0.2 * (seed % 5),
+            )
+            for pp in (1, 3)
+        ]
         expected, found = brute_force(tables, "uniform"), find_uniform_plan(tables)
         assert found.proven
         assert found.cost == pytest.approx(expected.cost, rel=1e-12)

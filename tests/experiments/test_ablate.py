@@ -16,7 +16,13 @@ from darts_parallel.exact.simulated import simulated_lower_bound
 from darts_parallel.gradient.descent import GradientSearch, search_tables
 from darts_parallel.problem.problem import load_problem
 from experiments import ablate
-from experiments.ablate import PROBLEMS, VARIANTS, AblateOptions, bilevel_lines, gaps_at_equal_seconds
+from experiments.ablate import (
+    PROBLEMS,
+    VARIANTS,
+    AblateOptions,
+    bilevel_lines,
+    gaps_at_equal_seconds,
+)
 from experiments.comparison.controls import CONTROLS
 from experiments.comparison.problems import suite
 from experiments.comparison.quantiles import read_curve
@@ -25,8 +31,9 @@ from experiments.comparison.runs import MethodRun
 
 def test_a_quick_ablation_leaves_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     names = "default,annealing,no_gradient,no_descent"
-    options = parse(AblateOptions, ["quick=true", f"variants=[{names}]", "seeds=1", "jobs=1",
-                                    f"out={tmp_path}"])  # fmt: skip
+    options = parse(
+        AblateOptions, ["quick=true", f"variants=[{names}]", "seeds=1", "jobs=1", f"out={tmp_path}"]
+    )
     assert ablate.run(options) == 0
     with (tmp_path / "ablate.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
@@ -44,7 +51,9 @@ def test_controls_plan_problems_of_schedules_and_repeat_themselves(name: str) ->
     tables = build_tables(
         load_problem([*given, "space.num_micro_batches=4", "space.schedules=[1f1b,interleaved]"])
     )
-    config = SearchConfig(num_steps=20, num_restarts=4, max_seconds=0.5 if name == "no_descent" else 60.0)
+    config = SearchConfig(
+        num_steps=20, num_restarts=4, max_seconds=0.5 if name == "no_descent" else 60.0
+    )
     found = [search_tables(tables, "layerwise", config, 1, loop=CONTROLS[name]) for _ in range(2)]
     bound = simulated_lower_bound(tables, "layerwise", seconds=1.0)
     for result in found:
@@ -73,7 +82,9 @@ def test_a_curve_is_read_at_the_last_improvement_before_a_time() -> None:
 
 def test_rivals_are_read_at_the_defaults_seconds() -> None:
     default = MethodRun("p", "default", 0, 1.0, 2.0, 1, gap=0.0)
-    rival = MethodRun("p", "annealing", 0, 1.5, 4.0, 1, gap=0.5, curve=((0.5, 3.0), (1.9, 2.0), (3.0, 1.5)))
+    rival = MethodRun(
+        "p", "annealing", 0, 1.5, 4.0, 1, gap=0.5, curve=((0.5, 3.0), (1.9, 2.0), (3.0, 1.5))
+    )
     late = replace(rival, curve=((2.5, 1.5),))
     assert gaps_at_equal_seconds([rival, late], [default]) == [1.0, float("inf")]
     assert gaps_at_equal_seconds([rival, late], []) == [0.5, 0.5]
@@ -81,15 +92,19 @@ def test_rivals_are_read_at_the_defaults_seconds() -> None:
 
 def test_every_variant_changes_something_and_every_problem_is_of_the_suite() -> None:
     for name, variant in VARIANTS.items():
-        changed = SearchConfig(**variant.changes) != SearchConfig() or variant.loop is not GradientSearch
+        changed = (
+            SearchConfig(**variant.changes) != SearchConfig() or variant.loop is not GradientSearch
+        )
         assert changed == (name != "default" and name not in PLANNERS)
     for name in PROBLEMS.values():
         assert [case.name for case in suite([name])] == [name]
 
 
 def test_orders_are_told_apart_and_a_run_without_a_rate_counts_as_a_failure() -> None:
-    runs = [MethodRun("bilevel", "bilevel_first_order", 0, 1.0, 2.0, 0, gap=gap) for gap in
-            (-0.5, float("inf"), -0.2)]  # fmt: skip
+    runs = [
+        MethodRun("bilevel", "bilevel_first_order", 0, 1.0, 2.0, 0, gap=gap)
+        for gap in (-0.5, float("inf"), -0.2)
+    ]
     assert bilevel_lines(runs) == [
         "- bilevel_first_order: predicted time to the target loss 0.800 times the all-16-bit plan's "
         "(0.500 to inf); 2 CPU seconds."

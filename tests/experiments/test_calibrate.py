@@ -46,13 +46,24 @@ FITTED = tuple(
 )
 """With priors so wide that eight runs outweigh them."""
 GRID = [
-    {"hidden": hidden, "n_gpus": gpus, "dp": dp, "tp": tp, "global_batch": str(8 * int(dp)), "zero": zero,
-     "memory_gb": "1", "model": f"GPT-{hidden}"}
+    {
+        "hidden": hidden,
+        "n_gpus": gpus,
+        "dp": dp,
+        "tp": tp,
+        "global_batch": str(8 * int(dp)),
+        "zero": zero,
+        "memory_gb": "1",
+        "model": f"GPT-{hidden}",
+    }
     for hidden in ("1024", "4096")
     for gpus, dp, tp, zero in (
-        ("8", "8", "1", "1"), ("8", "2", "4", "0"), ("32", "32", "1", "3"), ("32", "8", "4", "1"),
+        ("8", "8", "1", "1"),
+        ("8", "2", "4", "0"),
+        ("32", "32", "1", "3"),
+        ("32", "8", "4", "1"),
     )
-]  # fmt: skip
+]
 
 
 def invented_cases(
@@ -68,7 +79,10 @@ def invented_cases(
             truth = predict(case, parameters.values(latent, Place.of_run(case.run)))
         rows.append(
             cells
-            | {"iteration_s": repr(float(truth.seconds)), "memory_gb": repr(float(truth.memory) / 2**30)}
+            | {
+                "iteration_s": repr(float(truth.seconds)),
+                "memory_gb": repr(float(truth.memory) / 2**30),
+            }
         )
     write_rows(folder / "runs.csv", rows)
     return cases_of(folder)
@@ -79,12 +93,20 @@ def test_calibration_recovers_the_parameters_that_made_the_data(tmp_path: Path) 
     truth = torch.tensor([-0.2, -0.15, 0.3, 0.2, -0.8, -0.6], dtype=torch.float64)
     cases = invented_cases(tmp_path, truth)
     parameters = Parameters([Place.of_run(case.run) for case in cases], FITTED)
-    latent, found = fit(cases, parameters, parameters.zero() - 3.0)  # whole steps would pass the minimum
+    latent, found = fit(
+        cases, parameters, parameters.zero() - 3.0
+    )  # whole steps would pass the minimum
     assert found.error.abs().max() < 0.01
-    for name, tolerance in (("gemm_efficiency", 0.01), ("inter_efficiency", 0.03), ("reserved_GiB", 0.05)):
+    for name, tolerance in (
+        ("gemm_efficiency", 0.01),
+        ("inter_efficiency", 0.03),
+        ("reserved_GiB", 0.05),
+    ):
         place = Place.of_run(cases[0].run)
         fitted = parameters.values(latent, place)[name]
-        made, start = (parameters.values(latent, place)[name] for latent in (truth, parameters.zero()))
+        made, start = (
+            parameters.values(latent, place)[name] for latent in (truth, parameters.zero())
+        )
         assert float(fitted) == pytest.approx(float(made), rel=tolerance)
         assert abs(float(fitted / start) - 1) > 3 * tolerance
 
@@ -101,11 +123,15 @@ def test_the_jacobian_equals_finite_differences(tmp_path: Path) -> None:
         move = torch.zeros_like(latent)
         move[column] = 1e-5
         up, down = (residuals(cases, parameters, latent + sign * move).error for sign in (1, -1))
-        torch.testing.assert_close(found.jacobian[:, column], (up - down) / 2e-5, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            found.jacobian[:, column], (up - down) / 2e-5, rtol=1e-4, atol=1e-7
+        )
 
 
 def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Path) -> None:
-    cases = invented_cases(tmp_path, torch.tensor([-0.2, -0.1, 0.3, 0.2, -0.4, -0.3], dtype=torch.float64))
+    cases = invented_cases(
+        tmp_path, torch.tensor([-0.2, -0.1, 0.3, 0.2, -0.4, -0.3], dtype=torch.float64)
+    )
     parameters = Parameters([Place.of_run(case.run) for case in cases], FITTED)
     latent, found = fit(cases, parameters, steps=20)
     assert folds(cases, "model").keys() == {"GPT-1024", "GPT-4096"}
@@ -115,7 +141,8 @@ def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Pat
     everything = cross_validate(cases, parameters, latent, found, "source")
     with torch.no_grad():
         prior = predict(
-            everything[0].case, parameters.values(parameters.zero(), Place.of_run(everything[0].case.run))
+            everything[0].case,
+            parameters.values(parameters.zero(), Place.of_run(everything[0].case.run)),
         )
     assert everything[0].predicted == pytest.approx(float(prior.seconds), rel=1e-6)
 
@@ -123,26 +150,38 @@ def test_held_out_runs_are_predicted_without_their_own_measurement(tmp_path: Pat
 def test_the_command_writes_files_that_validation_and_the_search_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.calibration.preset_files.device_names", lambda: ["a100_80", "b200"])
+    monkeypatch.setattr(
+        "experiments.calibration.preset_files.device_names", lambda: ["a100_80", "b200"]
+    )
     monkeypatch.setattr(command, "read_runs", list)
     (tmp_path / "data").mkdir()
     invented_cases(tmp_path / "data", torch.zeros(6, dtype=torch.float64))
     out = tmp_path / "new" / "folder"
-    options = CalibrationOptions(data=str(tmp_path / "data"), out=str(out), steps=2, cross_validate=[])
+    options = CalibrationOptions(
+        data=str(tmp_path / "data"), out=str(out), steps=2, cross_validate=[]
+    )
     assert command.calibrate(options) == 0
     fitted, shipped = Calibrated.read(out / "calibrated.yaml"), Calibrated.read(SHIPPED)
     assert {key[0] for key in fitted.keys} == {key[0] for key in shipped.keys}
     assert torch.isfinite(fitted.sd).all()
-    assert "prior_sd: {base: 0.4, device: 0.3," in (out / "calibrated.yaml").read_text()  # not the fit's 0.1
+    assert (
+        "prior_sd: {base: 0.4, device: 0.3," in (out / "calibrated.yaml").read_text()
+    )  # not the fit's 0.1
     text = (out / "device" / "b200.yaml").read_text()
     assert re.search(r"(?s)NVIDIA HGX B200 data sheet.*no runs on this GPU", text)
     assert "fitted to runs on this GPU" in (out / "device" / "a100_80.yaml").read_text()
 
 
-def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp_path: Path) -> None:
+def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(
+    tmp_path: Path,
+) -> None:
     write_presets(tmp_path, Calibrated.read(SHIPPED), "(a test)")  # as shipped=true does into conf
-    shipped = {file.stem: file.read_text() for file in (Path(config_dir()) / "device").glob("*.yaml")}
-    invented = {name for name, text in shipped.items() if "invented" in text or "not of any machine" in text}
+    shipped = {
+        file.stem: file.read_text() for file in (Path(config_dir()) / "device").glob("*.yaml")
+    }
+    invented = {
+        name for name, text in shipped.items() if "invented" in text or "not of any machine" in text
+    }
     assert {"toy", "toy_fast", "small", "cpu"} <= invented
     written = {file.stem for file in (tmp_path / "device").iterdir()}
     assert written == shipped.keys() - invented
@@ -157,25 +196,43 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(tmp
         assert mine == theirs, file.stem
 
 
-def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks_give_them() -> None:
+def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks_give_them() -> (
+    None
+):
     fitted, quantities = Calibrated.read(), {q.name: q for q in QUANTITIES}
     for device, framework in product(fitted.names("device"), fitted.names("framework")):
         file = {"a100": "a100_80"}.get(device, device)
-        own = read_software(None if framework == "default" else framework).on(file, device_config(file))
+        own = read_software(None if framework == "default" else framework).on(
+            file, device_config(file)
+        )
         for name, value in fitted.at(Place(device, framework, "nvlink4", "infiniband")).items():
             assert quantities[name].above < float(value), (device, framework, name)
             assert float(value) < 1.0 or not quantities[name].share, (device, framework, name)
             if name in ("gemm_efficiency", "attention_efficiency", "streaming_factor"):
-                assert getattr(own, name) == pytest.approx(float(value), rel=6e-3), (device, framework, name)
+                assert getattr(own, name) == pytest.approx(float(value), rel=6e-3), (
+                    device,
+                    framework,
+                    name,
+                )
     assert (fitted.sd > 0).all()
 
 
 def test_the_file_keeps_the_posterior(tmp_path: Path) -> None:
-    places = [Place("a100", "nemo", "nvlink3", "roce"), Place("h100", "jax", "nvlink4", "infiniband")]
+    places = [
+        Place("a100", "nemo", "nvlink3", "roce"),
+        Place("h100", "jax", "nvlink4", "infiniband"),
+    ]
     parameters = Parameters(places)
-    rows = torch.randn(40, len(parameters), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = Residuals(torch.arange(40), torch.zeros(40), torch.zeros(40, dtype=torch.float64), rows,
-                      torch.zeros(40, dtype=torch.bool))  # fmt: skip
+    rows = torch.randn(
+        40, len(parameters), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    found = Residuals(
+        torch.arange(40),
+        torch.zeros(40),
+        torch.zeros(40, dtype=torch.float64),
+        rows,
+        torch.zeros(40, dtype=torch.bool),
+    )
     covariance = posterior(found, parameters)
     prior = torch.diag(parameters.sd**2)
     assert (torch.linalg.eigvalsh(prior - covariance) > -1e-9).all()  # data never make it wider
@@ -227,37 +284,51 @@ def test_a_fold_speaks_as_the_root_of_its_runs(case: MeasuredCase) -> None:
         assert wide or found.own == FLOOR
 
 
-def test_widths_hold_the_share_that_they_promise_and_grow_with_the_distance(case: MeasuredCase) -> None:
+def test_widths_hold_the_share_that_they_promise_and_grow_with_the_distance(
+    case: MeasuredCase,
+) -> None:
     rng = np.random.default_rng(0)
     held = {
-        kind: [held_out(replace(case), f"fold{i % 7}", rng.normal(0, (0.06**2 + 3 * v) ** 0.5), v)
-               for i in range(700)]
+        kind: [
+            held_out(replace(case), f"fold{i % 7}", rng.normal(0, (0.06**2 + 3 * v) ** 0.5), v)
+            for i in range(700)
+        ]
         for kind, v in (("source", 0.05**2), ("family", 0.2**2))
-    }  # fmt: skip
+    }
     found = width_of(held)
     for v in (0.05**2, 0.2**2):
         assert found.own**2 + found.widening * v == pytest.approx(0.06**2 + 3 * v, rel=0.3)
-    assert np.mean(np.abs(standardized(held, "family", "seconds")["all dense"]) < NORMAL) == pytest.approx(
-        0.8, abs=0.05
-    )
+    assert np.mean(
+        np.abs(standardized(held, "family", "seconds")["all dense"]) < NORMAL
+    ) == pytest.approx(0.8, abs=0.05)
 
 
 def test_one_mfu_a_device_is_the_median_of_the_other_folds(case: MeasuredCase) -> None:
     slow = [
-        replace(held_out(case, fold, 0.0), measured=seconds) for fold, seconds in (("a", 1.0), ("b", 4.0))
+        replace(held_out(case, fold, 0.0), measured=seconds)
+        for fold, seconds in (("a", 1.0), ("b", 4.0))
     ]
     assert [h.predicted for h in constant_mfu(slow)] == pytest.approx([4.0, 1.0])
 
 
-def test_another_program_stands_next_to_ours_on_its_rows(case: MeasuredCase, tmp_path: Path) -> None:
+def test_another_program_stands_next_to_ours_on_its_rows(
+    case: MeasuredCase, tmp_path: Path
+) -> None:
     other = replace(case, run=replace(case.run, row=case.run.row + 1))
     held = [held_out(case, "a", math.log(1.1)), replace(held_out(other, "b", 0.0), measured=2.0)]
-    told = [f"Other,1,{run.file},{run.row},{seconds}" for run, seconds in ((case.run, 0.5), (other.run, 1.5))]
+    told = [
+        f"Other,1,{run.file},{run.row},{seconds}"
+        for run, seconds in ((case.run, 0.5), (other.run, 1.5))
+    ]
     file = tmp_path / "rivals.csv"
     file.write_text("\n".join(["program,version,file,row,seconds", *told, "Other,1,none.csv,2,9"]))
     cells = [line.split("|") for line in rival_lines(held, file)[-3:]]
     # ours 1.1 of 1 and 1 of 2; theirs 0.5 and 0.75, then each divided by the other's
-    assert [(float(c[4]), float(c[6])) for c in cells] == [(30.0, -20.0), (37.5, -37.5), (41.7, 8.3)]
+    assert [(float(c[4]), float(c[6])) for c in cells] == [
+        (30.0, -20.0),
+        (37.5, -37.5),
+        (41.7, 8.3),
+    ]
 
 
 def test_error_figures_by_hand() -> None:
@@ -271,19 +342,29 @@ def test_error_figures_by_hand() -> None:
 def test_spearman_compares_ranks_and_knows_no_order_of_constants() -> None:
     assert spearman([1.0, 2.0, 3.0, 4.0], [1.0, 20.0, 300.0, 4000.0]) == pytest.approx(1.0)
     # ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4
-    assert spearman([1.0, 2.0, 2.0, 4.0], [1.0, 30.0, 20.0, 40.0]) == pytest.approx(4.5 / (4.5 * 5.0) ** 0.5)
+    assert spearman([1.0, 2.0, 2.0, 4.0], [1.0, 30.0, 20.0, 40.0]) == pytest.approx(
+        4.5 / (4.5 * 5.0) ** 0.5
+    )
     assert math.isnan(spearman([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]))
 
 
 def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
     strategies = (("8", "1", "1.0"), ("4", "2", "2.0"), ("2", "4", "3.0"), ("1", "8", "4.0"))
     cells = [
-        {"dp": dp, "tp": tp, "micro_batch": "1", "num_microbatches": str(32 // int(dp)), "iteration_s": s}
+        {
+            "dp": dp,
+            "tp": tp,
+            "micro_batch": "1",
+            "num_microbatches": str(32 // int(dp)),
+            "iteration_s": s,
+        }
         for dp, tp, s in strategies
     ]
     write_rows(tmp_path / "a.csv", [*cells, {"hidden": "2048"}])
     cases = cases_of(tmp_path)
-    [job] = job_rankings(cases, {MODEL: [1.5, 1.2, 3.3, 9.0, 1.0], "roofline": [4.0, 3.0, 2.0, 1.0, 9.0]})
+    [job] = job_rankings(
+        cases, {MODEL: [1.5, 1.2, 3.3, 9.0, 1.0], "roofline": [4.0, 3.0, 2.0, 1.0, 9.0]}
+    )
     assert (job.plans, job.best_place) == (4, 2)
     assert job.spearman[MODEL] == pytest.approx(0.8)
     assert (job.regret[MODEL, 1], job.regret[MODEL, 3]) == (1.0, 0.0)
@@ -300,7 +381,9 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
 def test_the_regret_of_ties_is_the_mean_over_their_orders(trials: int) -> None:
     rng = np.random.default_rng(trials)
     scores, truth = np.array([0.0, 1.0, 1.0, 1.0, 2.0]), rng.uniform(1.0, 2.0, 5)
-    orders = [order for order in permutations(range(5)) if (np.diff(scores[list(order)]) >= 0).all()]
+    orders = [
+        order for order in permutations(range(5)) if (np.diff(scores[list(order)]) >= 0).all()
+    ]
     mean = np.mean([truth[list(order[:trials])].min() for order in orders])
     assert regret(scores, truth, trials) == pytest.approx(mean / truth.min() - 1.0)
 

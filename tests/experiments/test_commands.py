@@ -20,7 +20,8 @@ from experiments.study import Report, Study, StudyOptions, run_study, solve_all,
 
 def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
     options = parse(
-        CompareOptions, ["search.num_steps=100", "problems=gpt2_xl", "seeds=2", "methods=[gradient_search]"]
+        CompareOptions,
+        ["search.num_steps=100", "problems=gpt2_xl", "seeds=2", "methods=[gradient_search]"],
     )
     assert (options.search.num_steps, options.problems, options.seeds) == (100, ["gpt2_xl"], 2)
     assert options.methods == [SEARCH]
@@ -43,7 +44,10 @@ def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
     ],
 )
 def test_a_bad_option_is_one_sentence_and_exit_status_2(
-    argument: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argument: str,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         parse(CompareOptions, [argument])
@@ -57,7 +61,9 @@ def test_a_bad_option_is_one_sentence_and_exit_status_2(
 def test_benchmark_judges_the_median(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = benchmark.report([Timed("a", 2.0, 1.5, 1.0, 9.0, "-"), Timed("b", 1.0, 1.5, 1.0, 9.0, "-")], 3)
+    report = benchmark.report(
+        [Timed("a", 2.0, 1.5, 1.0, 9.0, "-"), Timed("b", 1.0, 1.5, 1.0, 9.0, "-")], 3
+    )
     assert "| a | 1.50 | 1.00 | 9.00 | 2 | yes | - |" in report.text
     assert "| b | 1.50 | 1.00 | 9.00 | 1 | NO | - |" in report.text
     monkeypatch.setitem(WORK, "nothing", (1.0, lambda: "done"))
@@ -81,10 +87,14 @@ def squared(number: int) -> list[Square]:
     return [Square(number, number * number)]
 
 
-SQUARES = Study("squares", "What?", "cubes.", squared, lambda rows: Report("note", ["| a |"], str(len(rows))))
+SQUARES = Study(
+    "squares", "What?", "cubes.", squared, lambda rows: Report("note", ["| a |"], str(len(rows)))
+)
 
 
-def test_a_study_writes_rows_in_the_order_of_its_tasks_and_keeps_what_is_done(tmp_path: Path) -> None:
+def test_a_study_writes_rows_in_the_order_of_its_tasks_and_keeps_what_is_done(
+    tmp_path: Path,
+) -> None:
     tasks: dict[str, int] = {"two": 2, "three": 3}
     assert run_study(SQUARES, tasks, StudyOptions(jobs=1, out=str(tmp_path))) == 0
     assert (tmp_path / "squares.csv").read_text() == "number,square\n2,4\n3,9\n"
@@ -96,7 +106,10 @@ def test_a_study_writes_rows_in_the_order_of_its_tasks_and_keeps_what_is_done(tm
         return squared(number)
 
     early = replace(SQUARES, solve=interrupted)
-    assert run_study(early, tasks, StudyOptions(jobs=1, out=str(tmp_path), publish=True)) == INTERRUPTED
+    assert (
+        run_study(early, tasks, StudyOptions(jobs=1, out=str(tmp_path), publish=True))
+        == INTERRUPTED
+    )
     assert (tmp_path / "squares.csv").read_text() == "number,square\n2,4\n"
     assert not (results_page.RESULTS / "squares.md").exists()
 
@@ -108,7 +121,9 @@ def test_tasks_are_solved_in_processes_of_their_own() -> None:
     assert os.getpid() not in {process for _, process in found.values()}
 
 
-def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(tmp_path: Path) -> None:
+def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "curve.png").write_bytes(b"picture")
     pictures = {tmp_path / "curve.png": "a curve"}
     page = results_page.publish(
@@ -123,7 +138,9 @@ def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(t
 def test_a_reader_that_leaves_ends_a_command_in_silence() -> None:
     command = [sys.executable, "-m", "experiments.bilevel", "--help"]
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain
+    ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == READER_LEFT
@@ -131,7 +148,9 @@ def test_a_reader_that_leaves_ends_a_command_in_silence() -> None:
 
 def test_ctrl_c_in_a_search_ends_the_study_too() -> None:
     few = ["search.num_steps=2", "search.num_restarts=2", "search.polish=false"]
-    found = search(load_problem(["model=toy", "cluster=toy", "training=toy", "space=uniform", *few]), seed=0)
+    found = search(
+        load_problem(["model=toy", "cluster=toy", "training=toy", "space=uniform", *few]), seed=0
+    )
     assert unless_interrupted(found) is found
     with pytest.raises(KeyboardInterrupt):
         unless_interrupted(replace(found, stopped_by="user"))

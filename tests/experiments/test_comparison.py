@@ -14,35 +14,54 @@ from experiments.comparison.curves import median_gaps
 from experiments.comparison.findings import distribution, problem_table, remarks
 from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
 from experiments.comparison.quantiles import percent, quantile
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, CompareOptions, MethodRun, run_case
+from experiments.comparison.runs import (
+    AUTO,
+    ORACLE,
+    SEARCH,
+    UNIFORM,
+    CompareOptions,
+    MethodRun,
+    run_case,
+)
 from experiments.comparison.schedule_problems import CASES, ScheduleCase
 from experiments.comparison.schedule_suite import METHODS
 from experiments.comparison.standings import RAW, best_known, default_verdict, duels, standings
 
 
-def run(problem: str, method: str, cost: float, seed: int | None = None, **changes: object) -> MethodRun:
+def run(
+    problem: str, method: str, cost: float, seed: int | None = None, **changes: object
+) -> MethodRun:
     curve = ((0.5, cost),)
-    base = MethodRun(problem, method, seed, cost, 2.0, 100, method == ORACLE, gap=cost - 1.0, curve=curve)
+    base = MethodRun(
+        problem, method, seed, cost, 2.0, 100, method == ORACLE, gap=cost - 1.0, curve=curve
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
 RUNS = [
     run("a", ORACLE, 1.0),
-    *(run("a", SEARCH, cost, seed, raw_gap=0.3, raw_time_s=1.3) for seed, cost in enumerate((1.1, 1.0, 1.2))),
-    *(run("a", "annealing", cost, seed, curve=((0.1, 1.4), (1.9, 1.05), (2.5, cost)))
-      for seed, cost in enumerate((1.0, 1.0, 1.0))),
+    *(
+        run("a", SEARCH, cost, seed, raw_gap=0.3, raw_time_s=1.3)
+        for seed, cost in enumerate((1.1, 1.0, 1.2))
+    ),
+    *(
+        run("a", "annealing", cost, seed, curve=((0.1, 1.4), (1.9, 1.05), (2.5, cost)))
+        for seed, cost in enumerate((1.0, 1.0, 1.0))
+    ),
     run("a", "amp", float("inf")),
     run("b", ORACLE, 2.0, gap=0.0),
     run("b", SEARCH, 1.9, 0, gap=-0.05, raw_gap=0.0, raw_time_s=2.0),
     run("b", "annealing", 3.0, 0, curve=()),
     run("b", "amp", 2.0),
-]  # fmt: skip
+]
 
 
 def test_the_suite_has_problems_of_every_kind_with_names_of_their_own() -> None:
     cases, core = suite(), suite(["core"])
     assert (
-        len({case.name for case in cases}) == len(cases) == 2 * len(PRESETS) + len(UNEVEN) + len(MIXED) + 10
+        len({case.name for case in cases})
+        == len(cases)
+        == 2 * len(PRESETS) + len(UNEVEN) + len(MIXED) + 10
     )
     assert "llama3_405b on h100_128x8 x 512 nodes, loose" in {case.name for case in cases}
     assert [case.name for case in core] == list(CORE)
@@ -95,24 +114,43 @@ def test_findings_name_misses_worst_first_and_leave_unproven_problems_out() -> N
     text = "\n".join(distribution(runs))
     assert "| polished | 3 | 0.0% |" in text
     assert text.count("**missed**") == 3
-    assert any(line.startswith("| c | 1 (bound) | 2.0 | - | 60.000 %") for line in problem_table(runs))
+    assert any(
+        line.startswith("| c | 1 (bound) | 2.0 | - | 60.000 %") for line in problem_table(runs)
+    )
 
 
 def test_quantiles_are_observed_values_and_failures_stay_infinite() -> None:
     values = [0.03, 0.0, float("inf"), 0.01, 0.02]
     assert [quantile(values, share) for share in (5, 20, 21, 50, 80, 81, 100)] == [
-        0.0, 0.0, 0.01, 0.02, 0.03, float("inf"), float("inf"),
-    ]  # fmt: skip
+        0.0,
+        0.0,
+        0.01,
+        0.02,
+        0.03,
+        float("inf"),
+        float("inf"),
+    ]
     assert [percent(x) for x in (0.0, 5e-10, 1e-8, 0.0123, float("inf"), None)] == [
-        "0", "0", "1e-06 %", "1.230 %", "no plan", "-",
-    ]  # fmt: skip
+        "0",
+        "0",
+        "1e-06 %",
+        "1.230 %",
+        "no plan",
+        "-",
+    ]
 
 
 def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
-    good = default_verdict([run("p", AUTO, 1.0), run("p", "amp", 1.0, seconds=3.0), run("p", "alpa", 2.0)])
+    good = default_verdict(
+        [run("p", AUTO, 1.0), run("p", "amp", 1.0, seconds=3.0), run("p", "alpa", 2.0)]
+    )
     assert "best plan on 1 of 1 problems." in good[0]
     assert "on 0 problems." in good[1]
-    rows = [run("p", AUTO, 1.1), run("p", "amp", 1.0, seconds=1.0), run("p", ORACLE, 0.9, seconds=60.0)]
+    rows = [
+        run("p", AUTO, 1.1),
+        run("p", "amp", 1.0, seconds=1.0),
+        run("p", ORACLE, 0.9, seconds=60.0),
+    ]
     beaten, slower = default_verdict(rows)
     assert "0 of 1 problems; worse on p by 10.000 % (amp)." in beaten
     assert "on 1 problems: p (2.0 s against 1.0 s)" in slower
@@ -134,9 +172,15 @@ def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
     with (tmp_path / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["seed"]) for row in rows] == [
-        (ORACLE, ""), (UNIFORM, ""), (SEARCH, "0"), (SEARCH, "1"), ("annealing", "0"), ("annealing", "1"),
-        ("amp", ""), ("megatron_rule", ""),
-    ]  # fmt: skip
+        (ORACLE, ""),
+        (UNIFORM, ""),
+        (SEARCH, "0"),
+        (SEARCH, "1"),
+        ("annealing", "0"),
+        ("annealing", "1"),
+        ("amp", ""),
+        ("megatron_rule", ""),
+    ]
     assert (rows[0]["proven"], float(rows[0]["gap"])) == ("True", 0.0)
     assert all(float(row["gap"]) > -1e-9 for row in rows)
     text = (tmp_path / "compare.md").read_text()
@@ -149,15 +193,30 @@ def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
 
 TINY = ScheduleCase(
     "toy",
-    ("model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.tp=1", "space.num_micro_batches=4"),
+    (
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "space.pp=2",
+        "space.tp=1",
+        "space.num_micro_batches=4",
+    ),
     layout="Et|t*2|t|L",
 )
 
 
-def test_schedules_are_compared_above_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_are_compared_above_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 12
     monkeypatch.setattr(compare_schedules, "CASES", (TINY,))
-    given = [f"out={tmp_path}", "seeds=1", "budget=0.2", "search.num_steps=4", "search.num_restarts=2"]
+    given = [
+        f"out={tmp_path}",
+        "seeds=1",
+        "budget=0.2",
+        "search.num_steps=4",
+        "search.num_restarts=2",
+    ]
     kind = compare_schedules.CompareSchedulesOptions
     assert compare_schedules.run(parse(kind, given)) == 0
     with (tmp_path / "compare_schedules.csv").open() as file:

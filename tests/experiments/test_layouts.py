@@ -7,7 +7,12 @@ from experiments.comparison.schedule_problems import CASES, DEEPSEEK_V3
 
 def test_layouts_are_read_as_megatron_reads_them_and_hold_every_block_of_their_model() -> None:
     chunks = chunks_of(DEEPSEEK_V3)
-    assert (len(chunks), chunks[0], set(chunks[1:30]), chunks[30:]) == (32, "Ettt", {"tt"}, ["m", "L"])
+    assert (len(chunks), chunks[0], set(chunks[1:30]), chunks[30:]) == (
+        32,
+        "Ettt",
+        {"tt"},
+        ["m", "L"],
+    )
     assert chunks_of("Et*2|(tt|)*2tL") == ["Ett", "tt", "tt", "tL"]
     cases = [case for case in CASES if case.layout]
     assert len(cases) == 3
@@ -25,7 +30,9 @@ def test_layouts_are_read_as_megatron_reads_them_and_hold_every_block_of_their_m
         (9, 8, None),
     ],
 )
-def test_the_default_is_even_or_counts_its_ends(blocks: int, stages: int, wanted: list[str] | None) -> None:
+def test_the_default_is_even_or_counts_its_ends(
+    blocks: int, stages: int, wanted: list[str] | None
+) -> None:
     assert megatron_default(blocks, stages) == wanted
 
 
@@ -39,7 +46,13 @@ def test_stages_begin_where_the_layout_says_and_empty_chunks_are_no_plan() -> No
 
 
 def test_predictions_lie_with_the_loss_by_default_and_apart_where_a_layout_says_so() -> None:
-    given = ["model=toy", "training=toy", "cluster=toy", "model.num_layers=6", "model.mtp_num_layers=1"]
+    given = [
+        "model=toy",
+        "training=toy",
+        "cluster=toy",
+        "model.num_layers=6",
+        "model.mtp_num_layers=1",
+    ]
     layers = load_problem(given).model.layers
     assert default_chunks(layers, 2) == ["Ettt", "tttmL"]
     assert first_layers(chunks_of("Ett|t*4|m|L"), layers) == [0, 3, 7, 8]

@@ -29,17 +29,21 @@ BAD = [
     ({"iteration_s": "-1.5"}, "iteration_s=-1.5 must be above 0"),
     ({"iteration_s": "nan"}, "iteration_s=nan must be a finite number"),
     ({"n_gpus": "16"}, "dp(4) * tp(2) * pp(1) * cp(1) = 8 is not n_gpus=16"),
-    ({"gpu": "abacus"}, "gpu=abacus is unknown"), ({"layers": ""}, "layers is missing"),
+    ({"gpu": "abacus"}, "gpu=abacus is unknown"),
+    ({"layers": ""}, "layers is missing"),
     ({"global_batch": "33"}, "global_batch=33 is not a multiple of dp=4"),
     ({"micro_batch": "3"}, "is not global_batch=32"),
     ({"iteration_s": "", "memory_gb": ""}, "no seconds or memory measured"),
     ({"model": "Unheard-8x9B"}, "mixture of experts whose sizes"),
     ({"notes": "ANOMALOUS: paused"}, "flagged in the notes"),
-    ({"precision": "fp8"}, "training.precision=fp8"), ({"heads": "9"}, "model.num_heads=9"),
-]  # fmt: skip
+    ({"precision": "fp8"}, "training.precision=fp8"),
+    ({"heads": "9"}, "model.num_heads=9"),
+]
 
 
-def test_bad_rows_are_reported_with_file_line_and_reason_and_the_rest_is_used(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_with_file_line_and_reason_and_the_rest_is_used(
+    tmp_path: Path,
+) -> None:
     write_rows(tmp_path / "a.csv", [{}, *(cells for cells, _ in BAD), {}])
     outcomes = predict_runs(read_folder(str(tmp_path))[0], Calibrated.read())
     assert not outcomes[0].skipped
@@ -65,10 +69,15 @@ def test_broken_lines_cost_only_themselves(tmp_path: Path) -> None:
     assert [name for name, _ in others] == ["b.csv", "c.csv", "d.csv"]
 
 
-def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_writes_one_line_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
-    write_rows(data / "a.csv", [{"memory_gb": "20"}, {"iteration_s": "-1"}, {"micro_batch": "8", "dp": "4"}])
+    write_rows(
+        data / "a.csv",
+        [{"memory_gb": "20"}, {"iteration_s": "-1"}, {"micro_batch": "8", "dp": "4"}],
+    )
     write_rows(data / "b.csv", [{"hidden": "65536", "ffn": "", "iteration_s": "", "oom": "yes"}])
     assert validate(ValidationOptions(data=str(data), out=str(out))) == 0
     with (out / "validation.csv").open() as stream:
@@ -86,9 +95,18 @@ def test_validation_writes_one_line_a_row(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("~250k", 250_000), ("2048.0", 2048), ("512?", 512), ("4096 (assumed)", 4096), ("not stated", None),
-     (">1 (not stated)", None), ("", None), ("1,024", 1024), ("3.57B (vocab 131072)", 3_570_000_000)],
-)  # fmt: skip
+    [
+        ("~250k", 250_000),
+        ("2048.0", 2048),
+        ("512?", 512),
+        ("4096 (assumed)", 4096),
+        ("not stated", None),
+        (">1 (not stated)", None),
+        ("", None),
+        ("1,024", 1024),
+        ("3.57B (vocab 131072)", 3_570_000_000),
+    ],
+)
 def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> None:
     assert TableRow("a.csv", 2, {"vocab": text}).count("vocab") == value
 
@@ -97,24 +115,39 @@ def test_a_number_is_what_a_cell_begins_with(text: str, value: int | None) -> No
     ("cells", "expected"),
     [
         ({"zero": "3 (FSDP2)"}, {"zero_stage": 3, "shard_size": 0}),
-        ({"source": "torchtitan", "zero": "3", "tp": "1", "pp": "2", "layers": "24"}, {"zero_stage": 1}),
+        (
+            {"source": "torchtitan", "zero": "3", "tp": "1", "pp": "2", "layers": "24"},
+            {"zero_stage": 1},
+        ),
         ({"zero": "1 (shard group 2)"}, {"zero_stage": 1, "shard_size": 2}),
         ({"zero": "1 (shard group 4)"}, {"zero_stage": 1, "shard_size": 0}),
         ({"recompute": "selective (op)"}, {"recompute": ALTERNATE}),
         ({"recompute": "selective"}, {"recompute": "selective"}),
         ({"precision": "float8 rowwise"}, {"precision": "fp8"}),
         ({"sequence_parallel": ""}, {"sequence_parallel": True}),
-        ({"sequence_parallel": "", "source": "arXiv 2104.04473 (Megatron-LM)"}, {"sequence_parallel": False}),
+        (
+            {"sequence_parallel": "", "source": "arXiv 2104.04473 (Megatron-LM)"},
+            {"sequence_parallel": False},
+        ),
         ({"micro_batch": "", "num_microbatches": ""}, {"num_micro_batches": 8}),
         ({"micro_batch": ""}, {"num_micro_batches": 4}),
         ({"global_batch": ""}, {"global_batch_size": 32}),
         ({"heads": ""}, {"num_heads": 8}),
         ({"iteration_s": "", "tokens_per_s_per_gpu": "8192"}, {"iteration_s": 0.5}),
         ({"iteration_s": "", "samples_per_s": "64"}, {"iteration_s": 0.5}),
-        ({"pp": "4", "tp": "1", "dp": "2", "global_batch": "16", "layers": "24", "vpp_chunks": ">1"},
-         {"virtual_stages": 2}),
+        (
+            {
+                "pp": "4",
+                "tp": "1",
+                "dp": "2",
+                "global_batch": "16",
+                "layers": "24",
+                "vpp_chunks": ">1",
+            },
+            {"virtual_stages": 2},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_row_leaves_out_follows_the_stated_rules(
     cells: dict[str, str], expected: dict[str, object]
 ) -> None:
@@ -123,8 +156,10 @@ def test_what_a_row_leaves_out_follows_the_stated_rules(
 
 
 def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
-    rows = [TableRow("a.csv", 2 + i, {**RUN, "heads": h, "vocab": v}) for i, (h, v) in
-            enumerate([("16", "50k"), ("16", "50k"), ("4", "32000"), ("", "")])]  # fmt: skip
+    rows = [
+        TableRow("a.csv", 2 + i, {**RUN, "heads": h, "vocab": v})
+        for i, (h, v) in enumerate([("16", "50k"), ("16", "50k"), ("4", "32000"), ("", "")])
+    ]
     run = measured_files.run_of(rows[-1], rows)
     assert (run.num_heads, run.vocab_size) == (16, 50_000)
 
@@ -138,7 +173,9 @@ def test_missing_sizes_are_those_that_the_other_rows_state_most_often() -> None:
         ({"notes": "layers per stage 5 2 2 5 (of 14 entries)"}, (0, 3, 5, 7, 11)),
     ],
 )
-def test_stages_are_equal_or_as_the_notes_print_them(cells: dict[str, str], edges: tuple[int, ...]) -> None:
+def test_stages_are_equal_or_as_the_notes_print_them(
+    cells: dict[str, str], edges: tuple[int, ...]
+) -> None:
     base = {"layers": "8", "pp": "4", "tp": "1", "dp": "2", "global_batch": "16"}
     assert build_case(run_of(**{**base, **cells})).plan.boundaries == edges
 
@@ -153,7 +190,9 @@ def test_stages_are_equal_or_as_the_notes_print_them(cells: dict[str, str], edge
         ({"gpu": "GB200 NVL72"}, "gb200", 200.0),
     ],
 )
-def test_hardware_follows_the_words_of_the_row(cells: dict[str, str], device: str, bandwidth: float) -> None:
+def test_hardware_follows_the_words_of_the_row(
+    cells: dict[str, str], device: str, bandwidth: float
+) -> None:
     run = run_of(**cells)
     assert (run.devices, run.inter_GBps) == ((device,), (pytest.approx(bandwidth),))
 
@@ -182,7 +221,9 @@ def test_a_run_becomes_the_plan_that_its_row_describes(tmp_path: Path) -> None:
         ("T4-16GB (AWS g4dn.12xlarge)", [("t4", 4)]),
     ],
 )
-def test_nodes_of_several_kinds_are_groups_of_their_own(gpu: str, kinds: list[tuple[str, int]]) -> None:
+def test_nodes_of_several_kinds_are_groups_of_their_own(
+    gpu: str, kinds: list[tuple[str, int]]
+) -> None:
     run = run_of(gpu=gpu, gpus_per_node="4", n_gpus="16", dp="4", tp="2", pp="2", precision="fp16")
     groups = build_case(run).problem.cluster.groups
     assert [(group.device.name, group.count) for group in groups] == kinds
@@ -228,7 +269,8 @@ def test_rows_of_adapters_are_priced_with_frozen_weights() -> None:
 
 def test_what_the_allocator_counts_is_not_what_a_device_loses() -> None:
     shown, counted = (
-        build_case(run_of(memory_gb="40", notes=notes)) for notes in ("", "memory GiB, max allocated")
+        build_case(run_of(memory_gb="40", notes=notes))
+        for notes in ("", "memory GiB, max allocated")
     )
     assert (shown.run.memory_metric, counted.run.memory_metric) == ("device", "allocated")
     reserved = {"reserved_GiB": torch.tensor(3.0)}
@@ -256,7 +298,9 @@ def test_a_framework_is_recognised_by_its_words(cells: dict[str, str], name: str
 
 
 def test_runs_are_written_and_read_as_they_are(tmp_path: Path) -> None:
-    several = dict(gpu="12 V100-16GB + 4 T4", gpus_per_node="4", n_gpus="16", dp="8", global_batch="64")
+    several = dict(
+        gpu="12 V100-16GB + 4 T4", gpus_per_node="4", n_gpus="16", dp="8", global_batch="64"
+    )
     staged = dict(pp="2", dp="2", num_microbatches="8", memory_gb="11.5")
     write_rows(tmp_path / "a.csv", [{}, several | {"source": "AMP"}, {"layers": ""}, staged])
     out = tmp_path / "out" / "runs.csv"
@@ -279,11 +323,28 @@ def test_the_shipped_runs_are_whole_and_have_sources() -> None:
         assert isinstance(build_case(run), MeasuredCase)
 
 
-def test_a_run_whose_recomputation_is_not_printed_is_refused_where_full_does_not_fit(tmp_path: Path) -> None:
-    large = {"layers": "84", "hidden": "4096", "micro_batch": "8", "num_microbatches": "1", "tp": "8",
-             "dp": "1", "global_batch": "8", "seq_len": "8192"}  # fmt: skip
-    rows = [large | told for told in ({}, {"recompute": "full"}, {"recompute": "not stated"},
-                                      {"recompute": "not stated", "layers": "240"})]  # fmt: skip
+def test_a_run_whose_recomputation_is_not_printed_is_refused_where_full_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    large = {
+        "layers": "84",
+        "hidden": "4096",
+        "micro_batch": "8",
+        "num_microbatches": "1",
+        "tp": "8",
+        "dp": "1",
+        "global_batch": "8",
+        "seq_len": "8192",
+    }
+    rows = [
+        large | told
+        for told in (
+            {},
+            {"recompute": "full"},
+            {"recompute": "not stated"},
+            {"recompute": "not stated", "layers": "240"},
+        )
+    ]
     write_rows(tmp_path / "a.csv", rows)
     outcomes = predict_runs(read_folder(str(tmp_path))[0], Calibrated.read())
     assert [outcome.fits for outcome in outcomes] == [False, True, True, False]

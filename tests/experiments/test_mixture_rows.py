@@ -8,14 +8,40 @@ from experiments.data.table import RowError, TableRow
 from tests.support.measured_files import RUN, run_of
 
 MIXTRAL = {
-    "model": "Mixtral-8x22B", "layers": "56", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "",
-    "vocab": "32000", "seq_len": "4096", "gpu": "H100-80GB", "gpus_per_node": "8", "n_gpus": "128", "dp": "8",
-    "tp": "2", "pp": "8", "cp": "1", "ep": "8", "etp": "1", "vpp_chunks": "", "micro_batch": "1",
-    "num_microbatches": "32", "global_batch": "256", "zero": "1 (distributed optimizer)", "recompute": "",
-    "sequence_parallel": "", "precision": "bf16", "iteration_s": "", "mfu_pct": "49.3", "memory_gb": "",
-    "n_experts": "8", "top_k": "2", "moe_ffn": "16384", "n_params": "",
+    "model": "Mixtral-8x22B",
+    "layers": "56",
+    "hidden": "6144",
+    "heads": "48",
+    "kv_heads": "8",
+    "ffn": "",
+    "vocab": "32000",
+    "seq_len": "4096",
+    "gpu": "H100-80GB",
+    "gpus_per_node": "8",
+    "n_gpus": "128",
+    "dp": "8",
+    "tp": "2",
+    "pp": "8",
+    "cp": "1",
+    "ep": "8",
+    "etp": "1",
+    "vpp_chunks": "",
+    "micro_batch": "1",
+    "num_microbatches": "32",
+    "global_batch": "256",
+    "zero": "1 (distributed optimizer)",
+    "recompute": "",
+    "sequence_parallel": "",
+    "precision": "bf16",
+    "iteration_s": "",
+    "mfu_pct": "49.3",
+    "memory_gb": "",
+    "n_experts": "8",
+    "top_k": "2",
+    "moe_ffn": "16384",
+    "n_params": "",
     "dispatcher": "all-to-all, token drop",
-}  # fmt: skip
+}
 
 
 def run(**cells: str) -> MeasuredRun:
@@ -25,7 +51,9 @@ def run(**cells: str) -> MeasuredRun:
 def test_a_published_mapping_becomes_a_plan_with_folded_experts() -> None:
     published = run()
     case = build_case(published)
-    assert {(s.tp, s.dp, s.ep, s.etp, s.sequence_parallel) for s in case.plan.layers} == {(2, 8, 8, 1, True)}
+    assert {(s.tp, s.dp, s.ep, s.etp, s.sequence_parallel) for s in case.plan.layers} == {
+        (2, 8, 8, 1, True)
+    }
     assert case.problem.model.num_parameters == 140_620_634_112
     # tokens are dropped at capacity 1, and the seconds come from the printed MFU
     assert case.problem.config.model.moe_expert_capacity_factor == 1.0
@@ -62,7 +90,9 @@ def test_dense_rows_have_no_experts() -> None:
         ("balanced", (7,) * 8),
     ],
 )
-def test_a_printed_layout_says_the_blocks_of_every_chunk(text: str, blocks: tuple[int, ...]) -> None:
+def test_a_printed_layout_says_the_blocks_of_every_chunk(
+    text: str, blocks: tuple[int, ...]
+) -> None:
     assert run(pp_layout=text).blocks == blocks
 
 

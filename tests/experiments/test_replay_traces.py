@@ -71,7 +71,10 @@ def test_the_prediction_reads_no_receive_and_scales_with_the_computation(tmp_pat
     ("change", "message"),
     [
         (lambda rows: rows[:2] + rows[3:], "one forward and one backward pass of every rank"),
-        (lambda rows: [r for r in rows if r[3] != "backward-compute"], "must hold forward-compute and"),
+        (
+            lambda rows: [r for r in rows if r[3] != "backward-compute"],
+            "must hold forward-compute and",
+        ),
         (lambda rows: [(*r[:7], "x") for r in rows], "must hold a number in every column"),
         (lambda rows: [(*r[:6], -r[6], r[7]) for r in rows], "in the order of 1f1b or gpipe"),
     ],

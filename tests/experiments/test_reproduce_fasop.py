@@ -23,10 +23,19 @@ from experiments.reproduce_fasop import (
     stage_ends,
 )
 
-TYPES = (FasopNode("A100", "A100-40GB", 40e9, 1800e9, 40 * 2.0**30),
-         FasopNode("A10", "A10", 40e9, 128e9, 24 * 2.0**30, shares_bus=True))  # fmt: skip
-SMALL = FasopJob("tiny", hidden_size=64, seq_len=32, vocab_size=100, num_heads=4, global_batch_size=8,
-                 num_blocks=4)  # fmt: skip
+TYPES = (
+    FasopNode("A100", "A100-40GB", 40e9, 1800e9, 40 * 2.0**30),
+    FasopNode("A10", "A10", 40e9, 128e9, 24 * 2.0**30, shares_bus=True),
+)
+SMALL = FasopJob(
+    "tiny",
+    hidden_size=64,
+    seq_len=32,
+    vocab_size=100,
+    num_heads=4,
+    global_batch_size=8,
+    num_blocks=4,
+)
 
 
 @pytest.fixture
@@ -36,7 +45,9 @@ def case(tmp_path: Path) -> FasopCase:
     lines = ["source,model,gpu,tp,layer_index,layer_kind,forward_s"]
     for node, seconds in zip(TYPES, (0.001, 0.002), strict=True):
         for tp in (1, 2):
-            lines += [f"S,tiny,{node.device},{tp},{i},{kind},{seconds}" for i, kind in enumerate(kinds)]
+            lines += [
+                f"S,tiny,{node.device},{tp},{i},{kind},{seconds}" for i, kind in enumerate(kinds)
+            ]
     (tmp_path / FORWARD_FILE).write_text("\n".join(lines) + "\n")
     return FasopCase("tiny", SMALL, TYPES, (1, 1), 2, read_profiles(tmp_path))
 
@@ -53,7 +64,9 @@ def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
         assert sorted(ours.nodes) == sorted(theirs.nodes)
 
 
-def test_the_command_leaves_two(case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_leaves_two(
+    case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reproduce_fasop, "read_cases", lambda _: ({"tiny": case}, {"tiny": 0.1}))
     monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"out={tmp_path}"])
     assert reproduce_fasop.run(reproduce_fasop.FasopOptions(out=str(tmp_path))) == 0
@@ -78,13 +91,19 @@ def test_the_command_leaves_two(case: FasopCase, tmp_path: Path, monkeypatch: py
     ],
 )
 def test_layer_times_that_lack_something_are_refused_in_a_sentence(
-    old: str, new: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     text = (SHIPPED / FORWARD_FILE).read_text()
     assert old in text
     (tmp_path / FORWARD_FILE).write_text(text.replace(old, new))
-    monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"profiles={tmp_path}", f"out={tmp_path / 'out'}"])
+    monkeypatch.setattr(
+        sys, "argv", ["reproduce_fasop", f"profiles={tmp_path}", f"out={tmp_path / 'out'}"]
+    )
     options = reproduce_fasop.FasopOptions
     name, doc = "experiments.reproduce_fasop", reproduce_fasop.__doc__
     assert reproduce_fasop.run_main(name, doc, options, reproduce_fasop.run) == 2
@@ -94,7 +113,9 @@ def test_layer_times_that_lack_something_are_refused_in_a_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cluster_that_nothing_fits_and_a_chain_of_other_layers_are_refused(case: FasopCase) -> None:
+def test_a_cluster_that_nothing_fits_and_a_chain_of_other_layers_are_refused(
+    case: FasopCase,
+) -> None:
     with pytest.raises(InfeasibleError, match="no plan fits"):
         solve(replace(case, types=tuple(replace(node, memory=1.0) for node in TYPES)))
     with pytest.raises(Exception, match=r"has 6 layers at tp=1, which must be 7; try 7\."):

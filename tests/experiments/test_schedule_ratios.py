@@ -25,7 +25,10 @@ def test_the_table_compares_with_1f1b(tmp_path: Path) -> None:
         first, second, *shared = csv.DictReader(file)
     assert [row["passes"] for row in shared] == ["trace"] * 2
     assert [float(value) for value in list(first.values())[2:]] == [1.0] * 4
-    assert (second["schedule"], float(second["measured_speed"])) == ("zero_bubble_v", pytest.approx(1.3))
+    assert (second["schedule"], float(second["measured_speed"])) == (
+        "zero_bubble_v",
+        pytest.approx(1.3),
+    )
     # the bubble of 1F1B costs (pp - 1) / m: less with more micro-batches
     runs, speeds = schedule_ratios.read_runs(str(data)), []
     for count in (8, 16):
@@ -39,7 +42,9 @@ def test_the_table_compares_with_1f1b(tmp_path: Path) -> None:
 def test_the_shipped_runs_are_of_16_blocks_by_the_flop_of_a_token() -> None:
     options = schedule_ratios.RatioOptions()
     runs = schedule_ratios.read_runs(options.data)
-    assert [(run.schedule, run.pp) for run in runs] == [(name, 8) for name in schedule_ratios.NAMES.values()]
+    assert [(run.schedule, run.pp) for run in runs] == [
+        (name, 8) for name in schedule_ratios.NAMES.values()
+    ]
     model = schedule_ratios.problem_of(8).model
     with Path(options.data).open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -56,5 +61,7 @@ def test_slower_kernels_give_1f1b_its_measured_speed(tmp_path: Path) -> None:
     seconds, _ = schedule_ratios.predict(problem, "1f1b", 8, 8)
     assert 8 * 4096 / (8 * seconds) == pytest.approx(10057, rel=1e-4)
     # all kernels alike: passes keep their lengths against each other
-    assert schedule_ratios.shares_of(problem, 8, 8) == pytest.approx(schedule_ratios.shares_of(shipped, 8, 8))
+    assert schedule_ratios.shares_of(problem, 8, 8) == pytest.approx(
+        schedule_ratios.shares_of(shipped, 8, 8)
+    )
     assert schedule_ratios.problem_run(8, replace(base, tokens_per_s=1e-6))[1] == 1.0

@@ -7,8 +7,8 @@ import pytest
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export.common import Exported
 from darts_parallel.export.targets import export_plan
-from darts_parallel.plan.legality import refuse_model
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.legality import refuse_model
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, PREDICTION, TOY, WINDOWS
 
@@ -18,7 +18,9 @@ ROTARY = [*PREDICTION, "model.learned_positions=false"]
 OWN_MODELS = ("torchtitan", "nanotron", "galvatron", "torch")
 
 
-def exported(overrides: list[str], target: str, cuts: tuple[int, ...] = (), **strategy: Any) -> Exported:
+def exported(
+    overrides: list[str], target: str, cuts: tuple[int, ...] = (), **strategy: Any
+) -> Exported:
     problem = load_problem(overrides)
     count = len(problem.model.layers)
     stages = len(cuts) + 1
@@ -48,7 +50,11 @@ def test_megatron_reads_a_hybrid_from_its_pattern_cut_at_the_stages() -> None:
 @pytest.mark.parametrize(
     ("overrides", "cuts", "sentence"),
     [
-        ([*HYBRID, "model.sliding_window=null"], (), "mamba_chunk_size=16, and its Mamba mixer has 128"),
+        (
+            [*HYBRID, "model.sliding_window=null"],
+            (),
+            "mamba_chunk_size=16, and its Mamba mixer has 128",
+        ),
         ([*HYBRID, *MEGATRON, "model.mamba_dt_rank=8"], (), "Mamba-1 layers"),
         ([*HYBRID, *MEGATRON], (1,), "a stage has no layer of the hybrid pattern"),
         ([*TOY, "model.block_norms=4"], (), "model.block_norms=4"),
@@ -57,7 +63,9 @@ def test_megatron_reads_a_hybrid_from_its_pattern_cut_at_the_stages() -> None:
         ([*TOY, "model.attention_output_bias=false"], (), "model.attention_output_bias=False"),
     ],
 )
-def test_megatron_names_what_it_lacks(overrides: list[str], cuts: tuple[int, ...], sentence: str) -> None:
+def test_megatron_names_what_it_lacks(
+    overrides: list[str], cuts: tuple[int, ...], sentence: str
+) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
         script(overrides, cuts)
 
@@ -83,8 +91,13 @@ def test_first_layers_only_can_be_recomputed_where_layers_differ() -> None:
     count = len(problem.model.layers)
 
     def recomputed(*blocks: int) -> str:
-        layers = [LayerStrategy(1, 8, recompute="full" if i - 1 in blocks else "none") for i in range(count)]
-        return export_plan(problem, Plan(2, (0, count), tuple(layers)), "megatron").files["megatron.sh"]
+        layers = [
+            LayerStrategy(1, 8, recompute="full" if i - 1 in blocks else "none")
+            for i in range(count)
+        ]
+        return export_plan(problem, Plan(2, (0, count), tuple(layers)), "megatron").files[
+            "megatron.sh"
+        ]
 
     assert "--recompute-num-layers 2" in recomputed(0, 1)
     with pytest.raises(UnsupportedError, match=r"layers\.0 has recompute=none before a layer"):
@@ -101,17 +114,25 @@ def test_megatron_refuses_models_whose_parts_it_would_leave_out(names: str) -> N
 @pytest.mark.parametrize("target", OWN_MODELS)
 @pytest.mark.parametrize(
     ("overrides", "key"),
-    [(HYBRID, "hybrid_override_pattern=M-"), (WINDOWS, "sliding_window=16"), (ROTARY, "mtp_num_layers=1")],
+    [
+        (HYBRID, "hybrid_override_pattern=M-"),
+        (WINDOWS, "sliding_window=16"),
+        (ROTARY, "mtp_num_layers=1"),
+    ],
 )
 def test_trainers_with_models_of_their_own_refuse_by_name(
     target: str, overrides: list[str], key: str
 ) -> None:
-    with pytest.raises(UnsupportedError, match=f"export={target}: .*model.{key}.*try export=megatron"):
+    with pytest.raises(
+        UnsupportedError, match=f"export={target}: .*model.{key}.*try export=megatron"
+    ):
         exported(overrides, target)
 
 
 @pytest.mark.parametrize("target", ["deepspeed", "accelerate"])
-def test_wrappers_take_the_model_that_the_user_brings_but_for_divided_state_spaces(target: str) -> None:
+def test_wrappers_take_the_model_that_the_user_brings_but_for_divided_state_spaces(
+    target: str,
+) -> None:
     assert exported(HYBRID, target, zero_stage=2).files
     with pytest.raises(UnsupportedError, match="tp=2 with mamba_layers="):
         exported(HYBRID, target, tp=2, dp=4, zero_stage=2)

@@ -11,7 +11,7 @@ import pytest
 
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import CASES, LLAMA, NAMES, files_of, plan_of
 
@@ -76,12 +76,18 @@ def test_a_megatron_script_reads_back_as_the_plan(seed: int, llama: Problem) -> 
         chunks[-1] += "L"
     assert boundaries_of(chunks) == plan.boundaries
     # chunk vpp_rank * pp + pp_rank is the virtual stage vpp_rank of the stage pp_rank
-    held = [i for v in range(virtual) for i, stage in enumerate(plan.stage_of_layer)
-            if stage == 1 % pp and plan.chunk_of_layer[i] == v * pp + 1 % pp]  # fmt: skip
+    held = [
+        i
+        for v in range(virtual)
+        for i, stage in enumerate(plan.stage_of_layer)
+        if stage == 1 % pp and plan.chunk_of_layer[i] == v * pp + 1 % pp
+    ]
     assert sum(len(chunks[v * pp + 1 % pp].replace("L", "LL")) for v in range(virtual)) == len(held)
 
 
-def test_megatron_recomputes_the_first_blocks_of_every_stage_and_no_other_pattern(llama: Problem) -> None:
+def test_megatron_recomputes_the_first_blocks_of_every_stage_and_no_other_pattern(
+    llama: Problem,
+) -> None:
     base = LayerStrategy(1, 4, 1)
     full = replace(base, recompute="full")
     uniform = plan_of(llama, base, 4, (5,))
@@ -96,7 +102,9 @@ def test_megatron_recomputes_the_first_blocks_of_every_stage_and_no_other_patter
     assert (flags["recompute-method"], flags["recompute-num-layers"]) == ("uniform", "1")
     with pytest.raises(UnsupportedError, match=r"recompute=full for \[2, 1\] blocks by stage"):
         export_plan(llama, recomputing([0, 1, 4]), "megatron")
-    some = replace(uniform, layers=tuple(replace(base, recompute="selective") for _ in uniform.layers))
+    some = replace(
+        uniform, layers=tuple(replace(base, recompute="selective") for _ in uniform.layers)
+    )
     flags = flags_of(export_plan(llama, some, "megatron").files["megatron.sh"])
     assert flags["recompute-granularity"] == "selective"
 
@@ -105,12 +113,22 @@ def test_megatron_flags_say_the_model() -> None:
     overrides = ["model.qkv_bias=true", "model.qk_norm=true", "model.head_dim=32"]
     problem = load_problem([*LLAMA, *overrides])
     flags = flags_of(
-        export_plan(problem, plan_of(problem, LayerStrategy(1, 8), 2), "megatron").files["megatron.sh"]
+        export_plan(problem, plan_of(problem, LayerStrategy(1, 8), 2), "megatron").files[
+            "megatron.sh"
+        ]
     )
     assert {"add-qkv-bias", "qk-layernorm", "swiglu", "disable-bias-linear", "bf16"} <= set(flags)
     assert {"untie-embeddings-and-output-weights", "group-query-attention"} <= set(flags)
-    values = {"num-layers": 8, "hidden-size": 64, "ffn-hidden-size": 96, "num-attention-heads": 4,
-              "num-query-groups": 2, "kv-channels": 32, "vocab-size": 256, "seq-length": 64}  # fmt: skip
+    values = {
+        "num-layers": 8,
+        "hidden-size": 64,
+        "ffn-hidden-size": 96,
+        "num-attention-heads": 4,
+        "num-query-groups": 2,
+        "kv-channels": 32,
+        "vocab-size": 256,
+        "seq-length": 64,
+    }
     assert {name: int(flags[name] or 0) for name in values} == values
     assert (flags["normalization"], flags["position-embedding-type"]) == ("RMSNorm", "rope")
 
@@ -121,8 +139,12 @@ def test_a_megatron_script_is_shell(name: str) -> None:
     assert bash is not None
     # a torchrun that prints what it was asked to run
     stub = 'torchrun() { printf "%s\\n" "$@"; }\n' + files_of(name, "megatron")["megatron.sh"]
-    run = subprocess.run([bash, "-c", stub, "x", "--lr", "1"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [bash, "-c", stub, "x", "--lr", "1"], capture_output=True, text=True, check=True
+    )
     given = run.stdout.splitlines()
     assert given[-2:] == ["--lr", "1"]
     assert "./pretrain_gpt.py" in given
-    assert given[given.index("--num-layers") + 1] == str(CASES[name].build()[0].config.model.num_layers)
+    assert given[given.index("--num-layers") + 1] == str(
+        CASES[name].build()[0].config.model.num_layers
+    )

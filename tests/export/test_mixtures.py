@@ -8,7 +8,7 @@ from darts_parallel.config.layer_pattern import expert_pattern
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.export.mixtures import layer_frequency
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 MIXTRAL = ("model=mixtral_8x22b", "training=mixtral_8x22b", "cluster=h100_16x8")
@@ -31,23 +31,37 @@ def files(target: str, problem: Problem, plan: Plan) -> dict[str, str]:
 
 
 def flags(text: str) -> list[str]:
-    return [line.strip().removeprefix("--") for line in text.splitlines() if line.startswith("    --")]
+    return [
+        line.strip().removeprefix("--") for line in text.splitlines() if line.startswith("    --")
+    ]
 
 
 def test_megatron_has_flags_for_latent_attention_groups_and_parts_to_recompute() -> None:
     job = problem(
-        "model=deepseek_v3", "training=deepseek_v3", "cluster=gb200_nvl72", "cluster.nodes.0.count=64",
+        "model=deepseek_v3",
+        "training=deepseek_v3",
+        "cluster=gb200_nvl72",
+        "cluster.nodes.0.count=64",
         "training.moe_token_dispatcher_type=flex",
-    )  # fmt: skip
+    )
     strategy = LayerStrategy(1, 64, 1, "selective", ep=64)
     found = set(flags(files("megatron", job, plan(job, strategy, pp=4))["megatron.sh"]))
     wanted = {
-        "multi-latent-attention", "qk-layernorm", "q-lora-rank 1536", "kv-lora-rank 512", "qk-head-dim 128",
-        "qk-pos-emb-head-dim 64", "v-head-dim 128", 'moe-layer-freq "([0]*3+[1]*58)"',
-        "moe-router-num-groups 8", "moe-router-group-topk 4", "moe-router-enable-expert-bias",
-        "moe-shared-expert-intermediate-size 2048", "moe-flex-dispatcher-backend hybridep",
+        "multi-latent-attention",
+        "qk-layernorm",
+        "q-lora-rank 1536",
+        "kv-lora-rank 512",
+        "qk-head-dim 128",
+        "qk-pos-emb-head-dim 64",
+        "v-head-dim 128",
+        'moe-layer-freq "([0]*3+[1]*58)"',
+        "moe-router-num-groups 8",
+        "moe-router-group-topk 4",
+        "moe-router-enable-expert-bias",
+        "moe-shared-expert-intermediate-size 2048",
+        "moe-flex-dispatcher-backend hybridep",
         "recompute-modules mla_up_proj mlp moe_act",
-    }  # fmt: skip
+    }
     assert wanted <= found
 
 
@@ -55,23 +69,47 @@ def test_megatron_has_flags_for_latent_attention_groups_and_parts_to_recompute()
 def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
     config = problem(f"model={name}").config.model
     text = layer_frequency(config)
-    read = [int(i % text == 0) for i in range(config.num_layers)] if isinstance(text, int) else eval(text)
+    read = (
+        [int(i % text == 0) for i in range(config.num_layers)]
+        if isinstance(text, int)
+        else eval(text)
+    )
     assert [bool(x) for x in read] == list(expert_pattern(config))
 
 
 @pytest.mark.parametrize(
     ("target", "strategy", "pp", "words"),
     [
-        ("torchtitan", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2, and it has no expert tensor"),
-        ("deepspeed", LayerStrategy(1, 64, 2, ep=4, etp=2), 1, "etp=2 with num_experts=8, and its AutoEP"),
-        ("deepspeed", LayerStrategy(2, 32, 2, ep=4), 1, "tp=2 with num_experts=8, and its AutoEP restores"),
+        (
+            "torchtitan",
+            LayerStrategy(1, 64, 2, ep=4, etp=2),
+            1,
+            "etp=2, and it has no expert tensor",
+        ),
+        (
+            "deepspeed",
+            LayerStrategy(1, 64, 2, ep=4, etp=2),
+            1,
+            "etp=2 with num_experts=8, and its AutoEP",
+        ),
+        (
+            "deepspeed",
+            LayerStrategy(2, 32, 2, ep=4),
+            1,
+            "tp=2 with num_experts=8, and its AutoEP restores",
+        ),
         (
             "deepspeed",
             LayerStrategy(1, 64, 3, ep=4, grad_comm_bits=4),
             1,
             "grad_comm_bits=4 with zero_stage=3",
         ),
-        ("torchtitan", LayerStrategy(1, 64, 0, ep=4), 1, "ep_across_replicas=4, and its expert groups"),
+        (
+            "torchtitan",
+            LayerStrategy(1, 64, 0, ep=4),
+            1,
+            "ep_across_replicas=4, and its expert groups",
+        ),
         ("nanotron", LayerStrategy(1, 64, 1, ep=4), 1, "num_experts=8"),
     ],
 )
@@ -96,14 +134,22 @@ def test_experts_of_two_degrees_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "wanted", "missing"),
     [
-        ("kimi_k2", {"score-function sigmoid", "topk-scaling-factor 2.827", "dtype fp32"}, "pre-softmax"),
+        (
+            "kimi_k2",
+            {"score-function sigmoid", "topk-scaling-factor 2.827", "dtype fp32"},
+            "pre-softmax",
+        ),
         ("nemotron3_nano_30b_a3b", {"enable-expert-bias", "score-function sigmoid"}, "num-groups"),
         ("llama4_maverick", {"score-function sigmoid", "topk 1"}, "enable-expert-bias"),
         ("qwen2_57b_a14b", {"pre-softmax"}, "score-function sigmoid"),
     ],
 )
-def test_megatron_scores_experts_as_the_model_does(name: str, wanted: set[str], missing: str) -> None:
-    job = problem(f"model={name}", "training=deepseek_v3", "cluster=h100_16x8", "training.seq_len=2048")
+def test_megatron_scores_experts_as_the_model_does(
+    name: str, wanted: set[str], missing: str
+) -> None:
+    job = problem(
+        f"model={name}", "training=deepseek_v3", "cluster=h100_16x8", "training.seq_len=2048"
+    )
     count = len(job.model.layers)
     whole = Plan(1, (0, count), (LayerStrategy(1, 128, 1, ep=8),) * count)
     found = set(flags(files("megatron", job, whole)["megatron.sh"]))
@@ -112,7 +158,9 @@ def test_megatron_scores_experts_as_the_model_does(name: str, wanted: set[str], 
 
 
 def test_a_bias_of_experts_goes_with_sigmoids() -> None:
-    with pytest.raises(ConfigError, match=r"score_function=softmax must be sigmoid with .*expert_bias"):
+    with pytest.raises(
+        ConfigError, match=r"score_function=softmax must be sigmoid with .*expert_bias"
+    ):
         problem("model=kimi_k2", "model.moe_router_score_function=softmax")
 
 

@@ -10,7 +10,7 @@ from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.export.__main__ import main as export_main
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
 from tests.support.commands import QUIET, TOY, Command
@@ -30,37 +30,115 @@ def bare_toy() -> Problem:
 Z1 = LayerStrategy(2, 4, 1)
 REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
     ("torchtitan", Z1, {}, "zero_stage=1", "space=uniform space.zero_stage=[0,2,3]"),
-    ("torchtitan", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "zero_stage=2 with pp=2, and its pipeline keeps",
-     "space=uniform space.zero_stage=[0,1]"),
-    ("torchtitan", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "which is zero_stage=1", "space.zero_stage=[0,1]"),
-    ("torchtitan", LayerStrategy(1, 2), {"cuts": (5,), "cp": 2}, "its cp shards parameters",
-     "space.zero_stage=1"),
+    (
+        "torchtitan",
+        LayerStrategy(1, 4, 2),
+        {"cuts": (5,)},
+        "zero_stage=2 with pp=2, and its pipeline keeps",
+        "space=uniform space.zero_stage=[0,1]",
+    ),
+    (
+        "torchtitan",
+        LayerStrategy(1, 4, 3),
+        {"cuts": (5,)},
+        "which is zero_stage=1",
+        "space.zero_stage=[0,1]",
+    ),
+    (
+        "torchtitan",
+        LayerStrategy(1, 2),
+        {"cuts": (5,), "cp": 2},
+        "its cp shards parameters",
+        "space.zero_stage=1",
+    ),
     ("accelerate", Z1, {}, "zero_stage=1", "space.zero_stage=[0,2,3]"),
-    ("accelerate", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "pp=2, and it has no pipeline", "space.pp=1"),
-    ("accelerate", LayerStrategy(2, 4), {}, "zero_stage=0 with dp=4 and tp=2", "space.zero_stage=[2,3]"),
+    (
+        "accelerate",
+        LayerStrategy(1, 4, 3),
+        {"cuts": (5,)},
+        "pp=2, and it has no pipeline",
+        "space.pp=1",
+    ),
+    (
+        "accelerate",
+        LayerStrategy(2, 4),
+        {},
+        "zero_stage=0 with dp=4 and tp=2",
+        "space.zero_stage=[2,3]",
+    ),
     ("galvatron", Z1, {}, "zero_stage=1 with copies=4, which it lacks", "space.zero_stage=[0,3]"),
     ("nanotron", LayerStrategy(1, 4), {"cp": 2}, "cp=2, and it cannot be written", "space.cp=1"),
     ("accelerate", LayerStrategy(1, 4), {"cp": 2}, "zero_stage=0 with cp=2", "space.zero_stage"),
-    ("deepspeed", LayerStrategy(1, 4, 2), {"cuts": (5,)}, "pp=2 with zero_stage=2", "space.zero_stage=[0,1]"),
+    (
+        "deepspeed",
+        LayerStrategy(1, 4, 2),
+        {"cuts": (5,)},
+        "pp=2 with zero_stage=2",
+        "space.zero_stage=[0,1]",
+    ),
     ("deepspeed", LayerStrategy(2, 2), {"cuts": (5,)}, "pp=2 with tp=2", "space.tp=1"),
-    ("deepspeed", LayerStrategy(2, 4, sequence_parallel=True), {}, "sequence_parallel=true",
-     "space.sequence_parallel=false"),
+    (
+        "deepspeed",
+        LayerStrategy(2, 4, sequence_parallel=True),
+        {},
+        "sequence_parallel=true",
+        "space.sequence_parallel=false",
+    ),
     ("deepspeed", LayerStrategy(1, 4), {"cp": 2}, "cp=2", "space.cp=1"),
     ("nanotron", LayerStrategy(1, 8, 3), {}, "zero_stage=3", "space.zero_stage=[0,1]"),
-    ("nanotron", LayerStrategy(1, 8, recompute="selective"), {}, "recompute=selective", "space.recompute"),
-    ("megatron", LayerStrategy(1, 4, 3), {"cuts": (5,)}, "zero_stage=3 with pp=2", "space.zero_stage=[0,1]"),
-    ("megatron", LayerStrategy(1, 4), {"cuts": (3, 5, 7), "virtual_stages": 2, "count": 1},
-     "num_micro_batches=1 is no multiple of pp=2", "space.virtual_stages=1"),
-    ("deepspeed", LayerStrategy(1, 4), {"cuts": (3, 5, 7), "virtual_stages": 2}, "virtual_stages=2",
-     "space.virtual_stages=1"),
-    ("galvatron", LayerStrategy(1, 4), {"cuts": (1,)}, "the first stage holds no block", "space.pp=1"),
-    ("galvatron", LayerStrategy(1, 8, 3, shard_size=4), {}, "shard_size=4, and this", "space.shard_size=0"),
-]  # fmt: skip
+    (
+        "nanotron",
+        LayerStrategy(1, 8, recompute="selective"),
+        {},
+        "recompute=selective",
+        "space.recompute",
+    ),
+    (
+        "megatron",
+        LayerStrategy(1, 4, 3),
+        {"cuts": (5,)},
+        "zero_stage=3 with pp=2",
+        "space.zero_stage=[0,1]",
+    ),
+    (
+        "megatron",
+        LayerStrategy(1, 4),
+        {"cuts": (3, 5, 7), "virtual_stages": 2, "count": 1},
+        "num_micro_batches=1 is no multiple of pp=2",
+        "space.virtual_stages=1",
+    ),
+    (
+        "deepspeed",
+        LayerStrategy(1, 4),
+        {"cuts": (3, 5, 7), "virtual_stages": 2},
+        "virtual_stages=2",
+        "space.virtual_stages=1",
+    ),
+    (
+        "galvatron",
+        LayerStrategy(1, 4),
+        {"cuts": (1,)},
+        "the first stage holds no block",
+        "space.pp=1",
+    ),
+    (
+        "galvatron",
+        LayerStrategy(1, 8, 3, shard_size=4),
+        {},
+        "shard_size=4, and this",
+        "space.shard_size=0",
+    ),
+]
 
 
 @pytest.mark.parametrize(("target", "strategy", "more", "what", "space"), REFUSED)
 def test_what_a_target_cannot_express_is_named_with_the_nearest_space(
-    target: str, strategy: LayerStrategy, more: dict[str, Any], what: str, space: str, llama: Problem
+    target: str,
+    strategy: LayerStrategy,
+    more: dict[str, Any],
+    what: str,
+    space: str,
+    llama: Problem,
 ) -> None:
     plan = plan_of(llama, strategy, more.pop("count", 4) if "count" in more else 4, **more)
     with pytest.raises(UnsupportedError) as caught:
@@ -89,10 +167,19 @@ OTHERS = [
     ("nanotron", "model.head_dim=32", 0, "head_dim=32"),
     ("torchtitan", "model.qkv_bias=true", 0, "qkv_bias"),
     ("galvatron", "model.causal=false", 0, "decoders only"),
-    ("megatron", "model.mtp_num_layers=1 model.learned_positions=true", 0,
-     "mtp_num_layers=1 with learned_positions=true, and its multi-token prediction"),
-    ("torch", "training.precision=fp16 +cluster.devices.toy.peak_TFLOPs.fp16=50", 0, "does not scale its"),
-]  # fmt: skip
+    (
+        "megatron",
+        "model.mtp_num_layers=1 model.learned_positions=true",
+        0,
+        "mtp_num_layers=1 with learned_positions=true, and its multi-token prediction",
+    ),
+    (
+        "torch",
+        "training.precision=fp16 +cluster.devices.toy.peak_TFLOPs.fp16=50",
+        0,
+        "does not scale its",
+    ),
+]
 
 
 @pytest.mark.parametrize(("target", "overrides", "zero", "what"), OTHERS)
@@ -118,7 +205,9 @@ def test_gradients_of_16_bits_are_written_or_refused(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [name for name in EXPORTS if name not in ("galvatron", "torch")])
-def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(target: str, llama: Problem) -> None:
+def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(
+    target: str, llama: Problem
+) -> None:
     plan = plan_of(llama, LayerStrategy(1, 8), 2)
     mixed = replace(plan, layers=(*plan.layers[:3], LayerStrategy(2, 4), *plan.layers[4:]))
     with pytest.raises(UnsupportedError, match=r"layers\.2 has tp=2 .* search in: space=uniform"):
@@ -128,7 +217,9 @@ def test_a_layer_wise_plan_is_refused_by_trainers_of_one_strategy(target: str, l
 @pytest.mark.parametrize("target", EXPORTS)
 def test_lossy_collectives_are_refused(target: str, llama: Problem) -> None:
     plan = plan_of(llama, LayerStrategy(1, 8, grad_comm_bits=8), 2)
-    with pytest.raises(UnsupportedError, match=r"grad_comm_bits=8.*space(\.grad_comm_bits=16|=executable)"):
+    with pytest.raises(
+        UnsupportedError, match=r"grad_comm_bits=8.*space(\.grad_comm_bits=16|=executable)"
+    ):
         export_plan(llama, plan, target)
 
 
@@ -160,15 +251,22 @@ def test_the_command_exports_what_it_found_and_the_module_writes_the_same(
     script = plan.parent / "megatron.sh"
     assert f"megatron: {script}" in outcome.out
     # the plan's own problem is taken: no model, cluster or training is named
-    again = command(f"plan={plan}", "export=megatron", "hydra.run.dir=again", "output.tensorboard=false")
+    again = command(
+        f"plan={plan}", "export=megatron", "hydra.run.dir=again", "output.tensorboard=false"
+    )
     assert again.status == 0, again.err
     assert (command.folder / "again" / "megatron.sh").read_text() == script.read_text()
-    assert export_main([str(plan), "--to", "megatron", "--output", str(command.folder / "run.sh")]) == 0
+    assert (
+        export_main([str(plan), "--to", "megatron", "--output", str(command.folder / "run.sh")])
+        == 0
+    )
     assert (command.folder / "run.sh").read_text() == script.read_text()
     assert str(command.folder / "run.sh") in capsys.readouterr().out
 
 
-def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(command: Command) -> None:
+def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(
+    command: Command,
+) -> None:
     early = command(*TOY, *QUIET, "export=nanotron", "hydra.run.dir=model")
     assert early.status == 2
     assert early.err.startswith("darts-parallel: export=nanotron: model=toy has")
@@ -194,13 +292,19 @@ def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(comma
         (["plan.json", "--to", "megatrn"], "invalid choice: 'megatrn'"),
         (["plan.json"], "--to"),
         (["bare.json", "--to", "megatron"], "the field config is missing"),
-        (["plan.json", "--to", "megatron", "--output", "no/folder/x.sh"], "must lie in a folder that exists"),
+        (
+            ["plan.json", "--to", "megatron", "--output", "no/folder/x.sh"],
+            "must lie in a folder that exists",
+        ),
     ],
 )
 def test_the_module_refuses_with_one_sentence(
-    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     problem, plan = CASES["uneven_pipeline"].build()
     names = tuple(layer.name for layer in problem.model.layers)
     data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, 8)}
@@ -214,8 +318,15 @@ def test_the_module_refuses_with_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"bare.json", "plan.json"}
 
 
-@pytest.mark.parametrize(("schedule", "name"), [("gpipe", "GPipe"), ("zero_bubble_v", "ZBVZeroBubble"),
-                         ("dualpipe", "DualPipeV"), ("v_half", "ZBVZeroBubble")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "name"),
+    [
+        ("gpipe", "GPipe"),
+        ("zero_bubble_v", "ZBVZeroBubble"),
+        ("dualpipe", "DualPipeV"),
+        ("v_half", "ZBVZeroBubble"),
+    ],
+)
 def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
     llama: Problem, schedule: str, name: str
 ) -> None:
@@ -238,10 +349,16 @@ def test_torchtitan_takes_pytorchs_schedules_and_megatron_refuses_them(
 
 def test_the_library_refuses_what_the_command_refuses() -> None:
     with pytest.raises(UnsupportedError, match=r"^space\.trainer=nanotron"):
-        plan(load_problem(["model=toy_moe", "cluster=toy", "training=toy", "space.trainer=nanotron"]))
+        plan(
+            load_problem(["model=toy_moe", "cluster=toy", "training=toy", "space.trainer=nanotron"])
+        )
 
 
 @pytest.mark.parametrize(("count", "name"), [(1, "GPipe"), (2, "1F1B")])
-def test_torchs_1f1b_wants_as_many_micro_batches_as_stages(llama: Problem, count: int, name: str) -> None:
-    files = export_plan(llama, plan_of(llama, LayerStrategy(1, 4, 1), count, (5,)), "torchtitan").files
+def test_torchs_1f1b_wants_as_many_micro_batches_as_stages(
+    llama: Problem, count: int, name: str
+) -> None:
+    files = export_plan(
+        llama, plan_of(llama, LayerStrategy(1, 4, 1), count, (5,)), "torchtitan"
+    ).files
     assert f'pipeline_parallel_schedule = "{name}"' in "".join(files.values())

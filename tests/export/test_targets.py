@@ -14,7 +14,7 @@ from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import TARGETS, export_plan
 from darts_parallel.export.nanotron import stages
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import CASES, GOLDEN, LLAMA, NAMES, TOY, files_of, plan_of
 
@@ -49,14 +49,21 @@ def applied(text: str, layers: int, **training: int) -> SimpleNamespace:
     scope: dict[str, Any] = {"FullAC": SimpleNamespace(Config=lambda: "full")}
     exec(compile(tree, "plan", "exec"), scope)
     model = SimpleNamespace(model=SimpleNamespace(layers=[None] * layers))
-    own = {"parallelism": SimpleNamespace(), "training": SimpleNamespace(**training), "model_spec": model}
+    own = {
+        "parallelism": SimpleNamespace(),
+        "training": SimpleNamespace(**training),
+        "model_spec": model,
+    }
     return cast(SimpleNamespace, scope["apply_plan"](SimpleNamespace(**own)))
 
 
 @pytest.mark.parametrize("name", [name for name, target in NAMES if target == "torchtitan"])
 def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     problem, plan = CASES[name].build()
-    text, blocks = files_of(name, "torchtitan")["torchtitan_plan.py"], problem.config.model.num_layers
+    text, blocks = (
+        files_of(name, "torchtitan")["torchtitan_plan.py"],
+        problem.config.model.num_layers,
+    )
     with pytest.raises(ValueError, match="but the plan has"):
         applied(text, blocks - 1)
     release = applied(text, blocks)
@@ -64,8 +71,13 @@ def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     assert local * plan.num_micro_batches * plan.layers[0].dp == release.training.global_batch_size
     config = applied(text, blocks, num_tokens_per_train_step=0)
     p, training, strategy = config.parallelism, config.training, plan.layers[0]
-    degrees = (p.data_parallel_replicate_degree, p.data_parallel_shard_degree, p.tensor_parallel_degree,
-               p.context_parallel_degree, p.pipeline_parallel_degree)  # fmt: skip
+    degrees = (
+        p.data_parallel_replicate_degree,
+        p.data_parallel_shard_degree,
+        p.tensor_parallel_degree,
+        p.context_parallel_degree,
+        p.pipeline_parallel_degree,
+    )
     assert prod(degrees) == problem.cluster.num_devices
     assert (p.data_parallel_shard_degree > 1) == (strategy.zero_stage > 0)
     assert config.activation_checkpoint == ("full" if strategy.recompute == "full" else None)
@@ -99,7 +111,11 @@ def test_deepspeed_batches_multiply_and_its_stages_are_the_plans(
     files = files_of(name, "deepspeed")
     values = json.loads(files["deepspeed.json"])
     strategy = plan.layers[0]
-    product = values["train_micro_batch_size_per_gpu"] * values["gradient_accumulation_steps"] * strategy.dp
+    product = (
+        values["train_micro_batch_size_per_gpu"]
+        * values["gradient_accumulation_steps"]
+        * strategy.dp
+    )
     assert product == problem.training.global_batch_size
     assert values.get("train_batch_size") == (None if strategy.tp > 1 else product)
     assert ("data_types" in values) == (strategy.zero_stage > 0)
@@ -147,7 +163,9 @@ def test_nanotron_cuts_llama3_8b_as_its_author_prints_it() -> None:
 
 def test_stages_that_are_not_nanotrons_own_are_refused(llama: Problem) -> None:
     plan = replace(CASES["sequence_parallel"].build()[1], boundaries=(0, 4, llama.num_layers))
-    with pytest.raises(UnsupportedError, match=r"stages of \[3, 5\] .* nanotron itself cuts \[5, 3\]"):
+    with pytest.raises(
+        UnsupportedError, match=r"stages of \[3, 5\] .* nanotron itself cuts \[5, 3\]"
+    ):
         export_plan(llama, plan, "nanotron")
 
 
@@ -182,13 +200,21 @@ def test_a_galvatron_file_reads_back_as_the_layer_wise_plan(seed: int, llama: Pr
         return [int(x) for x in values[key].split(",")]
 
     kinds = {"ddp": 0, "zero2": 2}
-    usual, columns = kinds[values["default_dp_type"]], ("tp_sizes_enc", "dp_types_enc", "checkpoint")
+    usual, columns = (
+        kinds[values["default_dp_type"]],
+        ("tp_sizes_enc", "dp_types_enc", "checkpoint"),
+    )
     back = [
         LayerStrategy(tp, 4 // tp, 3 if sharded else usual, ("none", "full")[again])
         for tp, sharded, again in zip(*map(numbers, columns), strict=True)
     ]
     assert back == blocks
     assert numbers("pp_division") == [cut - 1, 9 - cut]
-    assert (values["pp_deg"], values["chunks"], values["global_bsz"], values["vtp"]) == (2, 4, 16, outer.tp)
+    assert (values["pp_deg"], values["chunks"], values["global_bsz"], values["vtp"]) == (
+        2,
+        4,
+        16,
+        outer.tp,
+    )
     assert (values["vcp"], "embed_sdp" in values) == (1, False)
     assert values["vocab_sdp"] == (outer.zero_stage == 3)

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from darts_parallel.export import export_plan
-from darts_parallel.plan.strategy import LayerStrategy as Strategy
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plans.strategy import LayerStrategy as Strategy
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.run._verify import Reference
 from tests.support.processes import run_program, run_ranks
 from tests.support.running import LLAMA, MIXTURE, tiny, uniform
 
 SEQUENCE = Strategy(2, 1, 0, "selective", True)
-ONE_STAGE = Plan(2, (0, 5), (Strategy(1, 2, 3), SEQUENCE, Strategy(1, 2, 2, "full"), *(Strategy(2, 1),) * 2))
+ONE_STAGE = Plan(
+    2, (0, 5), (Strategy(1, 2, 3), SEQUENCE, Strategy(1, 2, 2, "full"), *(Strategy(2, 1),) * 2)
+)
 SECOND = (Strategy(1, 2, 1), *(replace(SEQUENCE, recompute="none"),) * 2)
 STAGES = Plan(2, (0, 2, 5), (Strategy(2, 1), Strategy(1, 2, 2, "full"), *SECOND))
 """Unequal stages of two devices each, whose layers differ in tp, ZeRO and recomputation."""
@@ -33,20 +35,28 @@ def written(problem: Problem, plan: Plan, folder: Path) -> Path:
 def losses(problem: Problem, plan: Plan, folder: Path) -> list[float]:
     """Return what the program prints, on the CPU and in the environment that torchrun gives it."""
     program = written(problem, plan, folder)
-    said = "".join(run_ranks(problem.cluster.num_devices, folder, run_program, program, "--steps", "2"))
+    said = "".join(
+        run_ranks(problem.cluster.num_devices, folder, run_program, program, "--steps", "2")
+    )
     return [float(x) for x in re.findall(r"^step \d+ loss ([\d.]+)$", said, re.MULTILINE)]
 
 
 HALF = "training.precision=bf16"
 V_SHAPED = uniform((0, 1, 2, 3, 5), 4, Strategy(1, 1), chunks=2, schedule="zero_bubble_v")
-EXPERTS = Plan(2, (0, 5), (Strategy(1, 2, 1), replace(SEQUENCE, etp=2), *(Strategy(1, 2, 2, ep=2),) * 3))
+EXPERTS = Plan(
+    2, (0, 5), (Strategy(1, 2, 1), replace(SEQUENCE, etp=2), *(Strategy(1, 2, 2, ep=2),) * 3)
+)
 
 
 @pytest.mark.parametrize(
     ("devices", "plan", "overrides", "error"),
-    [(4, STAGES, (), 2e-6), (2, ONE_STAGE, LLAMA, 2e-6), (2, V_SHAPED, (*LLAMA, HALF), 2e-3),
-     (2, EXPERTS, (*MIXTURE, HALF), 2e-3)],
-)  # fmt: skip
+    [
+        (4, STAGES, (), 2e-6),
+        (2, ONE_STAGE, LLAMA, 2e-6),
+        (2, V_SHAPED, (*LLAMA, HALF), 2e-3),
+        (2, EXPERTS, (*MIXTURE, HALF), 2e-3),
+    ],
+)
 def test_a_layer_wise_plan_trains_as_one_process_does(
     devices: int, plan: Plan, overrides: tuple[str, ...], error: float, tmp_path: Path
 ) -> None:

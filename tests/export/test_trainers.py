@@ -8,10 +8,10 @@ from darts_parallel.config.schema import EXPORTS
 from darts_parallel.config.trainer import WHOLE_ENDS, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import facts, job_facts
 from darts_parallel.planner import plan as find_plan
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.plans.trainers import facts, job_facts
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import LLAMA, MIXTURE, TOY
 
@@ -27,16 +27,24 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
     for _ in range(count):
         space = rng.choice(spaces)
         layers, batch = problem.num_layers, problem.training.global_batch_size
-        pairs = [(c, m) for c in space.choices for m in space.num_micro_batches if not batch % (c.dp * m)]
+        pairs = [
+            (c, m) for c in space.choices for m in space.num_micro_batches if not batch % (c.dp * m)
+        ]
         strategy, micro_batches = rng.choice(pairs)
         same = problem.config.space.kind == "uniform"
         mixed = [c for c, m in pairs if m == micro_batches and (c == strategy or not same)]
         cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
         own = [rng.choice(mixed) for _ in range(layers)]
-        if problem.config.trainer.whole_ends == "always":  # embedding, head and loss share a strategy
+        if (
+            problem.config.trainer.whole_ends == "always"
+        ):  # embedding, head and loss share a strategy
             own[-2:] = own[:1] * 2
         plan = Plan(
-            micro_batches, (0, *cuts, layers), tuple(own), cp=space.cp, virtual_stages=space.virtual_stages
+            micro_batches,
+            (0, *cuts, layers),
+            tuple(own),
+            cp=space.cp,
+            virtual_stages=space.virtual_stages,
         )
         plans.append(plan)
     return plans
@@ -54,7 +62,9 @@ def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
 
 
 @pytest.mark.parametrize("predictions", [0, 2])
-def test_every_stage_of_a_hybrid_in_megatrons_space_has_a_layer_of_its_pattern(predictions: int) -> None:
+def test_every_stage_of_a_hybrid_in_megatrons_space_has_a_layer_of_its_pattern(
+    predictions: int,
+) -> None:
     hybrid = [
         "model.num_layers=6",
         "model.hybrid_override_pattern=M-M*-M",
@@ -78,9 +88,14 @@ HANDED = {
 
 @pytest.mark.parametrize(
     ("trainer", "model"),
-    [*(("deepspeed", model) for model in HANDED), *(("accelerate", m) for m in HANDED if m != "mixture")],
+    [
+        *(("deepspeed", model) for model in HANDED),
+        *(("accelerate", m) for m in HANDED if m != "mixture"),
+    ],
 )
-def test_every_plan_of_a_trainer_that_is_handed_the_model_is_exported(trainer: str, model: str) -> None:
+def test_every_plan_of_a_trainer_that_is_handed_the_model_is_exported(
+    trainer: str, model: str
+) -> None:
     problem = load_problem([*HANDED[model], *FREE, f"space.trainer={trainer}"])
     require_trainers(problem)
     for plan in random_plans(problem, random.Random(model), 40):
@@ -89,7 +104,9 @@ def test_every_plan_of_a_trainer_that_is_handed_the_model_is_exported(trainer: s
 
 @pytest.mark.parametrize(("model", "pp"), [(TOY, 1), (LLAMA, 1), (LLAMA, 2)])
 def test_a_trainers_space_leaves_out_only_what_it_refuses(model: list[str], pp: int) -> None:
-    everything = load_problem([*model, *FREE, "space=uniform", f"space.pp={pp}", "space.virtual_stages=1"])
+    everything = load_problem(
+        [*model, *FREE, "space=uniform", f"space.pp={pp}", "space.virtual_stages=1"]
+    )
     known = {}
     for name in (name for name in EXPORTS if MODELS[name] == model):
         mine = load_problem([*model, *FREE, f"space.trainer={name}"])
@@ -129,9 +146,13 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
 
 
 def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"=accelerate runs no plan.*: pp=2, and it has no pipeline; try "):
+    with pytest.raises(
+        ConfigError, match=r"=accelerate runs no plan.*: pp=2, and it has no pipeline; try "
+    ):
         outer_spaces(load_problem([*TOY, "space.trainer=accelerate", "space.pp=2"]))
-    with pytest.raises(ConfigError, match=r"=deepspeed runs no plan.*: pp=2 with num_experts=.*; try "):
+    with pytest.raises(
+        ConfigError, match=r"=deepspeed runs no plan.*: pp=2 with num_experts=.*; try "
+    ):
         outer_spaces(load_problem([*MIXTURE, "space.trainer=deepspeed", "space.pp=2"]))
     with pytest.raises(ConfigError, match=r"space\.trainer=megatrn must be one of"):
         load_problem([*TOY, "space.trainer=megatrn"])
@@ -139,15 +160,26 @@ def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
 
 def test_galvatrons_own_search_is_layerwise_and_its_runtime_takes_what_it_finds() -> None:
     small = ["search.num_steps=20", "search.num_restarts=4", "space.num_micro_batches=[2,4]"]
-    problem = load_problem([*TOY, *small, "trainer=galvatron", "cluster.devices.toy.memory_GiB=0.16"])
+    problem = load_problem(
+        [*TOY, *small, "trainer=galvatron", "cluster.devices.toy.memory_GiB=0.16"]
+    )
     for space in outer_spaces(problem):
         assert len({c.sequence_parallel for c in space.choices if c.tp > 1}) <= 1
         assert not {0, 2} <= {c.zero_stage for c in space.choices if c.dp > 1}
     found = find_plan(problem)
     assert problem.config.space.kind == "layerwise"
     assert export_plan(problem, found.plan, "galvatron").files
-    uniform = find_plan(load_problem([*TOY, *small, "trainer=galvatron", "space.kind=uniform",
-                                 "cluster.devices.toy.memory_GiB=0.16"]))  # fmt: skip
+    uniform = find_plan(
+        load_problem(
+            [
+                *TOY,
+                *small,
+                "trainer=galvatron",
+                "space.kind=uniform",
+                "cluster.devices.toy.memory_GiB=0.16",
+            ]
+        )
+    )
     assert found.result is not None
     assert uniform.result is not None
     assert found.result.iteration_time_s <= uniform.result.iteration_time_s * (1 + 2e-3)

@@ -65,7 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("make fuzz")
     for name, size in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size)
-    parser.add_argument("--publish", action="store_true", help="write experiments/results/robustness.md")
+    parser.add_argument(
+        "--publish", action="store_true", help="write experiments/results/robustness.md"
+    )
     sizes = parser.parse_args(arguments)
     torch.set_num_threads(1)
     found: list[tuple[str, FuzzOutcome]] = []
@@ -86,7 +88,13 @@ def main(arguments: Sequence[str]) -> int:
         given = " ".join(f"--{name} {getattr(sizes, name)}" for name in SIZES)
         limits = "problems that are too large to enumerate."
         command = f'make fuzz ARGS="{given}"'
-        publish("robustness", "Does anything break, and is every claim true?", command, text, limits=limits)
+        publish(
+            "robustness",
+            "Does anything break, and is every claim true?",
+            command,
+            text,
+            limits=limits,
+        )
     return int(bool(lines))
 
 

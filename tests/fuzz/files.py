@@ -15,32 +15,54 @@ from darts_parallel.cli import main
 from tests.fuzz.case import FuzzCase, FuzzOutcome
 from tests.fuzz.inputs import BAD
 
-JOB = ("model=toy cluster=toy training=toy search.num_steps=3 search.num_restarts=1 output.tensorboard=false "
-       "cluster.nodes.0.count=1 space.num_micro_batches=[2,4]")  # fmt: skip
+JOB = (
+    "model=toy cluster=toy training=toy search.num_steps=3 search.num_restarts=1 output.tensorboard=false "
+    "cluster.nodes.0.count=1 space.num_micro_batches=[2,4]"
+)
 DESIGN = {
-    "unit": "USD", "budget": 900.0, "budgets": [1.2], "tolerance": 1e-3,
+    "unit": "USD",
+    "budget": 900.0,
+    "budgets": [1.2],
+    "tolerance": 1e-3,
     "options": {"two": {"overrides": ["cluster=toy"], "fixed": {"gpu": 10, "node": 5}}},
-    "jobs": [{"overrides": ["model=toy", "training=toy", "space=uniform", "space.pp=1"], "weight": 1.0}],
-    "knobs": {"device.memory": {"price": 30, "bounds": [0.5, 2.0]},
-              "inter_node.bandwidth": {"price": 25, "per": "node", "exponent": 1.1}},
-}  # fmt: skip
-HF = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-      "intermediate_size": 96, "vocab_size": 128, "max_position_embeddings": 128}  # fmt: skip
-FILES = {"mine.yaml": json.dumps(DESIGN), "config.json": json.dumps(HF),
-         "lengths.csv": "length,count\n64,3\n128,1\n",
-         "trials.csv": "plan,seconds\nplan.json,0.1\n"}  # fmt: skip
+    "jobs": [
+        {"overrides": ["model=toy", "training=toy", "space=uniform", "space.pp=1"], "weight": 1.0}
+    ],
+    "knobs": {
+        "device.memory": {"price": 30, "bounds": [0.5, 2.0]},
+        "inter_node.bandwidth": {"price": 25, "per": "node", "exponent": 1.1},
+    },
+}
+HF = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
+}
+FILES = {
+    "mine.yaml": json.dumps(DESIGN),
+    "config.json": json.dumps(HF),
+    "lengths.csv": "length,count\n64,3\n128,1\n",
+    "trials.csv": "plan,seconds\nplan.json,0.1\n",
+}
 READERS = {
     "plan.json": ("price FILE", "explain FILE", "tune FILE", "plan=FILE", "design plan=FILE"),
-    "mine.yaml": ("design design=mine folder=.",), "config.json": (f"{JOB} model=hf model.path=FILE",),
-    "lengths.csv": (f"{JOB} training.lengths=FILE",), "trials.csv": ("tune plan.json tune.measured=FILE",),
-}  # fmt: skip
+    "mine.yaml": ("design design=mine folder=.",),
+    "config.json": (f"{JOB} model=hf model.path=FILE",),
+    "lengths.csv": (f"{JOB} training.lengths=FILE",),
+    "trials.csv": ("tune plan.json tune.measured=FILE",),
+}
 """Commands that read a file, which is spoilt."""
 COMMANDS = (
     f"{JOB} price pp=1 tp=2 dp=1 num_micro_batches=2 zero_stage=0 recompute=none",
     f"{JOB} trainer=torch space.out_of_memory=0.2 space.schedules=[1f1b] space.tp=2 explain=true",
-    "tune plan.json --top 2 tune.measured=null", "design design=mine folder=. budget=900 tolerance=0.01",
+    "tune plan.json --top 2 tune.measured=null",
+    "design design=mine folder=. budget=900 tolerance=0.01",
     "graph module=tests.graph.test_script:products inputs=[[2,64,2048]] mesh=[2] cluster=toy descent=false",
-)  # fmt: skip
+)
 """Commands of which one word is spoilt."""
 
 
@@ -66,7 +88,11 @@ def run(arguments: Sequence[str]) -> tuple[int, str]:
 def entries(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every entry of a tree with what holds it."""
     for key in (
-        list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
     ):
         yield value, key
         yield from entries(value[key])
@@ -94,7 +120,10 @@ def answer(seed: str) -> FuzzOutcome:
     rng, files = random.Random(seed), FILES | {"plan.json": plan_text()}
     if rng.random() < 0.5:
         file = rng.choice(list(READERS))
-        files[file], words = spoilt(files[file], rng), rng.choice(READERS[file]).replace("FILE", file).split()
+        files[file], words = (
+            spoilt(files[file], rng),
+            rng.choice(READERS[file]).replace("FILE", file).split(),
+        )
     else:
         words = rng.choice(COMMANDS).split()
         place = rng.randrange(len(words))

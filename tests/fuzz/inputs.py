@@ -13,18 +13,46 @@ from darts_parallel.planner import plan
 from darts_parallel.problem.problem import load_problem
 from tests.fuzz.case import FuzzCase, FuzzOutcome
 
-BAD = ("-1", "0", "1e300", "-1e300", "1e-300", ".nan", ".inf", "''", "null", "[]", "{}", "[1,-1]", "true",
-       "x", "'a\\nb'", "'モデル $(x) [/]'", "999999999999999999999", "0.5", "'${oc.env:HOME}'")  # fmt: skip
+BAD = (
+    "-1",
+    "0",
+    "1e300",
+    "-1e300",
+    "1e-300",
+    ".nan",
+    ".inf",
+    "''",
+    "null",
+    "[]",
+    "{}",
+    "[1,-1]",
+    "true",
+    "x",
+    "'a\\nb'",
+    "'モデル $(x) [/]'",
+    "999999999999999999999",
+    "0.5",
+    "'${oc.env:HOME}'",
+)
 """Values of every wrong kind: range, type, empty, unicode, more than a float holds."""
-BASE = ("model=toy", "cluster=toy", "training=toy", "space=uniform", "search.exact_seconds=5",
-        "cluster.nodes.0.count=1")  # fmt: skip
+BASE = (
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "space=uniform",
+    "search.exact_seconds=5",
+    "cluster.nodes.0.count=1",
+)
 READ_ONLY = ("bilevel", "plan", "output", "model.path", "cost.profile")
 """Keys whose values are read and not searched with: they name files, or how a training is run."""
 
 
 def keys() -> list[str]:
     """Return every dotted key of the schema in the words of an override."""
-    return [key.replace("nodes[]", "nodes.0").replace("devices.*", "devices.toy") for key in all_keys(Config)]
+    return [
+        key.replace("nodes[]", "nodes.0").replace("devices.*", "devices.toy")
+        for key in all_keys(Config)
+    ]
 
 
 def answer(override: str, search: bool = True) -> FuzzOutcome:

@@ -14,8 +14,8 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import build_tables
 from darts_parallel.export import refusals
-from darts_parallel.plan.space import OuterSpace
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.space import OuterSpace
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import find
 
@@ -46,7 +46,9 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
             count += len(found)
             choices = torch.tensor([[number[strategy] for strategy in row] for row, _ in found])
             starts = torch.tensor([first for _, first in found])
-            cost = evaluate_batch(table, HardPlans(torch.full((len(found),), outer), choices, starts))
+            cost = evaluate_batch(
+                table, HardPlans(torch.full((len(found),), outer), choices, starts)
+            )
             best = min([best, *cost.iteration_time[cost.feasible].tolist()])
     return best, count
 
@@ -57,7 +59,9 @@ def _number(problem: Problem, spaces: Sequence[OuterSpace]) -> int:
     places = sum(not layer.fused_to_previous for layer in layers[1:])
     for space in spaces:
         stages = space.pp * space.virtual_stages
-        free = {"uniform": 1, "stagewise": stages, "layerwise": len(layers)}[problem.config.space.kind]
+        free = {"uniform": 1, "stagewise": stages, "layerwise": len(layers)}[
+            problem.config.space.kind
+        ]
         for count in space.num_micro_batches:
             fitting = sum(batch % (choice.dp * count) == 0 for choice in space.choices)
             total += comb(places, stages - 1) * fitting**free
@@ -76,9 +80,12 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
         for order, (name, chunks) in product(_orders(problem, pp), _schedules(problem, pp)):
             schedule = find(name or ("interleaved" if chunks > 1 else "1f1b"))
             counts = tuple(
-                m for m in _divisors(batch) if _allows(space.num_micro_batches, m)
-                and schedule.count_refusal(pp, m) is None and any(batch % (c.dp * m) == 0 for c in choices)
-            )  # fmt: skip
+                m
+                for m in _divisors(batch)
+                if _allows(space.num_micro_batches, m)
+                and schedule.count_refusal(pp, m) is None
+                and any(batch % (c.dp * m) == 0 for c in choices)
+            )
             if counts and (
                 own := tuple(c for c in choices if _taken(problem, pp, cp, counts, name, chunks, c))
             ):
@@ -90,9 +97,14 @@ def _schedules(problem: Problem, pp: int) -> Iterator[tuple[str | None, int]]:
     space, blocks = problem.config.space, problem.config.model.num_layers
     for name, chunks in product(space.schedules or [None], range(1, len(problem.model.layers))):
         fixed = find(name).chunks if name else None
-        free = _allows(space.virtual_stages, chunks) or (chunks > 1 and name and space.virtual_stages == 1)
+        free = _allows(space.virtual_stages, chunks) or (
+            chunks > 1 and name and space.virtual_stages == 1
+        )
         even = blocks % (pp * chunks) == 0 or chunks <= (1 if space.virtual_stages is None else 2)
-        even |= space.virtual_stages not in (None, 1)  # as `space.virtual_stages` says of its default
+        even |= space.virtual_stages not in (
+            None,
+            1,
+        )  # as `space.virtual_stages` says of its default
         if (pp == 1 and chunks > 1) or (fixed != chunks if fixed else not free or not even):
             continue
         if name != "interleaved" or chunks > 1:
@@ -100,16 +112,23 @@ def _schedules(problem: Problem, pp: int) -> Iterator[tuple[str | None, int]]:
 
 
 def _taken(
-    problem: Problem, pp: int, cp: int, counts: Sequence[int], name: str | None, chunks: int,
+    problem: Problem,
+    pp: int,
+    cp: int,
+    counts: Sequence[int],
+    name: str | None,
+    chunks: int,
     own: LayerStrategy,
-) -> bool:  # fmt: skip
+) -> bool:
     """Return whether the trainer's exporter writes a plan of one strategy; true without a trainer."""
     trainer, layers = problem.config.space.trainer, problem.num_layers
     fitting = [m for m in counts if problem.training.global_batch_size % (own.dp * m) == 0]
     row, first = next(_plans(problem, pp * chunks, (own,)), ([], []))
     if trainer is None or not fitting or not row:
         return trainer is None
-    plan = Plan(fitting[0], (*first, layers), tuple(row), cp=cp, virtual_stages=chunks, schedule=name)
+    plan = Plan(
+        fitting[0], (*first, layers), tuple(row), cp=cp, virtual_stages=chunks, schedule=name
+    )
     return not refusals(problem, plan, trainer)
 
 
@@ -120,7 +139,9 @@ def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
         return [()]
     seen: dict[tuple[int, ...], tuple[int, ...]] = {}
     nodes = range(len(cluster.node_types))
-    for order in [tuple(nodes)] if problem.config.space.node_orders == "given" else permutations(nodes):
+    for order in (
+        [tuple(nodes)] if problem.config.space.node_orders == "given" else permutations(nodes)
+    ):
         seen.setdefault(tuple(cluster.node_types[node] for node in order), order)
     pure = [order for order in seen.values() if cluster.arranged(order).stages_are_pure(pp)]
     return [() if order == tuple(nodes) else order for order in pure]
@@ -141,7 +162,9 @@ def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy
             continue
         copies = dp * cp > 1 or (tp > 1 and problem.model.has_experts)
         zeros = [z for z in range(4) if _allows(space.zero_stage, z) and (z == 0 or copies)] or [0]
-        sequence = [s for s in (False, True) if _allows(space.sequence_parallel, s) and (tp > 1 or not s)]
+        sequence = [
+            s for s in (False, True) if _allows(space.sequence_parallel, s) and (tp > 1 or not s)
+        ]
         if problem.model.has_experts:
             sequence = [s for s in sequence or [False] if s == (tp > 1)]
             if not sequence:
@@ -162,9 +185,14 @@ def _plans(
     for cut in combinations(places, stages - 1):
         sizes = [end - begin for begin, end in zip((0, *cut), (*cut, len(layers)), strict=True)]
         # layers that share one strategy
-        groups = {"uniform": [len(layers)], "stagewise": sizes, "layerwise": [1] * len(layers)}[kind]
+        groups = {"uniform": [len(layers)], "stagewise": sizes, "layerwise": [1] * len(layers)}[
+            kind
+        ]
         for chosen in product(legal, repeat=len(groups)):
-            yield [s for s, size in zip(chosen, groups, strict=True) for _ in range(size)], [0, *cut]
+            yield (
+                [s for s, size in zip(chosen, groups, strict=True) for _ in range(size)],
+                [0, *cut],
+            )
 
 
 def _cp_legal(problem: Problem, cp: int) -> bool:

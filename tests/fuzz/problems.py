@@ -11,8 +11,8 @@ from darts_parallel.config.schema import Config
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, DartsParallelError, InfeasibleError
 from darts_parallel.export import refusals, require_trainers
-from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner import plan
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import NAMES
 from tests.fuzz.case import FuzzCase, FuzzOutcome
@@ -36,19 +36,27 @@ def random_settings(rng: random.Random) -> Settings:
     heads = rng.choice([1, 2, 4, 8])
     settings: Settings = {
         "cluster": "toy_mixed" if mixed else "toy",
-        "space.kind": kind, "space.trainer": trainer,
+        "space.kind": kind,
+        "space.trainer": trainer,
         "space.virtual_stages": rng.choice([1, 1, None, [1, 2]]),
         "model.num_layers": rng.choice([1, 1, 2] if kind == "layerwise" else [1, 2, 3, 4]),
-        "model.num_heads": heads, "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
-        "model.vocab_size": rng.choice([128, 1000, 8192]), "model.tie_embeddings": rng.choice([True, False]),
+        "model.num_heads": heads,
+        "model.hidden_size": heads * rng.choice([16, 24, 64, 128]),
+        "model.vocab_size": rng.choice([128, 1000, 8192]),
+        "model.tie_embeddings": rng.choice([True, False]),
         "training.global_batch_size": rng.choice([1, 2, 3, 4, 6, 8, 12]),
-        "training.optimizer": rng.choice(["adam", "sgd"]), "search.exact_seconds": PATIENCE_S,
+        "training.optimizer": rng.choice(["adam", "sgd"]),
+        "search.exact_seconds": PATIENCE_S,
         "search.max_seconds": PATIENCE_S,
         "cluster.inter_node.bandwidth_GBps": rng.choice([0.05, 1.0, 25.0, 400.0]),
-    }  # fmt: skip
+    }
     for group in range(2 if mixed else 1):
-        settings[f"cluster.nodes.{group}.count"] = rng.choice([1, 1, 2] + [3] * (kind != "layerwise"))
-        settings[f"cluster.nodes.{group}.gpus"] = rng.choice([1, 2] if kind == "layerwise" else [1, 2, 2, 4])
+        settings[f"cluster.nodes.{group}.count"] = rng.choice(
+            [1, 1, 2] + [3] * (kind != "layerwise")
+        )
+        settings[f"cluster.nodes.{group}.gpus"] = rng.choice(
+            [1, 2] if kind == "layerwise" else [1, 2, 2, 4]
+        )
     for device in ("toy", "toy_fast") if mixed else ("toy",):
         settings[f"cluster.devices.{device}.memory_GiB"] = rng.choice([0.012, 0.02, 0.05, 0.3, 1.0])
         settings[f"cluster.devices.{device}.reserved_GiB"] = 0.01
@@ -57,8 +65,10 @@ def random_settings(rng: random.Random) -> Settings:
     pins: dict[str, list[Any]] = {
         "zero_stage": [[0, 3], [1], [0, 1, 2, 3]],
         "recompute": [["none", "full"], ["none"], ["none", "selective", "full"]],
-        "sequence_parallel": [[False], [False, True]], "cp": [1, [1, 2]], "pp": [[1, 2], [2], [1], [1, 4]],
-    }  # fmt: skip
+        "sequence_parallel": [[False], [False, True]],
+        "cp": [1, [1, 2]],
+        "pp": [[1, 2], [2], [1], [1, 4]],
+    }
     for key, values in pins.items():
         if few or rng.random() < 0.5:
             settings[f"space.{key}"] = rng.choice(values[:2] if few else values)
@@ -72,13 +82,19 @@ def random_settings(rng: random.Random) -> Settings:
         settings["space.offload"] = rng.sample(["activation", "optimizer"], rng.choice([1, 2]))
     if rng.random() < 0.15:
         settings["space.cut"] = "half_block"
-    several = settings["space.virtual_stages"] != 1 or "interleaved" in settings.get("space.schedules", ())
+    several = settings["space.virtual_stages"] != 1 or "interleaved" in settings.get(
+        "space.schedules", ()
+    )
     if kind == "uniform" and several and settings["search.method"] == "exact":
-        settings["search.method"] = "auto"  # alone it proves equal chunks, as it says, and all are enumerated
+        settings["search.method"] = (
+            "auto"  # alone it proves equal chunks, as it says, and all are enumerated
+        )
     for value in settings.values():
         if isinstance(value, list):
             rng.shuffle(value)  # the order of a list means nothing
-    return {key: list(value) if isinstance(value, list) else value for key, value in settings.items()}
+    return {
+        key: list(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
 
 
 def problem_of(settings: Settings) -> Problem:
@@ -119,7 +135,9 @@ def judge(settings: Settings, limit: int) -> FuzzOutcome:
     try:
         return FuzzOutcome(name, answered(problem, best), plans)
     except ConfigError:
-        return FuzzOutcome(name, "refused" if best == float("inf") else "refused although a plan fits", plans)
+        return FuzzOutcome(
+            name, "refused" if best == float("inf") else "refused although a plan fits", plans
+        )
     except Exception as error:  # any other error is what this test looks for
         return FuzzOutcome(name, f"{type(error).__name__}: {error}", plans)
 
@@ -137,7 +155,10 @@ def answered(problem: Problem, best: float) -> str:
         raise
     answers = [answer for answer in found.answers if answer.space == kind]
     floor = max((answer.lower_bound_s for answer in answers), default=0.0)
-    claimed, proven = found.result.iteration_time_s, [x.iteration_time_s for x in answers if x.proven]
+    claimed, proven = (
+        found.result.iteration_time_s,
+        [x.iteration_time_s for x in answers if x.proven],
+    )
     if floor > best * (1 + TOLERANCE):
         return f"proves a bound of {floor} s, but a plan of {best} s fits"
     trainer = problem.config.space.trainer
@@ -145,16 +166,23 @@ def answered(problem: Problem, best: float) -> str:
         return f"returns a plan that is not {kind}, or that {trainer} refuses"
     if proven and claimed > best * (1.0 + TIE) and min(proven) <= best * (1.0 + TOLERANCE):
         return f"returns {claimed} s, far above its own proven {min(proven)} s"
-    said = [compare(seconds, best, problem) for seconds in proven]  # the plan itself may be a simpler one
+    said = [
+        compare(seconds, best, problem) for seconds in proven
+    ]  # the plan itself may be a simpler one
     return next(
-        (word for word in said if word != "agreed"), compare(claimed, best, problem, found.plan, proven=False)
+        (word for word in said if word != "agreed"),
+        compare(claimed, best, problem, found.plan, proven=False),
     )
 
 
 def compare(
-    claimed: float, best: float, problem: Problem | None = None, given: Plan | None = None, *,
+    claimed: float,
+    best: float,
+    problem: Problem | None = None,
+    given: Plan | None = None,
+    *,
     proven: bool = True,
-) -> str:  # fmt: skip
+) -> str:
     """Compare a claim with the truth; infinite says that no plan fits."""
     if problem is not None and given is not None:
         cost = evaluate(given, problem)

@@ -18,8 +18,16 @@ from pathlib import Path
 from tests.fuzz.case import FuzzCase, FuzzOutcome
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = ("-m", "darts_parallel", "model=toy", "cluster=toy", "training=toy", "search=gradient",
-           "search.num_steps=40", "search.num_restarts=4")  # fmt: skip
+COMMAND = (
+    "-m",
+    "darts_parallel",
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "search=gradient",
+    "search.num_steps=40",
+    "search.num_restarts=4",
+)
 RUN = ("-m", "darts_parallel.run", "plan=whole/plan.json", "steps=10000")
 COMMANDS = (COMMAND, RUN, ("-m", "experiments.compare", "problems=toy"))
 """Commands that get a signal at random moments, the imports among them."""
@@ -29,10 +37,23 @@ OWN = re.compile(
 )
 """Words of Python itself about a Ctrl-C inside its weak references, whatever the program does."""
 LATE = "tensorboard/events.out.tfevents.9.other.1.0"
-OTHERS = ("notes.txt", "rows/1.csv", "tensorboard/events.out.tfevents.1.other.1.0", ".hidden", "a.log")
+OTHERS = (
+    "notes.txt",
+    "rows/1.csv",
+    "tensorboard/events.out.tfevents.1.other.1.0",
+    ".hidden",
+    "a.log",
+)
 """Files of other people where a run is refused, interrupted or killed; `LATE` comes meanwhile."""
-REFUSED = ("search.num_steps=-1", "cluster.devices.toy.memory_GiB=0.0101", "space.tp=3", "model.num_heads=7",
-           "export=nanotron", "plan=notes.txt", "cluster.nodes.0.gpus=x")  # fmt: skip
+REFUSED = (
+    "search.num_steps=-1",
+    "cluster.devices.toy.memory_GiB=0.0101",
+    "space.tp=3",
+    "model.num_heads=7",
+    "export=nanotron",
+    "plan=notes.txt",
+    "cluster.nodes.0.gpus=x",
+)
 
 
 def cases(count: int, seed: int) -> Iterator[FuzzCase]:
@@ -51,14 +72,27 @@ def cases(count: int, seed: int) -> Iterator[FuzzCase]:
                 given = (folder, COMMANDS[number % len(COMMANDS)], good)
                 yield kind, partial(judge, *given, sent, rng.uniform(0.05, 1.0) * seconds)
                 where = rng.choice([".", "deep/er"])
-                shared = (*COMMAND, f"hydra.run.dir={where}", *rng.sample(REFUSED, rng.randint(0, 1)))
+                shared = (
+                    *COMMAND,
+                    f"hydra.run.dir={where}",
+                    *rng.sample(REFUSED, rng.randint(0, 1)),
+                )
                 moment = rng.uniform(0.05, 1.0) * seconds
                 yield f"{kind} in shared folders", partial(judge_shared, shared, good, sent, moment)
-            refused = (*COMMAND, f"hydra.run.dir={rng.choice(['.', 'deep/er'])}", rng.choice(REFUSED))
-            yield "refusals in shared folders", partial(judge_shared, refused, (2,), 0, 0.5 * seconds)
+            refused = (
+                *COMMAND,
+                f"hydra.run.dir={rng.choice(['.', 'deep/er'])}",
+                rng.choice(REFUSED),
+            )
+            yield (
+                "refusals in shared folders",
+                partial(judge_shared, refused, (2,), 0, 0.5 * seconds),
+            )
 
 
-def judge_shared(arguments: Sequence[str], good: Sequence[int], sent: int, moment: float) -> FuzzOutcome:
+def judge_shared(
+    arguments: Sequence[str], good: Sequence[int], sent: int, moment: float
+) -> FuzzOutcome:
     """Judge a command in a folder with other people's files, all of which must survive it as they were."""
     with tempfile.TemporaryDirectory() as folder:
         for name in OTHERS:
@@ -66,12 +100,21 @@ def judge_shared(arguments: Sequence[str], good: Sequence[int], sent: int, momen
             path.write_text(name)
         found = judge(folder, arguments, good, sent, moment, late=LATE)
         paths = {name: Path(folder, name) for name in (*OTHERS, LATE)}
-        lost = [name for name, path in paths.items() if not path.is_file() or path.read_text() != name]
+        lost = [
+            name for name, path in paths.items() if not path.is_file() or path.read_text() != name
+        ]
     return found._replace(outcome=f"lost {lost}") if lost else found
 
 
-def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int = 0,
-          moment: float = 0.0, limit: int = -1, late: str = "") -> FuzzOutcome:  # fmt: skip
+def judge(
+    folder: str,
+    arguments: Sequence[str],
+    good: Sequence[int],
+    sent: int = 0,
+    moment: float = 0.0,
+    limit: int = -1,
+    late: str = "",
+) -> FuzzOutcome:
     """Run a command: one of the `good` statuses, at most a sentence, whole plans, no process left.
 
     Args:
@@ -84,9 +127,14 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
     files = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
     with tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL, stderr=error, start_new_session=True, preexec_fn=files
-        )  # fmt: skip
+            [sys.executable, *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=error,
+            start_new_session=True,
+            preexec_fn=files,
+        )
         with suppress(subprocess.TimeoutExpired):
             process.wait(moment)
         if late:
@@ -103,7 +151,9 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
     if status not in good or "Traceback" in said or told:
         return FuzzOutcome(subject, f"exit status {status}: {said[-300:]}")
     try:
-        whole = all("layers" in json.loads(path.read_text()) for path in Path(folder).rglob("plan.json"))
+        whole = all(
+            "layers" in json.loads(path.read_text()) for path in Path(folder).rglob("plan.json")
+        )
     except ValueError:
         whole = False
     deadline = time.monotonic() + 15.0
@@ -111,7 +161,9 @@ def judge(folder: str, arguments: Sequence[str], good: Sequence[int], sent: int 
         time.sleep(0.2)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    return FuzzOutcome(subject, "processes live on" if left else "sound" if whole else "plan.json is broken")
+    return FuzzOutcome(
+        subject, "processes live on" if left else "sound" if whole else "plan.json is broken"
+    )
 
 
 def session(leader: int) -> list[int]:

@@ -13,8 +13,21 @@ from tests.fuzz.oracle import cheapest
 FEW = 20  # plans of a problem here
 
 
-def test_some_problems_and_bad_values_are_answered_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--problems", "8", "--limit", str(FEW), "--inputs", "6", "--files", "2", "--kills", "0"]
+def test_some_problems_and_bad_values_are_answered_and_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = [
+        "--problems",
+        "8",
+        "--limit",
+        str(FEW),
+        "--inputs",
+        "6",
+        "--files",
+        "2",
+        "--kills",
+        "0",
+    ]
     assert fuzz.main([*sizes, "--seed", "18"]) == 0
     said = capsys.readouterr().out
     assert "Nothing was wrong." in said

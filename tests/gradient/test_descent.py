@@ -14,16 +14,21 @@ from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.plan.legality import check_plan
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.methods import check
+from darts_parallel.plans.legality import check_plan
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 
 QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, record_every=5, polish_starts=4)
-TIGHT = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_4x4", "model.num_layers=12",
-         "cluster.devices.a10.memory_GiB=2.25"]  # fmt: skip
+TIGHT = [
+    "model=gpt2_xl",
+    "training=gpt2_xl",
+    "cluster=a10_4x4",
+    "model.num_layers=12",
+    "cluster.devices.a10.memory_GiB=2.25",
+]
 """The best plan of each space is another one."""
 
 
@@ -92,7 +97,9 @@ def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
         assert sum(record.terms.values()) == pytest.approx(record.surrogate_time_s, rel=1e-9)
 
 
-def test_clock_and_watchers_change_no_plan(toy_problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_and_watchers_change_no_plan(
+    toy_problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = replace(QUICK, num_steps=30, max_seconds=100.0)
     watched_seconds = 0.0
     real = time.perf_counter
@@ -128,7 +135,9 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
             raise KeyboardInterrupt
 
     limited = search(problem, seed=0, config=config)
-    stopped = search(problem, seed=0, config=replace(config, max_seconds=600.0), on_record=interrupt)
+    stopped = search(
+        problem, seed=0, config=replace(config, max_seconds=600.0), on_record=interrupt
+    )
     assert (limited.stopped_by, stopped.stopped_by) == ("time_limit", "user")
     best = check(problem).iteration_time_s
     assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
@@ -136,9 +145,19 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
 
 
 @pytest.mark.parametrize("pipeline", ["closed_form", "simulated"])
-def test_chains_of_many_layers_have_a_plan_and_bounds(pipeline: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = load_problem(["model=toy", "cluster=toy", "training=toy", f"cost.pipeline={pipeline}",
-                            "search.num_steps=5", "search.num_restarts=2"])  # fmt: skip
+def test_chains_of_many_layers_have_a_plan_and_bounds(
+    pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = load_problem(
+        [
+            "model=toy",
+            "cluster=toy",
+            "training=toy",
+            f"cost.pipeline={pipeline}",
+            "search.num_steps=5",
+            "search.num_restarts=2",
+        ]
+    )
     best = plan(problem)
     monkeypatch.setattr("darts_parallel.exact.segments.MAX_SEGMENTS", 0)
     found = plan(problem)
@@ -155,6 +174,8 @@ def test_restarts_begin_at_the_known_plan() -> None:
     group = RestartBatch.initial(table, "layerwise", config, rng, 0, every)
     group.initialize_from(plans, 3.0)
     half = config.num_restarts // 2
-    assert torch.equal(group.logits[:, :half].argmax(-1), plans.choices.unsqueeze(1).expand(-1, half, -1))
+    assert torch.equal(
+        group.logits[:, :half].argmax(-1), plans.choices.unsqueeze(1).expand(-1, half, -1)
+    )
     starts = torch.searchsorted(group.units, plans.first_layers[:, 1:].contiguous())
     assert ((group.edges[:, 0] - starts).abs() < 1.0).all()

@@ -16,8 +16,8 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import search, search_tables
 from darts_parallel.gradient.rounding import fill
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.cluster import Cluster, Link, NodeGroup
 from darts_parallel.problem.orders import node_orders, order_label
 from darts_parallel.problem.problem import Problem, load_problem
@@ -83,8 +83,20 @@ def test_equal_node_groups_give_exactly_the_costs_of_one_group() -> None:
     tables, again = (build_tables(p) for p in (one, two))
     assert len(tables) == len(again)
     for table, other in zip(tables, again, strict=True):
-        for name in ("forward", "backward", "sync", "per_iteration", "reshard", "p2p", "capacity",
-                     "stage_kind", "static", "activation", "working", "boundary_kind"):  # fmt: skip
+        for name in (
+            "forward",
+            "backward",
+            "sync",
+            "per_iteration",
+            "reshard",
+            "p2p",
+            "capacity",
+            "stage_kind",
+            "static",
+            "activation",
+            "working",
+            "boundary_kind",
+        ):
             assert torch.equal(getattr(table, name), getattr(other, name)), name
 
 
@@ -130,7 +142,9 @@ def test_tensor_parallel_groups_divide_the_nodes_of_their_stage() -> None:
     problem = with_groups(problem, replace(slow, count=2, gpus=3), replace(fast, count=3, gpus=2))
     table = build_tables(problem, outer_spaces(problem)[:1])[0]
     plans = random_plans(table, 60, torch.Generator().manual_seed(0))
-    plans = replace(plans, choices=torch.cat([plans.choices[:40], plans.choices[40:, :1].expand(-1, 7)]))
+    plans = replace(
+        plans, choices=torch.cat([plans.choices[:40], plans.choices[40:, :1].expand(-1, 7)])
+    )
     cost = evaluate_batch(table, plans)
     assert evaluate_batch(table, fill(table, plans)).feasible[cost.feasible].all()
     illegal = 0
@@ -191,7 +205,9 @@ def test_a_cluster_that_no_pipeline_divides_is_refused_and_the_advice_works() ->
 
 
 def test_an_alternative_in_another_order_of_the_nodes_names_it() -> None:
-    problem = mixed("space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false")
+    problem = mixed(
+        "space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false"
+    )
     result = search(problem, seed=0)
     table = alternatives_table(problem, result, result.plan, evaluate(result.plan, problem))
     shown = list(table.columns[1].cells)
@@ -214,4 +230,8 @@ def test_the_search_finds_the_optimum_of_random_mixed_clusters() -> None:
     tables = build_tables(problem)
     best = find_layerwise_plan(tables, "layerwise").cost
     found = search_tables(tables, "layerwise", replace(problem.config.search, num_steps=60), 0)
-    assert best * (1.0 - 1e-9) <= found.iteration_time_s <= min(1.01 * best, found.raw_iteration_time_s)
+    assert (
+        best * (1.0 - 1e-9)
+        <= found.iteration_time_s
+        <= min(1.01 * best, found.raw_iteration_time_s)
+    )

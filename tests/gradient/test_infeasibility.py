@@ -11,7 +11,13 @@ from darts_parallel.problem.problem import load_problem
 SHORT = ["search.num_steps=2", "search.num_restarts=1", "search.polish=false"]
 TIGHT = [
     ["model=toy", "cluster=toy", "training=toy", "cluster.devices.toy.memory_GiB=0.01"],
-    ["model=llama2_70b", "training=llama2_70b", "model.num_layers=56", "cluster=h100_1x8", "space=uniform"],
+    [
+        "model=llama2_70b",
+        "training=llama2_70b",
+        "model.num_layers=56",
+        "cluster=h100_1x8",
+        "space=uniform",
+    ],
     [
         "model=llama2_7b",
         "training=llama2_7b",
@@ -38,7 +44,9 @@ def found(overrides: list[str]) -> SearchResult:
 def followed(overrides: list[str], way: str) -> list[str]:
     """The overrides with one advice of the sentence taken."""
     if way.startswith("freeing "):
-        return [o for o in overrides if o.split("=")[0] not in way.removeprefix("freeing ").split(", ")]
+        return [
+            o for o in overrides if o.split("=")[0] not in way.removeprefix("freeing ").split(", ")
+        ]
     nodes = re.match(r"(\d+) nodes instead of \d+", way)
     return [*overrides, f"cluster.nodes.0.count={nodes.group(1)}" if nodes else way]
 
@@ -48,7 +56,9 @@ def test_a_model_that_fits_nowhere_is_refused_and_every_advice_works(overrides: 
     with pytest.raises(InfeasibleError) as caught:
         found(overrides)
     sentence = str(caught.value)
-    assert re.match(r"memory: model=\S+ fits in no .* needs \S+ [GM]iB of the \S+ [GM]iB of ", sentence)
+    assert re.match(
+        r"memory: model=\S+ fits in no .* needs \S+ [GM]iB of the \S+ [GM]iB of ", sentence
+    )
     assert "\n" not in sentence
     ways = sentence.rstrip(".").split("smallest changes that help: ")[1].split(" or ")
     assert ways
@@ -69,4 +79,6 @@ def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised() -> None:
     cluster = load_problem(["model=toy", "cluster=toy", "training=toy"]).cluster
     for factor in (2, 4, 8, 16, 32):
         least = factor * cluster.groups[0].count
-        assert _nodes_that_fit(cluster, lambda own, least=least: own.groups[0].count >= least) == least
+        assert (
+            _nodes_that_fit(cluster, lambda own, least=least: own.groups[0].count >= least) == least
+        )

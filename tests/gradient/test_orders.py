@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from darts_parallel import Plan, evaluate, load_problem, search
-from darts_parallel.cost import CostTable, HardPlans, PipelineModel, evaluate_batch, even_uniform_plans
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    PipelineModel,
+    evaluate_batch,
+    even_uniform_plans,
+)
 from darts_parallel.cost.pipeline import held_fields
 from darts_parallel.gradient.orders import Order, OrderProblem
 from darts_parallel.schedules import NAMES, find
@@ -20,7 +26,9 @@ TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_sta
 SHORT = ["search.num_steps=10", "search.num_restarts=4", "search.order_passes=2000000"]
 
 
-def free_table(seed: int, schedule: str, pp: int, count: int, *, tightness: float = 8.0) -> CostTable:
+def free_table(
+    seed: int, schedule: str, pp: int, count: int, *, tightness: float = 8.0
+) -> CostTable:
     """A random table whose order is free, of one outer choice."""
     rule, rng = find(schedule), torch.Generator().manual_seed(seed)
     chunks = rule.chunks or 2
@@ -29,9 +37,13 @@ def free_table(seed: int, schedule: str, pp: int, count: int, *, tightness: floa
     kept = table.activation * (0.2 + 1.6 * torch.rand(table.activation.shape, generator=rng))
     model = PipelineModel(True, schedule, bool(seed % 2), free=True)
     table = replace(
-        table, pipeline=model, num_micro_batches=torch.tensor([count]), for_weights=kept,
-        weight_gradient=table.backward * 0.4, capacity=table.capacity[:pp] * chunks,
-    )  # fmt: skip
+        table,
+        pipeline=model,
+        num_micro_batches=torch.tensor([count]),
+        for_weights=kept,
+        weight_gradient=table.backward * 0.4,
+        capacity=table.capacity[:pp] * chunks,
+    )
     return replace(table, **held_fields(table, chunks))
 
 
@@ -56,8 +68,14 @@ def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str,
         assert float(cost.iteration_time[0]) == pytest.approx(order.seconds, rel=1e-12)
         # without what is left of its room no device can run it
         less = replace(table, capacity=cost.memory[0] * (1 - 1e-9))
-        assert OrderProblem(less, 0, "layerwise").timed(*list(vars(order).values())[:5]).seconds == np.inf
-        assert OrderProblem(less, 0, "layerwise").annealed(order, 9, state).seconds == problem.kernel.NEVER
+        assert (
+            OrderProblem(less, 0, "layerwise").timed(*list(vars(order).values())[:5]).seconds
+            == np.inf
+        )
+        assert (
+            OrderProblem(less, 0, "layerwise").annealed(order, 9, state).seconds
+            == problem.kernel.NEVER
+        )
 
 
 @pytest.mark.parametrize(("pp", "rule", "least"), [(4, 30, 27), (8, 62, 55)])
@@ -67,14 +85,25 @@ def test_the_search_closes_the_gap_of_zb_v_where_micro_batches_are_few(
     table = free_table(0, "zero_bubble_v", pp, pp, tightness=0.0)
     ones, table = torch.ones_like(table.forward), table.keep_choices(table.allowed[0].nonzero()[0])
     ones[:, :, 2 * pp :] = 0.0  # the last stage holds these layers, too
-    none = {name: 0 * getattr(table, name) for name in ("sync", "per_iteration", "reshard", "p2p", "static")}
+    none = {
+        name: 0 * getattr(table, name)
+        for name in ("sync", "per_iteration", "reshard", "p2p", "static")
+    }
     ones = ones[..., :1]
-    table = replace(table, forward=ones, backward=2 * ones, weight_gradient=ones, **none,
-                    capacity=torch.full((pp,), 1e12, dtype=torch.float64))  # fmt: skip
+    table = replace(
+        table,
+        forward=ones,
+        backward=2 * ones,
+        weight_gradient=ones,
+        **none,
+        capacity=torch.full((pp,), 1e12, dtype=torch.float64),
+    )
     zero = torch.zeros(1, table.num_layers, dtype=torch.long)
     plan = HardPlans(zero[0, :1], zero, torch.arange(2 * pp)[None])
     assert float(evaluate_batch(table, plan).iteration_time[0]) == rule
-    assert OrderProblem(table, 0, "uniform").starts(plan)[0].seconds == least  # of 6 pp for the work
+    assert (
+        OrderProblem(table, 0, "uniform").starts(plan)[0].seconds == least
+    )  # of 6 pp for the work
 
 
 def hard(order: Order) -> HardPlans:
@@ -98,27 +127,43 @@ def words_of(symbols: list[tuple[int, ...]], count: int) -> Iterator[tuple[int, 
 
 @pytest.mark.parametrize(
     ("schedule", "pp", "count", "split"),
-    [("zero_bubble_h1", 2, 3, True), ("zero_bubble_h1", 3, 2, True), ("1f1b", 3, 3, False),
-     ("1f1b", 2, 4, False), ("zero_bubble_v", 2, 1, True)],
-)  # fmt: skip
+    [
+        ("zero_bubble_h1", 2, 3, True),
+        ("zero_bubble_h1", 3, 2, True),
+        ("1f1b", 3, 3, False),
+        ("1f1b", 2, 4, False),
+        ("zero_bubble_v", 2, 1, True),
+    ],
+)
 @pytest.mark.parametrize("tightness", [0.9, 8.0])
 def test_annealing_finds_the_best_of_all_orders(
     schedule: str, pp: int, count: int, split: bool, tightness: float
 ) -> None:
     for seed in range(4):
         table = free_table(seed, schedule, pp, count, tightness=tightness)
-        problem, plan, stages = OrderProblem(table, 0, "layerwise"), first_plan(table), table.num_stages
+        problem, plan, stages = (
+            OrderProblem(table, 0, "layerwise"),
+            first_plan(table),
+            table.num_stages,
+        )
         passes = (3 if split else 2) * count * stages // pp
         given = [o for o in problem.starts(plan) if (o.choices == plan.choices[0].numpy()).all()]
         starts = [order for order in given if order.lengths[0] == passes]
         kinds = (0, 1, 2) if split else (0, 1)
         each = [
             list(words_of([tuple(k * stages + s for k in kinds) for s in own], count))
-            for own in ([s for s in range(stages) if int(table.stage_device[s]) == d] for d in range(pp))
+            for own in (
+                [s for s in range(stages) if int(table.stage_device[s]) == d] for d in range(pp)
+            )
         ]
-        first, choices = np.append(plan.first_layers[0].numpy(), table.num_layers), plan.choices[0].numpy()
+        first, choices = (
+            np.append(plan.first_layers[0].numpy(), table.num_layers),
+            plan.choices[0].numpy(),
+        )
         lengths = np.full(pp, len(each[0][0]))
-        every = (problem.timed(np.array(rows), lengths, first, choices, split) for rows in product(*each))
+        every = (
+            problem.timed(np.array(rows), lengths, first, choices, split) for rows in product(*each)
+        )
         best = min(order.seconds for order in every)
         state = np.array([seed + 1], dtype=np.uint64)
         found = [problem.annealed(order, 4000, state, share=0.0).seconds for order in starts]
@@ -131,10 +176,16 @@ def test_the_heuristic_closes_the_gap_of_zb_v_where_micro_batches_are_as_few_as_
     shape, ones = table.forward.shape, torch.ones_like(table.forward)
     ones[:, :, 16:] = 0.0  # one layer a stage counts
     table = replace(
-        table, forward=ones, backward=2 * ones, weight_gradient=ones, sync=0 * ones,
-        reshard=0 * table.reshard, per_iteration=0 * table.static, p2p=0 * table.p2p,
+        table,
+        forward=ones,
+        backward=2 * ones,
+        weight_gradient=ones,
+        sync=0 * ones,
+        reshard=0 * table.reshard,
+        per_iteration=0 * table.static,
+        p2p=0 * table.p2p,
         capacity=torch.full((8,), 1e9).double(),
-    )  # fmt: skip
+    )
     plan = HardPlans(torch.zeros(1).long(), torch.zeros(1, shape[2]).long(), torch.arange(16)[None])
     table = replace(table, allowed=torch.ones_like(table.allowed), kind_allowed=None)
     rule = float(evaluate_batch(table, plan).iteration_time[0])
@@ -142,7 +193,9 @@ def test_the_heuristic_closes_the_gap_of_zb_v_where_micro_batches_are_as_few_as_
     assert (rule, best) == (62.0, 55.0)  # bubbles of 22.6 and 12.7 % of an iteration
 
 
-def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pass(tmp_path: Path) -> None:
+def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pass(
+    tmp_path: Path,
+) -> None:
     overrides = [*TOY, *SHORT, "space.num_micro_batches=4"]
     problem = load_problem([*overrides, "space.schedules=[1f1b,searched]"])
     found, again = (search(problem, seed=0) for _ in range(2))
@@ -156,4 +209,6 @@ def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pas
     assert data["placement"] in ("loop", "v")
     read = Plan.from_dict(data)
     assert read == found.plan
-    assert evaluate(read, problem).iteration_time_s == pytest.approx(found.iteration_time_s, rel=1e-12)
+    assert evaluate(read, problem).iteration_time_s == pytest.approx(
+        found.iteration_time_s, rel=1e-12
+    )

@@ -17,7 +17,7 @@ from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
 from darts_parallel.gradient.stage_moves import repartitioned
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
@@ -43,7 +43,12 @@ def test_hardened_plans_are_legal(toy_problem: Problem, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     for table in build_tables(toy_problem):
         weights = torch.rand(
-            table.num_outer, 3, table.num_layers, len(table.choices), generator=rng, dtype=torch.float64
+            table.num_outer,
+            3,
+            table.num_layers,
+            len(table.choices),
+            generator=rng,
+            dtype=torch.float64,
         )
         weights = weights * table.allowed[:, None, None, :]
         edges = (
@@ -102,9 +107,13 @@ def test_repartition_finds_the_smallest_bottleneck_of_given_strategies(seed: int
 
 
 def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
-    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "cluster.devices.a10.memory_GiB=5.5"])
+    problem = load_problem(
+        ["model=gpt2_xl", "training=gpt2_xl", "cluster.devices.a10.memory_GiB=5.5"]
+    )
     (table,) = build_tables(problem, [s for s in outer_spaces(problem) if s.pp == 8])
-    heavy = next(i for i, c in enumerate(table.choices) if c.zero_stage == 0 and c.recompute == "none")
+    heavy = next(
+        i for i, c in enumerate(table.choices) if c.zero_stage == 0 and c.recompute == "none"
+    )
     starts = torch.tensor([[0, 7, 13, 19, 25, 31, 37, 43]])
     outer = int((table.num_micro_batches == 16).nonzero()[0])
     plan = HardPlans(torch.tensor([outer]), torch.full((1, table.num_layers), heavy), starts)
@@ -135,7 +144,9 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
             assert after.memory.tolist() == before.memory.tolist()
         pool = PlanPool([table], "layerwise")
         pool.add(TablePlans(0, plans))
-        assert all(pool.plan(e) == canonical(table, e.plan).to_plan(0, table) for e in pool.by_outer())
+        assert all(
+            pool.plan(e) == canonical(table, e.plan).to_plan(0, table) for e in pool.by_outer()
+        )
         same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.first_layers[:1])
         assert canonical(table, same).choices.tolist() == same.choices.tolist()
 
@@ -151,7 +162,9 @@ def test_a_single_stage_needs_no_simulation(schedule: str) -> None:
     assert without_needless_simulation(two) is two
     plans = random_plans(alone, 100, torch.Generator().manual_seed(0))
     costs = [evaluate_batch(table, plans) for table in (alone, closed)]
-    torch.testing.assert_close(costs[1].iteration_time, costs[0].iteration_time, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(
+        costs[1].iteration_time, costs[0].iteration_time, rtol=1e-12, atol=0.0
+    )
     assert torch.equal(costs[1].feasible, costs[0].feasible)
 
 
@@ -179,7 +192,9 @@ def test_a_pool_keeps_no_plan_outside_of_its_space(kind: str) -> None:
     for seed in range(6):
         [table] = _tables(seed)
         plans = random_plans(table, 50, torch.Generator().manual_seed(seed))
-        assert plans.within(kind).tolist() == [is_in_space(plans[i : i + 1], space) for i in range(50)]
+        assert plans.within(kind).tolist() == [
+            is_in_space(plans[i : i + 1], space) for i in range(50)
+        ]
         pool = PlanPool([table], kind)
         pool.add(TablePlans(0, plans), torch.zeros(len(plans), dtype=torch.float64))
         pool.add_balanced(0, range(table.num_outer))

@@ -31,7 +31,9 @@ def tables() -> list[CostTable]:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.0015])
-def test_the_best_plans_are_kept_without_simulating_the_others(tables: list[CostTable], share: float) -> None:
+def test_the_best_plans_are_kept_without_simulating_the_others(
+    tables: list[CostTable], share: float
+) -> None:
     tables = [replace(table, capacity=share * table.capacity) for table in tables]
     lazy, whole, asked = PlanPool(tables, "layerwise"), PlanPool(tables, "layerwise"), 0
     for number, table in enumerate(tables):
@@ -77,7 +79,11 @@ def test_a_descent_relaxes_the_outer_choices_of_the_fastest_known_plans(
     one = 4 * table.num_layers * (len(table.choices) + table.num_stages)
     monkeypatch.setattr("darts_parallel.gradient._promising_outers.WEIGHTS", one)
     *simulated, closed = relaxed_outers(pool.tables, pool.by_outer(), 4)
-    taken = [(n, outer) for n, row in enumerate(simulated) for outer in torch.nonzero(row).flatten().tolist()]
+    taken = [
+        (n, outer)
+        for n, row in enumerate(simulated)
+        for outer in torch.nonzero(row).flatten().tolist()
+    ]
     assert taken == [fastest.outer]
     assert closed.all(), "what is not simulated is always relaxed"
 
@@ -99,7 +105,8 @@ def test_what_seems_promising_and_fits_nowhere_is_no_proof_that_nothing_fits(
 ) -> None:
     config = replace(load_problem(FREE).config.search, num_steps=3, num_restarts=2, polish=False)
     full = [
-        replace(table, capacity=torch.zeros_like(table.capacity)) for table in promising_outers(tables, 1)
+        replace(table, capacity=torch.zeros_like(table.capacity))
+        for table in promising_outers(tables, 1)
     ]
     monkeypatch.setattr(descent, "promising_outers", lambda pruned: full)
     found = descent.search_tables(tables, "uniform", config, 0)

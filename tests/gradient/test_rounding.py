@@ -52,7 +52,9 @@ def test_nothing_faster_fits_into_a_filled_plan() -> None:
                 other = replace(filled, choices=choices)
                 faster = layer_seconds(table, other) < layer_seconds(table, filled) * (1 - 1e-6)
                 legal = table.allowed[filled.outer, choice]
-                assert not bool((faster[:, layer] & legal & evaluate_batch(table, other).feasible).any())
+                assert not bool(
+                    (faster[:, layer] & legal & evaluate_batch(table, other).feasible).any()
+                )
     assert changed
 
 
@@ -61,7 +63,9 @@ def test_equal_layers_get_unequal_strategies_where_memory_is_left_for_some() -> 
     ones = torch.ones(1, 4, 2, dtype=torch.float64)
     light = torch.tensor([2.0, 1.0], dtype=torch.float64)
     forward = (1.0 / light * ones).unsqueeze(1).expand_as(table.forward)
-    table = replace(table, allowed=ones[:, 0] > 0, kind_allowed=None, forward=forward, static=light * ones)
+    table = replace(
+        table, allowed=ones[:, 0] > 0, kind_allowed=None, forward=forward, static=light * ones
+    )
     table = replace(table, activation=0 * ones, working=0 * ones, per_iteration=0 * ones)
     table = replace(table, backward=0 * table.backward, sync=0 * table.sync)
     table = replace(table, capacity=torch.tensor([6.5], dtype=torch.float64))
@@ -70,12 +74,18 @@ def test_equal_layers_get_unequal_strategies_where_memory_is_left_for_some() -> 
         assert sorted(plan.choices[0].tolist()) == [0, 0, 1, 1]
 
 
-def test_strategies_under_prices_are_the_fastest_where_memory_is_free_and_fit_where_any_do() -> None:
+def test_strategies_under_prices_are_the_fastest_where_memory_is_free_and_fit_where_any_do() -> (
+    None
+):
     for seed in range(6):
         table = random_table(seed, pp=2, num_layers=6, num_choices=5, num_layouts=1, tightness=0.5)
         table = replace(table, kind_allowed=None, working=torch.zeros_like(table.working))
         plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
-        rows, kinds, layers = plans.outer.unsqueeze(1), table.stage_kind[plans.stages()], torch.arange(6)
+        rows, kinds, layers = (
+            plans.outer.unsqueeze(1),
+            table.stage_kind[plans.stages()],
+            torch.arange(6),
+        )
         barred = ~table.allowed[plans.outer].unsqueeze(1)
         flight = table.in_flight[rows, plans.stages()].unsqueeze(-1)
         held = table.static[plans.outer] + flight * table.activation[plans.outer]
@@ -98,6 +108,11 @@ def test_a_pool_keeps_what_fitting_finds() -> None:
             pool.add(TablePlans(0, plans), torch.zeros(12, dtype=torch.float64), fitting=fitting)
             best[fitting, seed] = pool.best_time
     for seed in range(6):
-        assert best["splits", seed] <= best["prices", seed] <= best["fill", seed] <= best["repair", seed]
+        assert (
+            best["splits", seed]
+            <= best["prices", seed]
+            <= best["fill", seed]
+            <= best["repair", seed]
+        )
     assert sum(best["prices", seed] < best["repair", seed] for seed in range(6)) >= 2
     assert any(best["splits", seed] < best["prices", seed] for seed in range(6))

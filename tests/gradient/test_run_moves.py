@@ -19,7 +19,9 @@ from tests.support.random_tables import random_table
 def test_every_run_and_strategy_costs_what_evaluation_says(pp: int, layouts: int) -> None:
     seen = 0
     for seed in range(6):
-        table = random_table(seed, pp=pp, num_layers=7, num_layouts=layouts, tightness=0.9 + seed % 3)
+        table = random_table(
+            seed, pp=pp, num_layers=7, num_layouts=layouts, tightness=0.9 + seed % 3
+        )
         kinds, choices = table.forward.shape[1], len(table.choices)
         rng = torch.Generator().manual_seed(seed)
         admitted = torch.rand(kinds, choices, generator=rng) < 0.8
@@ -32,12 +34,14 @@ def test_every_run_and_strategy_costs_what_evaluation_says(pp: int, layouts: int
         )
         plan = replace(plan, choices=torch.multinomial(legal.double(), 1, generator=rng).T)
         ends = [*plan.first_layers[0].tolist(), table.num_layers]
-        runs = np.array([
-            (first, end)
-            for low, high in pairwise(ends)
-            for first in range(low, high)
-            for end in range(first + 1, high + 1)
-        ])  # fmt: skip
+        runs = np.array(
+            [
+                (first, end)
+                for low, high in pairwise(ends)
+                for first in range(low, high)
+                for end in range(first + 1, high + 1)
+            ]
+        )
         moves = RunMoves.price(table, plan, runs)
         rows = []
         for first, end in runs:
@@ -50,10 +54,14 @@ def test_every_run_and_strategy_costs_what_evaluation_says(pp: int, layouts: int
         )
         cost = evaluate_batch(table, plans)
         true = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
-        torch.testing.assert_close(torch.from_numpy(moves.seconds).flatten(), true, rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            torch.from_numpy(moves.seconds).flatten(), true, rtol=1e-9, atol=0
+        )
         best, seconds = moves.best()
         assert seconds == pytest.approx(float(true.min()), rel=1e-9)
         if seconds < float("inf"):
-            assert float(evaluate_batch(table, best).iteration_time[0]) == pytest.approx(seconds, rel=1e-9)
+            assert float(evaluate_batch(table, best).iteration_time[0]) == pytest.approx(
+                seconds, rel=1e-9
+            )
             seen += 1
     assert seen

@@ -12,14 +12,18 @@ from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import CostTable, build_tables
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.exact.simulated import brute_force
-from darts_parallel.plan.space import schedule_choices
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.space import schedule_choices
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem
 from darts_parallel.schedules import NAMES, find
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
-SMALL = ["space.kind=uniform", "space.zero_stage=[0,1]", "space.recompute=none",
-         "space.sequence_parallel=false"]  # fmt: skip
+SMALL = [
+    "space.kind=uniform",
+    "space.zero_stage=[0,1]",
+    "space.recompute=none",
+    "space.sequence_parallel=false",
+]
 FOLDED = [name for name in NAMES if find(name).folded]
 ALL = f"space.schedules=[{','.join(NAMES)}]"
 
@@ -31,16 +35,29 @@ def tables_of(*overrides: str) -> tuple[Problem, list[CostTable]]:
 
 @pytest.mark.parametrize(
     ("schedule", "chunks", "seconds", "held"),
-    [("1f1b", 1, 117.0, 8.0), ("zero_bubble_h1", 1, 103.0, 8.0), ("interleaved", 2, 106.5, 11.5),
-     ("zero_bubble_v", 2, 99.5, 8.0), ("v_half", 2, 104.5, 5.0), ("v_min", 2, 109.0, 4.0)],
-)  # fmt: skip
-def test_equal_passes_take_published_figures(schedule: str, chunks: int, seconds: float, held: float) -> None:
+    [
+        ("1f1b", 1, 117.0, 8.0),
+        ("zero_bubble_h1", 1, 103.0, 8.0),
+        ("interleaved", 2, 106.5, 11.5),
+        ("zero_bubble_v", 2, 99.5, 8.0),
+        ("v_half", 2, 104.5, 5.0),
+        ("v_min", 2, 109.0, 4.0),
+    ],
+)
+def test_equal_passes_take_published_figures(
+    schedule: str, chunks: int, seconds: float, held: float
+) -> None:
     # AMD's simulator, pp 8 and 32 micro-batches (Primus, docs: primus_pipeline.md, simulator_shell.png)
     passes = torch.full((1, 8 * chunks), 1.0 / chunks, dtype=torch.float64)
-    given = PassSeconds(passes, 2 * passes, passes, torch.zeros(1, 8 * chunks - 1, dtype=torch.float64))
+    given = PassSeconds(
+        passes, 2 * passes, passes, torch.zeros(1, 8 * chunks - 1, dtype=torch.float64)
+    )
     assert float(device_ends(given, schedule, 8, 32).amax()) == pytest.approx(seconds)
     stages = in_flight(8, torch.tensor([32]), schedule, chunks)[0] / chunks
-    assert float(by_device(stages, torch.tensor(find(schedule).devices(8, len(stages))), 8).amax()) == held
+    assert (
+        float(by_device(stages, torch.tensor(find(schedule).devices(8, len(stages))), 8).amax())
+        == held
+    )
 
 
 def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everything() -> None:
@@ -71,10 +88,14 @@ def test_between_two_backward_passes_the_loss_keeps_a_third_and_blocks_everythin
 @pytest.mark.parametrize("pp", [2, 4, 8])
 def test_a_block_computed_again_is_whole_between_its_two_backward_passes(pp: int) -> None:
     given = ("space.kind=uniform", "space.recompute=[none,full]", "space.sequence_parallel=false")
-    problem, tables = tables_of(f"space.pp={pp}", "model.num_layers=24", "space.zero_stage=0", *given)
+    problem, tables = tables_of(
+        f"space.pp={pp}", "model.num_layers=24", "space.zero_stage=0", *given
+    )
     block = [layer.kind for layer in problem.model.layers].index("block")
     whole = next(table for table in tables if table.pipeline.schedule == "1f1b")
-    unsplit = dict(zip(whole.num_micro_batches.tolist(), whole.activation[:, block].tolist(), strict=True))
+    unsplit = dict(
+        zip(whole.num_micro_batches.tolist(), whole.activation[:, block].tolist(), strict=True)
+    )
     for table in tables:
         name, chunks = table.pipeline.schedule, table.virtual_stages
         for outer, count in enumerate(table.num_micro_batches.tolist()):
@@ -111,7 +132,9 @@ def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object
     assert data["schedule"] == result.plan.schedule_name
     again = Plan.from_dict(data)
     assert again == result.plan
-    assert evaluate(again, problem).iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-12)
+    assert evaluate(again, problem).iteration_time_s == pytest.approx(
+        result.iteration_time_s, rel=1e-12
+    )
 
 
 def test_plans_name_schedules_that_fit_them() -> None:
@@ -132,5 +155,10 @@ def test_one_device_has_the_lightest_schedule_in_every_order_of_the_list() -> No
     for names in ("gpipe,1f1b", "1f1b,gpipe", "zero_bubble_h1,gpipe,1f1b"):
         problem = load_problem([*TOY, f"space.schedules=[{names}]"])
         assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "1f1b")]
-    problem = load_problem([*TOY, "space.schedules=[gpipe,zero_bubble_h2]"])  # fewer, but more of each
-    assert schedule_choices(problem.config.space, problem.model, 1) == [(1, "gpipe"), (1, "zero_bubble_h2")]
+    problem = load_problem(
+        [*TOY, "space.schedules=[gpipe,zero_bubble_h2]"]
+    )  # fewer, but more of each
+    assert schedule_choices(problem.config.space, problem.model, 1) == [
+        (1, "gpipe"),
+        (1, "zero_bubble_h2"),
+    ]

@@ -10,7 +10,7 @@ from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.screening import LAYER_PASSES, MoveEvaluator
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plans.space import outer_spaces
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=[0,1]"]
@@ -66,13 +66,19 @@ def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> No
     start = plans[torch.nonzero(cost.feasible).flatten()[:1]]
     plan, seconds, _ = polish(table, start, "uniform")
     assert seconds <= float(evaluate_batch(table, start).iteration_time[0])
-    changed = plan.choices.new_tensor(range(len(table.choices))).unsqueeze(1).expand(-1, table.num_layers)
-    others = type(plan)(plan.outer.expand(len(changed)), changed, plan.first_layers.expand(len(changed), -1))
+    changed = (
+        plan.choices.new_tensor(range(len(table.choices))).unsqueeze(1).expand(-1, table.num_layers)
+    )
+    others = type(plan)(
+        plan.outer.expand(len(changed)), changed, plan.first_layers.expand(len(changed), -1)
+    )
     cost = evaluate_batch(table, others)
     assert (cost.iteration_time[cost.feasible] >= seconds * (1 - 1e-9)).all()
 
 
-def test_the_best_known_plan_is_polished_first_for_counted_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_known_plan_is_polished_first_for_counted_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = table_of("zero_bubble_v")
 
     def begun(work: int, *, polished: bool = True) -> PlanPool:

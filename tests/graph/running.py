@@ -24,8 +24,11 @@ from darts_parallel.problem.cluster import Cluster
 from darts_parallel.run.workers import Workers
 
 Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
-FAST = ["cluster=h100_1x8", "cluster.nodes.0.intra_node.latency_us=0.0001",
-        "cluster.nodes.0.intra_node.bandwidth_GBps=20000"]  # fmt: skip
+FAST = [
+    "cluster=h100_1x8",
+    "cluster.nodes.0.intra_node.latency_us=0.0001",
+    "cluster.nodes.0.intra_node.bandwidth_GBps=20000",
+]
 """Links on which small modules are worth splitting."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ON_GLOO = {"all_to_all": "all_gather"}
@@ -56,7 +59,9 @@ def plan_made(
     space = GraphSpace(captured(make), mesh(*ranks, job=FAST), **options)
     if seed is None:
         answer = GraphProgramme(space).solve()
-        assert answer.seconds == pytest.approx(answer.lp_seconds, rel=1e-5), "of a microsecond's step, too"
+        assert answer.seconds == pytest.approx(answer.lp_seconds, rel=1e-5), (
+            "of a microsecond's step, too"
+        )
         return GraphPlan(space, answer.assignment)
     rng = np.random.default_rng(seed)
     return GraphPlan(space, tuple(int(rng.integers(len(group.choices))) for group in space.groups))
@@ -74,26 +79,38 @@ def check_file(workers: Workers, make: Callable[[], Made], text: str, plan: Grap
         assert ran == listed(plan)
 
 
-def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> tuple[dict[str, float], Any]:
+def run_file(
+    make: Callable[[], Made], text: str, ranks: tuple[int, ...]
+) -> tuple[dict[str, float], Any]:
     """Return differences of a plan's file and the whole module over their largest entries, and moves."""
     file: dict[str, Any] = {}
     exec(text, file)
     torch.manual_seed(0)
     module, inputs, kwargs = make()
     module.eval()
-    mesh = init_device_mesh("cpu", ranks, mesh_dim_names=tuple(f"axis{k}" for k in range(len(ranks))))
-    leaves = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+    mesh = init_device_mesh(
+        "cpu", ranks, mesh_dim_names=tuple(f"axis{k}" for k in range(len(ranks)))
+    )
+    leaves = [
+        tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs
+    ]
     whole = dict(zip(file["INPUTS"], leaves, strict=True))
     weights = file["distribute"](file["tensors_of"](module), file["WEIGHTS"], mesh)
     parts = file["distribute"](whole, file["INPUTS"], mesh)
     answer = module(*leaves, **kwargs)
     answer = list(answer.values()) if isinstance(answer, dict) else answer
-    flat = [answer] if isinstance(answer, Tensor) else [one for one in answer if isinstance(one, Tensor)]
+    flat = (
+        [answer]
+        if isinstance(answer, Tensor)
+        else [one for one in answer if isinstance(one, Tensor)]
+    )
     with CommDebugMode() as comms:
         outputs = file["forward"](mesh, weights, parts)
         sums, found = [torch.zeros(())] * 2, dict[str, float]()
         for made, one in zip(outputs.values(), flat, strict=False):
-            cotangent = torch.randn(one.shape, generator=torch.Generator().manual_seed(1)).to(one.dtype)
+            cotangent = torch.randn(one.shape, generator=torch.Generator().manual_seed(1)).to(
+                one.dtype
+            )
             own = DTensor.from_local(cotangent, mesh, [Replicate()] * mesh.ndim, run_check=False)
             local = made.to_local() * own.redistribute(placements=made.placements).to_local()
             sums = [sums[0] + local.sum(), sums[1] + (one * cotangent).sum()]
@@ -103,7 +120,9 @@ def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> tup
     for kind, count in comms.get_comm_counts().items():
         ran[next(k for k in KINDS if k in str(kind))] += count
     for (name, made), one in zip(outputs.items(), flat, strict=False):
-        found[name] = float((made.full_tensor() - one).abs().max() / one.abs().max().clamp(min=1e-12))
+        found[name] = float(
+            (made.full_tensor() - one).abs().max() / one.abs().max().clamp(min=1e-12)
+        )
     by_name = whole | dict(module.named_parameters(remove_duplicate=False))
     unit = max(float(one.grad.abs().max()) for one in by_name.values() if one.grad is not None)
     for name, part in (weights | parts).items():

@@ -9,10 +9,21 @@ from darts_parallel.errors import DartsParallelError
 from darts_parallel.export import require_trainers
 from darts_parallel.planner import intervals, sensitivity
 
-JOB = ["cluster=h100_1x8", "cluster.nodes.0.gpus=2", "training=llama3_8b", "training.seq_len=4096",
-       "training.global_batch_size=16"]  # fmt: skip
-OWN = ["model=module", "model.path=tests.graph.llama_block:LlamaBlock", "model.inputs=[[1,4096,4096]]",
-       "model.num_layers=4", "model.hidden_size=4096", "model.vocab_size=128256"]  # fmt: skip
+JOB = [
+    "cluster=h100_1x8",
+    "cluster.nodes.0.gpus=2",
+    "training=llama3_8b",
+    "training.seq_len=4096",
+    "training.global_batch_size=16",
+]
+OWN = [
+    "model=module",
+    "model.path=tests.graph.llama_block:LlamaBlock",
+    "model.inputs=[[1,4096,4096]]",
+    "model.num_layers=4",
+    "model.hidden_size=4096",
+    "model.vocab_size=128256",
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +38,9 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
     ours, theirs = captured.model.layers[1], preset.model.layers[1]
     assert ours.parameters(0) == theirs.parameters(0)
     assert captured.model.flops_per_token(4096) == pytest.approx(preset.model.flops_per_token(4096))
-    for (tp, sp), recompute, size in product([(1, False), (2, False), (2, True)], ["none", "full"], [1, 4]):
+    for (tp, sp), recompute, size in product(
+        [(1, False), (2, False), (2, True)], ["none", "full"], [1, 4]
+    ):
         chain = (LayerStrategy(tp, 2 // tp, 1, recompute, sp),) * preset.num_layers
         given = Plan(16 * tp // 2 // size, (0, preset.num_layers), chain)
         ours, theirs = evaluate(given, captured), evaluate(given, preset)
@@ -38,9 +51,13 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
 def test_llamas_block_is_as_unsure_as_the_preset(captured: Problem) -> None:
     """It is priced from the same figures of the hardware, not measured."""
     preset = load_problem([*JOB, "model=llama3_8b", "model.num_layers=4"])
-    given = Plan(8, (0, preset.num_layers), (LayerStrategy(2, 1, 0, "none", True),) * preset.num_layers)
-    ours, theirs = (intervals(given, one, evaluate(given, one), sensitivity(given, one))
-                    for one in (captured, preset))  # fmt: skip
+    given = Plan(
+        8, (0, preset.num_layers), (LayerStrategy(2, 1, 0, "none", True),) * preset.num_layers
+    )
+    ours, theirs = (
+        intervals(given, one, evaluate(given, one), sensitivity(given, one))
+        for one in (captured, preset)
+    )
     assert ours is not None
     assert theirs is not None
     assert ours.half_width == pytest.approx(theirs.half_width, rel=0.1)

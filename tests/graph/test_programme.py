@@ -36,10 +36,14 @@ class Gated(nn.Module):
 
 
 def space(hidden: int = 512, *ranks: int, **options: Any) -> GraphSpace:
-    return GraphSpace(on_meta(lambda: Gated(hidden), [4, 512, hidden]), mesh(*(ranks or (2,))), **options)
+    return GraphSpace(
+        on_meta(lambda: Gated(hidden), [4, 512, hidden]), mesh(*(ranks or (2,))), **options
+    )
 
 
-def changed(one: GraphSpace, plan: tuple[int, ...], groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def changed(
+    one: GraphSpace, plan: tuple[int, ...], groups: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
     """Yield a plan with all choices of some groups."""
     for picks in product(*(range(len(one.groups[g].choices)) for g in groups)):
         new = dict(zip(groups, picks, strict=True))
@@ -74,8 +78,12 @@ def test_megatrons_template_costs_what_the_projects_formulas_say() -> None:
     linears = (nn.Linear(gemm.in_features, gemm.out_features, bias=False) for gemm in gemms)
     plan = plan_graph(on_meta(lambda: nn.Sequential(*linears), [2, 2048, 2048]), mesh(8)).plan
     own, one = plan.space.mesh, torch.ones(1, dtype=torch.float64)
-    products = sum(float(gemm_seconds(gemm, 4096.0 * one, 8.0 * one, own.device, 2)) for gemm in gemms)
-    moved = float(all_reduce(2.0 * 4096 * 2048 * one, RingGroup(8.0 * one, one, 8.0 * one), *own.links))
+    products = sum(
+        float(gemm_seconds(gemm, 4096.0 * one, 8.0 * one, own.device, 2)) for gemm in gemms
+    )
+    moved = float(
+        all_reduce(2.0 * 4096 * 2048 * one, RingGroup(8.0 * one, one, 8.0 * one), *own.links)
+    )
     assert plan.seconds == pytest.approx(3.0 * products + 2.0 * moved, rel=1e-9)
 
 
@@ -84,9 +92,14 @@ def test_collectives_cost_what_the_projects_formulas_say() -> None:
     size = torch.tensor([1e6], dtype=torch.float64)
     for axis in (0, 1):
         group = one.groups[axis]
-        assert one.seconds(Step(axis, "all_gather", 1e6)) == float(reduce_scatter(size, group, *one.links))
+        assert one.seconds(Step(axis, "all_gather", 1e6)) == float(
+            reduce_scatter(size, group, *one.links)
+        )
     assert one.seconds(Step(0, "all_to_all", 1e6)) < one.seconds(Step(0, "all_gather", 1e6))
-    assert one.steps(("P", "S0"), ("R", "R"), 8.0) == [Step(0, "all_reduce", 2.0), Step(1, "all_gather", 8.0)]
+    assert one.steps(("P", "S0"), ("R", "R"), 8.0) == [
+        Step(0, "all_reduce", 2.0),
+        Step(1, "all_gather", 8.0),
+    ]
 
 
 def test_an_axis_that_splits_parts_of_another_is_gathered_first() -> None:
@@ -121,7 +134,10 @@ class Loud(nn.Module):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6)), r"it, in 1 \(Linear\) .*try inputs of the shapes"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6)),
+            r"it, in 1 \(Linear\) .*try inputs of the shapes",
+        ),
         (Branching(), r"its control flow depends on data at .*test_programme.py:\d+ in forward"),
         (Leaving(), r"test_programme.py:\d+ in forward .*try torch's own operators"),
         (Loud(), r"word \.\.\.\); try"),
@@ -146,16 +162,31 @@ def test_an_operator_without_a_rule_is_replicated_and_reported() -> None:
     assert all(planned.plan.choice(op).labels in (("none",), ("none*",)) for op in planned.unknown)
 
 
-def test_the_command_writes_what_outside_checks_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_what_outside_checks_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "user_block.py").write_text(
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(64, 128), nn.ReLU())\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    arguments = ["module=user_block:make", "inputs=[[8,64]]", "mesh=[2]", f"hydra.run.dir={tmp_path / 'run'}"]
+    arguments = [
+        "module=user_block:make",
+        "inputs=[[8,64]]",
+        "mesh=[2]",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
     lines = run_request(arguments)
     data = json.loads((tmp_path / "run/graph.json").read_text())
-    wanted = {"operators", "collectives", "raw_s", "improved_s", "lp_s", "claim", "unknown_operators"}
+    wanted = {
+        "operators",
+        "collectives",
+        "raw_s",
+        "improved_s",
+        "lp_s",
+        "claim",
+        "unknown_operators",
+    }
     assert wanted <= set(data)
     assert data["improved_s"] == pytest.approx(data["lp_s"], rel=1e-6)
     for one in data["collectives"]:

@@ -15,7 +15,10 @@ from tests.graph.running import mesh, on_meta
 
 
 def planned(
-    make: Callable[[], nn.Module], *shapes: tuple[Any, ...], ranks: tuple[int, ...] = (8,), **options: Any
+    make: Callable[[], nn.Module],
+    *shapes: tuple[Any, ...],
+    ranks: tuple[int, ...] = (8,),
+    **options: Any,
 ) -> PlannedGraph:
     return plan_graph(on_meta(make, *shapes), mesh(*ranks), **options)
 
@@ -54,9 +57,14 @@ class QueryAttention(nn.Module):
         h = self.norm(x)
         source = h if other is None else other
         q = self.q(h).unflatten(-1, (self.heads, self.size)).transpose(1, 2)
-        k, v = (f(source).unflatten(-1, (self.kv_heads, self.size)).transpose(1, 2) for f in (self.k, self.v))
+        k, v = (
+            f(source).unflatten(-1, (self.kv_heads, self.size)).transpose(1, 2)
+            for f in (self.k, self.v)
+        )
         grouped = self.heads != self.kv_heads
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=other is None, enable_gqa=grouped)
+        y = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=other is None, enable_gqa=grouped
+        )
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -75,7 +83,9 @@ def test_megatrons_attention_by_heads() -> None:
     assert labels(plan, "linear") == ["columns", "columns", "columns", "inner"]
     moved = kinds(plan)
     one = Counter({("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1})
-    both = Counter({(w, k): 1 for w in ("forward", "backward") for k in ("all_gather", "reduce_scatter")})
+    both = Counter(
+        {(w, k): 1 for w in ("forward", "backward") for k in ("all_gather", "reduce_scatter")}
+    )
     assert moved in (one, both)
 
 
@@ -113,7 +123,9 @@ def test_embedding_and_loss_by_vocabulary() -> None:
     assert labels(plan, "embedding") == ["vocabulary"]
     assert labels(plan, "linear") == ["columns"]
     assert labels(plan, "cross_entropy_loss") == ["vocabulary"]
-    assert [c.step.bytes for c in plan.plan.collectives if c.name == "cross_entropy_loss"] == [4.0 * 1024] * 3
+    assert [c.step.bytes for c in plan.plan.collectives if c.name == "cross_entropy_loss"] == [
+        4.0 * 1024
+    ] * 3
 
 
 class PlainBlock(nn.Module):
@@ -219,15 +231,26 @@ def test_the_plan_of_llama_is_the_one_that_comes_with_it() -> None:
     """Two layers of Llama 3 8B on 8 H100: every linear layer has its style of `base_model_tp_plan`."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        num_hidden_layers=2, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
-        num_key_value_heads=8, vocab_size=128256, use_cache=False,
-    )  # fmt: skip
+        num_hidden_layers=2,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        use_cache=False,
+    )
     found = planned(lambda: transformers.AutoModel.from_config(config), (1, 8192, "long"))
     theirs, ours = config.base_model_tp_plan, tensor_parallel_plan(found)
     assert ours == {name: style for name, style in theirs.items() if name in ours}
     assert {name.rpartition(".")[2] for name in ours} == {
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
-    }  # fmt: skip
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
     data = graph_dict(found)
     assert data["proven"]
     assert data["unknown_operators"] == []

@@ -60,7 +60,11 @@ class DiffusionUNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.inside, self.after = (TimedPair(16, 16), TimedPair(32, 32), TimedPair(48, 16))
+        self.before, self.inside, self.after = (
+            TimedPair(16, 16),
+            TimedPair(32, 32),
+            TimedPair(48, 16),
+        )
         self.down, self.up = nn.Conv2d(16, 32, 3, 2, padding=1), nn.Conv2d(32, 32, 3, padding=1)
         self.attention = QueryAttention(32, 4, 4)
 
@@ -77,7 +81,12 @@ def unet() -> Made:
     return DiffusionUNet(), [torch.randn(4, 16, 8, 8), torch.randn(4, 32)], {}
 
 
-BODY = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+BODY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+}
 LANGUAGE = BODY | {"vocab_size": 96}
 IMAGES = (2, 3, 32, 32)
 
@@ -93,14 +102,30 @@ mixtral = partial(theirs, "Mixtral", LANGUAGE | {"num_key_value_heads": 2, "num_
 gpt2 = partial(theirs, "GPT2", {"vocab_size": 96, "n_layer": 2, "n_embd": 64, "n_head": 4})
 bert = partial(theirs, "Bert", LANGUAGE)
 vit = partial(theirs, "ViT", BODY | {"image_size": 32, "patch_size": 8}, IMAGES)
-resnet = partial(theirs, "ResNet", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}, IMAGES)
-convnext = partial(theirs, "ConvNext", {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2}, IMAGES)
-mamba2 = partial(theirs, "Mamba2", LANGUAGE | {
-    "num_hidden_layers": 1, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 8
-})  # fmt: skip
-t5 = partial(theirs, "T5", {
-    "vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4
-})  # fmt: skip
+resnet = partial(
+    theirs, "ResNet", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}, IMAGES
+)
+convnext = partial(
+    theirs, "ConvNext", {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2}, IMAGES
+)
+mamba2 = partial(
+    theirs,
+    "Mamba2",
+    LANGUAGE
+    | {
+        "num_hidden_layers": 1,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "state_size": 8,
+        "chunk_size": 8,
+    },
+)
+t5 = partial(
+    theirs,
+    "T5",
+    {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4},
+)
 OURS = (block, grouped_queries, vocabulary, experts, unet)
 THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
 
@@ -123,7 +148,9 @@ def test_a_plan_on_two_processes_is_one_process(two: Workers, make: Callable[[],
 
 
 @pytest.mark.parametrize(
-    ("make", "seed"), [*((make, 0) for make in (*OURS, llama, mixtral, resnet)), (experts, 1)], ids=named
+    ("make", "seed"),
+    [*((make, 0) for make in (*OURS, llama, mixtral, resnet)), (experts, 1)],
+    ids=named,
 )
 def test_any_choices_on_two_processes_are_one_process(
     two: Workers, make: Callable[[], Made], seed: int
@@ -133,7 +160,9 @@ def test_any_choices_on_two_processes_are_one_process(
 
 
 @pytest.mark.parametrize("make", [llama, bert], ids=named)
-def test_merged_linears_on_two_processes_are_one_process(two: Workers, make: Callable[[], Made]) -> None:
+def test_merged_linears_on_two_processes_are_one_process(
+    two: Workers, make: Callable[[], Made]
+) -> None:
     plan = _check(two, make, 2, merge=True)
     sizes = {len(plan.merged(op)) for op in plan.space.graph.computing}
     assert 3 in sizes, "query, key and value are one product"
@@ -147,7 +176,11 @@ def test_slices_gathered_again_on_two_processes_are_one_process(
 
 
 def chain() -> Made:
-    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8), nn.ReLU()), [torch.randn(64, 8)], {}
+    return (
+        nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8), nn.ReLU()),
+        [torch.randn(64, 8)],
+        {},
+    )
 
 
 def test_weights_first_in_all_states_on_two_processes_is_one_process(two: Workers) -> None:

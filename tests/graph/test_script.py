@@ -15,7 +15,9 @@ from tests.graph.test_rediscovery import Ends
 
 
 def products(hidden: int = 2048) -> nn.Module:
-    return nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.ReLU(), nn.Linear(4 * hidden, hidden, bias=False))
+    return nn.Sequential(
+        nn.Linear(hidden, 4 * hidden), nn.ReLU(), nn.Linear(4 * hidden, hidden, bias=False)
+    )
 
 
 def gated(hidden: int = 2048) -> nn.Module:
@@ -73,7 +75,9 @@ def run_script(name: str, text: str) -> dict[str, Any]:
     expected.sum().backward()
     assert one.grad is not None
     ran = {str(kind).split(".")[-1]: count for kind, count in comms.get_comm_counts().items()}
-    close = torch.allclose(made, expected, atol=1e-5) and torch.allclose(one.grad, two.grad, atol=1e-4)
+    close = torch.allclose(made, expected, atol=1e-5) and torch.allclose(
+        one.grad, two.grad, atol=1e-4
+    )
     return {"ran": ran, "close": close}
 
 
@@ -103,7 +107,9 @@ def test_norms_on_shards_are_sequence_parallel(two: Workers) -> None:
     plan = plan_of("normed", 1, 8192, 2048, memory=memory, sliced=False)
     text = plan_script(plan)
     assert '"*.norm": tp.SequenceParallel(sequence_dim=1' in text
-    check_styles(two, "normed", text, [c.step.kind for c in plan.collectives if c.of == "activation"])
+    check_styles(
+        two, "normed", text, [c.step.kind for c in plan.collectives if c.of == "activation"]
+    )
 
 
 class Scaled(nn.Module):

@@ -24,16 +24,24 @@ from darts_parallel.machine._files import device_yaml
 from darts_parallel.machine._links import MessageTime, fit_link
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.machine.command import ProfileOptions, run
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.cluster import Device, Link
 from darts_parallel.problem.layer_spec import Gemm
 from tests.support.processes import run_ranks
 
 DEVICE = Device(
-    name="known", memory=0.0, peak_flops=2e12, memory_bandwidth=1e11, gemm_efficiency=0.7,
-    gemm_half_size=128.0, attention_efficiency=1.0, memory_efficiency=0.8, layer_overhead=0.0,
-    overlap_exponent=2.0, reserved=0.0,
-)  # fmt: skip
+    name="known",
+    memory=0.0,
+    peak_flops=2e12,
+    memory_bandwidth=1e11,
+    gemm_efficiency=0.7,
+    gemm_half_size=128.0,
+    attention_efficiency=1.0,
+    memory_efficiency=0.8,
+    layer_overhead=0.0,
+    overlap_exponent=2.0,
+    reserved=0.0,
+)
 
 
 def test_seconds_are_those_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +67,9 @@ def test_the_fit_of_products_finds_the_device_that_made_them() -> None:
     fitted = fit_gemms(gemms, DEVICE)
     device, peaks = fitted.device, fitted.peaks
     assert float(device.gemm_half_size) == pytest.approx(128.0, rel=1e-9)
-    assert float(device.peak_flops) * float(device.gemm_efficiency) == pytest.approx(1.4e12, rel=1e-9)
+    assert float(device.peak_flops) * float(device.gemm_efficiency) == pytest.approx(
+        1.4e12, rel=1e-9
+    )
     assert fitted.error < 1e-9
     assert fitted.bounded == ()
     assert peaks["bf16"] == pytest.approx(3 * peaks["fp32"], rel=1e-9)
@@ -68,11 +78,16 @@ def test_the_fit_of_products_finds_the_device_that_made_them() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_products_that_only_take_their_launch_do_not_claim_a_peak_far_above_the_fastest(seed: int) -> None:
+def test_products_that_only_take_their_launch_do_not_claim_a_peak_far_above_the_fastest(
+    seed: int,
+) -> None:
     generator = random.Random(seed)
 
     def launched(precision: str) -> list[GemmTime]:
-        return [GemmTime(precision, *shape, generator.uniform(1e-5, 1.5e-5)) for shape in gemm_shapes(64)]
+        return [
+            GemmTime(precision, *shape, generator.uniform(1e-5, 1.5e-5))
+            for shape in gemm_shapes(64)
+        ]
 
     products = {precision: launched(precision) for precision in ("fp32", "bf16")}
     fitted = fit_gemms(products["fp32"] + products["bf16"], DEVICE)
@@ -132,21 +147,27 @@ SMALL = ("device=cpu", "seconds=0", "largest=64", "largest_message_mib=0.02")
 def planned_for(folder: Path, printed: str, processes: int) -> tuple[dict[str, Any], Link]:
     """The measurements and the link of a machine, which must be one that a plan can be made for."""
     problem = load_problem(
-        ["model=toy", "training=toy", "training.precision=fp32", "cluster=measured"], config_dir=str(folder)
+        ["model=toy", "training=toy", "training.precision=fp32", "cluster=measured"],
+        config_dir=str(folder),
     )
     assert problem.cluster.num_devices == processes
     assert outer_spaces(problem)
     group = problem.cluster.groups[0]
     assert 1e7 < float(group.device.peak_flops) < 1e14
     assert group.device.memory > group.device.reserved > 0
-    assert (group.device.overlap_exponent, group.device.tp_hidden_share) == (1.0, 0.0)  # gloo hides nothing
+    assert (group.device.overlap_exponent, group.device.tp_hidden_share) == (
+        1.0,
+        0.0,
+    )  # gloo hides nothing
     assert "block of width 16" in printed
     data = json.loads((folder / "profile.json").read_text())
     assert len(data["gemms"]) == len(gemm_shapes(64))
     return data, group.intra_node
 
 
-def test_a_measured_device_can_be_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measured_device_can_be_planned_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(parse(ProfileOptions, [*SMALL, f"out={tmp_path}"])) == 0
     data, _ = planned_for(tmp_path, capsys.readouterr().out, 1)
     assert data["intra_node"] is None

@@ -24,7 +24,11 @@ def job(tp: int, zero: int = 0) -> Plan:
 
 
 def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = (*job(2, 1).layers[:2], LayerStrategy(4, 1, 3, "full"), LayerStrategy(4, 1, 3, "selective"))
+    mixed = (
+        *job(2, 1).layers[:2],
+        LayerStrategy(4, 1, 3, "full"),
+        LayerStrategy(4, 1, 3, "selective"),
+    )
     # dp 2 and 1, tp 2 and 4, 2 stages, micro-batches of 64 / 4 sequences over dp, ZeRO 1 and 3
     assert _place(Plan(4, (0, 2, 4), mixed), 64) == (0.5, 1.5, 1.0, 3.5, 2.0, 0.75)
     problem: Any = SimpleNamespace(training=SimpleNamespace(global_batch_size=64))
@@ -44,20 +48,31 @@ def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_trials_say_what_fits() -> None:
     costs: Any = [
-        SimpleNamespace(memory_bytes=(1.0, used), capacity_bytes=(9.0, 10.0)) for used in (5, 8, 9, 12)
+        SimpleNamespace(memory_bytes=(1.0, used), capacity_bytes=(9.0, 10.0))
+        for used in (5, 8, 9, 12)
     ]
     ran, failed = Trial("a", job(1), 1.0, 6.0), Trial("b", job(1), None)
     assert _fitting(costs, [[], [], [], []]) == [True, True, True, False]
     # 6 bytes instead of 5: a fifth more of all
     assert _fitting(costs, [[ran], [], [], []]) == [True, True, False, False]
     assert _fitting(costs, [[], [failed], [], []]) == [True, False, False, False]
-    assert _fitting(costs, [[], [], [], [replace(ran, memory_bytes=None)]]) == [True, True, True, True]
+    assert _fitting(costs, [[], [], [], [replace(ran, memory_bytes=None)]]) == [
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_spreads_and_slopes_of_a_posterior() -> None:
-    spread = {"seconds": {"own": 0.1, "pair": 0.08, "experts": {"own": 0.2}}, "memory": {"own": 0.03}}
+    spread = {
+        "seconds": {"own": 0.1, "pair": 0.08, "experts": {"own": 0.2}},
+        "memory": {"own": 0.03},
+    }
     sds = {"state_factor": 0.3, "activation_factor": 0.5, "reserved_GiB": 0.1}
-    quantities: Any = {name: {"prior_sd": {"base": sd}, "scale": "share"} for name, sd in sds.items()}
+    quantities: Any = {
+        name: {"prior_sd": {"base": sd}, "scale": "share"} for name, sd in sds.items()
+    }
     quantities |= {name: {"scale": "share"} for name in ("gemm_efficiency", "intra_efficiency")}
     above = {"inter_latency_us": 0.25, "layer_overhead_us": 1.0}
     quantities |= {name: {"scale": {"above": least}} for name, least in above.items()}
@@ -65,24 +80,33 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     fast, slow = "cluster.nodes.0.intra_node", "cluster.inter_node.bandwidth_GBps=200"
     links = [f"{fast}.bandwidth_GBps=450", f"{fast}.efficiency=0.8", slow]
     problem = load_problem([*TOY, *links]).with_devices(
-        lambda own: replace(own, memory=10.0, reserved=1.0, gemm_efficiency=0.75, layer_overhead=4e-6)
+        lambda own: replace(
+            own, memory=10.0, reserved=1.0, gemm_efficiency=0.75, layer_overhead=4e-6
+        )
     )
     # a pair of plans differs by sqrt 2 times what is each one's own; all share the rest of the whole
     assert known.job_spread(problem) == pytest.approx((sqrt(0.1**2 - 0.08**2 / 2), 0.08 / sqrt(2)))
     assert known.difference(problem) == pytest.approx(1.2815515655 * 0.08)
     # half of the memory is used, a fifth of that reserved, and activations vary most
-    assert known.largest_memory_spread(problem, 0.5) == pytest.approx(sqrt(0.4**2 + 0.02**2 + 0.03**2))
+    assert known.largest_memory_spread(problem, 0.5) == pytest.approx(
+        sqrt(0.4**2 + 0.02**2 + 0.03**2)
+    )
     figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
     own = {f"devices.toy.{name}": value for name, value in figures.items()}
     own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}
     place = ("toy", problem.software.name, "", "")
-    slopes = {("gemm_efficiency", *place): -0.1, ("layer_overhead_us", *place): 0.15,
-              ("inter_latency_us", "", place[1], "", "infiniband"): 0.075,
-              ("intra_efficiency", "", place[1], "nvlink4", ""): -0.1}  # fmt: skip
+    slopes = {
+        ("gemm_efficiency", *place): -0.1,
+        ("layer_overhead_us", *place): 0.15,
+        ("inter_latency_us", "", place[1], "", "infiniband"): 0.075,
+        ("intra_efficiency", "", place[1], "nvlink4", ""): -0.1,
+    }
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 
 
-def test_memory_is_tightened_by_twice_the_need_then_loosened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_tightened_by_twice_the_need_then_loosened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
     monkeypatch.setattr(memory_chance, "posterior", lambda problem: known)
     problem, distances = load_problem(TOY), []
@@ -100,7 +124,12 @@ def test_memory_is_tightened_by_twice_the_need_then_loosened(monkeypatch: pytest
         assert (len(distances), found.out_of_memory) == (len(chances), kept)
         # standard deviations of a normal error: 0.8416 at a chance of 0.2 and 0.2533 at 0.4
         assert distances[0] == pytest.approx(0.08416, rel=1e-3)
-        step = {0.4: 0.2 * (0.8416 - 0.2533), 0.21: 0.02, 0.9: 0.2 * (0.8416 + 1.2816), 0.05: -0.04208}
+        step = {
+            0.4: 0.2 * (0.8416 - 0.2533),
+            0.21: 0.02,
+            0.9: 0.2 * (0.8416 + 1.2816),
+            0.05: -0.04208,
+        }
         assert distances[1] - distances[0] == pytest.approx(step[chances[0]], rel=1e-3)
         assert found.warning == (
             "no plan that keeps space.out_of_memory=0.2 was found" if kept == 0.9 else ""
@@ -108,7 +137,9 @@ def test_memory_is_tightened_by_twice_the_need_then_loosened(monkeypatch: pytest
     assert tightened(problem, 0.02).headroom == pytest.approx(1 - exp(-0.1 * 2.05375), rel=1e-5)
 
 
-def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def find(own: Any) -> Planned:
         if own.headroom:
             raise InfeasibleError("memory: smallest changes that help: more nodes.")

@@ -9,15 +9,19 @@ from rich.console import Console
 
 from darts_parallel.cli._job import Job
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.elasticities import sensitivity, time_elasticities
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.text import effect, render
 from tests.support.hardware import scaled
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 LAYERS = 7
-MIXED = (LayerStrategy(2, 2, 1), LayerStrategy(2, 2, 1, "full", True), *(LayerStrategy(1, 4, 3),) * 5)
+MIXED = (
+    LayerStrategy(2, 2, 1),
+    LayerStrategy(2, 2, 1, "full", True),
+    *(LayerStrategy(1, 4, 3),) * 5,
+)
 PLANS = {
     "two stages": Plan(4, (0, 3, LAYERS), (LayerStrategy(2, 2, 1),) * LAYERS),
     "mixed": Plan(4, (0, 3, LAYERS), MIXED),
@@ -51,8 +55,15 @@ def test_what_the_plan_does_not_use_has_no_weight() -> None:
 def test_memory_is_worth_something_only_where_it_binds() -> None:
     plan = Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 4, 0, "full"),) * LAYERS)
     need = max(evaluate(plan, load_problem(TOY)).memory_bytes) / 2**30
-    tight = load_problem([*TOY, "space.pp=2", f"cluster.devices.toy.memory_GiB={1.001 * need}",
-                          "space.tp=1", "space.zero_stage=0"])  # fmt: skip
+    tight = load_problem(
+        [
+            *TOY,
+            "space.pp=2",
+            f"cluster.devices.toy.memory_GiB={1.001 * need}",
+            "space.tp=1",
+            "space.zero_stage=0",
+        ]
+    )
     loose = load_problem([*TOY, "space.pp=2", "space.tp=1", "space.zero_stage=0"])
     assert sensitivity(plan, tight)["memory"] < 0.0
     assert sensitivity(plan, loose)["memory"] == 0.0
@@ -62,7 +73,10 @@ def test_memory_is_worth_something_only_where_it_binds() -> None:
 
 def test_memory_beside_a_margin_is_worth_what_as_much_less_memory_is_worth() -> None:
     plan = Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 4, 0, "full"),) * LAYERS)
-    job = [*TOY, "cluster.devices.toy.reserved_GiB=0.001"]  # a tenth more memory must not buy everything
+    job = [
+        *TOY,
+        "cluster.devices.toy.reserved_GiB=0.001",
+    ]  # a tenth more memory must not buy everything
     need = 1.001 * max(evaluate(plan, load_problem(job)).memory_bytes) / 2**30
     pins = ["space.pp=2", "space.tp=1", "space.zero_stage=0"]
     less = load_problem([*job, *pins, f"cluster.devices.toy.memory_GiB={need}"])
@@ -100,20 +114,40 @@ def test_the_effect_of_ten_percent_more() -> None:
 def test_the_report_names_what_matters_most_first() -> None:
     problem, plan = load_problem(TOY), PLANS["two stages"]
     console = Console(record=True, width=120, file=StringIO())
-    values = {"inter_node.bandwidth": -0.33, "devices.toy.peak_flops": -0.6, "intra_node.latency": 1e-6}
+    values = {
+        "inter_node.bandwidth": -0.33,
+        "devices.toy.peak_flops": -0.6,
+        "intra_node.latency": 1e-6,
+    }
     render(problem, None, plan, evaluate(plan, problem), [], console, values)
     lines = [line.split() for line in console.export_text().splitlines()]
-    first, second = ["toy", "peak", "flops", "-5.56", "%"], ["inter", "node", "bandwidth", "-3.10", "%"]
+    first, second = (
+        ["toy", "peak", "flops", "-5.56", "%"],
+        ["inter", "node", "bandwidth", "-3.10", "%"],
+    )
     assert lines.index(second) == lines.index(first) + 1
     assert not any("latency" in line for line in lines)
 
 
 def test_the_command_writes_them_into_the_plan_and_the_page(tmp_path: Path) -> None:
-    problem = load_problem([*TOY, "space.pp=2", "search.num_steps=5", "verification.enabled=false",
-                            "space.tp=1", "space.recompute=none", "search.num_restarts=2",
-                            "search.polish=false", "output.tensorboard=false"])  # fmt: skip
+    problem = load_problem(
+        [
+            *TOY,
+            "space.pp=2",
+            "search.num_steps=5",
+            "verification.enabled=false",
+            "space.tp=1",
+            "space.recompute=none",
+            "search.num_restarts=2",
+            "search.polish=false",
+            "output.tensorboard=false",
+        ]
+    )
     Job(problem, tmp_path, Console(quiet=True)).run()
     data = json.loads((tmp_path / "plan.json").read_text())
     assert data["sensitivity"] == sensitivity(Plan.from_dict(data), problem)
     change = 100 * (1.1 ** data["sensitivity"]["devices.toy.peak_flops"] - 1)
-    assert f'<td>toy peak flops</td><td class="r">{change:+.2f} %' in (tmp_path / "report.html").read_text()
+    assert (
+        f'<td>toy peak flops</td><td class="r">{change:+.2f} %'
+        in (tmp_path / "report.html").read_text()
+    )

@@ -30,9 +30,12 @@ def random_job(folder: Path, seed: int, values: list[int], *more: str) -> Proble
     """A toy job of random batch, memory, lengths and pins."""
     rng = np.random.default_rng(seed)
     rows = {length: float(rng.integers(1, 100)) for length in values}
-    pins = [f"training.global_batch_size={8 * rng.integers(1, 5)}", f"search.seed={seed}",
-            f"space.pp={rng.choice(['null', '2', '4'])}",
-            f"cluster.devices.toy.memory_GiB={rng.choice([0.102, 0.5])}"]  # fmt: skip
+    pins = [
+        f"training.global_batch_size={8 * rng.integers(1, 5)}",
+        f"search.seed={seed}",
+        f"space.pp={rng.choice(['null', '2', '4'])}",
+        f"cluster.devices.toy.memory_GiB={rng.choice([0.102, 0.5])}",
+    ]
     return job(folder, rows, "training.seq_len=512", *pins, *more)
 
 
@@ -44,10 +47,14 @@ def found_of(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> dict[object, 
 
 @pytest.mark.parametrize("seed", RANDOM)
 @pytest.mark.parametrize("packed", ["true", "false"])
-def test_one_length_is_plain(tmp_path: Path, seed: int, packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_length_is_plain(
+    tmp_path: Path, seed: int, packed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     length = [64, 128, 512][seed % 3]
     problem = random_job(tmp_path, seed, [length], f"training.packed={packed}")
-    plain = replace(problem.config, training=replace(problem.training, lengths=None, seq_len=length))
+    plain = replace(
+        problem.config, training=replace(problem.training, lengths=None, seq_len=length)
+    )
     usual, found = Problem.from_config(plain), found_of(problem, monkeypatch)
     assert len(found) > 3
     for plan, own in found.items():
@@ -61,7 +68,9 @@ def test_one_length_is_plain(tmp_path: Path, seed: int, packed: str, monkeypatch
 
 
 @pytest.mark.parametrize("seed", RANDOM)
-def test_padding_costs_seconds_and_memory(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_costs_seconds_and_memory(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = [32, 96, 256, 512] if seed % 2 else list(range(16, 512, 31))
     packed, padded = (
         found_of(random_job(tmp_path, seed, values, f"training.packed={word}"), monkeypatch)
@@ -76,10 +85,14 @@ def test_padding_costs_seconds_and_memory(tmp_path: Path, seed: int, monkeypatch
         assert all(max(own.memory[:2]) <= own.memory[2] * (1.0 + 1e-9) for own in (less, more))
 
 
-def test_a_packed_step_costs_the_mean_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_step_costs_the_mean_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = ("cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1", "training.seq_len=512")
     problem = job(tmp_path, {64: 3.0, 256: 1.0}, *alone, "training.global_batch_size=8")
-    draws = np.random.default_rng(problem.config.search.seed).choice(2, (lengths.DRAWS, 8), p=[0.75, 0.25])
+    draws = np.random.default_rng(problem.config.search.seed).choice(
+        2, (lengths.DRAWS, 8), p=[0.75, 0.25]
+    )
     for plan, own in found_of(problem, monkeypatch).items():
         seconds = []
         for length in (64, 256):
@@ -87,7 +100,9 @@ def test_a_packed_step_costs_the_mean_sequence(tmp_path: Path, monkeypatch: pyte
             cost = evaluate(plan, Problem.from_config(replace(problem.config, training=training)))  # type: ignore[arg-type]
             seconds.append(cost.iteration_time_s)
         expected = np.array(seconds)[draws].mean(1)
-        assert own.seconds == pytest.approx((expected.mean(), np.quantile(expected, lengths.QUANTILE)))
+        assert own.seconds == pytest.approx(
+            (expected.mean(), np.quantile(expected, lengths.QUANTILE))
+        )
 
 
 def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
@@ -99,10 +114,14 @@ def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
         while any(waiting):
             for k, row in enumerate(waiting):
                 kind, _, i = row[0] if row else ("", 0, 0)
-                giver = ("F", i, k - 1) if kind == "F" else ("B", i, k + 1) if k < last else ("F", i, k)
+                giver = (
+                    ("F", i, k - 1) if kind == "F" else ("B", i, k + 1) if k < last else ("F", i, k)
+                )
                 if row and (giver in ends or (kind == "F" and k == 0)):
                     begin = np.maximum(free[k], ends.get(giver, [0.0, 0.0]))
-                    free[k] = ends[kind, i, k] = (begin + passes["FB".index(kind), 0, i, :, k]).tolist()
+                    free[k] = ends[kind, i, k] = (
+                        begin + passes["FB".index(kind), 0, i, :, k]
+                    ).tolist()
                     row.pop(0)
         assert lengths._seconds(passes) == pytest.approx([max(max(own) for own in free)])
         assert lengths._seconds(passes, together=True)[0] >= lengths._seconds(passes)[0]
@@ -110,11 +129,19 @@ def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "has no rows"), ("length,count\n", "has no rows"), ("len,count\n3,4\n", "has the row 3,4"),
-     ("length,count\n8,1\n0,1\n", "has the row 0,1"), ("length,count\n600,1\n", "has the row 600,1"),
-     ("length,count\n8,0\n", "has the row 8,0"), ("length,count\n8,nan\n", "8,nan"),
-     ("length,count\n8.5,1\n", "8.5,1"), ("length,count\n8\n", "row 8,None"), (None, "cannot be read")],
-)  # fmt: skip
+    [
+        ("", "has no rows"),
+        ("length,count\n", "has no rows"),
+        ("len,count\n3,4\n", "has the row 3,4"),
+        ("length,count\n8,1\n0,1\n", "has the row 0,1"),
+        ("length,count\n600,1\n", "has the row 600,1"),
+        ("length,count\n8,0\n", "has the row 8,0"),
+        ("length,count\n8,nan\n", "8,nan"),
+        ("length,count\n8.5,1\n", "8.5,1"),
+        ("length,count\n8\n", "row 8,None"),
+        (None, "cannot be read"),
+    ],
+)
 def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str | None, words: str) -> None:
     path = tmp_path / "bad.csv"
     if text is not None:
@@ -122,7 +149,9 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str | None, words: str
     with pytest.raises(ConfigError) as caught:
         read_lengths(str(path), 512)
     sentence = str(caught.value)
-    assert sentence.startswith(f"training.lengths={path} must be a CSV file with the columns length (1 to ")
+    assert sentence.startswith(
+        f"training.lengths={path} must be a CSV file with the columns length (1 to "
+    )
     assert words in sentence
     assert sentence.endswith("; try rows such as 512,100.")
 
@@ -132,7 +161,9 @@ def test_equal_lengths_count_together_and_no_memory_is_one_sentence(tmp_path: Pa
     found, shares = read_lengths(str(tmp_path / "twice.csv"), 8)
     assert found.tolist() == [4, 8]
     assert shares.tolist() == [0.5, 0.5]
-    small = job(tmp_path, {512: 1.0}, "training.seq_len=512", "cluster.devices.toy.memory_GiB=0.1001")
+    small = job(
+        tmp_path, {512: 1.0}, "training.seq_len=512", "cluster.devices.toy.memory_GiB=0.1001"
+    )
     with pytest.raises(InfeasibleError, match="no even uniform plan holds its longest micro-batch"):
         plan_lengths(small)
     with pytest.raises(ConfigError, match="must go with plans of 1F1B"):
@@ -141,8 +172,15 @@ def test_equal_lengths_count_together_and_no_memory_is_one_sentence(tmp_path: Pa
 
 def test_the_command_writes_the_best_plan_which_is_used_like_any_other(command: Command) -> None:
     (command.folder / "lengths.csv").write_text("length,count\n16,5\n64,1\n")
-    done = command("model=toy", "cluster=toy", "training=toy", "training.lengths=lengths.csv", *QUIET,
-                   "trainer=galvatron", "hydra.run.dir=own")  # fmt: skip
+    done = command(
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "training.lengths=lengths.csv",
+        *QUIET,
+        "trainer=galvatron",
+        "hydra.run.dir=own",
+    )
     assert done.status == 0, done.err
     data = json.loads((command.folder / "own/plan.json").read_text())
     plans = data["lengths"]["plans"]
@@ -161,4 +199,6 @@ def test_many_lengths_cost_nearly_what_all_of_them_cost(
     problem = job(tmp_path, rows, "training.seq_len=512", "space.pp=1", "space.tp=1")
     few = {own.plan: own.seconds[0] for own in plan_lengths(problem)}
     monkeypatch.setattr(lengths, "LENGTHS", len(rows))
-    assert few == pytest.approx({own.plan: own.seconds[0] for own in plan_lengths(problem)}, rel=0.01)
+    assert few == pytest.approx(
+        {own.plan: own.seconds[0] for own in plan_lengths(problem)}, rel=0.01
+    )

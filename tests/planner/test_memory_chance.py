@@ -50,14 +50,18 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
                 assert rung.seconds < chosen * (1.0 - 2.0 * TIE)
 
 
-def test_a_safe_plan_halves_the_chance_and_sure_ones_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_safe_plan_halves_the_chance_and_sure_ones_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = tight_toy(1.0)
     assert [rung.name for rung in ladder(plan(problem), problem)] == ["chosen"]
     monkeypatch.setattr("darts_parallel.planner.memory_chance.RUNG_SECONDS", 60.0)
     problem = load_problem(["model=llama2_7b", "cluster=a100_40_8x8", "search=exact"])
     _, chosen, safe = ladder(plan(problem), problem)
     assert safe.chance <= 0.5 * chosen.chance
-    problem = load_problem(["model=gpt3_175b", "cluster=a100_80_48x8", "trainer=deepspeed", "search=exact"])
+    problem = load_problem(
+        ["model=gpt3_175b", "cluster=a100_80_48x8", "trainer=deepspeed", "search=exact"]
+    )
     assert [rung.name for rung in ladder(plan(problem), problem)] == ["chosen"]
 
 
@@ -65,7 +69,9 @@ def test_where_no_plan_keeps_the_chance_the_safest_is_given_with_what_would_help
     found = plan(tight_toy(0.14))
     assert found.out_of_memory is not None
     assert 0.2 < found.out_of_memory <= 0.5
-    assert found.warning.startswith("no plan keeps space.out_of_memory=0.2; it takes cluster.devices.toy.mem")
+    assert found.warning.startswith(
+        "no plan keeps space.out_of_memory=0.2; it takes cluster.devices.toy.mem"
+    )
     assert 0.0 <= found.problem.headroom < tightened(tight_toy(0.14)).headroom
     with pytest.raises(InfeasibleError, match="fits in no"):
         plan(tight_toy(0.05))

@@ -37,8 +37,12 @@ from darts_parallel.planner.planning import checked
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import claim
 
-TOY = ["experiment=quick", "output.tensorboard=false", "output.progress=false",
-       "space.num_micro_batches=[4,8]"]  # fmt: skip
+TOY = [
+    "experiment=quick",
+    "output.tensorboard=false",
+    "output.progress=false",
+    "space.num_micro_batches=[4,8]",
+]
 EXACT_METHODS = "darts_parallel.planner._exact_methods"
 FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 
@@ -63,7 +67,9 @@ def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path:
     assert (search["method"], search["taken_from"], search["steps"]) == ("gradient", "gradient", 20)
     assert search["stopped_by"] is None
     best = data["predicted"]["iteration_time_s"]
-    assert search["raw_iteration_time_s"] >= search["gradient_iteration_time_s"] >= best * (1 - 1e-12)
+    assert (
+        search["raw_iteration_time_s"] >= search["gradient_iteration_time_s"] >= best * (1 - 1e-12)
+    )
     assert search["raw_gap"] == pytest.approx(search["raw_iteration_time_s"] / best - 1)
     assert search["gradient_gap"] == 0.0
     assert set(checks) == {"exhaustive", "dynamic_programming"}
@@ -74,7 +80,10 @@ def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path:
 
 def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> None:
     data, report = run(tmp_path, "search=auto")
-    assert (data["search"]["method"], data["search"]["taken_from"]) == ("auto", "dynamic_programming")
+    assert (data["search"]["method"], data["search"]["taken_from"]) == (
+        "auto",
+        "dynamic_programming",
+    )
     assert data["search"]["gradient_iteration_time_s"] is None
     assert "proved its plan" in data["search"]["why"]
     assert data["verification"]["dynamic_programming"]["proven"]
@@ -84,29 +93,35 @@ def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> Non
 
 
 def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^search\.method=exact has no plan: .*search\.method=gradient\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^search\.method=exact has no plan: .*search\.method=gradient\.$"
+    ):
         run(tmp_path, "search=exact", "space.virtual_stages=[1,2]")
 
 
 def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> None:
     data, _ = run(tmp_path, "search.num_steps=20")
-    planned = darts_parallel.plan(load_problem([*TOY, "search.num_steps=20"]))
+    planned = darts_parallel.plans(load_problem([*TOY, "search.num_steps=20"]))
     assert planned.result.iteration_time_s == data["predicted"]["iteration_time_s"]
     assert [entry.name for entry in planned.answers] == list(data["verification"])
-    assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [s["layers"] for s in data["stages"]]
+    assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [
+        s["layers"] for s in data["stages"]
+    ]
 
 
 @pytest.mark.parametrize(
     "overrides", [["cost=searcher"], ["cost.pipeline=simulated"], ["space.virtual_stages=[1,2]"]]
 )
 def test_no_plan_is_without_a_word_of_a_check(overrides: list[str]) -> None:
-    planned = darts_parallel.plan(load_problem([*TOY, *overrides, *FEW]))
+    planned = darts_parallel.plans(load_problem([*TOY, *overrides, *FEW]))
     assert planned.answers
     assert all(entry.proven or entry.note for entry in planned.answers)
 
 
 def test_gradient_is_forced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{EXACT_METHODS}.find_uniform_plan", lambda *_, **__: pytest.fail("enumerated"))
+    monkeypatch.setattr(
+        f"{EXACT_METHODS}.find_uniform_plan", lambda *_, **__: pytest.fail("enumerated")
+    )
     data, report = run(tmp_path, "search=gradient", "verification.enabled=false", *FEW)
     assert (data["search"]["method"], data["search"]["why"]) == ("gradient", "")
     assert data["search"]["steps"] == 5
@@ -132,14 +147,20 @@ def test_where_exact_methods_do_not_reach_the_gradient_search_runs_and_the_reaso
     assert " ".join(why.split()) in " ".join(report.split())
 
 
-def test_what_an_exact_method_finds_is_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_exact_method_finds_is_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def poor(*problem: Any, **settings: Any) -> SearchResult:
         found = search_tables(*problem, **settings)
         seconds, plan = found.alternatives[-1]
         return replace(
-            found, plan=plan, iteration_time_s=seconds, raw_plan=plan, raw_iteration_time_s=seconds,
+            found,
+            plan=plan,
+            iteration_time_s=seconds,
+            raw_plan=plan,
+            raw_iteration_time_s=seconds,
             gradient_iteration_time_s=seconds,
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr("darts_parallel.planner._descent_method.search_tables", poor)
     data, report = run(tmp_path, "space.num_micro_batches=null", *FEW)
@@ -151,7 +172,9 @@ def test_what_an_exact_method_finds_is_the_answer(tmp_path: Path, monkeypatch: p
     assert data["search"]["gradient_gap"] > 0
     assert "taken: the plan of exhaustive, which is better" in " ".join(report.split())
     assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
-    assert data["predicted"]["iteration_time_s"] == pytest.approx(exact["iteration_time_s"], rel=1e-9)
+    assert data["predicted"]["iteration_time_s"] == pytest.approx(
+        exact["iteration_time_s"], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
@@ -163,13 +186,21 @@ def test_an_exact_answer_is_the_optimum_of_its_space(kind: str) -> None:
     assert search_result(asked("auto", auto)).why.startswith(words)
     best = check(problem)
     assert result.iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-12)
-    assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(best.iteration_time_s, rel=1e-9)
-    assert all(other.pp != result.plan.pp or other.num_micro_batches != result.plan.num_micro_batches
-               for _, other in result.alternatives)  # fmt: skip
-    assert [cost for cost, _ in result.alternatives] == sorted(cost for cost, _ in result.alternatives)
+    assert evaluate(result.plan, problem).iteration_time_s == pytest.approx(
+        best.iteration_time_s, rel=1e-9
+    )
+    assert all(
+        other.pp != result.plan.pp or other.num_micro_batches != result.plan.num_micro_batches
+        for _, other in result.alternatives
+    )
+    assert [cost for cost, _ in result.alternatives] == sorted(
+        cost for cost, _ in result.alternatives
+    )
 
 
-def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -177,7 +208,11 @@ def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(monkeypatch: pytest
     session = asked("exact")
     result = search_result(session)
     assert session.interrupted
-    assert (result.stopped_by, result.method, len(set(result.plan.layers))) == ("user", "exhaustive", 1)
+    assert (result.stopped_by, result.method, len(set(result.plan.layers))) == (
+        "user",
+        "exhaustive",
+        1,
+    )
 
 
 def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
@@ -189,10 +224,14 @@ def test_a_problem_that_no_plan_fits_is_refused_in_the_same_words() -> None:
     assert str(exact.value) == str(gradient.value)
 
 
-def test_exact_methods_find_what_descent_misses_or_prove_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_methods_find_what_descent_misses_or_prove_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(_descent_method, "search_tables", lambda *given, **named: None)
     assert planning.plan(load_problem(TOY)).result.method == "dynamic_programming"
-    with pytest.raises(InfeasibleError, match=r"fits in no layerwise plan that was found on cluster"):
+    with pytest.raises(
+        InfeasibleError, match=r"fits in no layerwise plan that was found on cluster"
+    ):
         planning.plan(load_problem([*TOY, "verification.enabled=false"]))
 
 
@@ -202,9 +241,13 @@ def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
     session.result = found
     entry = session.answers["dynamic_programming"]
     assert refined(found, session) is found
-    session.answers = {"dynamic_programming": replace(entry, iteration_time_s=1e-9, space="stagewise")}
+    session.answers = {
+        "dynamic_programming": replace(entry, iteration_time_s=1e-9, space="stagewise")
+    }
     assert refined(found, session) is found
-    session.answers["exhaustive"] = replace(entry, name="exhaustive", iteration_time_s=2e-9, space="uniform")
+    session.answers["exhaustive"] = replace(
+        entry, name="exhaustive", iteration_time_s=2e-9, space="uniform"
+    )
     assert refined(found, session).method == "exhaustive"
     session.answers["dynamic_programming"] = replace(entry, iteration_time_s=1e-9)
     better = refined(found, session)
@@ -215,7 +258,9 @@ def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_spac
     session = asked("exact")
     found, entry = search_result(session), session.answers["dynamic_programming"]
     assert all(answer.proven for answer in checked(found, session))
-    session.answers["dynamic_programming"] = replace(entry, lower_bound_s=1.01 * entry.lower_bound_s)
+    session.answers["dynamic_programming"] = replace(
+        entry, lower_bound_s=1.01 * entry.lower_bound_s
+    )
     answers = {answer.name: answer for answer in checked(found, session)}
     assert (answers[entry.name].proven, answers[entry.name].lower_bound_s) == (False, 0.0)
     problem = load_problem(TOY)
@@ -231,7 +276,9 @@ def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_spac
 @pytest.mark.parametrize(
     "overrides", [[], ["search.exact_seconds=1e-9"], ["cost.pipeline=simulated", "space.pp=2"]]
 )
-def test_no_plan_is_counted_twice(order: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_plan_is_counted_twice(
+    order: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked_for: list[int] = []
 
     def counted(tables: Sequence[CostTable], *given: Any, **settings: Any) -> TableResult:

@@ -15,8 +15,15 @@ from darts_parallel.problem.billing import Bill, bill, choose
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.commands import QUIET, Command
 
-TOY = ["model=toy", "cluster=toy_mixed", "training=toy", "space=uniform", "space.num_micro_batches=[2,8]",
-       "space.recompute=none", "space.sequence_parallel=false"]  # fmt: skip
+TOY = [
+    "model=toy",
+    "cluster=toy_mixed",
+    "training=toy",
+    "space=uniform",
+    "space.num_micro_batches=[2,8]",
+    "space.recompute=none",
+    "space.sequence_parallel=false",
+]
 
 
 def toy(*overrides: str) -> Problem:
@@ -75,7 +82,10 @@ def test_every_objective_chooses_its_bill(overrides: list[str], index: int) -> N
     ("overrides", "key"),
     [
         (["objective=time_under_budget", "objective.budget_usd=0.001"], "objective.budget_usd"),
-        (["objective=cost_under_deadline", "objective.deadline_hours=0.001"], "objective.deadline_hours"),
+        (
+            ["objective=cost_under_deadline", "objective.deadline_hours=0.001"],
+            "objective.deadline_hours",
+        ),
     ],
 )
 def test_a_limit_that_no_plan_meets_names_the_plan_that_comes_closest_and_the_advice_works(
@@ -90,7 +100,9 @@ def test_a_limit_that_no_plan_meets_names_the_plan_that_comes_closest_and_the_ad
 
 
 def test_nodes_that_do_not_pay_are_left_unrented() -> None:
-    problem = toy("objective=cost", "objective.num_iterations=1e6", "cluster.nodes.1.price_per_hour_usd=1000")
+    problem = toy(
+        "objective=cost", "objective.num_iterations=1e6", "cluster.nodes.1.price_per_hour_usd=1000"
+    )
     cheap = rent(problem).problem
     assert [group.device.name for group in cheap.cluster.groups] == ["toy"]
     assert cheap.config.cluster.nodes[0].count <= 2
@@ -109,10 +121,19 @@ def test_the_fastest_nodes_need_no_price_and_leave_the_ones_that_slow_them_down(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["objective=cost", "cluster=toy"], r"price of every node, and cluster\.nodes\[0\]\..* is missing"),
+        (
+            ["objective=cost", "cluster=toy"],
+            r"price of every node, and cluster\.nodes\[0\]\..* is missing",
+        ),
         (["objective=time_under_budget"], r"objective\.budget_usd must be given .*budget_usd=100"),
-        (["objective=cost", "objective.num_iterations=null"], r"objective\.num_iterations must be given"),
-        (["objective=cost", "objective.num_iterations=-1"], r"num_iterations=-1 must be at least 1e-06"),
+        (
+            ["objective=cost", "objective.num_iterations=null"],
+            r"objective\.num_iterations must be given",
+        ),
+        (
+            ["objective=cost", "objective.num_iterations=-1"],
+            r"num_iterations=-1 must be at least 1e-06",
+        ),
         (["objective.name=price"], r"objective\.name=price must be one of .*try time"),
     ],
 )
@@ -147,14 +168,26 @@ def test_the_command_rents_bills_and_writes_the_bill(command: Command) -> None:
     assert job["dollars"] == pytest.approx(job["hours"] * job["price_per_hour_usd"])
     assert f"${job['dollars']:,.2f} for" in outcome.out
     nodes = data["cluster"]["nodes"]
-    assert sum(n["count"] * n["gpus"] for n in nodes) == sum(len(stage["ranks"]) for stage in data["stages"])
+    assert sum(n["count"] * n["gpus"] for n in nodes) == sum(
+        len(stage["ranks"]) for stage in data["stages"]
+    )
     assert "nodes: the best of 8 choices of the offer" in outcome.out
     assert data["rental"]["choices"] == 8
 
 
 def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(command: Command) -> None:
-    flags = ["search=gradient", "search.num_steps=1", "search.num_restarts=1", "search.polish=false"]
-    job = ["objective=cost_under_deadline", "objective.choose_nodes=true", "space.pp=4", "model.num_layers=6"]
+    flags = [
+        "search=gradient",
+        "search.num_steps=1",
+        "search.num_restarts=1",
+        "search.polish=false",
+    ]
+    job = [
+        "objective=cost_under_deadline",
+        "objective.choose_nodes=true",
+        "space.pp=4",
+        "model.num_layers=6",
+    ]
     rental = rent(toy(*job, "objective.deadline_hours=1"))
     tight = f"objective.deadline_hours={rental.bill.hours * (1 + 1e-9)}"
     outcome = command(*TOY, *QUIET, *flags, *job, tight)

@@ -22,9 +22,16 @@ def random_model(seed: int, devices: int) -> SearcherModel:
     gpus = int(torch.randint(1, 9, (1,), generator=rng))
     wide = [degree for degree in range(gpus + 1, devices + 1) if devices % degree == 0]
     return SearcherModel(
-        flops=1e3 * size[0], peak=size[1], gradients=size[2], activation=size[3], collectives=4,
-        inside=10 * size[4], between=size[5], gpus=gpus, beyond=float(min(wide, default=float("inf"))),
-    )  # fmt: skip
+        flops=1e3 * size[0],
+        peak=size[1],
+        gradients=size[2],
+        activation=size[3],
+        collectives=4,
+        inside=10 * size[4],
+        between=size[5],
+        gpus=gpus,
+        beyond=float(min(wide, default=float("inf"))),
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 2, 12, 30, 64, 97])
@@ -38,7 +45,9 @@ def test_one_hot_owners_of_the_prime_factors_are_priced_as_the_whole_product(dev
         degrees = relaxed_degrees(weights, torch.tensor(factors).double())
         whole = degrees.round()
         assert float(whole.prod()) == devices
-        for soft, hard in zip(model.terms(*degrees).values(), model.terms(*whole).values(), strict=True):
+        for soft, hard in zip(
+            model.terms(*degrees).values(), model.terms(*whole).values(), strict=True
+        ):
             torch.testing.assert_close(soft, hard, rtol=1e-9, atol=0)
     soft = relaxed_degrees(
         torch.softmax(torch.randn(len(factors), 3).double(), -1), torch.tensor(factors).double()
@@ -85,7 +94,9 @@ def test_the_search_descends_is_checked_and_names_what_does_not_run() -> None:
     assert {(r["dp"], r["tp"], r["pp"]) for r in data["skipped"]} == faster
     assert all(row["reason"] for row in data["skipped"])
     assert ("skipped" in answer.note) == bool(faster)
-    assert evaluate(planned.plan, problem).iteration_time_s == pytest.approx(rows[chosen], rel=1e-12)
+    assert evaluate(planned.plan, problem).iteration_time_s == pytest.approx(
+        rows[chosen], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("method", ["exact", "auto"])
@@ -108,7 +119,12 @@ def test_what_cannot_run_is_named_with_its_reason() -> None:
 
 @pytest.mark.parametrize("method", ["exact", "gradient"])
 def test_where_no_product_runs_one_sentence_says_so(method: str) -> None:
-    tiny = [*TOY, f"search={method}", "verification.enabled=false", "cluster.devices.toy.memory_GiB=0.0001"]
+    tiny = [
+        *TOY,
+        f"search={method}",
+        "verification.enabled=false",
+        "cluster.devices.toy.memory_GiB=0.0001",
+    ]
     with pytest.raises(InfeasibleError, match="smallest changes that help"):
         plan(load_problem(tiny))
     # the even stages that the closed form knows need more than the best ones

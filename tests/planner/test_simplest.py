@@ -8,13 +8,22 @@ from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.cost.table import build_tables
 from darts_parallel.planner._simplest import TIE, neighbours, simplest
 
-JOB = ["model=toy", "cluster=toy", "space.pp=2", "space.num_micro_batches=4", "verification.enabled=false",
-       "search.num_steps=10", "search.num_restarts=4"]  # fmt: skip
+JOB = [
+    "model=toy",
+    "cluster=toy",
+    "space.pp=2",
+    "space.num_micro_batches=4",
+    "verification.enabled=false",
+    "search.num_steps=10",
+    "search.num_restarts=4",
+]
 
 
 @pytest.mark.parametrize("memory", [0.13, 0.15, 0.3])
 def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float) -> None:
-    problem = load_problem([*JOB, f"cluster.devices.toy.memory_GiB={memory}", "space.out_of_memory=0.5"])
+    problem = load_problem(
+        [*JOB, f"cluster.devices.toy.memory_GiB={memory}", "space.out_of_memory=0.5"]
+    )
     best = plan(problem).plan
     seconds = evaluate(best, problem).iteration_time_s
     found = simplest(best, [], problem)

@@ -24,7 +24,13 @@ def few() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def job() -> tuple[Problem, Tuning]:
     problem = load_problem(
-        ["model=toy", "cluster=toy", "training=toy", "space.recompute=none", "space.sequence_parallel=false"]
+        [
+            "model=toy",
+            "cluster=toy",
+            "training=toy",
+            "space.recompute=none",
+            "space.sequence_parallel=false",
+        ]
     )
     return problem, tune(problem, _first(problem), [])
 
@@ -42,12 +48,20 @@ def test_without_trials_the_order_is_the_models(job: tuple[Problem, Tuning]) -> 
     assert len(state.next(3)) == 3
 
 
-def test_without_trials_whatever_the_model_lets_fit_is_proposed(job: tuple[Problem, Tuning]) -> None:
+def test_without_trials_whatever_the_model_lets_fit_is_proposed(
+    job: tuple[Problem, Tuning],
+) -> None:
     # more than nine tenths of a device are used: full devices are no reason to leave a plan out
     tight = load_problem(
-        ["model=toy", "cluster=toy", "training=toy", "space.recompute=none", "space.sequence_parallel=false",
-         "cluster.devices.toy.memory_GiB=0.106"]
-    )  # fmt: skip
+        [
+            "model=toy",
+            "cluster=toy",
+            "training=toy",
+            "space.recompute=none",
+            "space.sequence_parallel=false",
+            "cluster.devices.toy.memory_GiB=0.106",
+        ]
+    )
     state, best = tune(tight, _first(tight), []), _first(tight)
     cost = evaluate(best, tight)
     assert max(u / c for u, c in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)) > 0.9
@@ -63,12 +77,16 @@ def test_one_trial_moves_all_seconds_and_narrows_them(job: tuple[Problem, Tuning
     shifts = [log(p.expected_s / p.predicted_s) / log(1.3) for p in after.proposals]
     assert min(shifts) > 0.4
     assert max(shifts) < 1.3
-    widths = [{p.plan: log(p.interval_s[1] / p.expected_s) for p in s.proposals} for s in (before, after)]
+    widths = [
+        {p.plan: log(p.interval_s[1] / p.expected_s) for p in s.proposals} for s in (before, after)
+    ]
     assert all(widths[1][plan] < widths[0][plan] for plan in widths[1])
     assert first.plan not in [p.plan for p in after.next(3)]
 
 
-def test_a_plan_that_ran_out_of_memory_takes_the_fuller_ones_with_it(job: tuple[Problem, Tuning]) -> None:
+def test_a_plan_that_ran_out_of_memory_takes_the_fuller_ones_with_it(
+    job: tuple[Problem, Tuning],
+) -> None:
     problem, before = job
 
     def fill(plan: object) -> float:
@@ -97,7 +115,10 @@ def test_a_measured_peak_moves_the_chance_of_every_plan(job: tuple[Problem, Tuni
 def test_a_plan_measured_faster_than_expected_becomes_the_best(job: tuple[Problem, Tuning]) -> None:
     problem, before = job
     first, second = before.proposals[0], before.proposals[5]
-    trials = [Trial("a", first.plan, first.predicted_s), Trial("b", second.plan, 0.6 * first.predicted_s)]
+    trials = [
+        Trial("a", first.plan, first.predicted_s),
+        Trial("b", second.plan, 0.6 * first.predicted_s),
+    ]
     assert tune(problem, first.plan, trials).proposals[0].plan == second.plan
 
 
@@ -105,9 +126,19 @@ def test_a_plan_measured_faster_than_expected_becomes_the_best(job: tuple[Proble
 def test_candidates_are_priced_as_the_plan_is(more: str) -> None:
     """Stages of five layers are uneven, which no exact method ranks where pipelines are simulated."""
     problem = load_problem(
-        ["model=toy", "cluster=toy", "training=toy", "space=uniform", "space.recompute=none", "space.pp=2",
-         "model.num_layers=5", "search.num_steps=5", "search.num_restarts=2", more]
-    )  # fmt: skip
+        [
+            "model=toy",
+            "cluster=toy",
+            "training=toy",
+            "space=uniform",
+            "space.recompute=none",
+            "space.pp=2",
+            "model.num_layers=5",
+            "search.num_steps=5",
+            "search.num_restarts=2",
+            more,
+        ]
+    )
     found = plan(problem).plan
     state = tune(problem, found, [])
     assert len(state.proposals) > 2

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.plan.strategy import LayerStrategy, Plan
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.uncertainty import Intervals, Posterior, intervals, posterior, with_run
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 
@@ -61,10 +61,14 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
         shipped.spread,
     )
     seen, other = (
-        {("gemm_efficiency", device, "nemo", "", ""): slope} for device, slope in (("h100", 2.0), ("x", 1.0))
+        {("gemm_efficiency", device, "nemo", "", ""): slope}
+        for device, slope in (("h100", 2.0), ("x", 1.0))
     )
     # base and device by their covariance, software by its prior; another device by its prior too
-    expected = [[4 * (0.03 + 0.2**2), 2 * (0.01 + 0.2**2)], [2 * (0.01 + 0.2**2), 0.04 + 0.3**2 + 0.2**2]]
+    expected = [
+        [4 * (0.03 + 0.2**2), 2 * (0.01 + 0.2**2)],
+        [2 * (0.01 + 0.2**2), 0.04 + 0.3**2 + 0.2**2],
+    ]
     found = own.covariances([seen, other])
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     assert own.variance(seen) == pytest.approx(expected[0][0])
@@ -72,13 +76,17 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
 
 def test_a_run_moves_the_figures_to_itself_and_other_plans_with_it() -> None:
     problem = load_problem([*JOB, "training.software=torchtitan"])
-    slower = replace(problem.config.cluster.devices["h100"], gemm_efficiency=0.6, attention_efficiency=0.25)
+    slower = replace(
+        problem.config.cluster.devices["h100"], gemm_efficiency=0.6, attention_efficiency=0.25
+    )
     cluster = replace(problem.config.cluster, devices={"h100": slower})
     truth = Problem.from_config(replace(problem.config, cluster=cluster))
     cost, others = evaluate(PLAN, truth), (PLAN, replace(PLAN, num_micro_batches=4))
     tuned = with_run(problem, PLAN, "log", cost.iteration_time_s, max(cost.memory_bytes))
     for plan in others:
-        before, real, after = (evaluate(plan, given).iteration_time_s for given in (problem, truth, tuned))
+        before, real, after = (
+            evaluate(plan, given).iteration_time_s for given in (problem, truth, tuned)
+        )
         assert abs(log(after / real)) < 0.5 * abs(log(before / real))
         low, high = known(tuned, plan).iteration_time_s
         assert low < real < high
@@ -91,7 +99,11 @@ def test_plan_json_holds_the_intervals() -> None:
     predicted = plan_dict(problem, PLAN, cost, None, [])["predicted"]
     low, high = predicted["iteration_time_interval_s"]
     assert low < predicted["iteration_time_s"] < high
-    assert len(predicted["memory_interval_bytes"]) == len(predicted["stage_out_of_memory_probability"]) == 1
+    assert (
+        len(predicted["memory_interval_bytes"])
+        == len(predicted["stage_out_of_memory_probability"])
+        == 1
+    )
     assert predicted["out_of_memory_probability"] == pytest.approx(
         predicted["stage_out_of_memory_probability"][0], abs=1e-3
     )

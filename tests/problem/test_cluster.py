@@ -5,14 +5,20 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_tables
-from darts_parallel.plan.space import outer_spaces
 from darts_parallel.planner.methods import check
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.hardware import scaled
 from tests.support.random_plans import random_plans
 
-SMALL = ["model=toy", "cluster=toy", "training=toy", "model.hidden_size=512", "model.ffn_hidden_size=2048",
-         "space.num_micro_batches=[4,16]"]  # fmt: skip
+SMALL = [
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "model.hidden_size=512",
+    "model.ffn_hidden_size=2048",
+    "space.num_micro_batches=[4,16]",
+]
 
 
 def _optimum(problem: Problem) -> float:
@@ -26,15 +32,28 @@ def test_better_hardware_never_makes_the_optimum_worse(memory_gib: float) -> Non
     problem = load_problem([*SMALL, f"cluster.devices.toy.memory_GiB={memory_gib}"])
     slower = _optimum(problem)
     assert slower < float("inf")
-    for name in ("devices.toy.memory", "devices.toy.peak_flops", "devices.toy.memory_bandwidth",
-                 "inter_node.bandwidth", "intra_node.bandwidth"):  # fmt: skip
+    for name in (
+        "devices.toy.memory",
+        "devices.toy.peak_flops",
+        "devices.toy.memory_bandwidth",
+        "inter_node.bandwidth",
+        "intra_node.bandwidth",
+    ):
         assert _optimum(scaled(problem, name, 2.0)) <= slower * (1 + 1e-12), name
     assert _optimum(scaled(problem, "inter_node.latency", 0.5)) <= slower * (1 + 1e-12)
 
 
 LLAMA = ["model=llama3_8b", "training=llama3_8b"]
-FIGURES = ("peak_flops", "memory_bandwidth", "gemm_efficiency", "gemm_half_size", "memory_efficiency",
-           "attention_efficiency", "layer_overhead", "overlap_exponent")  # fmt: skip
+FIGURES = (
+    "peak_flops",
+    "memory_bandwidth",
+    "gemm_efficiency",
+    "gemm_half_size",
+    "memory_efficiency",
+    "attention_efficiency",
+    "layer_overhead",
+    "overlap_exponent",
+)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ def test_layers_are_found_by_model_gpu_and_degree(folder: Path) -> None:
 def test_multipliers_are_linear_between_and_proportional_beyond_measured_sizes(
     folder: Path, kind: str, size: int, expected: float
 ) -> None:
-    assert read_profiles(folder).multiplier("tiny", "A10 (AWS g5)", kind, size) == pytest.approx(expected)
+    assert read_profiles(folder).multiplier("tiny", "A10 (AWS g5)", kind, size) == pytest.approx(
+        expected
+    )
 
 
 def test_without_a_multiplier_file_larger_micro_batches_are_proportional(folder: Path) -> None:
@@ -63,11 +65,18 @@ def test_without_a_multiplier_file_larger_micro_batches_are_proportional(folder:
     ("model", "gpu", "tp", "sentence"),
     [
         ("tny", "A10", 1, "model=tny must be one of other, tiny, which {} measured; try tiny."),
-        ("tiny", "A100", 1, "tiny=A100 must be one of A10 (AWS g5), which {} measured; try A10 (AWS g5)."),
+        (
+            "tiny",
+            "A100",
+            1,
+            "tiny=A100 must be one of A10 (AWS g5), which {} measured; try A10 (AWS g5).",
+        ),
         ("tiny", "A10", 4, "{}: tp=4 of model tiny on A10 (AWS g5) must be measured; try 2."),
     ],
 )
-def test_what_was_not_measured_is_refused(folder: Path, model: str, gpu: str, tp: int, sentence: str) -> None:
+def test_what_was_not_measured_is_refused(
+    folder: Path, model: str, gpu: str, tp: int, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         read_profiles(folder).find(model, gpu, tp)
     assert str(caught.value).endswith(sentence.format(folder))
@@ -77,18 +86,35 @@ def test_what_was_not_measured_is_refused(folder: Path, model: str, gpu: str, tp
     ("name", "old", "new", "sentence"),
     [
         (FORWARD_FILE, "forward_s", "seconds", "the column forward_s is missing"),
-        (FORWARD_FILE, "0.002", "fast", "line 3: forward_s=fast must be a finite number of at least 0"),
+        (
+            FORWARD_FILE,
+            "0.002",
+            "fast",
+            "line 3: forward_s=fast must be a finite number of at least 0",
+        ),
         (FORWARD_FILE, "0.002", "nan", "line 3: forward_s=nan must be a finite number"),
         (FORWARD_FILE, ",2,0,", ",0,0,", "line 4: tp=0 must be a whole number of at least 1"),
         (FORWARD_FILE, "1,1,transformer", "1,3,transformer", "layer_index=3 must count up from 0"),
         (FORWARD_FILE, ",0.004", "", "line 5: the row must have 7 fields"),
         (FORWARD_FILE, LAYERS.partition("\n")[2], "", "must hold at least one row"),
-        (MULTIPLIER_FILE, "transformer,2,", "transformer,1,", "line 3: micro_batch=1 must begin at 1 and"),
-        (MULTIPLIER_FILE, "transformer,1,", "transformer,2,", "line 2: micro_batch=2 must begin at 1 and"),
+        (
+            MULTIPLIER_FILE,
+            "transformer,2,",
+            "transformer,1,",
+            "line 3: micro_batch=1 must begin at 1 and",
+        ),
+        (
+            MULTIPLIER_FILE,
+            "transformer,1,",
+            "transformer,2,",
+            "line 2: micro_batch=2 must begin at 1 and",
+        ),
         (MULTIPLIER_FILE, ",1.5", ",-1", "multiplier=-1 must be a finite number of at least 0"),
     ],
 )
-def test_a_broken_file_is_one_sentence(folder: Path, name: str, old: str, new: str, sentence: str) -> None:
+def test_a_broken_file_is_one_sentence(
+    folder: Path, name: str, old: str, new: str, sentence: str
+) -> None:
     path = folder / name
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:

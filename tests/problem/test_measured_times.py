@@ -5,7 +5,7 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "training=toy", "cluster=toy"]
@@ -24,9 +24,11 @@ def profiled(path: Path, *more: str) -> Problem:
 @pytest.fixture
 def block(tmp_path: Path) -> Path:
     return write(
-        tmp_path / "block.csv", "x,toy,cpu,1,1,transformer,0.010,1,64,0.030,1000",
-        "x,toy,cpu,1,1,transformer,0.016,2,64,0.050,1800", "x,toy,cpu,2,1,transformer,0.006,1,64,0.020,600",
-    )  # fmt: skip
+        tmp_path / "block.csv",
+        "x,toy,cpu,1,1,transformer,0.010,1,64,0.030,1000",
+        "x,toy,cpu,1,1,transformer,0.016,2,64,0.050,1800",
+        "x,toy,cpu,2,1,transformer,0.006,1,64,0.020,600",
+    )
 
 
 def plan(tp: int, micro_batches: int) -> Plan:
@@ -49,19 +51,25 @@ def test_kept_bytes_are_measured_too(block: Path) -> None:
     problem, analytic = profiled(block), load_problem(TOY)
     strategy = LayerStrategy(tp=1, dp=8)
     tight = Plan(2, (0, 7), (strategy,) * 7)
-    difference = evaluate(tight, analytic).memory_bytes[0] - evaluate(tight, problem).memory_bytes[0]
-    block_bytes = 64 * 64 * 34  # Korthikanti et al. 2022, equation 2, without the scores of fused attention
+    difference = (
+        evaluate(tight, analytic).memory_bytes[0] - evaluate(tight, problem).memory_bytes[0]
+    )
+    block_bytes = (
+        64 * 64 * 34
+    )  # Korthikanti et al. 2022, equation 2, without the scores of fused attention
     assert difference == pytest.approx(4 * (block_bytes - 1000), rel=0.2)
 
 
 def test_degrees_that_were_not_measured_leave_the_space(block: Path) -> None:
-    from darts_parallel.plan.space import outer_spaces
+    from darts_parallel.plans.space import outer_spaces
 
     degrees = {c.tp for space in outer_spaces(profiled(block)) for c in space.choices}
     assert degrees == {1, 2}
 
 
-def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers(tmp_path: Path) -> None:
+def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers(
+    tmp_path: Path,
+) -> None:
     header = "source,model,gpu,tp,layer_index,layer_kind,forward_s\n"
     rows = [
         "x,Toy,TOY (card),1,0,embedding,0.001",
@@ -70,9 +78,11 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
     write(tmp_path / "layer_forward_seconds.csv", *rows, header=header)
     multipliers = "model,gpu,layer_kind,micro_batch,multiplier\n"
     write(
-        tmp_path / "micro_batch_multipliers.csv", "Toy,TOY (card),transformer,1,1",
-        "Toy,TOY (card),transformer,4,3", header=multipliers,
-    )  # fmt: skip
+        tmp_path / "micro_batch_multipliers.csv",
+        "Toy,TOY (card),transformer,1,1",
+        "Toy,TOY (card),transformer,4,3",
+        header=multipliers,
+    )
     measured = profiled(tmp_path).measured
     assert measured is not None
     tp, sizes = torch.ones(3).double(), torch.tensor([[1.0, 2.5, 8.0]]).double()
@@ -86,16 +96,36 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
 @pytest.mark.parametrize(
     ("row", "more", "sentence"),
     [
-        ("x,toy,cpu,1,1,transformer,0.01,1,128,0.03,9", [], "seq_len=128 must be training.seq_len=64"),
-        ("x,toy,cpu,3,1,transformer,0.01,1,64,0.03,9", [], "must measure a legal tensor-parallel degree"),
-        ("x,other,cpu,1,1,transformer,0.01,1,64,0.03,9", [], "cost.profile_model=toy must be one of other"),
+        (
+            "x,toy,cpu,1,1,transformer,0.01,1,128,0.03,9",
+            [],
+            "seq_len=128 must be training.seq_len=64",
+        ),
+        (
+            "x,toy,cpu,3,1,transformer,0.01,1,64,0.03,9",
+            [],
+            "must measure a legal tensor-parallel degree",
+        ),
+        (
+            "x,other,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            [],
+            "cost.profile_model=toy must be one of other",
+        ),
         ("x,toy,cpu,1,1,transformer,-1,1,64,0.03,9", [], "forward_s=-1 must be"),
-        ("x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9", ["cost.profile=null"], "cost.profile=null must name"),
-        ("x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9", ["cost.profile=no/x.csv"], "x.csv must be a folder"),
+        (
+            "x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            ["cost.profile=null"],
+            "cost.profile=null must name",
+        ),
+        (
+            "x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            ["cost.profile=no/x.csv"],
+            "x.csv must be a folder",
+        ),
     ],
 )
 def test_bad_profiles_are_refused(tmp_path: Path, row: str, more: list[str], sentence: str) -> None:
-    from darts_parallel.plan.space import outer_spaces
+    from darts_parallel.plans.space import outer_spaces
 
     path = write(tmp_path / "block.csv", row)
     with pytest.raises(ConfigError, match=sentence):

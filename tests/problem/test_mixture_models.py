@@ -11,8 +11,13 @@ from darts_parallel.problem.problem import load_problem
 
 def config(**changes: Any) -> ModelConfig:
     sizes = {
-        "name": "m", "num_layers": 4, "hidden_size": 8, "num_heads": 2, "vocab_size": 16, "max_seq_len": 4,
-    }  # fmt: skip
+        "name": "m",
+        "num_layers": 4,
+        "hidden_size": 8,
+        "num_heads": 2,
+        "vocab_size": 16,
+        "max_seq_len": 4,
+    }
     return ModelConfig(**{**sizes, "num_experts": 4, **changes})
 
 

@@ -29,13 +29,19 @@ PUBLISHED = {
 # totals: parameters of the classes of transformers 4.57.1, built on the meta device with these sizes; that of
 # Grok-1 is ours from the released sizes (its card says 314B). Active, in billions, as the papers print them.
 MIXTURES = {
-    "mixtral_8x7b": (46_702_792_704, 12.9, 0.1), "mixtral_8x22b": (140_620_634_112, 39.0, 0.2),
-    "qwen3_30b_a3b": (30_532_122_624, 3.3, 0.1), "qwen3_235b_a22b": (235_093_634_560, 22.0, 0.3),
-    "qwen2_57b_a14b": (57_408_658_944, 14.0, 0.3), "deepseek_v3": (671_026_404_352, 37.0, 0.7),
-    "kimi_k2": (1_026_408_209_408, 32.6, 0.4), "llama4_maverick": (400_711_848_960, 17.0, 0.3),
-    "gpt_oss_20b": (20_914_757_184, 3.61 + 0.58, 0.01), "gpt_oss_120b": (116_829_156_672, 5.13 + 0.58, 0.01),
-    "nemotron3_nano_30b_a3b": (31_577_937_344, 3.2, 0.4), "grok1": (315_684_034_560, 314 / 4, 6.0),
-}  # fmt: skip
+    "mixtral_8x7b": (46_702_792_704, 12.9, 0.1),
+    "mixtral_8x22b": (140_620_634_112, 39.0, 0.2),
+    "qwen3_30b_a3b": (30_532_122_624, 3.3, 0.1),
+    "qwen3_235b_a22b": (235_093_634_560, 22.0, 0.3),
+    "qwen2_57b_a14b": (57_408_658_944, 14.0, 0.3),
+    "deepseek_v3": (671_026_404_352, 37.0, 0.7),
+    "kimi_k2": (1_026_408_209_408, 32.6, 0.4),
+    "llama4_maverick": (400_711_848_960, 17.0, 0.3),
+    "gpt_oss_20b": (20_914_757_184, 3.61 + 0.58, 0.01),
+    "gpt_oss_120b": (116_829_156_672, 5.13 + 0.58, 0.01),
+    "nemotron3_nano_30b_a3b": (31_577_937_344, 3.2, 0.4),
+    "grok1": (315_684_034_560, 314 / 4, 6.0),
+}
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *NEARLY, *MIXTURES])
@@ -72,7 +78,10 @@ def test_presets_have_the_published_parameters(name: str) -> None:
         ({"mamba_state_dim": 0}, "mamba_state_dim=0 must be at least 1"),
         ({"mamba_num_heads": 0}, "mamba_num_heads=0 must be at least 1"),
         ({"num_experts": 4, "moe_router_topk": 5}, "model.moe_router_topk=5 must be at most 4"),
-        ({"num_experts": 4, "moe_router_num_groups": 3}, "groups=3 must divide model.num_experts=4"),
+        (
+            {"num_experts": 4, "moe_router_num_groups": 3},
+            "groups=3 must divide model.num_experts=4",
+        ),
         ({"num_experts": 4, "moe_layer_freq": [1, 0]}, "model.moe_layer_freq=a list of 2 must be"),
         ({"num_experts": 4, "moe_layer_freq": 0}, "model.moe_layer_freq=0 must be at least 1"),
         ({"moe_ffn_hidden_size": 4}, "must go with model.num_experts"),
@@ -84,7 +93,13 @@ def test_presets_have_the_published_parameters(name: str) -> None:
     ],
 )
 def test_what_is_no_model_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
-    sizes = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "vocab_size": 256, "max_seq_len": 64}
+    sizes = {
+        "num_layers": 4,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "vocab_size": 256,
+        "max_seq_len": 64,
+    }
     with pytest.raises(ConfigError, match=sentence) as caught:
         ModelConfig(**{"name": "x", **sizes, **values})
     assert "\n" not in str(caught.value)
@@ -95,7 +110,12 @@ def test_flops_per_token_are_those_of_the_megatron_formula() -> None:
     # Narayanan et al. 2021, section 5.1: 72 l h^2 (1 + s / 6h + V / 12 l h) without recomputation
     h, layers, s, vocabulary = 512, 6, 256, 1024
     config = ModelConfig(
-        name="x", num_layers=layers, hidden_size=h, num_heads=8, vocab_size=vocabulary, max_seq_len=s
+        name="x",
+        num_layers=layers,
+        hidden_size=h,
+        num_heads=8,
+        vocab_size=vocabulary,
+        max_seq_len=s,
     )
     formula = 72 * layers * h * h * (1 + s / (6 * h) + vocabulary / (12 * layers * h))
     assert Model(config, True).flops_per_token(s) == pytest.approx(formula, rel=1e-12)

@@ -7,7 +7,7 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_tables
-from darts_parallel.plan.space import outer_spaces
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.cluster import domain_nodes
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
@@ -70,9 +70,17 @@ def test_a_node_group_may_have_a_domain_of_its_own() -> None:
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
 def test_narrow_precisions_are_not_slower_than_16_bits(precision: str) -> None:
-    overrides = ["cluster=gb300_nvl72", "model=llama3_8b", "training=llama3_8b", "space.pp=1", "space.tp=1"]
+    overrides = [
+        "cluster=gb300_nvl72",
+        "model=llama3_8b",
+        "training=llama3_8b",
+        "space.pp=1",
+        "space.tp=1",
+    ]
     wide = load_problem(overrides)
     narrow = load_problem([*overrides, f"training.precision={precision}"])
     space = outer_spaces(wide)[0]
-    faster, slower = (build_tables(problem, [space])[0].time.sum(2).amin() for problem in (narrow, wide))
+    faster, slower = (
+        build_tables(problem, [space])[0].time.sum(2).amin() for problem in (narrow, wide)
+    )
     assert faster < slower

@@ -9,7 +9,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.cost.compute import CAST_BYTES, weight_cast_seconds
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.problem.software import ANY, COMMON, Software, read_software, software_names
 
@@ -68,7 +68,9 @@ def test_gradients_of_16_bits_take_half_the_wire_and_owners_are_waited_for() -> 
     owners = problem.cluster.num_devices
     waiting = seconds(problem, Software(owner_broadcast=2.7e-3))
     assert waiting - whole == pytest.approx(owners * 2.7e-3, rel=0.02)
-    assert seconds(problem, Software(owner_broadcast=2.7e-3), zero=0) == seconds(problem, COMMON, zero=0)
+    assert seconds(problem, Software(owner_broadcast=2.7e-3), zero=0) == seconds(
+        problem, COMMON, zero=0
+    )
 
 
 def test_weights_are_cast_once_an_iteration_whatever_the_micro_batches() -> None:

@@ -8,10 +8,16 @@ from rich.console import Console
 from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.report.explanation import FORMULAS, Explanation, Line, explain, render_explanation
+from darts_parallel.report.explanation import (
+    FORMULAS,
+    Explanation,
+    Line,
+    explain,
+    render_explanation,
+)
 from tests.support.commands import QUIET, TOY, Command
 from tests.support.export_plans import LLAMA, MIXTURE, plan_of
 from tests.support.layer_kinds import HYBRID, PREDICTION
@@ -20,18 +26,29 @@ from tests.support.random_plans import random_plans
 PROBLEMS = {
     "toy": ["model=toy", "cluster=toy", "training=toy"],
     "llama": LLAMA,
-    "unfused, tied, one stage": ["model=toy", "cluster=toy", "training=toy", "training.fused_attention=false",
-                                 "space.pp=1"],
+    "unfused, tied, one stage": [
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "training.fused_attention=false",
+        "space.pp=1",
+    ],
     "hybrid": HYBRID,
     "experts": ["model=toy_moe", "cluster=toy", "training=toy"],
-    "offload": ["model=toy", "cluster=toy", "training=toy", "cluster.devices.toy.host_bandwidth_GBps=25",
-                "space.offload=[activation,optimizer]", "cluster.devices.toy.memory_GiB=0.1003"],
+    "offload": [
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "cluster.devices.toy.host_bandwidth_GBps=25",
+        "space.offload=[activation,optimizer]",
+        "cluster.devices.toy.memory_GiB=0.1003",
+    ],
     "prediction": PREDICTION,
     "adapters": [*MIXTURE, "training.lora_rank=4", "training.lora_targets=[linear_qkv,linear_fc2]"],
     "simulated": [*LLAMA, "cost.pipeline=simulated"],
     "half blocks": [*MIXTURE, "space.cut=half_block"],
     "recorded iterations": [*LLAMA, "training.cuda_graphs=full_iteration"],
-}  # fmt: skip
+}
 
 
 def by_stage(lines: list[Line], pp: int) -> list[float]:
@@ -42,7 +59,9 @@ def require_sums(problem: Problem, plan: Plan) -> Explanation:
     found, cost = explain(problem, plan), evaluate(plan, problem)
     assert by_stage(found.memory, plan.pp) == pytest.approx(cost.memory_bytes, rel=1e-9)
     assert by_stage(found.micro_batch, plan.pp) == pytest.approx(cost.stage_times_s, rel=1e-9)
-    assert sum(line.value for line in found.iteration) == pytest.approx(cost.iteration_time_s, rel=1e-9)
+    assert sum(line.value for line in found.iteration) == pytest.approx(
+        cost.iteration_time_s, rel=1e-9
+    )
     lines = found.memory + found.micro_batch
     assert all((line.value >= 0 or plan.offload) and line.formula and line.source for line in lines)
     return found

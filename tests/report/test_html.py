@@ -9,8 +9,8 @@ from rich.console import Console
 
 from darts_parallel import evaluate, load_problem
 from darts_parallel.cli._job import Job
-from darts_parallel.plan.strategy import Plan
 from darts_parallel.planner import time_elasticities
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import plan_dict, render, report_page
 from darts_parallel.schedules import find
@@ -53,7 +53,9 @@ def page(found: Found, problem: Problem | None = None, plan: Plan | None = None)
     return report_page(*job, data, tables, ["darts-parallel plan=a&b.json"])
 
 
-def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_words(found: Found) -> None:
+def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_words(
+    found: Found,
+) -> None:
     config = found.problem.config
     name = "<script>alert(1)</script>&amp;[red]"
     hostile = replace(config, model=replace(config.model, name=name))
@@ -61,19 +63,28 @@ def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_
     shown = Page(text)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in shown.found}
     assert all(words in shown.words for words in (name, "a&b.json"))
-    links = [value or "" for _, own in shown.found for key, value in own.items() if key in ("href", "src")]
+    links = [
+        value or ""
+        for _, own in shown.found
+        for key, value in own.items()
+        if key in ("href", "src")
+    ]
     assert [link.partition(",")[0] for link in links] == ["data:image/png;base64"] * 2
     assert set(re.findall(r"https?://[^\s\"<]+", text)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_json(found: Found) -> None:
+def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_json(
+    found: Found,
+) -> None:
     shown = Page(page(found))
     rects = (own for tag, own in shown.found if tag == "rect")
     parts = [own for own in rects if (own["y"], own["height"]) == ("1.00", "14.00")]
     most, bars = max(found.cost.capacity_bytes), 5
     assert len(parts) == bars * found.plan.pp
     for stage, used in enumerate(found.cost.memory_bytes):
-        capacity, *terms = (float(own["width"] or 0) for own in parts[bars * stage : bars * (stage + 1)])
+        capacity, *terms = (
+            float(own["width"] or 0) for own in parts[bars * stage : bars * (stage + 1)]
+        )
         assert sum(terms) == pytest.approx(260 * used / most, abs=0.03)
         assert capacity == pytest.approx(260 * found.cost.capacity_bytes[stage] / most, abs=0.01)
     plan = found.plan.describe(found.problem.training.global_batch_size)
@@ -83,8 +94,12 @@ def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "gpipe"])
 def test_the_schedule_is_named_and_many_micro_batches_are_cut(found: Found, schedule: str) -> None:
-    problem = load_problem([*TOY, "space.pp=4", "cost.pipeline=simulated", f"cost.schedule={schedule}"])
-    plan = Plan(16, found.plan.boundaries, tuple(replace(layer, dp=1, tp=2) for layer in found.plan.layers))
+    problem = load_problem(
+        [*TOY, "space.pp=4", "cost.pipeline=simulated", f"cost.schedule={schedule}"]
+    )
+    plan = Plan(
+        16, found.plan.boundaries, tuple(replace(layer, dp=1, tp=2) for layer in found.plan.layers)
+    )
     words = Page(page(found, problem, plan)).words
     assert "one iteration, the first 8 of 16 micro-batches" in words
     assert ("weight gradient" in words) == (schedule == "zero_bubble")

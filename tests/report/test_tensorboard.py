@@ -17,8 +17,14 @@ SMALL = ["space.pp=2", "space.dp=4", "space.tp=1", "space.recompute=none", "spac
 
 
 def load(*overrides: str) -> Problem:
-    job = ["model=toy", "cluster=toy", "training=toy", "search.num_steps=21", "search.num_restarts=2",
-           "search.polish_starts=1"]  # fmt: skip
+    job = [
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "search.num_steps=21",
+        "search.num_restarts=2",
+        "search.polish_starts=1",
+    ]
     return load_problem([*job, *overrides])
 
 
@@ -71,9 +77,13 @@ def test_the_curves_carry_the_records(whole: Tracked) -> None:
     record = result.history[-1]
     assert last(run, "search/temperature") == pytest.approx(record.schedules.temperature)
     assert last(run, "search/best_time_s") == pytest.approx(record.best_time_s)
-    assert [point.step for point in run.Scalars("search/loss")] == [entry.step for entry in result.history]
+    assert [point.step for point in run.Scalars("search/loss")] == [
+        entry.step for entry in result.history
+    ]
     notable = {
-        name: w for name, w in record.outer_weights.items() if w * len(record.outer_weights) >= NOTABLE
+        name: w
+        for name, w in record.outer_weights.items()
+        if w * len(record.outer_weights) >= NOTABLE
     }
     for name, weight in (notable or record.outer_weights).items():
         assert last(run, f"outer/{name.replace(' ', '_')}") == pytest.approx(weight)
@@ -102,12 +112,18 @@ def test_the_end_has_pictures_and_names_the_plan(whole: Tracked) -> None:
 
 
 def test_no_curve_has_one_point(whole: Tracked) -> None:
-    tags = [tag for tag in whole.run.Tags()["scalars"] if not tag.startswith("metrics/")]  # of HPARAMS
+    tags = [
+        tag for tag in whole.run.Tags()["scalars"] if not tag.startswith("metrics/")
+    ]  # of HPARAMS
     assert all(len(whole.run.Scalars(tag)) > 1 for tag in tags)
 
 
-def test_hyperparameters_are_what_the_command_changed_in_the_one_run(small: Tracked, tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path, small.problem, ["search.num_steps=21", "space.recompute=none", "+a.b=true"])
+def test_hyperparameters_are_what_the_command_changed_in_the_one_run(
+    small: Tracked, tmp_path: Path
+) -> None:
+    tracker = Tracker(
+        tmp_path, small.problem, ["search.num_steps=21", "space.recompute=none", "+a.b=true"]
+    )
     finish(tracker, small.problem, small.result)
     run = read(tmp_path)
     assert [path.name.split(".")[0] for path in tmp_path.rglob("*")] == ["events"]
@@ -117,13 +133,26 @@ def test_hyperparameters_are_what_the_command_changed_in_the_one_run(small: Trac
         assert word in content
     assert b"temperature" not in content
     measures = {tag for tag in run.Tags()["scalars"] if tag.startswith("metrics/")}
-    names = ("iteration_time_s", "tokens_per_s", "mfu", "memory_over_capacity", "out_of_memory_probability",
-             "seconds", "raw_gap", "gap")  # fmt: skip
+    names = (
+        "iteration_time_s",
+        "tokens_per_s",
+        "mfu",
+        "memory_over_capacity",
+        "out_of_memory_probability",
+        "seconds",
+        "raw_gap",
+        "gap",
+    )
     assert measures == {f"metrics/{name}" for name in names}
     cost = evaluate(small.result.plan, small.problem)
     used = max(a / b for a, b in zip(cost.memory_bytes, cost.capacity_bytes, strict=True))
     assert last(run, "metrics/memory_over_capacity") == pytest.approx(used)
-    assert override_values(["a=2", "b=0.5", "c=x", "d=[1,2]"]) == {"a": 2, "b": 0.5, "c": "x", "d": "[1,2]"}
+    assert override_values(["a=2", "b=0.5", "c=x", "d=[1,2]"]) == {
+        "a": 2,
+        "b": 0.5,
+        "c": "x",
+        "d": "[1,2]",
+    }
 
 
 def test_without_changes_the_plan_and_its_measures_are_a_row(small: Tracked) -> None:
@@ -146,7 +175,9 @@ def test_an_interrupted_search_without_records_is_tracked(small: Tracked, tmp_pa
     assert not read(tmp_path).Tags()["images"]
 
 
-def test_the_module_imports_neither_tensorboard_nor_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_imports_neither_tensorboard_nor_matplotlib(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "darts_parallel"]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("tensorboard", "matplotlib", "torch.utils.tensorboard"):

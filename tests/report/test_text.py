@@ -8,26 +8,39 @@ from rich.console import Console
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient.result import SearchResult
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import layer_ranges, run_lengths
-from darts_parallel.report.text import MAX_ALTERNATIVES, claim, layerwise_sentence, render, why_it_loses
+from darts_parallel.report.text import (
+    MAX_ALTERNATIVES,
+    claim,
+    layerwise_sentence,
+    render,
+    why_it_loses,
+)
 from tests.report.conftest import Found
 
 NAN, INF = float("nan"), float("inf")
 
 
 def render_text(
-    problem: Problem, result: SearchResult | None, plan: Plan, cost: CostBreakdown,
+    problem: Problem,
+    result: SearchResult | None,
+    plan: Plan,
+    cost: CostBreakdown,
     verifications: Sequence[Verification],
-) -> str:  # fmt: skip
+) -> str:
     """The report as a pipe or a file gets it."""
     out = StringIO()
-    render(problem, result, plan, cost, verifications, Console(file=out, width=100, color_system=None))
+    render(
+        problem, result, plan, cost, verifications, Console(file=out, width=100, color_system=None)
+    )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def entry(found: Found, space: str, factor: float, *, proven: bool = True, note: str = "") -> Verification:
+def entry(
+    found: Found, space: str, factor: float, *, proven: bool = True, note: str = ""
+) -> Verification:
     """An answer whose plan takes `factor` times as long; unproven ones have a bound 10 % lower."""
     seconds = found.result.iteration_time_s * factor
     name = "exhaustive" if space == "uniform" else "dynamic_programming"
@@ -38,14 +51,22 @@ def entry(found: Found, space: str, factor: float, *, proven: bool = True, note:
 
 
 def test_the_report_says_everything_once(found: Found) -> None:
-    answers = [entry(found, "uniform", 1.013), entry(found, "layerwise", 1.0, note="took [a] while.")]
+    answers = [
+        entry(found, "uniform", 1.013),
+        entry(found, "layerwise", 1.0, note="took [a] while."),
+    ]
     text = " ".join(render_text(*found, answers).split())
     for words in (
-        found.plan.describe(found.problem.training.global_batch_size), "MFU", "recomputation",
-        "sharding (ZeRO-2/3)", f"raw {found.result.raw_iteration_time_s:.6f} s", "-1.28 %",
-        "dynamic programming: took [a] while.", "optimal in the model, over the layerwise space",
+        found.plan.describe(found.problem.training.global_batch_size),
+        "MFU",
+        "recomputation",
+        "sharding (ZeRO-2/3)",
+        f"raw {found.result.raw_iteration_time_s:.6f} s",
+        "-1.28 %",
+        "dynamic programming: took [a] while.",
+        "optimal in the model, over the layerwise space",
         "Layer-wise freedom saves 1.3 % over the best uniform plan.",
-    ):  # fmt: skip
+    ):
         assert text.count(words) == 1, words
 
 
@@ -68,14 +89,23 @@ def test_alternatives_are_at_most_five_other_plans_with_a_reason(found: Found) -
     several = replace(found.result, alternatives=(same, *found.result.alternatives * 9))
     text = render_text(*found._replace(result=several), [])
     shown = text[text.index("why it loses") :]
-    assert shown.count("s compute") + shown.count("s pipeline") + shown.count("sync") <= MAX_ALTERNATIVES
+    assert (
+        shown.count("s compute") + shown.count("s pipeline") + shown.count("sync")
+        <= MAX_ALTERNATIVES
+    )
     assert shown.count("dp ") == MAX_ALTERNATIVES
 
 
 def test_why_it_loses_names_the_term_that_grows_most(found: Found) -> None:
     terms = found.cost.breakdown_s
-    slower = terms | {"pipeline_bubble": terms["pipeline_bubble"] + 0.112, "compute": terms["compute"] + 0.1}
-    assert why_it_loses(found.cost, replace(found.cost, breakdown_s=slower)) == "+0.112 s pipeline bubble"
+    slower = terms | {
+        "pipeline_bubble": terms["pipeline_bubble"] + 0.112,
+        "compute": terms["compute"] + 0.1,
+    }
+    assert (
+        why_it_loses(found.cost, replace(found.cost, breakdown_s=slower))
+        == "+0.112 s pipeline bubble"
+    )
     assert why_it_loses(found.cost, found.cost) == "it is as fast"
 
 
@@ -88,8 +118,12 @@ def test_why_it_loses_names_the_term_that_grows_most(found: Found) -> None:
         (0.8, True, "layer-wise freedom brings nothing: the best uniform plan is"),
     ],
 )
-def test_the_sentence_on_freedom_is_honest(found: Found, factor: float, proven: bool, sentence: str) -> None:
-    said = layerwise_sentence(found.problem, found.cost, [entry(found, "uniform", factor, proven=proven)])
+def test_the_sentence_on_freedom_is_honest(
+    found: Found, factor: float, proven: bool, sentence: str
+) -> None:
+    said = layerwise_sentence(
+        found.problem, found.cost, [entry(found, "uniform", factor, proven=proven)]
+    )
     assert said.startswith(sentence)
     assert ("25.0 % faster" in said) == (factor == 0.8)
     assert ("as fast" in said) == (factor == 1.0)
@@ -110,7 +144,9 @@ def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: Found) ->
         (1.0, False, "best found; 11.11 % above a proven lower bound"),
     ],
 )
-def test_a_claim_is_optimal_only_where_proven(found: Found, factor: float, proven: bool, words: str) -> None:
+def test_a_claim_is_optimal_only_where_proven(
+    found: Found, factor: float, proven: bool, words: str
+) -> None:
     assert (
         claim(found.problem, found.cost, [entry(found, "layerwise", factor, proven=proven)])
         == f"{words}, over the layerwise space"
@@ -129,8 +165,13 @@ def test_a_note_that_repeats_the_claim_is_not_printed(found: Found) -> None:
 
 
 def test_a_baseline_without_a_plan_is_reported(found: Found) -> None:
-    none = replace(entry(found, "layerwise", 1.0, proven=False), plan=None, iteration_time_s=INF, gap=NAN,
-                   lower_bound_s=0.0)  # fmt: skip
+    none = replace(
+        entry(found, "layerwise", 1.0, proven=False),
+        plan=None,
+        iteration_time_s=INF,
+        gap=NAN,
+        lower_bound_s=0.0,
+    )
     text = render_text(*found, [none])
     assert "no plan found" in text
     assert "nan" not in text
@@ -139,7 +180,9 @@ def test_a_baseline_without_a_plan_is_reported(found: Found) -> None:
 
 def test_a_plan_over_its_memory_is_marked(found: Found) -> None:
     over = replace(
-        found.cost, feasible=False, memory_bytes=tuple(1.5 * size for size in found.cost.capacity_bytes)
+        found.cost,
+        feasible=False,
+        memory_bytes=tuple(1.5 * size for size in found.cost.capacity_bytes),
     )
     console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
     render(*found._replace(result=None, cost=over), [], console)

@@ -3,19 +3,29 @@ from itertools import pairwise
 import pytest
 
 from darts_parallel import evaluate, load_problem
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.trace import plan_timeline
 from darts_parallel.schedules import find
 
-JOB = ["model=toy", "cluster=toy", "training=toy", "space.pp=4", "search.num_steps=5",
-       "search.num_restarts=2", "search.polish=false", "output.tensorboard=false",
-       "verification.enabled=false"]  # fmt: skip
+JOB = [
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "space.pp=4",
+    "search.num_steps=5",
+    "search.num_restarts=2",
+    "search.polish=false",
+    "output.tensorboard=false",
+    "verification.enabled=false",
+]
 COSTS = [
-    [], ["cost.pipeline=simulated"], ["cost.pipeline=simulated", "cost.schedule=gpipe"],
+    [],
+    ["cost.pipeline=simulated"],
+    ["cost.pipeline=simulated", "cost.schedule=gpipe"],
     ["cost.pipeline=simulated", "cost.schedule=zero_bubble"],
     ["cost.pipeline=simulated", "cost.p2p=overlapped"],
-]  # fmt: skip
+]
 
 
 def uneven_plan(problem: Problem) -> Plan:

@@ -18,10 +18,10 @@ import torch
 import darts_parallel.run
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.plan.file import write_json
-from darts_parallel.plan.legality import refuse_unexecutable
-from darts_parallel.plan.space import outer_spaces
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.file import write_json
+from darts_parallel.plans.legality import refuse_unexecutable
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.run.__main__ import main
@@ -42,7 +42,9 @@ def plan_file(folder: Path, plan: Plan, problem: Problem) -> Path:
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """A plan of two stages."""
-    return plan_file(tmp_path, uniform((0, 2, 5), 2, LayerStrategy(1, 1, recompute="full")), tiny(2))
+    return plan_file(
+        tmp_path, uniform((0, 2, 5), 2, LayerStrategy(1, 1, recompute="full")), tiny(2)
+    )
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -66,10 +68,14 @@ def test_the_run_starts_its_processes_and_reports_what_it_measured(
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_agree_with_one_process_and_the_first_says_so(tmp_path: Path, two: Path) -> None:
+def test_ranks_of_torchrun_agree_with_one_process_and_the_first_says_so(
+    tmp_path: Path, two: Path
+) -> None:
     arguments = ["--standalone", "--nproc-per-node", "2", "-m", "darts_parallel.run", f"plan={two}"]
     arguments += ["verify=true", "steps=1", "timeout_s=120"]
-    process = preloaded().Process(target=torchrun, args=(tmp_path / "said.txt", arguments), daemon=True)
+    process = preloaded().Process(
+        target=torchrun, args=(tmp_path / "said.txt", arguments), daemon=True
+    )
     process.start()
     process.join(120.0)
     said = (tmp_path / "said.txt").read_text()
@@ -79,7 +85,9 @@ def test_ranks_of_torchrun_agree_with_one_process_and_the_first_says_so(tmp_path
     assert "Warning" not in said
 
 
-def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found: list[int] = []
     monkeypatch.setattr(os, "_exit", found.append)
     for variables, ended in (({}, []), ({"WORLD_SIZE": "2"}, [3])):
@@ -99,9 +107,11 @@ def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(monkeypatch
     ],
 )
 def test_a_wrong_setting_is_one_sentence(
-    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     assert command(monkeypatch, *arguments) == 2
     assert words in capsys.readouterr().err
 
@@ -120,7 +130,10 @@ def test_an_older_torch_is_refused_in_one_sentence_by_code_that_needs_nothing_th
     for name in ("tensor", "fsdp", "pipelining"):
         monkeypatch.setitem(sys.modules, f"torch.distributed.{name}", None)  # an import of it fails
     assert importlib.import_module("darts_parallel.run.__main__").main() == 2
-    assert capsys.readouterr().err == f'darts_parallel.run: {sentence}; try pip install "torch>=2.13".\n'
+    assert (
+        capsys.readouterr().err
+        == f'darts_parallel.run: {sentence}; try pip install "torch>=2.13".\n'
+    )
 
 
 def test_every_torch_below_the_needed_one_is_refused_and_newer_ones_are_not() -> None:
@@ -131,10 +144,14 @@ def test_every_torch_below_the_needed_one_is_refused_and_newer_ones_are_not() ->
         require_torch(newer)
 
 
-def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_that_does_not_fit() -> None:
+def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_that_does_not_fit() -> (
+    None
+):
     plan = uniform((0, 5), 1, LayerStrategy(1, 1))
     a10, h100 = (load_problem([*TINY, f"cluster={name}"]) for name in ("a10_4x4", "h100_1x8"))
-    with pytest.raises(UnsupportedError, match=r"for 16 x a10, and this machine has no GPU; .*device=cpu"):
+    with pytest.raises(
+        UnsupportedError, match=r"for 16 x a10, and this machine has no GPU; .*device=cpu"
+    ):
         device_for(a10, plan, "auto", LARGE)
     assert device_for(a10, plan, "cpu", LARGE) == "cpu"
     other = LocalMachine(("NVIDIA H100 80GB HBM3",), 2.0**40)
@@ -154,17 +171,27 @@ def test_a_plan_for_gpus_is_refused_without_one_unless_the_user_insists_and_one_
         ({"node_order": (0,)}, (), "space.node_orders=given"),
         ({"layer": {"tp_comm_bits": 8}}, (), "embedding has tp_comm_bits=8"),
         ({"layer": {"grad_comm_bits": 4}}, (), "embedding has grad_comm_bits=4"),
-        ({"layer": {"sequence_parallel": True}}, ("training.seq_len=7",), "must divide training.seq_len=7"),
+        (
+            {"layer": {"sequence_parallel": True}},
+            ("training.seq_len=7",),
+            "must divide training.seq_len=7",
+        ),
         ({}, ("model.num_encoder_layers=1",), "model.num_encoder_layers=1"),
         (
-            {"boundaries": (0, 2, 5), "schedule": "zero_bubble_h1", "layer": {"tp": 1, "zero_stage": 2}},
+            {
+                "boundaries": (0, 2, 5),
+                "schedule": "zero_bubble_h1",
+                "layer": {"tp": 1, "zero_stage": 2},
+            },
             (),
             "splits backward passes",
         ),
         ({"num_micro_batches": 3}, (), "must divide training.global_batch_size=8"),
     ],
 )
-def test_what_cannot_run_is_named(change: dict[str, object], overrides: tuple[str, ...], words: str) -> None:
+def test_what_cannot_run_is_named(
+    change: dict[str, object], overrides: tuple[str, ...], words: str
+) -> None:
     problem = tiny(4, *overrides)
     layer = replace(LayerStrategy(2, 2), **change.pop("layer", {}))  # type: ignore[arg-type]
     plan = replace(uniform((0, problem.num_layers), 2, layer), **change)  # type: ignore[arg-type]
@@ -175,17 +202,23 @@ def test_what_cannot_run_is_named(change: dict[str, object], overrides: tuple[st
 def test_the_executable_space_holds_only_what_runs() -> None:
     overrides = ["training.seq_len=6", "training.precision=fp32"]
     free = load_problem([*TINY, *overrides])
-    bound = load_problem([*TINY, *overrides, "space=executable", "space.schedules=[1f1b,zero_bubble_h1]"])
+    bound = load_problem(
+        [*TINY, *overrides, "space=executable", "space.schedules=[1f1b,zero_bubble_h1]"]
+    )
     assert bound.config.space.kind == "layerwise"
     for problem, split in ((free, True), (bound, False)):
-        choices = [choice for space in outer_spaces(problem) if space.pp == 2 for choice in space.choices]
+        choices = [
+            choice for space in outer_spaces(problem) if space.pp == 2 for choice in space.choices
+        ]
         assert any(c.tp == 4 and c.sequence_parallel for c in choices) is split
     for space in outer_spaces(bound):
         for choice in space.choices:
             units = [*range(space.pp), bound.num_layers]
             counts = [m for m in space.num_micro_batches if 8 % (m * choice.dp) == 0]
             layers = (choice,) * bound.num_layers
-            refuse_unexecutable(Plan(counts[0], tuple(units), layers, schedule=space.schedule), bound)
+            refuse_unexecutable(
+                Plan(counts[0], tuple(units), layers, schedule=space.schedule), bound
+            )
     with pytest.raises(UnsupportedError, match=r"model\.num_encoder_layers"):
         outer_spaces(load_problem([*TINY, "space=executable", "model.num_encoder_layers=1"]))
     with pytest.raises(DartsParallelError, match=r"space\.tp_comm_bits=8 must be one of 16"):
@@ -201,7 +234,10 @@ def alive(pid: int) -> bool:
 
 
 def test_a_process_that_dies_stops_all_others_at_once() -> None:
-    for killed, sentence in ((None, "rank 1 died (exit status 7)"), (0, "rank 0 died (signal SIGKILL)")):
+    for killed, sentence in (
+        (None, "rank 1 died (exit status 7)"),
+        (0, "rank 0 died (signal SIGKILL)"),
+    ):
         workers = Workers(2)
         pids = workers.pids
         if killed is not None:
@@ -214,7 +250,9 @@ def test_a_process_that_dies_stops_all_others_at_once() -> None:
 def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     submit, others = ProcessPoolExecutor.submit, multiprocessing.active_children()
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *a: (submit(*a), signal.raise_signal(2)))
+    monkeypatch.setattr(
+        ProcessPoolExecutor, "submit", lambda *a: (submit(*a), signal.raise_signal(2))
+    )
     with pytest.raises(KeyboardInterrupt):
         Workers(2)
     assert set(multiprocessing.active_children()) <= set(others)
@@ -230,7 +268,10 @@ def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
 
 def test_a_process_that_never_comes_is_named_after_the_timeout(tmp_path: Path) -> None:
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
-    with pytest.raises(GroupError, match="rank 0 lost another"), process_group(CPU, 0, 2, 0.5, store):
+    with (
+        pytest.raises(GroupError, match="rank 0 lost another"),
+        process_group(CPU, 0, 2, 0.5, store),
+    ):
         raise AssertionError("the group must not stand")
     assert not torch.distributed.is_initialized()
 
@@ -242,7 +283,10 @@ def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         port = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_ADDR", "localhost")
         monkeypatch.setenv("MASTER_PORT", str(port))
-        with pytest.raises(GroupError, match=f"localhost:{port} is taken"), process_group(CPU, 0, 1, 5.0):
+        with (
+            pytest.raises(GroupError, match=f"localhost:{port} is taken"),
+            process_group(CPU, 0, 1, 5.0),
+        ):
             raise AssertionError("the group must not stand")
 
 
@@ -254,13 +298,19 @@ def test_a_taken_port_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
             {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
             "WORLD_SIZE=3 must be the 2 devices of the plan; try torchrun --nproc-per-node 2.\n",
         ),
-        ({"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, "WORLD_SIZE=two"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "two", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
+            "WORLD_SIZE=two",
+        ),
     ],
 )
 def test_a_wrong_environment_of_torchrun_is_refused(
-    variables: dict[str, str], sentence: str, two: Path, monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    sentence: str,
+    two: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -7,9 +7,9 @@ import torch
 from darts_parallel.bilevel._quantize import lossy_sum
 from darts_parallel.cost.collectives import BLOCK
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plan.legality import refuse_unexecutable
-from darts_parallel.plan.strategy import LayerStrategy as Strategy
-from darts_parallel.plan.strategy import Plan
+from darts_parallel.plans.legality import refuse_unexecutable
+from darts_parallel.plans.strategy import LayerStrategy as Strategy
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.run._lossy import pack, unpack
 from darts_parallel.run._verify import TOLERANCE
 from darts_parallel.run.workers import Workers
@@ -35,9 +35,12 @@ def test_four_gloo_ranks_hold_what_the_virtual_ranks_of_the_loop_do() -> None:
     with Workers(4) as workers:
         for size, bits in ((4 * BLOCK, 8), (1000, 4), (1000, 2), (130, 16)):
             answers = workers.run(reduced, size, bits)
-            partials = torch.stack([
-                torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(4)
-            ])  # fmt: skip
+            partials = torch.stack(
+                [
+                    torch.randn(size, generator=torch.Generator().manual_seed(rank))
+                    for rank in range(4)
+                ]
+            )
             for answer in answers:
                 torch.testing.assert_close(answer, lossy_sum(partials, bits), rtol=1e-5, atol=1e-6)
     with Workers(1) as workers:  # which sends nothing
@@ -48,12 +51,21 @@ def test_four_gloo_ranks_hold_what_the_virtual_ranks_of_the_loop_do() -> None:
 WIDE = ("model.hidden_size=64", "model.num_heads=4")
 """A token's state is one block of numbers, whose scale depends on no other token."""
 MIXED = Plan(
-    2, (0, 2, 5), (Strategy(1, 2), Strategy(2, 1, tp_comm_bits=4), Strategy(1, 2, 1, grad_comm_bits=2),
-                   Strategy(1, 2), Strategy(1, 2)),
-)  # fmt: skip
+    2,
+    (0, 2, 5),
+    (
+        Strategy(1, 2),
+        Strategy(2, 1, tp_comm_bits=4),
+        Strategy(1, 2, 1, grad_comm_bits=2),
+        Strategy(1, 2),
+        Strategy(1, 2),
+    ),
+)
 """Two stages of two ranks: sums at 4 bits in the first, gradients at 2 bits by ZeRO 1 in the second."""
 BOTH = Plan(
-    1, (0, 5), (Strategy(1, 4), *(Strategy(2, 2, 0, "full", False, 4, 4),) * 2, *(Strategy(1, 4),) * 2)
+    1,
+    (0, 5),
+    (Strategy(1, 4), *(Strategy(2, 2, 0, "full", False, 4, 4),) * 2, *(Strategy(1, 4),) * 2),
 )
 """Sums and gradients at 4 bits on four ranks, with recomputation."""
 
@@ -68,9 +80,12 @@ def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() ->
             # a processor that sums in another order moves single numbers to the next level
             error = abs(verdict.loss / verdict.reference_loss - 1.0)
             assert median(verdict.gradients.values()) < 0.25  # 0.13 on an EPYC; unrelated: 1
-            exact = replace(plan, layers=tuple(
-                replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.layers
-            ))  # fmt: skip
+            exact = replace(
+                plan,
+                layers=tuple(
+                    replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.layers
+                ),
+            )
             other = workers.run(verified, problem, exact, (0, 0))[0]
             # without rounding the loss differs by far more
             assert abs(other.loss / verdict.loss - 1.0) > max(5 * error, 100 * TOLERANCE)
@@ -84,7 +99,9 @@ def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() ->
         (Strategy(1, 4, 2, grad_comm_bits=4), "space.zero_stage"),
     ],
 )
-def test_few_bits_that_no_collective_here_sends_are_refused(strategy: Strategy, nearest: str) -> None:
+def test_few_bits_that_no_collective_here_sends_are_refused(
+    strategy: Strategy, nearest: str
+) -> None:
     plan = Plan(1, (0, 5), (Strategy(1, 4), *(strategy,) * 2, *(Strategy(1, 4),) * 2))
     with pytest.raises(UnsupportedError, match=nearest):
         refuse_unexecutable(plan, tiny(4))

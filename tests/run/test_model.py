@@ -9,14 +9,18 @@ from darts_parallel.run.engine import cross_entropy_sum, global_batch, part_of_r
 from tests.support.running import LLAMA, tiny
 
 
-@pytest.mark.parametrize("model", ["toy", "gpt2_xl", "llama3_8b", "llama3_70b", "bert_345m", "bloom_176b"])
+@pytest.mark.parametrize(
+    "model", ["toy", "gpt2_xl", "llama3_8b", "llama3_70b", "bert_345m", "bloom_176b"]
+)
 def test_every_layer_has_as_many_parameters_as_the_cost_model_counts(model: str) -> None:
     problem = load_problem([f"model={model}", "training=toy", "cluster=toy"])
     config = problem.model.config
     for spec in problem.model.layers:
         if spec.name != LOSS:
             layer = empty_layer(config, True, spec.name, config.vocab_size)
-            assert sum(p.numel() for p in layer.parameters()) == spec.parameters(config.vocab_size), spec.name
+            assert sum(p.numel() for p in layer.parameters()) == spec.parameters(
+                config.vocab_size
+            ), spec.name
 
 
 def test_padding_leaves_the_weights_of_the_vocabulary_as_they_are() -> None:
@@ -26,7 +30,9 @@ def test_padding_leaves_the_weights_of_the_vocabulary_as_they_are() -> None:
     assert torch.equal(padded.table.weight[: config.vocab_size], exact.table.weight)
     assert not padded.table.weight[config.vocab_size :].any()
     head = build_layer(config, True, "head", config.vocab_size, seed=3)
-    assert torch.equal(head.output.weight, exact.table.weight), "a tied head begins with the same table"
+    assert torch.equal(head.output.weight, exact.table.weight), (
+        "a tied head begins with the same table"
+    )
 
 
 def test_fused_and_unfused_attention_agree() -> None:
@@ -49,7 +55,9 @@ def test_the_divided_cross_entropy_ignores_the_padding_of_the_vocabulary() -> No
     logits = torch.randn(2, 3, 7, generator=generator, requires_grad=True)
     targets = torch.randint(5, (2, 3), generator=generator)
     ours = cross_entropy_sum(logits, targets, valid=5)
-    expected = functional.cross_entropy(logits[..., :5].flatten(0, 1), targets.flatten(), reduction="sum")
+    expected = functional.cross_entropy(
+        logits[..., :5].flatten(0, 1), targets.flatten(), reduction="sum"
+    )
     torch.testing.assert_close(ours, expected)
     (gradient,) = torch.autograd.grad(3.0 * ours, logits)
     (wanted,) = torch.autograd.grad(3.0 * expected, logits)

@@ -18,13 +18,17 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize(("pp", "count"), [(1, 2), (2, 4), (3, 9), (4, 8)])
-def test_every_micro_batch_passes_every_stage(schedule: Schedule, chunks: int, pp: int, count: int) -> None:
+def test_every_micro_batch_passes_every_stage(
+    schedule: Schedule, chunks: int, pp: int, count: int
+) -> None:
     places, kinds = schedule.devices(pp, pp * chunks), "FBW" if schedule.split else "FB"
     assert sorted(places) == sorted(chunks * list(range(pp)))
     orders = schedule.orders(pp, count, chunks)
     found = [entry for order in orders for entry in order]
     assert len(found) == len(set(found))
-    assert set(found) == {(k, s, b) for k in kinds for s in range(pp * chunks) for b in range(count)}
+    assert set(found) == {
+        (k, s, b) for k in kinds for s in range(pp * chunks) for b in range(count)
+    }
     for device, order in enumerate(orders):
         assert {places[entry.stage] for entry in order} == {device}
         ranks = {entry: place for place, entry in enumerate(order)}
@@ -45,7 +49,9 @@ def test_zb_h2_waits_for_the_first_forward_passes_alone(pp: int, count: int) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_for_which_a_schedule_is_not_defined_are_refused_with_one_for_which_it_is(name: str) -> None:
+def test_numbers_for_which_a_schedule_is_not_defined_are_refused_with_one_for_which_it_is(
+    name: str,
+) -> None:
     schedule = find(name)
     for pp in (2, 3, 4):
         for count in range(1, 12):
@@ -54,12 +60,17 @@ def test_numbers_for_which_a_schedule_is_not_defined_are_refused_with_one_for_wh
             assert (schedule.count_refusal(pp, count) is None) == (near == count)
     for chunks in (1, 2, 3):
         sentence = schedule.chunk_refusal(chunks)
-        assert sentence is None or schedule.chunk_refusal(int(sentence.split("try ")[1].rstrip("."))) is None
+        assert (
+            sentence is None
+            or schedule.chunk_refusal(int(sentence.split("try ")[1].rstrip("."))) is None
+        )
 
 
 @pytest.mark.parametrize("schedule", [V_HALF, V_MIN])
 @pytest.mark.parametrize("pp", [3, 4, 7])
-def test_passes_that_move_together_run_and_are_held_no_longer(schedule: BuildingBlock, pp: int) -> None:
+def test_passes_that_move_together_run_and_are_held_no_longer(
+    schedule: BuildingBlock, pp: int
+) -> None:
     slots = repeated(schedule, pp, 2 * pp)
     before = [{entry: time for time, entry in row.items()} for row in slots]
     counts = [held(row) for row in slots]

@@ -17,9 +17,9 @@ def test_a_rule_and_the_code_of_its_passes_are_one_order(schedule: Schedule, chu
     assert read.devices(pp, pp * chunks) == schedule.devices(pp, pp * chunks)
     names = {"B": "I"} if schedule.split else {}
     written = schedule.orders(pp, count, chunks)
-    assert [[entry._replace(kind=names.get(entry.kind, entry.kind)) for entry in row] for row in written] == [
-        list(row) for row in read.orders(pp, count, chunks)
-    ]
+    assert [
+        [entry._replace(kind=names.get(entry.kind, entry.kind)) for entry in row] for row in written
+    ] == [list(row) for row in read.orders(pp, count, chunks)]
     assert read.refusal(pp, pp * chunks, count) is None  # type: ignore[attr-defined]
     if schedule.name != "interleaved":  # its rule counts where the warm-up puts them
         places = list(read.devices(pp, pp * chunks))
@@ -38,10 +38,13 @@ GOOD = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1W0", "1B1"]]
         (lambda rows: [rows[0][:-1], rows[1]], "must have every pass once, and lacks 0I1; try 0I1"),
         (lambda rows: [[*rows[0], "0B1"], rows[1]], "has 0B1, which must be a pass of its stages"),
         (lambda rows: [["1F0", *rows[0]], rows[1]], "has 1F0, which must be a pass of its stages"),
-        (lambda rows: [["0B0", *rows[0][:2], "0B1"], rows[1]], "has 0B0 where it waits for ever; try 1I0"),
+        (
+            lambda rows: [["0B0", *rows[0][:2], "0B1"], rows[1]],
+            "has 0B0 where it waits for ever; try 1I0",
+        ),
         (lambda rows: [["0F0x", *rows[0]], rows[1]], "'0F0x', which must be stage, F, I, W or B"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_order_is_refused_with_the_closest_pass(change, words: str) -> None:  # type: ignore[no-untyped-def]
     assert find(order_code("loop", GOOD)).refusal(2, 2, 2) is None  # type: ignore[attr-defined]
     try:

@@ -9,10 +9,16 @@ import pytest
 from darts_parallel.cli.command import main
 
 TOY = (
-    "model=toy", "cluster=toy", "training=toy",
-    "search=gradient", "search.num_steps=10", "search.num_restarts=2", "search.polish_starts=2",
-    "space.num_micro_batches=[2,4]", "space.zero_stage=[0,1]",
-)  # fmt: skip
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "search=gradient",
+    "search.num_steps=10",
+    "search.num_restarts=2",
+    "search.polish_starts=2",
+    "space.num_micro_batches=[2,4]",
+    "space.zero_stage=[0,1]",
+)
 QUIET = ("output.tensorboard=false", "verification.enabled=false")
 
 

@@ -17,12 +17,16 @@ def event_queue_ends(
         message: From stage s to s + 1, or back.
     """
     stages = len(message) + 1
-    arrived: set[tuple[str, int, int]] = {("F", 0, o.micro_batch) for order in orders for o in order}
+    arrived: set[tuple[str, int, int]] = {
+        ("F", 0, o.micro_batch) for order in orders for o in order
+    }
     queue: list[tuple[float, int, str, tuple[int, ...]]] = []
     position, busy = [0] * len(orders), [False] * len(orders)
     spans: dict[Operation, tuple[float, float]] = {}
     ends = defaultdict(float)
-    device_of = {operation.stage: device for device, order in enumerate(orders) for operation in order}
+    device_of = {
+        operation.stage: device for device, order in enumerate(orders) for operation in order
+    }
 
     def begin(device: int, now: float) -> None:
         if busy[device] or position[device] == len(orders[device]):

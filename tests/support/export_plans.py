@@ -6,22 +6,45 @@ from functools import cache
 from pathlib import Path
 
 from darts_parallel.export import export_plan
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "export"
 TOY = ["model=toy", "cluster=toy", "training=toy"]
-LLAMA = [*TOY, "model.name=toy_llama", "model.num_layers=8", "model.num_kv_heads=2",
-         "model.ffn_hidden_size=96", "model.gated_mlp=true", "model.learned_positions=false",
-         "model.dropout=false", "model.linear_bias=false", "model.norm_bias=false",
-         "model.tie_embeddings=false"]  # fmt: skip
-MIXTURE = [*LLAMA, "model.name=toy_mixture", "model.num_experts=4", "model.moe_router_topk=2",
-           "model.moe_ffn_hidden_size=48"]  # fmt: skip
-LATENT = [*MIXTURE, "model.name=toy_latent", "model.num_kv_heads=null", "model.multi_latent_attention=true",
-          "model.q_lora_rank=24", "model.kv_lora_rank=16", "model.qk_nope_head_dim=16",
-          "model.qk_rope_head_dim=8", "model.v_head_dim=16", "model.first_k_dense_replace=1",
-          "model.moe_shared_expert_intermediate_size=48",
-          "training.recompute_modules=[mla_up_proj,mlp,moe_act]"]  # fmt: skip
+LLAMA = [
+    *TOY,
+    "model.name=toy_llama",
+    "model.num_layers=8",
+    "model.num_kv_heads=2",
+    "model.ffn_hidden_size=96",
+    "model.gated_mlp=true",
+    "model.learned_positions=false",
+    "model.dropout=false",
+    "model.linear_bias=false",
+    "model.norm_bias=false",
+    "model.tie_embeddings=false",
+]
+MIXTURE = [
+    *LLAMA,
+    "model.name=toy_mixture",
+    "model.num_experts=4",
+    "model.moe_router_topk=2",
+    "model.moe_ffn_hidden_size=48",
+]
+LATENT = [
+    *MIXTURE,
+    "model.name=toy_latent",
+    "model.num_kv_heads=null",
+    "model.multi_latent_attention=true",
+    "model.q_lora_rank=24",
+    "model.kv_lora_rank=16",
+    "model.qk_nope_head_dim=16",
+    "model.qk_rope_head_dim=8",
+    "model.v_head_dim=16",
+    "model.first_k_dense_replace=1",
+    "model.moe_shared_expert_intermediate_size=48",
+    "training.recompute_modules=[mla_up_proj,mlp,moe_act]",
+]
 
 
 @cache
@@ -59,12 +82,20 @@ class ExportCase:
 
 EVERYWHERE = ("megatron", "deepspeed", "accelerate", "galvatron", "torch")
 CASES = {
-    "uneven_pipeline": ExportCase(TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)),
+    "uneven_pipeline": ExportCase(
+        TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)
+    ),
     "sequence_parallel": ExportCase(
         LLAMA, LayerStrategy(2, 2, 1, "full", True), 4, ("megatron", "nanotron", "torchtitan"), (6,)
     ),
     "interleaved": ExportCase(
-        LLAMA, LayerStrategy(2, 2, 0), 4, ("megatron", "torchtitan"), (3, 5, 7), cp=1, virtual_stages=2
+        LLAMA,
+        LayerStrategy(2, 2, 0),
+        4,
+        ("megatron", "torchtitan"),
+        (3, 5, 7),
+        cp=1,
+        virtual_stages=2,
     ),
     "context": ExportCase(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
     "zero_3": ExportCase(
@@ -72,14 +103,16 @@ CASES = {
     ),
     "zero_2": ExportCase(TOY, LayerStrategy(2, 4, 2, "full"), 2, ("deepspeed", "galvatron")),
     "replicas": ExportCase(TOY, LayerStrategy(1, 8), 2, EVERYWHERE),
-    "experts": ExportCase(MIXTURE, LayerStrategy(1, 8, 2, ep=4), 2, ("torchtitan", "deepspeed", "galvatron")),
+    "experts": ExportCase(
+        MIXTURE, LayerStrategy(1, 8, 2, ep=4), 2, ("torchtitan", "deepspeed", "galvatron")
+    ),
     "experts_folded": ExportCase(
         MIXTURE, LayerStrategy(2, 2, 1, "full", True, ep=2, etp=2), 4, ("megatron",), (6,)
     ),
     "latent_attention": ExportCase(
         LATENT, LayerStrategy(1, 2, 1, "selective", ep=2), 4, ("megatron",), (3, 5, 7)
     ),
-}  # fmt: skip
+}
 NAMES = [(name, target) for name, case in CASES.items() for target in case.targets]
 
 

@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "plans.csv"
-PLAN = ("pp", "cp", "virtual_stages", "schedule", "num_micro_batches", "stages", "layers", "placement",
-        "order")  # fmt: skip
+PLAN = (
+    "pp",
+    "cp",
+    "virtual_stages",
+    "schedule",
+    "num_micro_batches",
+    "stages",
+    "layers",
+    "placement",
+    "order",
+)
 Row = dict[str, str]
 
 
@@ -29,9 +38,12 @@ def recorded(name: str, arguments: str, data: dict[str, Any]) -> Row:
     plan = json.dumps({key: data.get(key) for key in PLAN}, sort_keys=True).encode()
     known = {key: value for key, value in data["parallelism"].items() if value not in (None, 1)}
     return {
-        "name": name, "arguments": arguments, "degrees": " ".join(f"{k} {v}" for k, v in known.items()),
-        "plan": hashlib.sha256(plan).hexdigest()[:16], "seconds": repr(data["predicted"]["iteration_time_s"]),
-    }  # fmt: skip
+        "name": name,
+        "arguments": arguments,
+        "degrees": " ".join(f"{k} {v}" for k, v in known.items()),
+        "plan": hashlib.sha256(plan).hexdigest()[:16],
+        "seconds": repr(data["predicted"]["iteration_time_s"]),
+    }
 
 
 def agree(found: Row, known: Row) -> bool:
@@ -43,9 +55,17 @@ def agree(found: Row, known: Row) -> bool:
 def run(name: str, arguments: str) -> Row:
     """Run one command in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "darts_parallel", *arguments.split(), f"hydra.run.dir={folder}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "darts_parallel",
+            *arguments.split(),
+            f"hydra.run.dir={folder}/run",
+        ]
         subprocess.run(command, check=True, capture_output=True)
-        return recorded(name, arguments, json.loads((Path(folder) / "run" / "plan.json").read_text()))
+        return recorded(
+            name, arguments, json.loads((Path(folder) / "run" / "plan.json").read_text())
+        )
 
 
 def main(arguments: list[str]) -> int:

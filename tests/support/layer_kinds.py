@@ -4,8 +4,12 @@ TOY = ["model=toy", "cluster=toy", "training=toy"]
 MIXER = ["model.mamba_head_dim=16", "model.mamba_state_dim=16", "model.mamba_num_groups=4"]
 """State spaces as small as the toy: 8 heads of 16 for a hidden size of 64."""
 HYBRID = [
-    *TOY, "model.num_layers=5", "model.hybrid_override_pattern=M-*-M", "model.mamba_chunk_size=16", *MIXER,
+    *TOY,
+    "model.num_layers=5",
+    "model.hybrid_override_pattern=M-*-M",
+    "model.mamba_chunk_size=16",
+    *MIXER,
     "model.sliding_window=16",
-]  # fmt: skip
+]
 PREDICTION = [*TOY, "model.mtp_num_layers=1", "model.tie_embeddings=false"]
 WINDOWS = [*TOY, "model.sliding_window=16", "model.sliding_window_pattern=2"]

@@ -41,7 +41,9 @@ def run_ranks(count: int, folder: Path, job: Callable[..., object], *arguments: 
     processes = []
     for rank, file in enumerate(files):
         environment = world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = preloaded().Process(target=_rank, args=(environment, file, job, arguments), daemon=True)
+        process = preloaded().Process(
+            target=_rank, args=(environment, file, job, arguments), daemon=True
+        )
         process.start()
         processes.append(process)
     for process in processes:
@@ -78,7 +80,9 @@ def run_program(file: Path, *arguments: str) -> None:
 def told_command(says: Connection, folder: Path, arguments: list[str]) -> None:
     """A job: `darts-parallel` in `folder`, which says every step of its gradient search."""
 
-    def telling(*given: Any, on_record: Callable[[Any], None], **settings: Any) -> SearchResult | None:
+    def telling(
+        *given: Any, on_record: Callable[[Any], None], **settings: Any
+    ) -> SearchResult | None:
         return search_tables(
             *given, on_record=lambda record: (says.send(record.step), on_record(record)), **settings
         )

@@ -15,7 +15,9 @@ def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlan
     outer = torch.arange(count) % table.num_outer
     starts = []
     for _ in range(count):
-        inner = torch.randperm(len(units) - 1, generator=rng)[: table.num_stages - 1].sort().values + 1
+        inner = (
+            torch.randperm(len(units) - 1, generator=rng)[: table.num_stages - 1].sort().values + 1
+        )
         starts.append(units[torch.cat([torch.zeros(1, dtype=torch.long), inner])])
     weights = table.allowed[outer].double()
     choices = torch.multinomial(weights, table.num_layers, replacement=True, generator=rng)

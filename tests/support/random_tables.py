@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.table import CostTable
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.strategy import LayerStrategy
 
 
 def random_table(
-    seed: int, *, pp: int = 2, num_layers: int = 5, num_choices: int = 3, num_layouts: int = 2,
-    num_outer: int = 2, equal_layers: bool = False, tightness: float = 0.6,
-) -> CostTable:  # fmt: skip
+    seed: int,
+    *,
+    pp: int = 2,
+    num_layers: int = 5,
+    num_choices: int = 3,
+    num_layouts: int = 2,
+    num_outer: int = 2,
+    equal_layers: bool = False,
+    tightness: float = 0.6,
+) -> CostTable:
     """A table of random costs.
 
     Args:
@@ -41,21 +48,34 @@ def random_table(
     fused_to_previous[-1] = bool(rand(1) < 0.5)
     allowed = rand(num_outer, num_choices) < 0.85
     allowed[torch.arange(num_outer), torch.randint(num_choices, (num_outer,), generator=rng)] = True
-    layout = torch.cat([torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)])
+    layout = torch.cat(
+        [torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)]
+    )
     by_layer["per_iteration"] *= (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
     return CostTable(
-        num_micro_batches=counts, choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
-        layout=layout[:num_choices], allowed=allowed, stage_kind=torch.randint(kinds, (pp,), generator=rng),
-        boundary_kind=torch.randint(borders, (pp - 1,), generator=rng), fused_to_previous=fused_to_previous,
-        reshard=reshard * float(rand(1) < 0.8), p2p=0.3 * rand(num_outer, borders, *between)[:, :, like[1:]],
-        capacity=capacity, in_flight=in_flight, terms={}, for_weights=by_layer["activation"], **by_layer,
+        num_micro_batches=counts,
+        choices=tuple(LayerStrategy(1, c + 1) for c in range(num_choices)),
+        layout=layout[:num_choices],
+        allowed=allowed,
+        stage_kind=torch.randint(kinds, (pp,), generator=rng),
+        boundary_kind=torch.randint(borders, (pp - 1,), generator=rng),
+        fused_to_previous=fused_to_previous,
+        reshard=reshard * float(rand(1) < 0.8),
+        p2p=0.3 * rand(num_outer, borders, *between)[:, :, like[1:]],
+        capacity=capacity,
+        in_flight=in_flight,
+        terms={},
+        for_weights=by_layer["activation"],
+        **by_layer,
         **by_kind,
-    )  # fmt: skip
+    )
 
 
 def tables_of_one_model(seed: int) -> list[CostTable]:
     """Tables of one model at two pipeline degrees: the same layers are joined in both."""
-    tables = [random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)]
+    tables = [
+        random_table(seed, pp=pp, num_layers=5, num_choices=3, tightness=1.2) for pp in (1, 3)
+    ]
     return [replace(table, fused_to_previous=tables[0].fused_to_previous) for table in tables]
 
 
@@ -63,10 +83,14 @@ def _layer_costs(
     rand: Callable[..., Tensor], outer: int, kinds: int, choices: int, like: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Draw what layers cost whatever the stage, `(O, L, C)`, and by its kind, `(O, Q, L, C)`."""
-    by_layer = {name: rand(outer, len(like), choices)[:, like]
-                for name in ("per_iteration", "static", "activation", "working")}  # fmt: skip
-    by_kind = {name: rand(outer, kinds, len(like), choices)[:, :, like]
-               for name in ("forward", "backward", "sync")}  # fmt: skip
+    by_layer = {
+        name: rand(outer, len(like), choices)[:, like]
+        for name in ("per_iteration", "static", "activation", "working")
+    }
+    by_kind = {
+        name: rand(outer, kinds, len(like), choices)[:, :, like]
+        for name in ("forward", "backward", "sync")
+    }
     return by_layer, by_kind | {"weight_gradient": 0.4 * by_kind["backward"]}
 
 
@@ -85,6 +109,7 @@ def _capacity(by_layer: dict[str, Tensor], in_flight: Tensor, tightness: float) 
     total = by_layer["static"] + in_flight.amax(1).view(-1, 1, 1) * by_layer["activation"]
     spare = by_layer["working"].mean()
     lean, typical = (
-        float(x.mean(0).sum() + spare) / in_flight.shape[1] for x in (total.amin(-1), total.mean(-1))
+        float(x.mean(0).sum() + spare) / in_flight.shape[1]
+        for x in (total.amin(-1), total.mean(-1))
     )
     return lean + tightness * (typical - lean)

@@ -8,7 +8,9 @@ from darts_parallel.exact.result import Verification
 from darts_parallel.problem.problem import Problem
 
 
-def answer(solve: Planner, problem: Problem, *, budget: float | None = None, seed: int = 0) -> Verification:
+def answer(
+    solve: Planner, problem: Problem, *, budget: float | None = None, seed: int = 0
+) -> Verification:
     """Plan the tables of a problem, within a budget of seconds."""
     began, tables = time.monotonic(), build_tables(problem)
     end = None if budget is None else began + budget

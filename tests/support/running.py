@@ -5,44 +5,72 @@ import time
 
 import torch
 
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.run._lossy import lossy_all_reduce
 from darts_parallel.run._verify import StepComparison, verify
 from darts_parallel.run.engine import Engine
 
 TINY = (
-    "model=toy", "cluster=toy", "training=toy", "training.precision=fp32", "training.global_batch_size=8",
-    "training.seq_len=8", "model.num_layers=2", "model.hidden_size=16", "model.num_heads=4",
-    "model.vocab_size=100", "model.max_seq_len=8",
-)  # fmt: skip
+    "model=toy",
+    "cluster=toy",
+    "training=toy",
+    "training.precision=fp32",
+    "training.global_batch_size=8",
+    "training.seq_len=8",
+    "model.num_layers=2",
+    "model.hidden_size=16",
+    "model.num_heads=4",
+    "model.vocab_size=100",
+    "model.max_seq_len=8",
+)
 LAYERS = 5
 """Embedding, two blocks, head, loss."""
 LLAMA = (
-    "model.num_kv_heads=2", "model.gated_mlp=true", "model.tie_embeddings=false", "model.linear_bias=false",
-    "model.norm_bias=false", "model.learned_positions=false", "model.qk_norm=true", "model.head_dim=6",
+    "model.num_kv_heads=2",
+    "model.gated_mlp=true",
+    "model.tie_embeddings=false",
+    "model.linear_bias=false",
+    "model.norm_bias=false",
+    "model.learned_positions=false",
+    "model.qk_norm=true",
+    "model.head_dim=6",
     "model.ffn_hidden_size=24",
-)  # fmt: skip
+)
 MIXTURE = (
-    *LLAMA, "model.num_experts=4", "model.moe_router_topk=2", "model.moe_ffn_hidden_size=12",
-    "model.moe_shared_expert_intermediate_size=8", "model.moe_shared_expert_gate=true",
+    *LLAMA,
+    "model.num_experts=4",
+    "model.moe_router_topk=2",
+    "model.moe_ffn_hidden_size=12",
+    "model.moe_shared_expert_intermediate_size=8",
+    "model.moe_shared_expert_gate=true",
     "model.first_k_dense_replace=1",
-)  # fmt: skip
+)
 BERT = (
-    "model.causal=false", "model.embedding_norm=true", "model.head_transform=true", "model.token_types=2",
-    "model.output_bias=true", "model.final_norm=false", "training.fused_attention=false",
-)  # fmt: skip
+    "model.causal=false",
+    "model.embedding_norm=true",
+    "model.head_transform=true",
+    "model.token_types=2",
+    "model.output_bias=true",
+    "model.final_norm=false",
+    "training.fused_attention=false",
+)
 
 
 def tiny(devices: int, *overrides: str) -> Problem:
     """A problem of one node with `devices` toy devices."""
-    return load_problem([*TINY, "cluster.nodes.0.count=1", f"cluster.nodes.0.gpus={devices}", *overrides])
+    return load_problem(
+        [*TINY, "cluster.nodes.0.count=1", f"cluster.nodes.0.gpus={devices}", *overrides]
+    )
 
 
 def uniform(
-    boundaries: tuple[int, ...], num_micro_batches: int, strategy: LayerStrategy, chunks: int = 1,
+    boundaries: tuple[int, ...],
+    num_micro_batches: int,
+    strategy: LayerStrategy,
+    chunks: int = 1,
     schedule: str | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """A plan of equal layers."""
     layers = (strategy,) * boundaries[-1]
     return Plan(num_micro_batches, boundaries, layers, virtual_stages=chunks, schedule=schedule)

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def _discovered() -> tuple[CostTerm, ...]:
     names = sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
-    return tuple(import_module(f"{__package__}.{name}").TERM for name in names if not name.startswith("_"))
+    return tuple(
+        import_module(f"{__package__}.{name}").TERM for name in names if not name.startswith("_")
+    )
 
 
 TERMS = _discovered()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darts_parallel.cost.sharding import ShardGroup
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.plan import OuterSpace
+from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import LayerSpec
 
 if TYPE_CHECKING:

@@ -24,7 +24,9 @@ class AdapterTerm(CostTerm):
     def layer_cost(self, stage: StageContext, layer: LayerSpec) -> Contribution:
         """Price the adapters' products; those of frozen weights are priced with the layer."""
         choices = stage.choices
-        one = products_seconds(layer.adapters, choices.tokens, choices.tp, stage.device, stage.width)
+        one = products_seconds(
+            layer.adapters, choices.tokens, choices.tp, stage.device, stage.width
+        )
         return Contribution(forward=one, backward=BACKWARD_FACTOR * one, weight_gradient=one)
 
     def shard_groups(self, stage: StageContext, layer: LayerSpec) -> list[ShardGroup]:

@@ -61,14 +61,23 @@ class ExpertTerm(CostTerm):
 
     def layer_cost(self, stage: StageContext, layer: LayerSpec) -> Contribution:
         """Price the experts' kernels and tensors; frozen ones have the gradients of their inputs alone."""
-        experts, training, device, width = _experts(layer), stage.training, stage.device, stage.width
+        experts, training, device, width = (
+            _experts(layer),
+            stage.training,
+            stage.device,
+            stage.width,
+        )
         tokens, etp = _tokens(stage), stage.choices.etp
         load = experts.capacity_factor or training.moe_load_imbalance
         copies = tokens * experts.top_k
         rows = load * copies * etp
         h, inner = experts.hidden, (experts.inputs + experts.width) / etp
         router = gemm_seconds(
-            Gemm(experts.count, h, "replicated"), tokens, torch.ones_like(stage.choices.tp), device, width
+            Gemm(experts.count, h, "replicated"),
+            tokens,
+            torch.ones_like(stage.choices.tp),
+            device,
+            width,
         ) + stream_seconds(ROUTER_PASSES * FLOAT32 * tokens * experts.count, device)
         touched = PERMUTED[training.moe_token_dispatcher_type] * width * load * copies * h
         permutation = stream_seconds(touched, device)
@@ -76,12 +85,18 @@ class ExpertTerm(CostTerm):
         activation = device.streaming_factor * stream_seconds(width * rows * inner, device)
         products = _grouped_seconds(stage, experts, rows)
         kept = (
-            width * rows * h + width * rows * inner + MAP_BYTES * rows + ROUTER_KEPT * tokens * experts.count
+            width * rows * h
+            + width * rows * inner
+            + MAP_BYTES * rows
+            + ROUTER_KEPT * tokens * experts.count
         )
         forward = routing + activation + products
         # a whole expert layer holds its activation function; its exchange is charged with the others
         modules, none = training.recompute_modules, torch.zeros_like(kept)
-        again = {"moe": (forward, kept), "moe_act": (activation, width * rows * experts.width / etp)}
+        again = {
+            "moe": (forward, kept),
+            "moe_act": (activation, width * rows * experts.width / etp),
+        }
         recomputed, dropped = next((again[m] for m in again if m in modules), (none, none))
         return Contribution(
             forward=forward,
@@ -111,12 +126,19 @@ class ExpertTerm(CostTerm):
             shown = (exposed(compute[1], sent, exponent), exposed(compute[0], sent, exponent))
         elif training.moe_shared_expert_overlap and shared:
             choices = stage.choices
-            hidden_by = products_seconds(shared[0].gemms, choices.tokens, choices.tp, device, stage.width)
-            shown = (exposed(hidden_by, sent, exponent), exposed(BACKWARD_FACTOR * hidden_by, sent, exponent))
+            hidden_by = products_seconds(
+                shared[0].gemms, choices.tokens, choices.tp, device, stage.width
+            )
+            shown = (
+                exposed(hidden_by, sent, exponent),
+                exposed(BACKWARD_FACTOR * hidden_by, sent, exponent),
+            )
         if stage.measured is not None:  # measured times hold the launches already
             return shown
         local = _experts(layer).count / stage.choices.ep
-        launches = stage.training.launches * device.expert_overhead * (1.0 + local / USUAL_LOCAL) / 2.0
+        launches = (
+            stage.training.launches * device.expert_overhead * (1.0 + local / USUAL_LOCAL) / 2.0
+        )
         forward, backward = compute[0] + shown[0], compute[1] + shown[1]
         gaps = launch_gap(forward, launches), launch_gap(backward, BACKWARD_FACTOR * launches)
         return shown[0] + gaps[0], shown[1] + gaps[1]
@@ -125,10 +147,14 @@ class ExpertTerm(CostTerm):
         """Return the experts' weights on a rank, which `edp` ranks hold."""
         choices, topology = stage.choices, stage.topology
         degrees = choices.ep * choices.etp
-        whole = ring_group([topology.data_parallel(int(degree)) for degree in degrees.tolist()], topology)
+        whole = ring_group(
+            [topology.data_parallel(int(degree)) for degree in degrees.tolist()], topology
+        )
         replicas = choices.expert_replicas
         inner, across = split_group(whole, replicas, replicas)
-        return [ShardGroup(_experts(layer).parameters / degrees, replicas, inner, across, layer.frozen)]
+        return [
+            ShardGroup(_experts(layer).parameters / degrees, replicas, inner, across, layer.frozen)
+        ]
 
 
 def _experts(layer: LayerSpec) -> Experts:
@@ -151,7 +177,10 @@ def _grouped_seconds(stage: StageContext, experts: Experts, rows: Tensor) -> Ten
     device, choices = stage.device, stage.choices
     local = experts.count / choices.ep
     each = rows / local
-    gemms = (Gemm(experts.inputs, experts.hidden, "column"), Gemm(experts.hidden, experts.width, "row"))
+    gemms = (
+        Gemm(experts.inputs, experts.hidden, "column"),
+        Gemm(experts.hidden, experts.width, "row"),
+    )
     one = products_seconds(gemms, each, choices.etp, device, stage.width)
     uneven = (local > 1.0) & (experts.capacity_factor is None)
     return local * one / torch.where(uneven, device.grouped_gemm_efficiency, 1.0)
@@ -164,7 +193,9 @@ def exchange_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     size = load * stage.width * _tokens(stage) * experts.hidden
     ring = ring_group([topology.tensor_parallel(int(degree)) for degree in etp.tolist()], topology)
     links = stage.group.intra_node, stage.cluster.nic(topology.group)
-    return 2.0 * (reduce_scatter(etp * size * experts.top_k, ring, *links) + all_to_all(stage, experts, size))
+    return 2.0 * (
+        reduce_scatter(etp * size * experts.top_k, ring, *links) + all_to_all(stage, experts, size)
+    )
 
 
 def all_to_all(stage: StageContext, experts: Experts, size: Tensor) -> Tensor:
@@ -186,7 +217,11 @@ def all_to_all(stage: StageContext, experts: Experts, size: Tensor) -> Tensor:
     inside = float_tensor([max(local // etp, 1) for etp, _, (local, _) in spans])
     domains = choices.ep / inside
     if flex:
-        out = float_tensor([experts.distinct(int(n)) for n in domains.tolist()]) * (domains - 1) / domains
+        out = (
+            float_tensor([experts.distinct(int(n)) for n in domains.tolist()])
+            * (domains - 1)
+            / domains
+        )
         ranks = float_tensor([experts.distinct(int(ep)) for _, ep, _ in spans])
         near = ranks * (inside - 1) / inside
     else:
@@ -194,8 +229,13 @@ def all_to_all(stage: StageContext, experts: Experts, size: Tensor) -> Tensor:
         near = experts.top_k * (inside - 1) / choices.ep
     sharing = float(topology.gpus_per_node) if intra.shared else 1.0
     share = device.all_to_all_efficiency * (device.flex_gain if flex else 1.0)
-    within = size * near * sharing / (intra.towards(inside - 1) * share) + (inside > 1) * intra.latency
-    across = size * out * topology.gpus_per_node / (inter.bandwidth * share) + (domains > 1) * inter.latency
+    within = (
+        size * near * sharing / (intra.towards(inside - 1) * share) + (inside > 1) * intra.latency
+    )
+    across = (
+        size * out * topology.gpus_per_node / (inter.bandwidth * share)
+        + (domains > 1) * inter.latency
+    )
     return torch.maximum(within, across)
 
 

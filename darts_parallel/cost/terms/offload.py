@@ -25,7 +25,7 @@ from darts_parallel.cost.pipeline import summed
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plan import OuterSpace
+from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import Scalar
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class OffloadTerm(CostTerm):
         shares = offloaded.fractions()
         forward, backward = offloaded.lengthening(shares)
         relief = offloaded.memory(shares) - offloaded.memory(torch.zeros_like(shares))
-        return PlanContribution(self.name, "offloaded", forward, backward, offloaded.update(shares), relief)
+        return PlanContribution(
+            self.name, "offloaded", forward, backward, offloaded.update(shares), relief
+        )
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,22 @@ class OffloadedPlans:
             return summed(values[row, kinds, layers, choices], stages, table.num_stages)
 
         return OffloadedPlans(
-            table=table, host=host, static=summed(table.static[row, layers, choices], device, table.pp),
+            table=table,
+            host=host,
+            static=summed(table.static[row, layers, choices], device, table.pp),
             state=summed(host.state[row, layers, choices], device, table.pp),
             kept=summed(table.in_flight[row, stages] * activation, device, table.pp),
-            state_seconds=summed(host.state_transfer[row, kinds, layers, choices], device, table.pp),
-            activation=activation, working=table.working[row, layers, choices], device=device,
-            transfer=by_stage(host.transfer), forward=by_stage(table.forward),
-            backward=by_stage(table.backward), counts=table.num_micro_batches[plans.outer],
-        )  # fmt: skip
+            state_seconds=summed(
+                host.state_transfer[row, kinds, layers, choices], device, table.pp
+            ),
+            activation=activation,
+            working=table.working[row, layers, choices],
+            device=device,
+            transfer=by_stage(host.transfer),
+            forward=by_stage(table.forward),
+            backward=by_stage(table.backward),
+            counts=table.num_micro_batches[plans.outer],
+        )
 
     def memory(self, fractions: Tensor) -> Tensor:
         """Return the peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
@@ -171,7 +181,9 @@ class OffloadedPlans:
 
     def lengthening(self, fractions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
-        return lengthening(self.table, self.host, fractions, self.transfer, (self.forward, self.backward))
+        return lengthening(
+            self.table, self.host, fractions, self.transfer, (self.forward, self.backward)
+        )
 
     def update(self, fractions: Tensor) -> Tensor:
         """Return the seconds that every device's optimizer step takes longer, `(B, pp)`."""
@@ -198,7 +210,9 @@ class OffloadedPlans:
             better = self._seconds(left) <= self._seconds(right)
             low, high = torch.where(better, low, left), torch.where(better, right, high)
         # the ends of the line themselves: none of either kind where that is best
-        points = torch.stack([self._activations_needed(self.static - self.state), (low + high) / 2, most])
+        points = torch.stack(
+            [self._activations_needed(self.static - self.state), (low + high) / 2, most]
+        )
         seconds = torch.stack([self._seconds(point) for point in points])
         best = points.gather(0, seconds.argmin(0, keepdim=True)).squeeze(0)
         return torch.stack([best, self._state_needed(best)], -1)
@@ -237,7 +251,11 @@ def offloaded_shares(table: "CostTable", plan: "HardPlans") -> tuple[tuple[float
 
 
 def lengthening(
-    table: "CostTable", host: HostMemory, fractions: Tensor, transfer: Tensor, passes: tuple[Tensor, Tensor]
+    table: "CostTable",
+    host: HostMemory,
+    fractions: Tensor,
+    transfer: Tensor,
+    passes: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Return the seconds by which activations on their way lengthen forward and backward, `(..., K)` each.
 
@@ -266,7 +284,9 @@ def host_seconds(stages: Sequence[StageContext], numbers: Tensor) -> Tensor:
     links = [_host_link(stage) for stage in stages]
     bandwidth, latency = (torch.stack([torch.as_tensor(link[i]) for link in links]) for i in (0, 1))
     columns = (1, -1, 1, 1)
-    return numbers / bandwidth.double().view(columns) + latency.double().view(columns) * (numbers > 0)
+    return numbers / bandwidth.double().view(columns) + latency.double().view(columns) * (
+        numbers > 0
+    )
 
 
 def _host_link(stage: StageContext) -> tuple[Scalar, Scalar]:

@@ -67,7 +67,10 @@ def scan_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]
     rate = products if scan.head_dim > 1 else device.half_flops * VECTOR_SHARE
     forward, again = (
         torch.maximum(share * flops / rate, stream_seconds(stage.width * share * elements, device))
-        for flops, elements in ((scan.flops, scan.elements), (scan.flops_again, scan.elements_again))
+        for flops, elements in (
+            (scan.flops, scan.elements),
+            (scan.flops_again, scan.elements_again),
+        )
     )
     return forward, again
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError, closest
-from darts_parallel.plan._fields import comm_bits, field, node_order_of, offload_of, stage_span
+from darts_parallel.plans._fields import comm_bits, field, node_order_of, offload_of, stage_span
 from darts_parallel.schedules import (
     NAMES,
     PLACEMENTS,
@@ -52,11 +52,18 @@ class LayerStrategy:
     def label(self) -> str:
         """Return short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""
         shards = f"/{self.shard_size}" if self.shard_size else ""
-        parts = [f"tp{self.tp}{'+sp' if self.sequence_parallel else ''}", f"z{self.zero_stage}{shards}"]
-        parts += [f"{name}{degree}" for name, degree in (("ep", self.ep), ("etp", self.etp)) if degree > 1]
+        parts = [
+            f"tp{self.tp}{'+sp' if self.sequence_parallel else ''}",
+            f"z{self.zero_stage}{shards}",
+        ]
+        parts += [
+            f"{name}{degree}" for name, degree in (("ep", self.ep), ("etp", self.etp)) if degree > 1
+        ]
         parts += [self.recompute] if self.recompute != "none" else []
         lossy = (("b", self.tp_comm_bits), ("g", self.grad_comm_bits))
-        return " ".join(parts + [f"{letter}{bits}" for letter, bits in lossy if bits < max(COMM_BITS)])
+        return " ".join(
+            parts + [f"{letter}{bits}" for letter, bits in lossy if bits < max(COMM_BITS)]
+        )
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,8 @@ class Plan:
             f"tp {span([layer.tp for layer in self.layers])}",
             *([f"cp {self.cp}"] if self.cp > 1 else []),
             *self._expert_degrees(span),
-            f"pp {self.pp}" + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
+            f"pp {self.pp}"
+            + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
             *([self.schedule_name] if self.schedule_name not in USUAL else []),
             f"micro-batch {span(micro)} × {self.num_micro_batches}",
             f"ZeRO-{span([layer.zero_stage for layer in self.layers])}",
@@ -192,7 +200,10 @@ class Plan:
 
     def _expert_degrees(self, span: Callable[[list[Any]], str]) -> list[str]:
         """Return the degrees of the experts where they differ from 1."""
-        degrees = {"ep": [layer.ep for layer in self.layers], "etp": [layer.etp for layer in self.layers]}
+        degrees = {
+            "ep": [layer.ep for layer in self.layers],
+            "etp": [layer.etp for layer in self.layers],
+        }
         return [f"{name} {span(values)}" for name, values in degrees.items() if max(values) > 1]
 
     def _refinements(self, span: Callable[[list[Any]], str]) -> list[str]:
@@ -208,7 +219,12 @@ class Plan:
         return parts
 
     def to_dict(
-        self, names: Sequence[str], devices: int, ranks: Sequence[int] | None = None, *, experts: bool = False
+        self,
+        names: Sequence[str],
+        devices: int,
+        ranks: Sequence[int] | None = None,
+        *,
+        experts: bool = False,
     ) -> dict[str, Any]:
         """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
@@ -227,16 +243,23 @@ class Plan:
             away = {"offload": shares} if shares else {}
             stages.append({"layers": [first, end], "ranks": own} | numbered | away)
         left_out = () if experts else ("ep", "etp")
-        strategies = [{k: value for k, value in asdict(s).items() if k not in left_out} for s in self.layers]
+        strategies = [
+            {k: value for k, value in asdict(s).items() if k not in left_out} for s in self.layers
+        ]
         layers = [{"name": n, **strategy} for n, strategy in zip(names, strategies, strict=True)]
         rule, order = self.passes, dict[str, Any]()
         if isinstance(rule, Searched):
             order = {"placement": PLACEMENTS[rule.folded], "order": self.pass_names}
         return {
-            "pp": self.pp, "cp": self.cp, "virtual_stages": self.virtual_stages,
-            "schedule": self.schedule_name, "num_micro_batches": self.num_micro_batches, "stages": stages,
-            "layers": layers, **order,
-        }  # fmt: skip
+            "pp": self.pp,
+            "cp": self.cp,
+            "virtual_stages": self.virtual_stages,
+            "schedule": self.schedule_name,
+            "num_micro_batches": self.num_micro_batches,
+            "stages": stages,
+            "layers": layers,
+            **order,
+        }
 
     @staticmethod
     def from_dict(data: Any) -> "Plan":
@@ -257,15 +280,20 @@ class Plan:
             raise PlanError("plan: stages=[] must list at least one stage; try one of all layers.")
         for (_, end), (first, _) in pairwise(stages):
             if end != first:
-                raise PlanError(f"plan: a stage begins at layer {first}, which must be {end}; try {end}.")
+                raise PlanError(
+                    f"plan: a stage begins at layer {first}, which must be {end}; try {end}."
+                )
         layers = tuple(_layer(layer, i) for i, layer in enumerate(field(data, "layers", list)))
         boundaries = (stages[0][0], *(end for _, end in stages))
         plan = Plan(
-            num_micro_batches=field(data, "num_micro_batches", int, minimum=1), boundaries=boundaries,
-            layers=layers, cp=field(data, "cp", int, minimum=1, default=1),
+            num_micro_batches=field(data, "num_micro_batches", int, minimum=1),
+            boundaries=boundaries,
+            layers=layers,
+            cp=field(data, "cp", int, minimum=1, default=1),
             virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
-            node_order=node_order_of(data), schedule=_schedule(data),
-        )  # fmt: skip
+            node_order=node_order_of(data),
+            schedule=_schedule(data),
+        )
         plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
         pp = field(data, "pp", int)
         if pp != plan.pp:
@@ -286,7 +314,9 @@ def _schedule(data: dict[str, Any]) -> str | None:
         raise PlanError(f"plan: placement={placement!r} must be loop or v; try {PLACEMENTS[0]}.")
     for device, row in enumerate(order):
         if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
-            raise PlanError(f'plan: order[{device}] must be a list of passes as text; try ["0F0", "0B0"].')
+            raise PlanError(
+                f'plan: order[{device}] must be a list of passes as text; try ["0F0", "0B0"].'
+            )
     return order_code(placement, order)
 
 
@@ -321,7 +351,9 @@ def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
 
 def degrees(strategy: LayerStrategy, cp: int) -> str:
     """Return the product of the devices of a stage, for messages."""
-    return " * ".join([f"tp({strategy.tp})", *([f"cp({cp})"] if cp > 1 else []), f"dp({strategy.dp})"])
+    return " * ".join(
+        [f"tp({strategy.tp})", *([f"cp({cp})"] if cp > 1 else []), f"dp({strategy.dp})"]
+    )
 
 
 def _layer(layer: Any, index: int) -> LayerStrategy:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config import Config, to_config
 from darts_parallel.errors import DartsParallelError, PlanError, read_json
-from darts_parallel.plan.strategy import SCHEMA, Plan
+from darts_parallel.plans.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
 
 ONCE = ("plan", "export", "tune")
@@ -108,7 +108,9 @@ def required_config(path: str, key: str = "plan") -> Config:
     """
     config = own_config(path, key=key)
     if config is None:
-        raise PlanError(f"{key}={path}: the field config is missing; try a plan.json of the command.")
+        raise PlanError(
+            f"{key}={path}: the field config is missing; try a plan.json of the command."
+        )
     return config
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer, TrainingConfig
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem import Model, Software
 from darts_parallel.schedules import NAMES, SEARCHED
 
@@ -19,14 +19,17 @@ def job_facts(model: Model, training: TrainingConfig, software: Software) -> dic
     """Return the settings of a job that the rules of `conf/trainer/` may name."""
     config = model.config
     return {
-        "optimizer": training.optimizer, "gradient_bits": software.gradient_bits,
-        "lora_rank": training.lora_rank, "tie_embeddings": config.tie_embeddings,
+        "optimizer": training.optimizer,
+        "gradient_bits": software.gradient_bits,
+        "lora_rank": training.lora_rank,
+        "tie_embeddings": config.tie_embeddings,
         "num_encoder_layers": config.num_encoder_layers,
         "num_experts": (config.num_experts or 0) if model.has_experts else 0,
-        "mtp_num_layers": config.mtp_num_layers, "learned_positions": config.learned_positions,
+        "mtp_num_layers": config.mtp_num_layers,
+        "learned_positions": config.learned_positions,
         "multi_latent_attention": config.multi_latent_attention,
         "mamba_layers": (config.hybrid_override_pattern or "").count(MAMBA),
-    }  # fmt: skip
+    }
 
 
 def facts(job: dict[str, Any], pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:
@@ -35,13 +38,22 @@ def facts(job: dict[str, Any], pp: int, cp: int, strategy: LayerStrategy) -> dic
     whole = not strategy.zero_stage or shards == copies
     sharded = (shards or copies) if strategy.zero_stage else 1
     return job | {
-        "pp": pp, "cp": cp, "dp": strategy.dp, "tp": strategy.tp, "etp": strategy.etp,
-        "copies": max(copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1),
-        "ep": strategy.ep, "grad_comm_bits": strategy.grad_comm_bits,
+        "pp": pp,
+        "cp": cp,
+        "dp": strategy.dp,
+        "tp": strategy.tp,
+        "etp": strategy.etp,
+        "copies": max(
+            copies, copies * strategy.tp // (strategy.ep * strategy.etp) if experts else 1
+        ),
+        "ep": strategy.ep,
+        "grad_comm_bits": strategy.grad_comm_bits,
         "ep_across_replicas": strategy.ep if sharded * strategy.tp % strategy.ep else 1,
-        "zero_stage": strategy.zero_stage, "shard_size": 0 if whole else shards,
-        "recompute": strategy.recompute, "sequence_parallel": strategy.sequence_parallel,
-    }  # fmt: skip
+        "zero_stage": strategy.zero_stage,
+        "shard_size": 0 if whole else shards,
+        "recompute": strategy.recompute,
+        "sequence_parallel": strategy.sequence_parallel,
+    }
 
 
 def trainer_runs(
@@ -66,7 +78,9 @@ def lacking(rules: Trainer, job: dict[str, Any], spaces: Sequence[Any]) -> str:
     return f": {max(found, key=lambda why: (found[why], ' with ' in why))}" if found else ""
 
 
-def trainer_parts(config: Config, choices: tuple[LayerStrategy, ...]) -> list[tuple[LayerStrategy, ...]]:
+def trainer_parts(
+    config: Config, choices: tuple[LayerStrategy, ...]
+) -> list[tuple[LayerStrategy, ...]]:
     """Return the strategies that the trainer's layers may have next to each other, in sets that hold all.
 
     A trainer of layer-wise plans (`whole_ends: always`, Galvatron) has one switch for sequence parallelism,
@@ -76,8 +90,18 @@ def trainer_parts(config: Config, choices: tuple[LayerStrategy, ...]) -> list[tu
     if name is None or kind == "uniform" or config.abilities(name).whole_ends != "always":
         return [choices]
     parts = [
-        tuple(own for own in choices if own.sequence_parallel in (own.tp > 1 and switch, False)
-              and (own.tp == 1 or own.sequence_parallel == switch) and own.zero_stage in (usual, 3))
-        for switch in (True, False) for usual in (0, 2)
-    ]  # fmt: skip
-    return [own for own in dict.fromkeys(parts) if own and not any(set(own) < set(other) for other in parts)]
+        tuple(
+            own
+            for own in choices
+            if own.sequence_parallel in (own.tp > 1 and switch, False)
+            and (own.tp == 1 or own.sequence_parallel == switch)
+            and own.zero_stage in (usual, 3)
+        )
+        for switch in (True, False)
+        for usual in (0, 2)
+    ]
+    return [
+        own
+        for own in dict.fromkeys(parts)
+        if own and not any(set(own) < set(other) for other in parts)
+    ]

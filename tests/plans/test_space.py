@@ -5,8 +5,8 @@ import pytest
 
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.errors import ConfigError
-from darts_parallel.plan.degrees import batch_note, divisors, tensor_degrees
-from darts_parallel.plan.space import left_out, outer_spaces
+from darts_parallel.plans.degrees import batch_note, divisors, tensor_degrees
+from darts_parallel.plans.space import left_out, outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -86,21 +86,33 @@ def refusal(problem: Problem) -> str:
 
 def test_a_list_allows_values_and_the_illegal_ones_among_them_never_enter() -> None:
     # 25 heads: tp 2 and 4 are illegal for GPT-2 XL, which leaves tp 1
-    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", "space.tp=[1,2,4]", "space.pp=[3,8]"])
+    problem = load_problem(
+        ["model=gpt2_xl", "training=gpt2_xl", "space.tp=[1,2,4]", "space.pp=[3,8]"]
+    )
     (space,) = outer_spaces(problem)
     assert space.pp == 8
     assert {choice.tp for choice in space.choices} == {1}
 
 
 ALONE = [
-    ("space.pp=3", 2), ("space.pp=8", 4), ("space.pp=[3,5]", 2), ("space.tp=3", 2), ("space.tp=16", 4),
-    ("space.dp=5", 4), ("space.num_micro_batches=3", 2), ("space.micro_batch_size=5", 4), ("space.cp=3", 2),
-    ("space.cp=16", 8), ("space.virtual_stages=9", 3),
-]  # fmt: skip
+    ("space.pp=3", 2),
+    ("space.pp=8", 4),
+    ("space.pp=[3,5]", 2),
+    ("space.tp=3", 2),
+    ("space.tp=16", 4),
+    ("space.dp=5", 4),
+    ("space.num_micro_batches=3", 2),
+    ("space.micro_batch_size=5", 4),
+    ("space.cp=3", 2),
+    ("space.cp=16", 8),
+    ("space.virtual_stages=9", 3),
+]
 
 
 @pytest.mark.parametrize(("pin", "nearest"), ALONE)
-def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(pin: str, nearest: int) -> None:
+def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(
+    pin: str, nearest: int
+) -> None:
     key = pin.split("=")[0]
     sentence = refusal(toy(pin))
     assert sentence.startswith(f"{key}=")
@@ -121,7 +133,9 @@ def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(pi
         ["space.virtual_stages=2", "space.num_micro_batches=1"],
     ],
 )
-def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(pins: list[str]) -> None:
+def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(
+    pins: list[str],
+) -> None:
     sentence = refusal(toy(*pins))
     ways = re.search(r"try (.*)\.$", sentence)
     for way in ways.group(1).split(" or "):
@@ -138,7 +152,12 @@ def test_a_batch_that_no_product_divides_is_refused_and_the_nearest_one_works() 
 
 
 def test_small_nodes_do_not_bound_the_tensor_degree_and_what_is_left_out_is_named() -> None:
-    single = ["model=llama3_70b", "training=llama3_70b", "cluster=h100_8x8", "cluster.nodes.0.gpus=1"]
+    single = [
+        "model=llama3_70b",
+        "training=llama3_70b",
+        "cluster=h100_8x8",
+        "cluster.nodes.0.gpus=1",
+    ]
     problem = load_problem([*single, "cluster.nodes.0.count=32"])
     assert tensor(problem) == [1, 2, 4, 8]
     assert omitted(problem) == ()

@@ -11,10 +11,17 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE, Config, SpaceConfig, TrainingConfig
+from darts_parallel.config import (
+    COMM_BITS,
+    OFFLOADS,
+    RECOMPUTE,
+    Config,
+    SpaceConfig,
+    TrainingConfig,
+)
 from darts_parallel.errors import ConfigError, closest
-from darts_parallel.plan._expert_degrees import expert_degrees, require_expert_pins
-from darts_parallel.plan.degrees import (
+from darts_parallel.plans._expert_degrees import expert_degrees, require_expert_pins
+from darts_parallel.plans.degrees import (
     context_degrees,
     divisors,
     legal_pipeline_degrees,
@@ -25,10 +32,17 @@ from darts_parallel.plan.degrees import (
     virtual_stage_counts,
     widest_tensor_degree,
 )
-from darts_parallel.plan.legality import refuse_model
-from darts_parallel.plan.strategy import LayerStrategy, Plan
-from darts_parallel.plan.trainers import job_facts, lacking, trainer_parts, trainer_runs
-from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem, node_orders, orders_are_all
+from darts_parallel.plans.legality import refuse_model
+from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.plans.trainers import job_facts, lacking, trainer_parts, trainer_runs
+from darts_parallel.problem import (
+    Cluster,
+    MeasuredTimes,
+    Model,
+    Problem,
+    node_orders,
+    orders_are_all,
+)
 from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, usual_schedule
 
 KEYS = ("pp", "virtual_stages", "tp", "cp", "dp", "num_micro_batches", "micro_batch_size")
@@ -39,7 +53,11 @@ Degrees = tuple[int, int, int, int, int]
 
 
 def require_legal_pins(
-    space: SpaceConfig, model: Model, cluster: Cluster, training: TrainingConfig, tensor: Sequence[int]
+    space: SpaceConfig,
+    model: Model,
+    cluster: Cluster,
+    training: TrainingConfig,
+    tensor: Sequence[int],
 ) -> None:
     """Check every pinned value alone, then all of them together.
 
@@ -51,7 +69,9 @@ def require_legal_pins(
     """
     devices, batch = cluster.num_devices, training.global_batch_size
     degrees = list(_degrees(space, model, cluster, training.seq_len, tensor))
-    filled = f"{'dp * tp * pp' if space.pinned('cp') == (1,) else 'dp * cp * tp * pp'} = {devices} GPUs"
+    filled = (
+        f"{'dp * tp * pp' if space.pinned('cp') == (1,) else 'dp * cp * tp * pp'} = {devices} GPUs"
+    )
     legal = list(_combinations(degrees, batch))
     if not legal:
         raise ConfigError(
@@ -70,7 +90,9 @@ def require_legal_pins(
             raise refused_pin(key, values[0], rules[key], members)
     if not any(_agrees(combination, pins) for combination in legal):
         near = _nearest_batch(degrees, batch, pins)
-        raise ConfigError(_contradiction(pins, legal, filled.replace("=", "must be the"), batch, near))
+        raise ConfigError(
+            _contradiction(pins, legal, filled.replace("=", "must be the"), batch, near)
+        )
 
 
 def _rules(units: int, devices: int, training: TrainingConfig, filled: str) -> dict[str, str]:
@@ -97,7 +119,9 @@ def require_pure_stages(model: Model, cluster: Cluster) -> None:
     """
     if legal_pipeline_degrees(model, cluster):
         return
-    sizes = [f"{n} x {cluster.groups[kind].device.name}" for kind, n in cluster.type_devices.items()]
+    sizes = [
+        f"{n} x {cluster.groups[kind].device.name}" for kind, n in cluster.type_devices.items()
+    ]
     raise ConfigError(
         f"cluster.nodes of {cluster.name} ({', '.join(sizes)}) must divide into equal stages of one node "
         f"type each, at most {pipeline_units(model)} for model={model.config.name}; "
@@ -124,7 +148,9 @@ def _combinations(degrees: Sequence[Degrees], batch: int) -> Iterator[Combinatio
     """Yield every legal combination of the outer degrees, pins left aside."""
     for (pp, virtual_stage, tp, cp, dp), m in product(degrees, divisors(batch)):
         if batch % (dp * m) == 0 and (virtual_stage == 1 or m % pp == 0):
-            yield dict(zip(KEYS, (pp, virtual_stage, tp, cp, dp, m, batch // (dp * m)), strict=True))
+            yield dict(
+                zip(KEYS, (pp, virtual_stage, tp, cp, dp, m, batch // (dp * m)), strict=True)
+            )
 
 
 def _degrees(
@@ -175,7 +201,10 @@ def _nearest_batch(filling: Sequence[Degrees], batch: int, pins: dict[str, Any])
         degrees = {"pp": pp, "virtual_stages": virtual_stage, "tp": tp, "cp": cp, "dp": dp}
         if not all(degrees[key] in pins[key] for key in degrees if key in pins):
             continue
-        counts, sizes = pins.get("num_micro_batches", (None,)), pins.get("micro_batch_size", (None,))
+        counts, sizes = (
+            pins.get("num_micro_batches", (None,)),
+            pins.get("micro_batch_size", (None,)),
+        )
         for m, size in product(counts, sizes):
             if virtual_stage > 1 and (m or pp) % pp:
                 continue
@@ -213,10 +242,16 @@ def plan_space(plan: Plan) -> OuterSpace:
     """Return the smallest space that holds a plan: its own strategies."""
     choices = tuple(dict.fromkeys(plan.layers))
     return OuterSpace(
-        plan.pp, (plan.num_micro_batches,), choices, plan.cp, plan.virtual_stages,
-        node_order=plan.node_order, schedule=plan.schedule, offload=OFFLOADS if plan.offload else (),
+        plan.pp,
+        (plan.num_micro_batches,),
+        choices,
+        plan.cp,
+        plan.virtual_stages,
+        node_order=plan.node_order,
+        schedule=plan.schedule,
+        offload=OFFLOADS if plan.offload else (),
         shares=plan.offload,
-    )  # fmt: skip
+    )
 
 
 def outer_spaces(problem: Problem) -> list[OuterSpace]:
@@ -228,7 +263,12 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         ConfigError: the pins leave no legal product; names the key and the nearest value.
         UnsupportedError: `space.executable` holds for a model that cannot run.
     """
-    config, model, cluster, training = problem.config, problem.model, problem.cluster, problem.training
+    config, model, cluster, training = (
+        problem.config,
+        problem.model,
+        problem.cluster,
+        problem.training,
+    )
     space = config.space
     if space.executable:
         refuse_model(model, training)
@@ -292,7 +332,11 @@ def left_out(
     degrees = pipeline_degrees(space, model, cluster)
     if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
         found.append("node orders that mix the types (space.node_orders)")
-    if config.search.method == "exact" and space.kind == "uniform" and space.pinned("virtual_stages") != (1,):
+    if (
+        config.search.method == "exact"
+        and space.kind == "uniform"
+        and space.pinned("virtual_stages") != (1,)
+    ):
         found.append("unequal chunks of interleaved stages")
     return tuple(found)
 
@@ -314,10 +358,15 @@ def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[tuple[in
         listed = [name for name in named if name != SEARCHED]
         first = STARTS if pp > 1 else (CLOSED_FORM,)
         like = {(find(name).chunks, find(name).folded) for name in listed}
-        named = (*listed, *(name for name in first if (find(name).chunks, find(name).folded) not in like))
+        named = (
+            *listed,
+            *(name for name in first if (find(name).chunks, find(name).folded) not in like),
+        )
     counts = virtual_stage_counts(space, model, pp)
     if named is None:
-        return [(virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)]
+        return [
+            (virtual_stage, None) for virtual_stage in counts if _allowed(pinned, virtual_stage)
+        ]
     plain = [name for name in named if find(name).chunks == 1]
     if pp == 1:
         held = {name: find(name).in_flight(1, 2, 1)[0] for name in plain}
@@ -348,13 +397,18 @@ def _whole_spaces(
         experts = expert_degrees(space, model, cluster, size)
         choices = tuple(layer_choices(space, model, seq_len, degrees, experts, cp))
         for virtual_stages, schedule in schedule_choices(space, model, pp):
-            yield OuterSpace(pp, (), choices, cp, virtual_stages, schedule=schedule, offload=offload)
+            yield OuterSpace(
+                pp, (), choices, cp, virtual_stages, schedule=schedule, offload=offload
+            )
 
 
 def _legal_part(
-    outer: OuterSpace, space: SpaceConfig, batch: int, nodes: Sequence[int],
+    outer: OuterSpace,
+    space: SpaceConfig,
+    batch: int,
+    nodes: Sequence[int],
     runs: Callable[[int, int, str, LayerStrategy], bool] | None,
-) -> OuterSpace | None:  # fmt: skip
+) -> OuterSpace | None:
     """Return an outer choice with its strategies that `runs` and numbers of micro-batches; None without any.
 
     Args:
@@ -368,7 +422,8 @@ def _legal_part(
     choices = tuple(
         choice
         for choice in outer.choices
-        if (runs is None or runs(pp, outer.cp, listed, choice)) and not (split and choice.zero_stage > 1)
+        if (runs is None or runs(pp, outer.cp, listed, choice))
+        and not (split and choice.zero_stage > 1)
     )
     if not all(any(admits(gpus, c) for c in choices) for gpus in nodes):
         return None
@@ -383,9 +438,13 @@ def _legal_part(
 
 
 def layer_choices(
-    space: SpaceConfig, model: Model, seq_len: int, degrees: Sequence[tuple[int, int]],
-    experts: Sequence[tuple[int, int]], cp: int,
-) -> Iterator[LayerStrategy]:  # fmt: skip
+    space: SpaceConfig,
+    model: Model,
+    seq_len: int,
+    degrees: Sequence[tuple[int, int]],
+    experts: Sequence[tuple[int, int]],
+    cp: int,
+) -> Iterator[LayerStrategy]:
     """Yield strategies of a layer with these `(tp, dp)` and `(ep, etp)`, without those that change nothing.
 
     A ZeRO stage above 0 and gradient bits need `dp * cp > 1`, sequence parallelism and tensor-parallel
@@ -421,7 +480,9 @@ def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
     return [size for size in legal if size in pinned or (size == 0 and ranks in pinned)]
 
 
-def micro_batch_legal(space: SpaceConfig, batch: int, num_micro_batches: int, choice: LayerStrategy) -> bool:
+def micro_batch_legal(
+    space: SpaceConfig, batch: int, num_micro_batches: int, choice: LayerStrategy
+) -> bool:
     """Return whether the global batch divides into whole micro-batches of an allowed size."""
     size, rest = divmod(batch, num_micro_batches * choice.dp)
     return not rest and _allowed(space.pinned("micro_batch_size"), size)

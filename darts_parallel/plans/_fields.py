@@ -31,7 +31,9 @@ def field(
     if key not in data and default is not None:
         return default
     if key not in data:
-        raise PlanError(f"plan: the field {name} is missing; try a plan.json as the command writes it.")
+        raise PlanError(
+            f"plan: the field {name} is missing; try a plan.json as the command writes it."
+        )
     value = data[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         text = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
@@ -48,7 +50,9 @@ def stage_span(stage: Any, index: int) -> tuple[int, int]:
     """Return the first layer of a stage and the one after its last."""
     span = stage.get("layers") if isinstance(stage, dict) else None
     if not isinstance(span, list) or len(span) != 2 or not all(type(x) is int for x in span):
-        raise PlanError(f"plan: stages[{index}].layers must be [first, end), got {span!r}; try [0, 1].")
+        raise PlanError(
+            f"plan: stages[{index}].layers must be [first, end), got {span!r}; try [0, 1]."
+        )
     return span[0], span[1]
 
 
@@ -62,7 +66,9 @@ def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
     return bits
 
 
-def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+def offload_of(
+    stages: list[dict[str, Any]], devices: tuple[int, ...]
+) -> tuple[tuple[float, float], ...]:
     """Read the shares in host memory of every device; empty where no stage of the file names one.
 
     Args:
@@ -78,7 +84,11 @@ def offload_of(stages: list[dict[str, Any]], devices: tuple[int, ...]) -> tuple[
             )
         values = [shares.get(kind, 0.0) for kind in OFFLOADS]
         for kind, value in zip(OFFLOADS, values, strict=True):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0.0 <= value <= 1.0
+            ):
                 near = min(max(value, 0.0), 1.0) if isinstance(value, int | float) else 0.0
                 raise PlanError(
                     f"plan: stages[{index}].offload.{kind}={value!r} must lie between 0 and 1; try "
@@ -111,8 +121,12 @@ def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
     order: list[int] = []
     position = 0
     while nodes and position < len(ranks):
-        node, gpus = nodes.get(ranks[position], (-1, 0)) if type(ranks[position]) is int else (-1, 0)
-        if node < 0 or ranks[position : position + gpus] != [ranks[position] + i for i in range(gpus)]:
+        node, gpus = (
+            nodes.get(ranks[position], (-1, 0)) if type(ranks[position]) is int else (-1, 0)
+        )
+        if node < 0 or ranks[position : position + gpus] != [
+            ranks[position] + i for i in range(gpus)
+        ]:
             return ()
         order.append(node)
         position += gpus
@@ -125,7 +139,9 @@ def _first_ranks(cluster: Any) -> dict[int, tuple[int, int]]:
     nodes: dict[int, tuple[int, int]] = {}
     first = 0
     for group in groups if isinstance(groups, list) else []:
-        count, gpus = (group.get(key) if isinstance(group, dict) else None for key in ("count", "gpus"))
+        count, gpus = (
+            group.get(key) if isinstance(group, dict) else None for key in ("count", "gpus")
+        )
         if type(count) is not int or type(gpus) is not int or not 0 < count * gpus <= LARGEST_NODE:
             return {}
         for _ in range(count):

@@ -22,7 +22,9 @@ def divisors(number: int) -> list[int]:
 def legal_pipeline_degrees(model: Model, cluster: Cluster) -> list[int]:
     """Return the degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
     units = pipeline_units(model)
-    return [pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)]
+    return [
+        pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)
+    ]
 
 
 def node_orders_exist(cluster: Cluster, pp: int) -> bool:
@@ -54,7 +56,9 @@ def widest_tensor_degree(cluster: Cluster) -> int:
     return max(*node_sizes(cluster), USUAL_NODE)
 
 
-def legal_tensor_degrees(model: Model, cluster: Cluster, measured: MeasuredTimes | None) -> list[int]:
+def legal_tensor_degrees(
+    model: Model, cluster: Cluster, measured: MeasuredTimes | None
+) -> list[int]:
     """Return tensor-parallel degrees that a plan may have.
 
     They divide the heads, the KV heads and those of state spaces, divide the nodes of some type or consist
@@ -69,7 +73,8 @@ def legal_tensor_degrees(model: Model, cluster: Cluster, measured: MeasuredTimes
     legal = [
         tp
         for tp in divisors(cluster.num_devices)
-        if all(n % tp == 0 for n in heads) and any(size % tp == 0 or tp % size == 0 for size in sizes)
+        if all(n % tp == 0 for n in heads)
+        and any(size % tp == 0 or tp % size == 0 for size in sizes)
     ]
     if measured is None:
         return legal
@@ -98,8 +103,10 @@ def batch_note(devices: int, batch: int) -> str:
     most = max(dp for dp in divisors(devices) if batch % dp == 0)
     if 2 * most > min(devices, batch):
         return ""
-    near = min((b for b in range(batch - devices, batch + devices + 1) if b > 0 and not b % (2 * most)),
-               key=lambda b: (abs(b - batch), b))  # fmt: skip
+    near = min(
+        (b for b in range(batch - devices, batch + devices + 1) if b > 0 and not b % (2 * most)),
+        key=lambda b: (abs(b - batch), b),
+    )
     return (
         f"training.global_batch_size={batch} divides over dp {most} at most of {devices} GPUs: tp, cp "
         f"and pp take the rest, and {near} would divide over dp {2 * most}"
@@ -116,7 +123,11 @@ def virtual_stage_counts(space: SpaceConfig, model: Model, pp: int) -> list[int]
     most = pipeline_units(model) // pp if pp > 1 else 1
     if space.schedules is not None and pinned == (1,):
         # chunks of any number of layers, as many a device as its share of the layers fills well
-        return [v for v in range(1, most + 1) if v == 1 or v <= MOST_FREE_CHUNKS or blocks % (pp * v) == 0]
+        return [
+            v
+            for v in range(1, most + 1)
+            if v == 1 or v <= MOST_FREE_CHUNKS or blocks % (pp * v) == 0
+        ]
     return [v for v in range(1, most + 1) if v == 1 or pinned is not None or blocks % (pp * v) == 0]
 
 
@@ -136,7 +147,11 @@ def context_degrees(model: Model, devices: int, seq_len: int) -> list[int]:
 
 def _state_space_heads(model: Model) -> tuple[int, ...]:
     """Return the heads, and groups of them, of the model's state-space layers; none without such layers."""
-    return tensor_divided(model.config) if MAMBA in (model.config.hybrid_override_pattern or "") else ()
+    return (
+        tensor_divided(model.config)
+        if MAMBA in (model.config.hybrid_override_pattern or "")
+        else ()
+    )
 
 
 def node_sizes(cluster: Cluster) -> list[int]:

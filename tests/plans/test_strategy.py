@@ -8,7 +8,7 @@ import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 
 LAYERS = 7  # embedding, 4 blocks, head, loss
@@ -34,7 +34,9 @@ def test_the_one_line_description() -> None:
     assert plan_of().describe(16) == "dp 2 · tp 2 · pp 2 · micro-batch 2 × 4 · ZeRO-1"
 
 
-@pytest.mark.parametrize("boundaries", [(0,), (1, LAYERS), (0, 3, 3, LAYERS), (0, 5), (0, 4, 2, LAYERS)])
+@pytest.mark.parametrize(
+    "boundaries", [(0,), (1, LAYERS), (0, 3, 3, LAYERS), (0, 5), (0, 4, 2, LAYERS)]
+)
 def test_stages_must_be_contiguous_and_whole(boundaries: tuple[int, ...]) -> None:
     with pytest.raises(PlanError, match="; try "):
         Plan(1, boundaries, plan_of().layers)
@@ -42,11 +44,15 @@ def test_stages_must_be_contiguous_and_whole(boundaries: tuple[int, ...]) -> Non
 
 MISSING = object()
 LAYER = {
-    "tp": ["x", None, 0, 2.0, 10**30, True, MISSING], "dp": [[], -2, None, False, MISSING],
-    "zero_stage": [4, -1, "1", None, MISSING], "recompute": ["all", None, 3, MISSING],
-    "sequence_parallel": [1, "true", None, MISSING], "tp_comm_bits": [5], "grad_comm_bits": [True],
+    "tp": ["x", None, 0, 2.0, 10**30, True, MISSING],
+    "dp": [[], -2, None, False, MISSING],
+    "zero_stage": [4, -1, "1", None, MISSING],
+    "recompute": ["all", None, 3, MISSING],
+    "sequence_parallel": [1, "true", None, MISSING],
+    "tp_comm_bits": [5],
+    "grad_comm_bits": [True],
     "shard_size": [-1],
-}  # fmt: skip
+}
 WRONG: dict[tuple[str | int, ...], list[Any]] = {
     ("pp",): ["x", None, 2.0, True, 0, -1, 3, 10**30, []],
     ("num_micro_batches",): ["x", None, 4.0, False, 0, -1, 10**30, [4]],
@@ -56,13 +62,25 @@ WRONG: dict[tuple[str | int, ...], list[Any]] = {
     ("cp",): [0, "x"],
     ("virtual_stages",): [0, 3],
     # the ranks of a stage are its consecutive ones
-    ("stages", 0, "ranks"): [[0, 1, 2, 3, 4], [], [3, 2, 1, 0], [4, 5, 6, 7], None, "0-3", [0, 1, 2, True]],
+    ("stages", 0, "ranks"): [
+        [0, 1, 2, 3, 4],
+        [],
+        [3, 2, 1, 0],
+        [4, 5, 6, 7],
+        None,
+        "0-3",
+        [0, 1, 2, True],
+    ],
     **{("layers", 3, key): values for key, values in LAYER.items()},
 }
 
 
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path in WRONG for value in WRONG[path]])
-def test_a_wrong_field_is_named(toy_problem: Problem, path: tuple[str | int, ...], value: Any) -> None:
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path in WRONG for value in WRONG[path]]
+)
+def test_a_wrong_field_is_named(
+    toy_problem: Problem, path: tuple[str | int, ...], value: Any
+) -> None:
     data = plan_of().to_dict(names(toy_problem), 8)
     place = reduce(getitem, path[:-1], data)
     if value is MISSING:

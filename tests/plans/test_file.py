@@ -8,8 +8,8 @@ import pytest
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import DartsParallelError, PlanError
 from darts_parallel.exact.result import Verification
-from darts_parallel.plan.file import read_plan, write_json
-from darts_parallel.plan.strategy import LayerStrategy, Plan
+from darts_parallel.plans.file import read_plan, write_json
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.plan_json import plan_dict
 
@@ -40,7 +40,9 @@ def test_layers_that_agree_have_common_degrees_and_others_null(toy_problem: Prob
     assert data["parallelism"] == expected | {"dp": None, "tp": None, "micro_batch_size": None}
 
 
-def test_a_value_that_is_not_finite_is_written_as_null(toy_problem: Problem, tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_is_written_as_null(
+    toy_problem: Problem, tmp_path: Path
+) -> None:
     unknown = Verification(
         "oracle", None, math.inf, math.nan, 1.0, 0, False, "layerwise", math.inf, "gave up"
     )
@@ -64,8 +66,12 @@ def test_an_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
         write_json(tmp_path / "nowhere" / "a.json", {})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2", "[" * 100_000, "null", "3", "[]", "{}", '{"schema": 3}'])
-def test_a_broken_or_foreign_file_is_refused_by_path(toy_problem: Problem, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1, 2", "[" * 100_000, "null", "3", "[]", "{}", '{"schema": 3}']
+)
+def test_a_broken_or_foreign_file_is_refused_by_path(
+    toy_problem: Problem, tmp_path: Path, text: str
+) -> None:
     path = written(tmp_path, text)
     with pytest.raises(PlanError) as caught:
         read_plan(path, toy_problem.model)
@@ -74,7 +80,9 @@ def test_a_broken_or_foreign_file_is_refused_by_path(toy_problem: Problem, tmp_p
     assert "\n" not in str(caught.value)
 
 
-def test_a_binary_a_missing_and_a_truncated_file_are_refused(toy_problem: Problem, tmp_path: Path) -> None:
+def test_a_binary_a_missing_and_a_truncated_file_are_refused(
+    toy_problem: Problem, tmp_path: Path
+) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
     text = json.dumps(content(toy_problem))
     (tmp_path / "half").write_text(text[: len(text) // 2])

@@ -2,8 +2,8 @@
 
 from darts_parallel.config import SpaceConfig
 from darts_parallel.errors import PlanError
-from darts_parallel.plan.degrees import divisors, node_sizes, refused_pin
-from darts_parallel.plan.strategy import LayerStrategy
+from darts_parallel.plans.degrees import divisors, node_sizes, refused_pin
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem import Cluster, Experts, Model
 
 
@@ -12,7 +12,9 @@ def expert_layer(model: Model) -> Experts | None:
     return next((layer.experts for layer in model.layers if layer.experts is not None), None)
 
 
-def legal_expert_degrees(model: Model, cluster: Cluster, stage_devices: int) -> list[tuple[int, int]]:
+def legal_expert_degrees(
+    model: Model, cluster: Cluster, stage_devices: int
+) -> list[tuple[int, int]]:
     """Return the pairs `(ep, etp)` that the experts admit on a stage, pinned or not.
 
     Megatron-LM's rules: ep divides the experts, etp their width, and etp * ep the devices of the stage, which
@@ -39,7 +41,9 @@ def expert_degrees(
     """Return the pairs of `legal_expert_degrees` that the pins allow."""
     ep, etp = space.pinned("ep"), space.pinned("etp")
     legal = legal_expert_degrees(model, cluster, stage_devices)
-    return [pair for pair in legal if (ep is None or pair[0] in ep) and (etp is None or pair[1] in etp)]
+    return [
+        pair for pair in legal if (ep is None or pair[0] in ep) and (etp is None or pair[1] in etp)
+    ]
 
 
 def require_expert_pins(space: SpaceConfig, model: Model, cluster: Cluster) -> None:
@@ -49,8 +53,13 @@ def require_expert_pins(space: SpaceConfig, model: Model, cluster: Cluster) -> N
         ConfigError: names the key, its value, the rule and the closest valid value.
     """
     devices, experts = cluster.num_devices, expert_layer(model)
-    legal = [pair for size in divisors(devices) for pair in legal_expert_degrees(model, cluster, size)]
-    rules = {"ep": "be 1, since the model has no experts", "etp": "be 1, since the model has no experts"}
+    legal = [
+        pair for size in divisors(devices) for pair in legal_expert_degrees(model, cluster, size)
+    ]
+    rules = {
+        "ep": "be 1, since the model has no experts",
+        "etp": "be 1, since the model has no experts",
+    }
     if experts is not None:
         rules = {
             "ep": f"divide model.num_experts={experts.count} and the {devices} GPUs",
@@ -63,7 +72,9 @@ def require_expert_pins(space: SpaceConfig, model: Model, cluster: Cluster) -> N
             raise refused_pin(key, pinned[0], rules[key], members)
 
 
-def check_experts(name: str, strategy: LayerStrategy, model: Model, cluster: Cluster, size: int) -> None:
+def check_experts(
+    name: str, strategy: LayerStrategy, model: Model, cluster: Cluster, size: int
+) -> None:
     """Refuse expert degrees that the experts or the stage of `size` GPUs do not admit in Megatron-LM.
 
     Errors:

@@ -2,16 +2,26 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from darts_parallel.config import COMM_BITS, MAMBA, CostConfig, ModelConfig, TrainingConfig, read_trainer
+from darts_parallel.config import (
+    COMM_BITS,
+    MAMBA,
+    CostConfig,
+    ModelConfig,
+    TrainingConfig,
+    read_trainer,
+)
 from darts_parallel.errors import PlanError, UnsupportedError, closest
-from darts_parallel.plan._expert_degrees import check_experts
-from darts_parallel.plan.degrees import context_degrees, divisors, legal_tensor_degrees
-from darts_parallel.plan.strategy import LayerStrategy, Plan, degrees
+from darts_parallel.plans._expert_degrees import check_experts
+from darts_parallel.plans.degrees import context_degrees, divisors, legal_tensor_degrees
+from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem
 
 PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "inputs": (lambda c: c.inputs is not None, "blocks of your own"),
-    "hybrid_override_pattern": (lambda c: c.hybrid_override_pattern is not None, "layers of different kinds"),
+    "hybrid_override_pattern": (
+        lambda c: c.hybrid_override_pattern is not None,
+        "layers of different kinds",
+    ),
     "mamba_dt_rank": (
         lambda c: c.mamba_dt_rank is not None and MAMBA in (c.hybrid_override_pattern or ""),
         "Mamba-1 layers",
@@ -20,12 +30,24 @@ PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "mtp_num_layers": (lambda c: c.mtp_num_layers > 0, "multi-token prediction"),
     "block_norms": (lambda c: c.block_norms not in (None, 2), "another number of norms in a block"),
     "norm_scale": (lambda c: not c.norm_scale, "norms without weights"),
-    "qk_norm_whole": (lambda c: c.qk_norm and c.qk_norm_whole, "norms over all heads of queries and keys"),
-    "attention_gate_size": (lambda c: c.attention_gate_size is not None, "a gate on attention's output"),
-    "activation_parameters": (lambda c: c.activation_parameters > 0, "trained activation functions"),
+    "qk_norm_whole": (
+        lambda c: c.qk_norm and c.qk_norm_whole,
+        "norms over all heads of queries and keys",
+    ),
+    "attention_gate_size": (
+        lambda c: c.attention_gate_size is not None,
+        "a gate on attention's output",
+    ),
+    "activation_parameters": (
+        lambda c: c.activation_parameters > 0,
+        "trained activation functions",
+    ),
     "embedding_norm": (lambda c: c.embedding_norm, "a norm behind the embedding"),
     "attention_sinks": (lambda c: c.attention_sinks, "a learned logit in every head's softmax"),
-    "indexer_num_heads": (lambda c: c.indexer_num_heads is not None, "sparse attention with an indexer"),
+    "indexer_num_heads": (
+        lambda c: c.indexer_num_heads is not None,
+        "sparse attention with an indexer",
+    ),
     "mlp_bias": (
         lambda c: c.mlp_bias not in (None, c.linear_bias),
         "biases in the MLP that differ from attention's",
@@ -47,7 +69,11 @@ def parts_beyond(config: ModelConfig, known: Collection[str]) -> Iterator[tuple[
 
 
 def check_plan(
-    plan: Plan, model: Model, cluster: Cluster, training: TrainingConfig, measured: MeasuredTimes | None
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    training: TrainingConfig,
+    measured: MeasuredTimes | None,
 ) -> None:
     """Refuse a plan that does not belong to a job on a cluster, with one sentence.
 
@@ -108,7 +134,9 @@ def _check_placement(plan: Plan, cluster: Cluster) -> None:
 
 def _check_chunks(plan: Plan) -> None:
     if plan.pp == 1:
-        raise PlanError(f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; try 1.")
+        raise PlanError(
+            f"plan: virtual_stages={plan.virtual_stages} must be 1 where pp is 1; try 1."
+        )
     if sentence := plan.passes.count_refusal(plan.pp, plan.num_micro_batches):
         raise PlanError(sentence)
 
@@ -135,8 +163,11 @@ def _check_strategy(
             f"of a node (or consist of whole nodes); try {near}."
         )
     if batch % (strategy.dp * plan.num_micro_batches):
-        near = max((m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
-                   key=lambda m: -abs(m - plan.num_micro_batches), default=1)  # fmt: skip
+        near = max(
+            (m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
+            key=lambda m: -abs(m - plan.num_micro_batches),
+            default=1,
+        )
         raise PlanError(
             f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
             f"training.global_batch_size={batch}; closest valid num_micro_batches: {near}."
@@ -144,10 +175,14 @@ def _check_strategy(
 
 
 BUILT_EXPERTS: dict[str, object] = {
-    "linear_bias": False, "moe_router_num_groups": None, "moe_router_enable_expert_bias": False,
-    "moe_expert_capacity_factor": None, "moe_router_score_function": None, "moe_router_pre_softmax": False,
+    "linear_bias": False,
+    "moe_router_num_groups": None,
+    "moe_router_enable_expert_bias": False,
+    "moe_expert_capacity_factor": None,
+    "moe_router_score_function": None,
+    "moe_router_pre_softmax": False,
     "moe_router_topk_scaling_factor": None,
-}  # fmt: skip
+}
 """Keys of models with experts, and the values that `run` builds: a softmax routes, no token is dropped."""
 
 
@@ -246,7 +281,9 @@ def refuse_model(model: Model, training: TrainingConfig) -> None:
         )
     experts = config.num_experts is not None
     unbuilt = [key for key, _ in parts_beyond(config, read_trainer("torch").model_parts)]
-    unbuilt += [k for k, near in BUILT_EXPERTS.items() if experts and getattr(config, k) not in (near, None)]
+    unbuilt += [
+        k for k, near in BUILT_EXPERTS.items() if experts and getattr(config, k) not in (near, None)
+    ]
     for key in unbuilt:
         near = BUILT_EXPERTS.get(key, ModelConfig.__dataclass_fields__[key].default)
         raise UnsupportedError(

@@ -1,0 +1,31 @@
+"""Strategies and plans, which of them are legal, and the plan file."""
+
+from darts_parallel.plans.degrees import batch_note as batch_note
+from darts_parallel.plans.degrees import divisors as divisors
+from darts_parallel.plans.degrees import legal_pipeline_degrees as legal_pipeline_degrees
+from darts_parallel.plans.degrees import tensor_degrees as tensor_degrees
+from darts_parallel.plans.file import own_config as own_config
+from darts_parallel.plans.file import package_version as package_version
+from darts_parallel.plans.file import read_own_problem as read_own_problem
+from darts_parallel.plans.file import read_plan as read_plan
+from darts_parallel.plans.file import required_config as required_config
+from darts_parallel.plans.file import write_bytes as write_bytes
+from darts_parallel.plans.file import write_json as write_json
+from darts_parallel.plans.file import write_text as write_text
+from darts_parallel.plans.legality import check_plan as check_plan
+from darts_parallel.plans.legality import parts_beyond as parts_beyond
+from darts_parallel.plans.legality import refuse_model as refuse_model
+from darts_parallel.plans.legality import refuse_unexecutable as refuse_unexecutable
+from darts_parallel.plans.space import OuterSpace as OuterSpace
+from darts_parallel.plans.space import admits as admits
+from darts_parallel.plans.space import left_out as left_out
+from darts_parallel.plans.space import micro_batch_legal as micro_batch_legal
+from darts_parallel.plans.space import outer_spaces as outer_spaces
+from darts_parallel.plans.space import plan_space as plan_space
+from darts_parallel.plans.strategy import SCHEMA as SCHEMA
+from darts_parallel.plans.strategy import LayerStrategy as LayerStrategy
+from darts_parallel.plans.strategy import Plan as Plan
+from darts_parallel.plans.trainers import facts as facts
+from darts_parallel.plans.trainers import job_facts as job_facts
+from darts_parallel.plans.trainers import trainer_runs as trainer_runs
+from darts_parallel.plans.trainers import trainer_schedules as trainer_schedules
