@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-from darts_parallel.plan import package_version, write_text
+from darts_parallel.plans import package_version, write_text
 
 RESULTS = Path(__file__).parent / "results"
 
