@@ -25,8 +25,8 @@ benchmark publish=true
 validate_cost_model held_out=[family,source,model] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true
-schedule_ratios publish=true
 answers publish=true
+hf_classes publish=true
 graph_blocks publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
 endef
