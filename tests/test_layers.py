@@ -41,6 +41,7 @@ LATE = (
     "torch.distributed",
     "scipy",
     "resource",
+    "PIL",
     "transformers",
     "darts_parallel.report.plots",
     "darts_parallel.report._plots",

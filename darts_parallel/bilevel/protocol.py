@@ -40,7 +40,7 @@ from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult, StepRecord
 from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
-from darts_parallel.report import Tracker, plan_dict, render
+from darts_parallel.report import Outcome, Tracker, plan_dict, render
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ class SeedPlan:
         """Return the content of `plan.json`."""
         chosen = self.found.chosen
         here = chosen.problem(self.search.problem)
-        return plan_dict(
-            here, chosen.plan, evaluate(chosen.plan, here), self.result, self.verifications
-        )
+        cost = evaluate(chosen.plan, here)
+        return plan_dict(Outcome(here, chosen.plan, cost, self.result, self.verifications))
 
 
 Maker = Callable[[SeedPlan], Sequence[tuple[BilevelPlan | None, int]]]
@@ -387,10 +386,10 @@ class BilevelJob(SeedWatcher):
                 Plan.from_dict(first),
                 at_batch(self.problem, first["training"]["global_batch_size"]),
             )
-        cost = evaluate(plan, here)
-        render(here, result, plan, cost, checks, self.console)
+        outcome = Outcome(here, plan, evaluate(plan, here), result, checks)
+        render(outcome, self.console)
         if self.tracker is not None and result is not None and not interrupted:
-            self.tracker.finish(result, plan, cost)
+            self.tracker.finish(outcome)
         if data:
             self._print(write_report(self.folder))
         for name, path in (
@@ -400,4 +399,4 @@ class BilevelJob(SeedWatcher):
         ):
             if (self.folder / path).exists():
                 self._print(f"{name}: {self.folder / path}")
-        return seconds if seconds == seconds else cost.iteration_time_s
+        return seconds if seconds == seconds else outcome.cost.iteration_time_s

@@ -23,6 +23,7 @@ from darts_parallel.planner import plan
 from darts_parallel.plans import read_plan, required_config, write_json, write_text
 from darts_parallel.problem import Problem
 from darts_parallel.report import (
+    Outcome,
     csv_text,
     markdown_table,
     plan_dict,
@@ -142,9 +143,11 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
         )
         planned, number = plan(layerwise), f"_{job + 1}" if job else ""
         even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
-        files[f"plan{number}.json"] = found = plan_dict(problem, own, even, None, [])
+        files[f"plan{number}.json"] = found = plan_dict(Outcome(problem, own, even))
         if even.iteration_time_s >= cost.iteration_time_s:
-            found = plan_dict(layerwise, planned.plan, cost, planned.result, planned.answers)
+            found = plan_dict(
+                Outcome(layerwise, planned.plan, cost, planned.result, planned.answers)
+            )
         files[f"layerwise{number}.json"] = found
     return files
 

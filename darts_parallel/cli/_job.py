@@ -40,6 +40,7 @@ from darts_parallel.planner import plan as find_plan
 from darts_parallel.plans import Plan, write_json, write_text
 from darts_parallel.problem import Problem, bill, choose
 from darts_parallel.report import (
+    Outcome,
     Tracker,
     memory_table,
     plan_dict,
@@ -127,7 +128,9 @@ class Job(Watcher):
         found = list(offers(problem, planned, cost.iteration_time_s))
         rungs, price = ladder(planned, self.problem), self.problem.config.price
         best, distance = distance_to_best(self.problem, cost, self.folder) if price else ({}, [])
-        data = self._write(planned, cost, elasticities, found, rungs, best)
+        result, answers = planned.result, planned.answers
+        outcome = Outcome(problem, planned.plan, cost, result, answers, elasticities)
+        data = self._write(planned, outcome, found, rungs, best)
         if ANY in self.overrides:
             self.say(f"{ANY}: the job of models that no file of that group has the name of.")
         file = self.folder / "plan.json"
@@ -135,8 +138,7 @@ class Job(Watcher):
             [start_command(problem, planned.plan, file)] if any(own.takes for own in found) else []
         )
         with self._plan_stands():
-            job = (problem, planned.result, planned.plan, cost, planned.answers)
-            tables = render(*job, self.console, elasticities, lambda plan: taken_by(problem, plan))
+            tables = render(outcome, self.console, lambda plan: taken_by(problem, plan))
             if price:
                 self.console.print(memory_table(problem, planned.plan))
             for line in distance:
@@ -149,14 +151,14 @@ class Job(Watcher):
                 f"darts-parallel tune {file} --top 3",
             ]
             lines += self._next_lines(problem, found, rungs)
-            write_text(self.folder / "report.html", report_page(*job, data, tables, lines))
+            write_text(self.folder / "report.html", report_page(outcome, data, tables, lines))
         render_ending(planned, problem, self.folder, self.console)
         for line in start if problem.config.export is None else []:
             self._print_line(f"start it: {line}")
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 # pictures take seconds: whoever waits for the plan has it by now
-                self.tracker.finish(planned.result, planned.plan, cost, elasticities)
+                self.tracker.finish(outcome)
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
@@ -208,25 +210,22 @@ class Job(Watcher):
     def _write(
         self,
         planned: Planned,
-        cost: CostBreakdown,
-        elasticities: dict[str, float],
+        outcome: Outcome,
         found: Sequence[Offer],
         rungs: Sequence[Rung],
         best: dict[str, Any],
     ) -> dict[str, Any]:
         """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
-        result, problem = planned.result, planned.problem or self.problem
+        result = planned.result
         if result is not None and planned.interrupted:
-            result = replace(result, stopped_by="user")
-        data = plan_dict(problem, planned.plan, cost, result, planned.answers, elasticities)
+            outcome = replace(outcome, result=replace(result, stopped_by="user"))
+        data = plan_dict(outcome)
         for name, content in planned.files.items():
             write_json(self.folder / name, content)
         for rung in rungs:
             if rung.name != CHOSEN:
-                own = evaluate(rung.plan, self.problem)
-                write_json(
-                    self.folder / rung.file, plan_dict(self.problem, rung.plan, own, None, [])
-                )
+                own = Outcome(self.problem, rung.plan, evaluate(rung.plan, self.problem))
+                write_json(self.folder / rung.file, plan_dict(own))
         data["trainers"] = {offer.name: offer.to_dict() for offer in found}
         data["ladder"] = [
             {"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs

@@ -9,7 +9,7 @@ from darts_parallel.cost import evaluate
 from darts_parallel.planner import plan_lengths
 from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
-from darts_parallel.report import fits_label, plan_dict, table_of
+from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
 
 
@@ -38,7 +38,7 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
         table.add_row(*map(seconds_label, own.seconds), *shares, fits_label(own.chance), words)
         figures = {"seconds": own.seconds, "memory": own.memory, "chance": own.chance}
         entries.append({"plan": words, **figures})
-    data = plan_dict(problem, found[0].plan, evaluate(found[0].plan, problem), None, [])
+    data = plan_dict(Outcome(problem, found[0].plan, evaluate(found[0].plan, problem)))
     write_json(file, data | {"lengths": {"packed": training.packed, "plans": entries}})
     console.print(table)
     start = start_command(problem, found[0].plan, file)

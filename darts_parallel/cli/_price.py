@@ -12,7 +12,7 @@ from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
-from darts_parallel.report import claim, fits_label, plan_dict
+from darts_parallel.report import Outcome, claim, fits_label, plan_dict
 from darts_parallel.report import seconds as seconds_label
 
 
@@ -36,7 +36,7 @@ def distance_to_best(
         return {}, ["no plan of the space fits, so there is none to compare with."]
     tight = found.problem or problem
     best = evaluate(found.plan, tight)
-    write_json(file, plan_dict(tight, found.plan, best, found.result, found.answers))
+    write_json(file, plan_dict(Outcome(tight, found.plan, best, found.result, found.answers)))
     extra = cost.iteration_time_s - best.iteration_time_s
     share, way = extra / best.iteration_time_s, "slower" if extra >= 0.0 else "faster"
     return {

@@ -18,7 +18,7 @@ from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.planner import Proposal, Trial, Tuning, own_cluster, sureness, tune, with_run
 from darts_parallel.plans import Plan, read_plan, write_json, write_text
 from darts_parallel.problem import GIB, Problem
-from darts_parallel.report import fits_label, plan_dict, table_of
+from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
 
 SHOWN = 8
@@ -140,7 +140,7 @@ def _entry(problem: Problem, proposal: Proposal, file: Path) -> Mapping[str, obj
 
 
 def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
-    return plan_dict(problem, proposal.plan, evaluate(proposal.plan, problem), None, [])
+    return plan_dict(Outcome(problem, proposal.plan, evaluate(proposal.plan, problem)))
 
 
 def read_trials(problem: Problem, measured: Any) -> list[Trial]:

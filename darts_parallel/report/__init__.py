@@ -10,6 +10,7 @@ from darts_parallel.report.format import fits_label as fits_label
 from darts_parallel.report.format import seconds as seconds
 from darts_parallel.report.format import table_of as table_of
 from darts_parallel.report.html import report_page as report_page
+from darts_parallel.report.outcome import Outcome as Outcome
 from darts_parallel.report.plan_json import plan_dict as plan_dict
 from darts_parallel.report.tables import csv_of as csv_of
 from darts_parallel.report.tables import csv_text as csv_text

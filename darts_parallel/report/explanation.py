@@ -15,6 +15,8 @@ from darts_parallel.cost import (
     FUSED_BACKWARD_FACTOR,
     TERMS,
     TIME_TERMS,
+    CostTable,
+    HardPlans,
     ShardGroup,
     StageContext,
     StateBytes,
@@ -39,50 +41,46 @@ ZERO = "Rajbhandari et al. 2020, section 3"
 RING = "Thakur et al. 2005 (ring collectives)"
 OVERLAP = "exposed part: Qiao et al. 2021, eq. 11"
 ROOFLINE = "roofline, Williams et al. 2009"
-FORMULAS: dict[str, tuple[str, str]] = {
-    # bytes
+CONTEXT_GATHER = "Dubey et al. 2024, section 3.3.2"
+STREAM = "stream model"
+LINK = "alpha-beta model"
+ONE_F_ONE_B = "1F1B, Narayanan et al. 2021, section 2.2"
+MEMORY_FORMULAS = {
     "parameters": ("state_factor x parameters x bytes each / shards (ZeRO-3)", ZERO),
     "gradients": ("state_factor x parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
     "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
     "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
-    "working": (
-        "largest layer: recomputed activations, gathered weights",
-        "memory.py, largest layer",
-    ),
+    "working": ("largest layer: recomputed activations, gathered weights", "cost/memory.py"),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
-    # seconds of a micro-batch
+}
+MICRO_BATCH_FORMULAS = {
     "matrix products": ("3 x 2 tokens x out x in / (peak x e x saturation)", ROOFLINE),
     "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
     "streaming kernels": ("3 x streaming_factor x bytes / memory bandwidth", ROOFLINE),
-    "gradient accumulation": (
-        "(2 x gradient + parameter) bytes / memory bandwidth",
-        "stream model",
-    ),
+    "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", STREAM),
     "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),
-    "context_parallel": (
-        "keys and values gathered during attention",
-        "Dubey et al. 2024, section 3.3.2",
-    ),
+    "context_parallel": ("keys and values gathered during attention", CONTEXT_GATHER),
     "sharding": ("ZeRO-2, 3 collectives during compute", OVERLAP),
-    "resharding": ("missing bytes / link bandwidth + latencies", "resharding.py"),
-    "p2p": ("2 x bytes / link bandwidth + 2 latencies", "alpha-beta model"),
-    # seconds of an iteration
+    "resharding": ("missing bytes / link bandwidth + latencies", "cost/_transitions.py"),
+    "p2p": ("2 x bytes / link bandwidth + 2 latencies", LINK),
+}
+ITERATION_FORMULAS = {
     "compute": ("micro-batches x the stage's compute", ROOFLINE),
-    "p2p_and_resharding": ("micro-batches x the stage's messages", "alpha-beta model"),
-    "pipeline_bubble": (
-        "sum of the other stages' micro-batch",
-        "1F1B, Narayanan et al. 2021, section 2.2",
-    ),
+    "p2p_and_resharding": ("micro-batches x the stage's messages", LINK),
+    "pipeline_bubble": ("sum of the other stages' micro-batch", ONE_F_ONE_B),
     "gradient_sync": ("gradients reduced once, during backward", OVERLAP),
-    "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", "stream model"),
-    "tied_embedding_sync": (
-        "all-reduce of the tied table's gradient",
-        "Megatron-LM's embedding group",
-    ),
-} | TERM_FORMULAS
+    "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", STREAM),
+    "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM"),
+}
+FORMULAS: dict[str, tuple[str, str]] = {
+    **MEMORY_FORMULAS,
+    **MICRO_BATCH_FORMULAS,
+    **ITERATION_FORMULAS,
+    **TERM_FORMULAS,
+}
 """Formula in words and its source, by term."""
 PARTS = {
     "parameters": "state",
@@ -92,9 +90,12 @@ PARTS = {
     "reserved": "reserve",
 }
 """Terms of `memory_lines` by what they are; all others are workspace."""
-SIGNS, BAR = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}, 40
-"""Signs of what fills the memory by its name, and their number in a bar."""
+SIGNS = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}
+"""Character of each part of the memory in a bar."""
+BAR = 40
+"""Characters of a bar that is full."""
 PIPED_WIDTH = 200
+"""Columns of a table that goes to a pipe or a file."""
 SIMULATED_BUBBLE = (
     "end of the schedule - micro-batches x stage",
     "longest path of the simulated schedule",
@@ -153,68 +154,91 @@ def _line(stage: int, layers: str, term: str, value: float) -> Line:
     return Line(stage, layers, term, *FORMULAS[term], value)
 
 
-def _groups(problem: Problem, plan: Plan) -> Iterator[tuple[int, str, list[int]]]:
-    """Return the layers of a stage that are of one kind and strategy: stage, words, positions."""
+@dataclass(frozen=True)
+class _Group:
+    """Layers of one stage that are of one kind and strategy."""
+
+    stage: int
+    words: str
+    layers: list[int]
+
+
+def _groups(problem: Problem, plan: Plan) -> list[_Group]:
+    """Return the groups of all stages, by stage and kind."""
     found: dict[tuple[int, str, int, LayerStrategy], list[int]] = {}
-    model = problem.model
-    for index, (own, number, strategy) in enumerate(
-        zip(model.layers, model.kinds[1], plan.layers, strict=True)
-    ):
-        found.setdefault((plan.stage_of_layer[index], own.kind, number, strategy), []).append(index)
-    for (stage, kind, _, strategy), indices in sorted(
-        found.items(), key=lambda item: (item[0][0], item[1][0])
-    ):
-        count = f"{len(indices)} x " if len(indices) > 1 else ""
-        yield stage, f"{count}{kind} {strategy.label()}", indices
+    for index, layer in enumerate(problem.model.layers):
+        number = problem.model.kinds[1][index]
+        stage = plan.stage_of_layer[index]
+        key = (stage, layer.kind, number, plan.layers[index])
+        found.setdefault(key, []).append(index)
+    groups = []
+    for key in sorted(found, key=lambda key: key[:2]):
+        stage, kind, _, strategy = key
+        count = f"{len(found[key])} x " if len(found[key]) > 1 else ""
+        groups.append(_Group(stage, f"{count}{kind} {strategy.label()}", found[key]))
+    return groups
 
 
 def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     """Yield the bytes of a device by stage, layers and term."""
     table, hard, _ = hard_plan(plan, problem)
-    stages = plan.stage_of_layer
-    chosen, in_flight, between = hard.choices[0], table.in_flight[0], torch.zeros(table.num_stages)
-    if table.moments is not None:
-        in_flight, between = held_at_most(table, hard)
-    state = _context(problem, plan, 0).state
-    parts = {
-        "parameters": StateBytes(state.parameter, 0.0, 0.0),
-        "gradients": StateBytes(0.0, state.gradient, 0.0),
-        "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
-    }
-    working = [float(table.working[0, i, chosen[i]]) for i in range(len(chosen))]
+    chosen = hard.choices[0]
+    kept = _kept_bytes(table, hard, plan)
+    layers = torch.arange(len(chosen))
+    working = table.working[0, layers, chosen].tolist()
+    for group in _groups(problem, plan):
+        yield from _state_lines(problem, plan, group)
+        activations = sum(kept[i] for i in group.layers)
+        yield _line(group.stage, group.words, "activations", activations)
     added = list(plan_contributions(table, hard))
-    for stage, words, indices in _groups(problem, plan):
-        zero = _context(problem, plan, indices[0]).choices.zero_stage
-        groups = [group for i in indices for group in _shards(problem, plan, i)]
-        for term, part in parts.items():
-            total = sum(
-                float(static_bytes(g.parameters, g.shards, zero, g.held(part))) for g in groups
-            )
-            yield _line(
-                stage, words, term, float(_device(problem, plan, stage).state_factor) * total
-            )
-        chunks = plan.chunk_of_layer
-        kept = sum(
-            float(in_flight[chunks[i]] * table.activation[0, i, chosen[i]])
-            + float(between[chunks[i]] * table.for_weights[0, i, chosen[i]])
-            for i in indices
-        )
-        yield _line(stage, words, "activations", kept)
     for stage in range(plan.pp):
-        mine = [i for i, own in enumerate(stages) if own == stage]
+        mine = [i for i, own in enumerate(plan.stage_of_layer) if own == stage]
         largest = max(mine, key=lambda i: working[i])
         yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
-        yield from (
-            _line(stage, "all", own.memory_name, float(own.memory[0, stage])) for own in added
-        )
+        for own in added:
+            yield _line(stage, "all", own.memory_name, float(own.memory[0, stage]))
         yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
+
+
+def _kept_bytes(table: CostTable, hard: HardPlans, plan: Plan) -> list[float]:
+    """Return the activations of every layer that a device keeps for all its micro-batches, bytes."""
+    in_flight = table.in_flight[0]
+    between = torch.zeros(table.num_stages)
+    if table.moments is not None:
+        in_flight, between = held_at_most(table, hard)
+    kept = []
+    for index, choice in enumerate(hard.choices[0]):
+        chunk = plan.chunk_of_layer[index]
+        before = in_flight[chunk] * table.activation[0, index, choice]
+        after = between[chunk] * table.for_weights[0, index, choice]
+        kept.append(float(before) + float(after))
+    return kept
+
+
+def _state_lines(problem: Problem, plan: Plan, group: _Group) -> Iterator[Line]:
+    """Yield the parameters, gradients and optimizer state of a group of layers."""
+    context = _context(problem, plan, group.layers[0])
+    state = context.state
+    parts = {"parameters": StateBytes(state.parameter, 0.0, 0.0)}
+    parts["gradients"] = StateBytes(0.0, state.gradient, 0.0)
+    parts["optimizer state"] = StateBytes(0.0, 0.0, state.optimizer)
+    zero = context.choices.zero_stage
+    factor = float(_device(problem, plan, group.stage).state_factor)
+    shards = [shard for i in group.layers for shard in _shards(problem, plan, i)]
+    for term, part in parts.items():
+        held = 0.0
+        for shard in shards:
+            size = shard.held(part)
+            held += float(static_bytes(shard.parameters, shard.shards, zero, size))
+        yield _line(group.stage, group.words, term, factor * held)
 
 
 def memory_parts(problem: Problem, plan: Plan) -> list[dict[str, float]]:
     """Return the bytes of a device of every stage by the keys of `SIGNS`."""
     found = [dict.fromkeys(SIGNS, 0.0) for _ in range(plan.pp)]
     for line in memory_lines(problem, plan):
-        found[line.stage or 0][PARTS.get(line.term, "workspace")] += line.value
+        part = PARTS.get(line.term, "workspace")
+        found[line.stage or 0][part] += line.value
     return found
 
 
@@ -227,13 +251,20 @@ def memory_table(problem: Problem, plan: Plan) -> Table:
         f"\nMemory of a device, {unit}", ("k", "right"), *columns, ("of", "right"), ("", "left")
     )
     for stage, parts in enumerate(memory_parts(problem, plan)):
-        capacity, bar, filled = _device(problem, plan, stage).memory, "", 0.0
-        for part, sign in SIGNS.items():
-            filled += parts[part]
-            bar += sign * (round(BAR * filled / capacity) - len(bar))
-        numbers = (f"{value / size:.1f}" for value in (*parts.values(), capacity))
-        table.add_row(str(stage), *numbers, bar.ljust(BAR, "·"))
+        capacity = _device(problem, plan, stage).memory
+        numbers = [f"{value / size:.1f}" for value in (*parts.values(), capacity)]
+        table.add_row(str(stage), *numbers, _bar(parts, capacity))
     return table
+
+
+def _bar(parts: dict[str, float], capacity: float) -> str:
+    """Draw the parts of a device's memory, each by its character."""
+    bar = ""
+    filled = 0.0
+    for part, sign in SIGNS.items():
+        filled += parts[part]
+        bar += sign * (round(BAR * filled / capacity) - len(bar))
+    return bar.ljust(BAR, "·")
 
 
 def _device(problem: Problem, plan: Plan, stage: int) -> Device:
@@ -242,11 +273,11 @@ def _device(problem: Problem, plan: Plan, stage: int) -> Device:
 
 def _context(problem: Problem, plan: Plan, index: int) -> StageContext:
     """Return what prices the strategy of a layer on its stage."""
-    strategies, counts = (plan.layers[index],), (plan.num_micro_batches,)
-    topology = problem.cluster.arranged(plan.node_order).stage_topology(
-        plan.stage_of_layer[index], plan.pp
-    )
-    return StageContext.build(problem, topology, OuterSpace(plan.pp, counts, strategies, plan.cp))
+    cluster = problem.cluster.arranged(plan.node_order)
+    topology = cluster.stage_topology(plan.stage_of_layer[index], plan.pp)
+    strategies = (plan.layers[index],)
+    space = OuterSpace(plan.pp, (plan.num_micro_batches,), strategies, plan.cp)
+    return StageContext.build(problem, topology, space)
 
 
 def _shards(problem: Problem, plan: Plan, index: int) -> list[ShardGroup]:
@@ -256,39 +287,32 @@ def _shards(problem: Problem, plan: Plan, index: int) -> list[ShardGroup]:
     return shard_groups(_context(problem, plan, index), layer, counts_table=own)
 
 
+MICRO_BATCH_TERMS = (
+    "matrix products",
+    "attention",
+    "streaming kernels",
+    "launch overhead",
+    "measured compute",
+    "gradient accumulation",
+    *(term.name for term in TERMS),
+    *TIME_TERMS[1:],
+)
+"""Terms of a micro-batch in the order in which they are printed."""
+
+
 def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
+    """Yield the seconds of a micro-batch by stage, layers and term."""
     table, hard, _ = hard_plan(plan, problem)
-    kinds, chosen = table.stage_kind, hard.choices[0]
-    for stage, words, indices in _groups(problem, plan):
-        index, kind = indices[0], int(kinds[stage])
-        terms = {
-            name: float(table.terms[name][0, kind, index, chosen[index]]) for name in table.terms
-        }
-        gradients = _accumulation(problem, plan, index)
-        compute = terms["compute"] - gradients
-        parts = _compute_parts(problem, plan, index) or {"measured compute": compute}
-        if problem.model.half_blocks:  # a half has its share of the block's launch
-            parts = {name: value * compute / sum(parts.values()) for name, value in parts.items()}
-        terms |= parts | {"gradient accumulation": gradients}
-        names = (
-            "matrix products",
-            "attention",
-            "streaming kernels",
-            "launch overhead",
-            "measured compute",
-            "gradient accumulation",
-            *(term.name for term in TERMS),
-            *TIME_TERMS[1:],
-        )
-        for name in names:
+    for group in _groups(problem, plan):
+        terms = _layer_seconds(problem, plan, group.layers[0])
+        for name in MICRO_BATCH_TERMS:
             if terms.get(name):
-                yield _line(stage, words, name, len(indices) * terms[name])
-    inside, across = neighbour_seconds(table, hard, hard.stages())
+                yield _line(group.stage, group.words, name, len(group.layers) * terms[name])
     for own in plan_contributions(table, hard):
         extra_seconds = table.by_device(own.forward + own.backward)[0].tolist()
-        yield from (
-            _line(stage, "all", own.name, seconds) for stage, seconds in enumerate(extra_seconds)
-        )
+        for stage, seconds in enumerate(extra_seconds):
+            yield _line(stage, "all", own.name, seconds)
+    inside, across = neighbour_seconds(table, hard, hard.stages())
     inside = table.by_device(inside)
     across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
     for stage in range(plan.pp):
@@ -298,12 +322,31 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
             yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
 
 
+def _layer_seconds(problem: Problem, plan: Plan, index: int) -> dict[str, float]:
+    """Return the seconds of one layer and micro-batch by term, its compute split by kernel."""
+    table, hard, _ = hard_plan(plan, problem)
+    kind = int(table.stage_kind[plan.stage_of_layer[index]])
+    choice = hard.choices[0, index]
+    terms = {name: float(values[0, kind, index, choice]) for name, values in table.terms.items()}
+    gradients = _accumulation(problem, plan, index)
+    compute = terms["compute"] - gradients
+    parts = _compute_parts(problem, plan, index) or {"measured compute": compute}
+    if problem.model.half_blocks:  # a half has its share of the block's launch
+        scale = compute / sum(parts.values())
+        parts = {name: value * scale for name, value in parts.items()}
+    return terms | parts | {"gradient accumulation": gradients}
+
+
 def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float] | None:
     """Return the compute seconds of a layer by what its kernels do; None where they are measured."""
-    layer, stage = problem.model.layers[index], _context(problem, plan, index)
-    if stage.measured_figure(layer, "forward", unknown := torch.zeros(())) is not unknown:
+    layer = problem.model.layers[index]
+    stage = _context(problem, plan, index)
+    unknown = torch.zeros(())
+    if stage.measured_figure(layer, "forward", unknown) is not unknown:
         return None
-    parts = {name: sum(map(float, alike)) for name, alike in forward_kernels(stage, layer).items()}
+    parts = {}
+    for name, kernels in forward_kernels(stage, layer).items():
+        parts[name] = sum(map(float, kernels))
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     seconds["attention"] += extra * parts["attention"]
@@ -322,28 +365,46 @@ def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
 
 
 def render_explanation(explanation: Explanation, console: Console) -> None:
-    """Print all lines, a sum under each stage; where nobody's window sets the width, unbroken."""
+    """Print all lines with a sum under each stage; a pipe gets lines without breaks."""
     if not console.is_terminal:
         console.width = max(console.width, PIPED_WIDTH)
     console.print(f"\nThe model has {explanation.num_parameters:,} parameters.", highlight=False)
-    sections = (
-        ("Memory of a device, by stage", explanation.memory, "GiB", GIB, 4),
-        ("Seconds of a micro-batch, by stage", explanation.micro_batch, "ms", 1e-3, 4),
-        ("Seconds of an iteration", explanation.iteration, "s", 1.0, 6),
+    memory = _Unit("GiB", GIB, 4)
+    console.print(_lines_table("Memory of a device, by stage", explanation.memory, memory))
+    milliseconds = _Unit("ms", 1e-3, 4)
+    micro_batch = explanation.micro_batch
+    console.print(_lines_table("Seconds of a micro-batch, by stage", micro_batch, milliseconds))
+    seconds = _Unit("s", 1.0, 6)
+    console.print(_lines_table("Seconds of an iteration", explanation.iteration, seconds))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """How a table prints its numbers."""
+
+    name: str
+    size: float
+    digits: int
+
+    def text(self, value: float) -> str:
+        return f"{value / self.size:.{self.digits}f}"
+
+
+def _lines_table(title: str, lines: list[Line], unit: _Unit) -> Table:
+    """Return a table of terms, with a sum under each stage."""
+    table = Table(
+        title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
     )
-    for title, lines, unit, scale, digits in sections:
-        table = Table(
-            title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
-        )
-        for header in ("stage", "layers", "term", unit, "formula", "source"):
-            table.add_column(header, justify="right" if header == unit else "left", overflow="fold")
-        for stage in dict.fromkeys(line.stage for line in lines):
-            mine = [line for line in lines if line.stage == stage]
-            name = "" if stage is None else str(stage)
-            for line in mine:
-                value = f"{line.value / scale:.{digits}f}"
-                term = line.term.replace("_", " ")
-                table.add_row(name, line.layers, term, value, line.formula, line.source)
-            total = f"{sum(line.value for line in mine) / scale:.{digits}f}"
-            table.add_row(name, "", "sum", total, "", "", style="bold")
-        console.print(table)
+    for header in ("stage", "layers", "term", unit.name, "formula", "source"):
+        side = "right" if header == unit.name else "left"
+        table.add_column(header, justify=side, overflow="fold")
+    for stage in dict.fromkeys(line.stage for line in lines):
+        mine = [line for line in lines if line.stage == stage]
+        name = "" if stage is None else str(stage)
+        for line in mine:
+            term = line.term.replace("_", " ")
+            value = unit.text(line.value)
+            table.add_row(name, line.layers, term, value, line.formula, line.source)
+        total = unit.text(sum(line.value for line in mine))
+        table.add_row(name, "", "sum", total, "", "", style="bold")
+    return table

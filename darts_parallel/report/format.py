@@ -49,9 +49,16 @@ def kind_counts(kinds: Sequence[str], first: int, end: int) -> str:
 
 def rank_ranges(ranks: Sequence[int]) -> str:
     """Return ranks with consecutive ones joined, e.g. `0-3` or `4-7,0-3`."""
-    starts = [i for i, rank in enumerate(ranks) if i == 0 or rank != ranks[i - 1] + 1]
-    runs = [ranks[a:b] for a, b in zip(starts, [*starts[1:], len(ranks)], strict=True)]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    labels = []
+    for run in runs:
+        labels.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ",".join(labels)
 
 
 TERM_WORDS = {

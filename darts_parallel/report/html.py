@@ -1,15 +1,14 @@
 """`report.html`: a run on one page, in one file that needs no network and runs no script.
 
-Its tables are those of the printed report, its figures those of `plan.json`; pictures are SVG.
+It repeats the tables of the printed report and the figures of `plan.json`; pictures are SVG.
 """
 
 import base64
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
+from io import BytesIO
 from itertools import groupby
 from math import floor, log10
 from typing import Any
@@ -18,30 +17,41 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from darts_parallel.cost import CostBreakdown, Event
+from darts_parallel.cost import Event
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.exact import Verification
-from darts_parallel.gradient import SearchResult
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.report.explanation import SIGNS, memory_parts
+from darts_parallel.report.explanation import memory_parts
 from darts_parallel.report.format import percent, seconds
 from darts_parallel.report.journey import COLOURS, Journey, Pixels, journey, short_names, thinned
-from darts_parallel.report.text import claim, layerwise_sentence
+from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.text import DOES_NOT_FIT, known_of, layerwise_sentence
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
 from darts_parallel.schedules import SEARCHED
 
-PASSES = dict(zip("FBIW", (COLOURS[0], COLOURS[1], COLOURS[1], COLOURS[2]), strict=True))
-SYNC, IDLE = "#8a8a8a", "#eeeeee"
-MEMORY = dict(zip(SIGNS, (*COLOURS[:3], SYNC), strict=True))
+PASSES = {"F": COLOURS[0], "B": COLOURS[1], "I": COLOURS[1], "W": COLOURS[2]}
+"""Colour of a pass by its kind."""
+SYNC = "#8a8a8a"
+IDLE = "#eeeeee"
+MEMORY = {"state": COLOURS[0], "activations": COLOURS[1], "workspace": COLOURS[2], "reserve": SYNC}
 """Colour of what fills the memory."""
 SPREAD = "80 % of outcomes"
-WIDTH, LEFT, BAR = 1000, 90, 260
-"""Units of a picture, of its labels, and of a bar of memory."""
+WIDTH = 1000
+"""Units of a picture."""
+LEFT = 90
+"""Units of the labels to its left."""
+BAR = 260
+"""Units of a full bar of memory."""
 ROW = 18
 MOST_NUMBERED = 300
 """Passes up to which each has its number."""
 MOST_LABELS = 40
+MOST_ROUNDS = 3
+"""Micro-batches a stage up to which a picture shows the whole iteration."""
+SHOWN_ROUNDS = 2
+"""Micro-batches a stage that a picture of a longer iteration shows."""
+PALEST_CHUNK = 3
+"""Chunk from which on a stage's passes are as pale as they get."""
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;color:#222;background:#fff}
 body{max-width:1080px;margin:2em auto;padding:0 1em}
@@ -57,100 +67,105 @@ i{display:inline-block;width:11px;height:11px;margin-right:5px;background:#4878a
 
 
 def report_page(
-    problem: Problem,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
-    answers: Sequence[Verification],
-    data: Mapping[str, Any],
-    tables: Sequence[Table],
-    commands: Sequence[str],
+    outcome: Outcome, data: Mapping[str, Any], tables: Sequence[Table], commands: Sequence[str]
 ) -> str:
     """Return the page.
 
     Args:
-        problem: As it was searched.
+        outcome: The plan and what is known of it.
         data: Content of `plan.json`.
-        tables: Of the printed report, that of the stages first.
-        commands: To go on with, one a line, after its label and a colon where it has one.
+        tables: Tables of the printed report, the table of stages first.
+        commands: Next commands, one a line, each after its label and a colon where it has one.
     """
+    problem = outcome.problem
     title = f"{problem.config.model.name} on {problem.config.cluster.name}"
-    known = "given plan, not searched" if result is None else claim(problem, cost, answers)
+    predicted = data["predicted"]
     parts = [f"<h1>{escape(title)}, {problem.cluster.num_devices} GPUs</h1>"]
-    known = "; ".join(filter(None, (known, layerwise_sentence(problem, cost, answers))))
-    parts += _decision(problem, plan, cost, data["predicted"], known)
-    bars = list(_memory_bars(problem, plan, cost, data["predicted"]))
-    memory = _legend([*MEMORY.items(), (SPREAD, "#222;height:2px;vertical-align:4px")])
+    parts += _decision(outcome, predicted)
     for place, table in enumerate(tables):
         parts.append(f"<h2>{escape(str(table.title).strip())}</h2>")
-        parts.append(_html_table(table, () if place else bars))
-        parts += () if place else [memory, *_schedule(problem, plan, cost)]
-    parts += _search(problem, plan, journey(result, plan))
-    lines = (escape(line).rpartition(": ") for line in commands)
-    parts += [
-        "<h2>Go on</h2>",
-        *(f'<p class="note">{label}</p><pre>{line}</pre>' for label, _, line in lines),
-    ]
+        if place == 0:
+            parts.append(_html_table(table, list(_memory_bars(outcome, predicted))))
+            parts.append(_legend([*MEMORY.items(), (SPREAD, "#222;height:2px;vertical-align:4px")]))
+            parts += _schedule(outcome)
+        else:
+            parts.append(_html_table(table))
+    parts += _search(problem, outcome.plan, journey(outcome.result, outcome.plan))
+    parts.append("<h2>Next commands</h2>")
+    for command in commands:
+        label, _, line = escape(command).rpartition(": ")
+        parts.append(f'<p class="note">{label}</p><pre>{line}</pre>')
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title>\n<style>{STYLE}</style>'
     body = "\n".join(parts)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f"<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
-    )
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
-def _decision(
-    problem: Problem, plan: Plan, cost: CostBreakdown, predicted: Mapping[str, Any], known: str
-) -> list[str]:
-    """Say in two sentences what to run and what is known of it; the job stands below."""
-    job, words = problem.config.training, plan.describe(problem.training.global_batch_size)
-    sure, fits, means = "", "", ""
+def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
+    """Say what to run and what is known of the plan; below it what was assumed of the job."""
+    problem = outcome.problem
+    cost = outcome.cost
+    words = outcome.plan.describe(problem.training.global_batch_size)
+    sure = fits = means = ""
     if "iteration_time_interval_s" in predicted:
         width = predicted["iteration_time_interval_s"][1] / cost.iteration_time_s - 1.0
         sure = f" ± {percent(width, 0)}"
-        fits = f", and the job fits its memory with {percent(1 - predicted['out_of_memory_probability'], 0)}"
+        chance = 1 - predicted["out_of_memory_probability"]
+        fits = f", and the job fits its memory with {percent(chance, 0)}"
         least = percent(predicted["indistinguishable_below"], 0)
         means = f"; ± holds with 80 %, and differences below {least} (≈) mean nothing"
-    first = (
-        f"Train by <b>{escape(words)}</b>: an iteration takes {seconds(cost.iteration_time_s)}{sure} "
-        f"({cost.tokens_per_s:,.0f} tokens/s, MFU {percent(cost.mfu)}){fits}."
-    )
-    second = known[0].upper() + known[1:]
-    by = problem.config.trainer.name
-    trainer = "figures of an average framework" if by == "none" else f"figures of {by}"
-    line = (
-        f"{job.global_batch_size:,} sequences of {job.seq_len:,} tokens an iteration, {job.precision}, "
-        f"{job.optimizer}; {trainer}{means}."
-    )
-    found = [
-        f'<p class="decision">{first} {escape(second)}.</p>',
-        f'<p class="note">{escape(line)}</p>',
-    ]
-    over = "This plan does not fit: a stage is over its memory or breaks a rule."
-    return found if cost.feasible else [*found, f'<p class="bad">{over}</p>']
+    time = f"an iteration takes {seconds(cost.iteration_time_s)}{sure}"
+    speed = f"({cost.tokens_per_s:,.0f} tokens/s, MFU {percent(cost.mfu)})"
+    known = known_of(outcome)
+    freedom = layerwise_sentence(problem, cost, outcome.answers)
+    if freedom is not None:
+        known = f"{known}; {freedom}"
+    known = escape(known[0].upper() + known[1:])
+    decision = f"Train by <b>{escape(words)}</b>: {time} {speed}{fits}. {known}."
+    found = [f'<p class="decision">{decision}</p>']
+    found.append(f'<p class="note">{escape(_assumed(problem) + means)}.</p>')
+    if not cost.feasible:
+        found.append(f'<p class="bad">{DOES_NOT_FIT}</p>')
+    return found
 
 
-def _html_table(table: Table, bars: Sequence[str]) -> str:
+def _assumed(problem: Problem) -> str:
+    """Return the batch, the precision, the optimizer and the framework of the job."""
+    job = problem.config.training
+    trainer = problem.config.trainer.name
+    framework = "an average framework" if trainer == "none" else trainer
+    batch = f"{job.global_batch_size:,} sequences of {job.seq_len:,} tokens an iteration"
+    return f"{batch}, {job.precision}, {job.optimizer}; figures of {framework}"
+
+
+def _html_table(table: Table, bars: Sequence[str] = ()) -> str:
     """Return a table of the report as HTML, with a last column of bars where there are any."""
-    sides = ["" if column.justify == "left" else ' class="r"' for column in table.columns] + [""]
-    columns = [[_html(cell) for cell in (column.header, *column.cells)] for column in table.columns]
-    columns += [["memory of a device", *bars]] if bars else []
-    lines = (
-        "".join(f"<t{tag}{side}>{cell}</t{tag}>" for side, cell in zip(sides, cells, strict=False))
-        for tag, cells in zip("h" + "d" * table.row_count, zip(*columns, strict=True), strict=True)
-    )
+    sides = ["" if column.justify == "left" else ' class="r"' for column in table.columns]
+    columns = []
+    for column in table.columns:
+        cells = (column.header, *column.cells)
+        columns.append([_html(cell) for cell in cells])
+    if bars:
+        sides.append("")
+        columns.append(["memory of a device", *bars])
+    lines = []
+    for number, cells in enumerate(zip(*columns, strict=True)):
+        tag = "th" if number == 0 else "td"
+        pairs = zip(sides, cells, strict=True)
+        lines.append("".join(f"<{tag}{side}>{cell}</{tag}>" for side, cell in pairs))
     return f'<div class="wide"><table><tr>{"</tr><tr>".join(lines)}</tr></table></div>'
 
 
 def _html(cell: Any) -> str:
-    words = cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    text = cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+    words = text.plain
     return f'<i style="width:{6 * len(words)}px"></i>' if words.startswith("█") else escape(words)
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    keys = (
-        f'<span class="key"><i style="background:{c}"></i>{escape(name)}</span>'
-        for name, c in entries
-    )
+    keys = []
+    for name, colour in entries:
+        square = f'<i style="background:{colour}"></i>'
+        keys.append(f'<span class="key">{square}{escape(name)}</span>')
     return f"<p>{''.join(keys)}</p>"
 
 
@@ -169,95 +184,138 @@ def _svg(width: float, height: float, parts: Sequence[str]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {shape}>{"".join(parts)}</svg>'
 
 
-def _memory_bars(
-    problem: Problem, plan: Plan, cost: CostBreakdown, predicted: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield a bar a stage: bytes by term over those of the largest device, and their 80 % interval."""
-    most = max(*cost.capacity_bytes, *cost.memory_bytes)
+def _memory_bars(outcome: Outcome, predicted: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a bar a stage: bytes by part over the largest device's, with their 80 % interval."""
+    capacity = outcome.cost.capacity_bytes
+    most = max(*capacity, *outcome.cost.memory_bytes)
     spread = predicted.get("memory_interval_bytes")
-    for stage, filled in enumerate(memory_parts(problem, plan)):
-        x, parts = 0.0, [_rect(0, 1, BAR * cost.capacity_bytes[stage] / most, 14, f'fill="{IDLE}"')]
+    for stage, filled in enumerate(memory_parts(outcome.problem, outcome.plan)):
+        parts = [_rect(0, 1, BAR * capacity[stage] / most, 14, f'fill="{IDLE}"')]
+        x = 0.0
         for part, colour in MEMORY.items():
             width = BAR * filled[part] / most
             parts.append(_rect(x, 1, width, 14, f'fill="{colour}"'))
             x += width
         if spread is not None:
             low, high = (min(BAR, BAR * value / most) for value in spread[stage])
-            parts.append(
-                f'<path d="M{low:.1f} 4v8m0-4H{high:.1f}m0-4v8" stroke="#222" fill="none"/>'
-            )
+            line = f"M{low:.1f} 4v8m0-4H{high:.1f}m0-4v8"
+            parts.append(f'<path d="{line}" stroke="#222" fill="none"/>')
         yield _svg(BAR + 2, 16, parts)
 
 
-def _schedule(problem: Problem, plan: Plan, cost: CostBreakdown) -> Iterator[str]:
-    """Yield the picture of an iteration; below a searched order that of the closest rule, on one scale."""
-    if not cost.stage_times_s:
+def _schedule(outcome: Outcome) -> Iterator[str]:
+    """Yield the picture of an iteration; below a searched schedule the closest rule's, to scale."""
+    plan = outcome.plan
+    if not outcome.cost.stage_times_s:
         return
-    lines = [plan_timeline(plan, problem)]
+    lines = [plan_timeline(plan, outcome.problem)]
     if plan.schedule_name == SEARCHED:
         with suppress(DartsParallelError):
-            lines.append(plan_timeline(replace(plan, schedule=None), problem))
+            lines.append(plan_timeline(replace(plan, schedule=None), outcome.problem))
     count = plan.num_micro_batches
-    shown = 2 * plan.pp if count > 3 * plan.pp else count
-    ends = [
-        max(e.end for e in line.events if e.device == 0 and e.operation.micro_batch < shown)
-        if shown < count
-        else max(end + sync for end, sync in zip(line.pipeline_ends_s, line.sync_s, strict=True))
-        for line in lines
-    ]
-    part = f", the first {shown} of {count} micro-batches" if shown < count else ""
+    shown = count
+    part = ""
+    if count > MOST_ROUNDS * plan.pp:
+        shown = SHOWN_ROUNDS * plan.pp
+        part = f", the first {shown} of {count} micro-batches"
+    end = max(_end_of(line, shown, count) for line in lines)
     yield "<h2>Schedule</h2>"
     for line in lines:
-        last, name = seconds(max(line.pipeline_ends_s)), line.schedule.replace("_", " ")
+        last = seconds(max(line.pipeline_ends_s))
+        name = line.schedule.replace("_", " ")
         words = f"{name}, one iteration{part}; its passes end after {last}"
-        yield f'<p class="note">{words}</p>' + _gantt(
-            line, plan.pp, max(ends), numbered=shown * plan.pp
-        )
+        yield f'<p class="note">{words}</p>' + _gantt(line, _Frame(plan.pp, end), shown * plan.pp)
     kinds = sorted({event.operation.kind for event in lines[0].events}, key="FBIW".index)
     entries = [(CATEGORIES[kind], PASSES[kind]) for kind in kinds]
-    yield _legend(
-        [
-            *entries,
-            ("gradient sync and optimizer", SYNC),
-            ("idle", IDLE),
-            ("longest path", "#fff;outline:1px solid #000;outline-offset:-1px"),
-        ]
-    )
+    entries.append(("gradient sync and optimizer", SYNC))
+    entries.append(("idle", IDLE))
+    entries.append(("longest path", "#fff;outline:1px solid #000;outline-offset:-1px"))
+    yield _legend(entries)
 
 
-def _gantt(line: Timeline, pp: int, end: float, numbered: int) -> str:
-    """Draw the passes of every stage until `end`, one path for all of a kind."""
-    scale, events = (WIDTH - LEFT - 10) / end, [e for e in line.events if e.start < end]
-    parts = [_rect(LEFT, 0, end * scale, ROW * pp, f'fill="{IDLE}"')]
+def _end_of(line: Timeline, shown: int, count: int) -> float:
+    """Return the seconds at which the picture of a schedule ends.
 
-    def order(event: Event) -> tuple[str, int]:
-        return event.operation.kind, min(event.operation.stage // pp, 3)
+    Args:
+        shown: Micro-batches that the picture shows.
+        count: All micro-batches of the iteration.
+    """
+    if shown == count:
+        ends = zip(line.pipeline_ends_s, line.sync_s, strict=True)
+        return max(last + sync for last, sync in ends)
+    first_stage = (event for event in line.events if event.device == 0)
+    return max(e.end for e in first_stage if e.operation.micro_batch < shown)
 
-    def boxes(some: Sequence[Event]) -> str:
-        spans = (
-            (LEFT + e.start * scale, e.device, (min(e.end, end) - e.start) * scale) for e in some
-        )
-        return "".join(f"M{x:.1f} {ROW * k + 1}h{w:.2f}v{ROW - 2}h{-w:.2f}z" for x, k, w in spans)
 
-    for (kind, chunk), run in groupby(sorted(events, key=order), key=order):
-        paint = f'fill="{PASSES[kind]}" fill-opacity="{0.65**chunk:.2f}" stroke="#fff" stroke-width=".4"'
-        parts.append(f'<path d="{boxes(list(run))}" {paint}/>')
-    critical = [event for event in events if event.operation in line.critical]
-    parts.append(f'<path d="{boxes(critical)}" fill="none" stroke="#000" stroke-width=".8"/>')
-    for device, (last, sync) in enumerate(zip(line.pipeline_ends_s, line.sync_s, strict=True)):
-        if last < end:
-            x, width = LEFT + last * scale, min(sync, end - last) * scale
-            parts.append(_rect(x, ROW * device + 1, width, ROW - 2, f'fill="{SYNC}"'))
-    small = 'text-anchor="middle" fill="#fff" font-size="9"'
-    for event in events if numbered <= MOST_NUMBERED else []:
-        if (event.end - event.start) * scale > 12 and event.end <= end:
-            middle = LEFT + (event.start + event.end) / 2 * scale
-            parts.append(
-                _words(middle, ROW * event.device + 12, str(event.operation.micro_batch), small)
-            )
-    parts += [_words(0, ROW * k + 13, f"stage {k}") for k in thinned(pp, MOST_LABELS)]
-    unit = (1e3, " ms") if end < 1 else (1.0, " s")
-    return _svg(WIDTH, ROW * pp + 20, [*parts, *_ticks(end, scale, ROW * pp + 14, *unit)])
+@dataclass(frozen=True)
+class _Frame:
+    """Size of the picture of a schedule, and where its passes stand."""
+
+    pp: int
+    end: float
+    """Seconds at the right edge."""
+
+    @property
+    def scale(self) -> float:
+        """Return units of the picture a second."""
+        return (WIDTH - LEFT - 10) / self.end
+
+    def boxes(self, events: Sequence[Event]) -> str:
+        """Return the path of the boxes of passes."""
+        path = []
+        for event in events:
+            x = LEFT + event.start * self.scale
+            y = ROW * event.device + 1
+            width = (min(event.end, self.end) - event.start) * self.scale
+            path.append(f"M{x:.1f} {y}h{width:.2f}v{ROW - 2}h{-width:.2f}z")
+        return "".join(path)
+
+
+def _gantt(line: Timeline, frame: _Frame, num_passes: int) -> str:
+    """Draw the passes of every stage until the end of the frame, one path for all of a kind."""
+    events = [event for event in line.events if event.start < frame.end]
+    height = ROW * frame.pp
+    parts = [_rect(LEFT, 0, frame.end * frame.scale, height, f'fill="{IDLE}"')]
+
+    def kind_and_chunk(event: Event) -> tuple[str, int]:
+        return event.operation.kind, min(event.operation.stage // frame.pp, PALEST_CHUNK)
+
+    events.sort(key=kind_and_chunk)
+    for (kind, chunk), run in groupby(events, key=kind_and_chunk):
+        opacity = 0.65**chunk
+        paint = f'fill="{PASSES[kind]}" fill-opacity="{opacity:.2f}"'
+        edge = 'stroke="#fff" stroke-width=".4"'
+        parts.append(f'<path d="{frame.boxes(list(run))}" {paint} {edge}/>')
+    critical = frame.boxes([event for event in events if event.operation in line.critical])
+    parts.append(f'<path d="{critical}" fill="none" stroke="#000" stroke-width=".8"/>')
+    parts += _sync_boxes(line, frame)
+    if num_passes <= MOST_NUMBERED:
+        parts += _numbers(events, frame)
+    for stage in thinned(frame.pp, MOST_LABELS):
+        parts.append(_words(0, ROW * stage + 13, f"stage {stage}"))
+    unit = (1e3, " ms") if frame.end < 1 else (1.0, " s")
+    parts += _ticks(frame.end, frame.scale, height + 14, *unit)
+    return _svg(WIDTH, height + 20, parts)
+
+
+def _sync_boxes(line: Timeline, frame: _Frame) -> Iterator[str]:
+    """Draw the gradient synchronisation of each device after its last pass."""
+    for device, last in enumerate(line.pipeline_ends_s):
+        if last < frame.end:
+            x = LEFT + last * frame.scale
+            width = min(line.sync_s[device], frame.end - last) * frame.scale
+            yield _rect(x, ROW * device + 1, width, ROW - 2, f'fill="{SYNC}"')
+
+
+def _numbers(events: Sequence[Event], frame: _Frame) -> Iterator[str]:
+    """Write the micro-batch into every pass that is wide enough and wholly shown."""
+    style = 'text-anchor="middle" fill="#fff" font-size="9"'
+    for event in events:
+        wide = (event.end - event.start) * frame.scale > 12
+        if wide and event.end <= frame.end:
+            middle = LEFT + (event.start + event.end) / 2 * frame.scale
+            number = str(event.operation.micro_batch)
+            yield _words(middle, ROW * event.device + 12, number, style)
 
 
 def _ticks(end: float, scale: float, y: float, unit: float, name: str) -> Iterator[str]:
@@ -274,29 +332,28 @@ def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
     if search is None:
         return []
     names = short_names([layer.name for layer in problem.model.layers])
-    steps, row = search.winner.steps, min(12.0, max(4.0, 560 / len(names)))
-    tall, wide = row * len(names), WIDTH - LEFT - 60
+    row = min(12.0, max(4.0, 560 / len(names)))
+    tall = row * len(names)
+    wide = WIDTH - LEFT - 60
     scale = wide / search.end
-    parts = [
-        _image(search.pixels, LEFT, wide, tall),
-        _image(search.plan, LEFT + wide + 12, 30, tall),
-    ]
+    parts = [_image(search.pixels, LEFT, wide, tall)]
+    parts.append(_image(search.plan, LEFT + wide + 12, 30, tall))
     for first in plan.boundaries[1:-1]:
-        parts.append(
-            f'<path d="M{LEFT} {row * first:.1f}h{wide + 42}" stroke="#000" stroke-width=".5"/>'
-        )
+        line = f"M{LEFT} {row * first:.1f}h{wide + 42}"
+        parts.append(f'<path d="{line}" stroke="#000" stroke-width=".5"/>')
+    middle = 'text-anchor="middle"'
     if search.hardened is not None:
         x = LEFT + search.hardened * scale
         parts.append(f'<path d="M{x:.1f} 0v{tall + 4:.1f}" stroke="#000" stroke-dasharray="4 3"/>')
-        parts.append(
-            _words(x, tall + 28, f"edges harden, step {search.hardened}", 'text-anchor="middle"')
-        )
-    parts += [_words(LEFT + wide + 27, tall + 14, "plan", 'text-anchor="middle"')]
-    parts += _ticks(max(steps[-1], 1), scale, tall + 14, 1.0, "")
-    shown = thinned(len(names), min(MOST_LABELS, int(tall / 12)))
-    parts += [_words(0, row * (i + 0.5) + 4, names[i]) for i in shown]
-    note = "Leading strategy of every layer by step, the paler, the less certain; "
-    where = f"winning restart, {search.winner.name}; lines: stages of the plan."
+        parts.append(_words(x, tall + 28, f"edges harden, step {search.hardened}", middle))
+    parts.append(_words(LEFT + wide + 27, tall + 14, "plan", middle))
+    last_step = max(search.winner.steps[-1], 1)
+    parts += _ticks(last_step, scale, tall + 14, 1.0, "")
+    most = min(MOST_LABELS, int(tall / 12))
+    for place in thinned(len(names), most):
+        parts.append(_words(0, row * (place + 0.5) + 4, names[place]))
+    note = "Leading strategy of every layer by step; the paler, the less certain. "
+    where = f"Winning restart: {search.winner.name}. Lines: stages of the plan."
     return [
         "<h2>Search, layer by layer</h2>",
         f'<p class="note">{note}{escape(where)}</p>',
@@ -306,16 +363,12 @@ def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
 
 
 def _image(pixels: Pixels, x: float, width: float, height: float) -> str:
-    """Return pixels `(rows, columns, 3)` as an image of the page (PNG: ISO/IEC 15948, colour type 2)."""
-    rows, columns, _ = pixels.shape
-    raw = b"".join(b"\0" + line.tobytes() for line in np.round(255 * pixels).astype(np.uint8))
-    head = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n"
-    for kind, content in ((b"IHDR", head), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")):
-        body = kind + content
-        png += struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+    """Return pixels `(rows, columns, 3)` from 0 to 1 as an image of the page."""
+    from PIL import Image
+
+    png = BytesIO()
+    Image.fromarray(np.round(255 * pixels).astype(np.uint8)).save(png, "PNG")
+    source = base64.b64encode(png.getvalue()).decode()
     shape = f'x="{x:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none"'
-    source = base64.b64encode(png).decode()
-    return (
-        f'<image {shape} style="image-rendering:pixelated" href="data:image/png;base64,{source}"/>'
-    )
+    style = "image-rendering:pixelated"
+    return f'<image {shape} style="{style}" href="data:image/png;base64,{source}"/>'

@@ -66,29 +66,56 @@ def hardened_at(history: Sequence[StepRecord]) -> int | None:
 def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
     """Return the picture of a search; None without a history of layers."""
     winner = None if result is None else result.winner
-    if result is None or winner is None or winner.probabilities.shape[1] != len(plan.layers):
+    if result is None or winner is None:
         return None
-    probability, leader = (part.numpy() for part in winner.probabilities.max(-1))
-    counts = np.bincount(leader.ravel(), minlength=len(winner.choices))
-    labels, last = [layer.label() for layer in plan.layers], set(leader[-1].tolist())
-    order = sorted(np.flatnonzero(counts).tolist(), key=lambda c: (c not in last, -counts[c], c))
-    # what the plan takes comes first, whatever came before
-    common = sorted(labels, key=lambda label: -labels.count(label))
-    names = dict.fromkeys([*common, *(winner.choices[c] for c in order)])
-    colours = {name: COLOURS[i] if i < len(COLOURS) else OTHERS for i, name in enumerate(names)}
+    if winner.probabilities.shape[1] != len(plan.layers):
+        return None
+    best = winner.probabilities.max(-1)
+    probability = best.values.numpy()
+    leader = best.indices.numpy()
+    labels = [layer.label() for layer in plan.layers]
+    colours = _colours(winner.choices, leader, labels)
     shades = np.array([_rgb(colours.get(name, OTHERS)) for name in winner.choices])
     weight = probability[..., None]
-    pixels = (weight * shades[leader] + (1.0 - weight)).transpose(1, 0, 2).clip(0.0, 1.0)
+    shown = (weight * shades[leader] + (1.0 - weight)).transpose(1, 0, 2)
     final = np.array([[_rgb(colours[label])] for label in labels])
-    return Journey(winner, colours, pixels, final, hardened_at(result.history))
+    return Journey(winner, colours, shown.clip(0.0, 1.0), final, hardened_at(result.history))
+
+
+def _colours(
+    choices: Sequence[str], leader: NDArray[np.int64], labels: Sequence[str]
+) -> dict[str, str]:
+    """Give a colour to every strategy that leads somewhere or that the plan takes.
+
+    Args:
+        choices: Names of the strategies.
+        leader: Index of the leading strategy by step and layer.
+        labels: Strategies of the plan's layers; they come first, the most common one at the head.
+    """
+    counts = np.bincount(leader.ravel(), minlength=len(choices))
+    at_end = set(leader[-1].tolist())
+    leading = np.flatnonzero(counts).tolist()
+    leading.sort(key=lambda choice: (choice not in at_end, -counts[choice], choice))
+    names = sorted(labels, key=lambda label: -labels.count(label))
+    names += [choices[choice] for choice in leading]
+    colours = {}
+    for place, name in enumerate(dict.fromkeys(names)):
+        colours[name] = COLOURS[place] if place < len(COLOURS) else OTHERS
+    return colours
 
 
 def memory_shares(memory: Tensor, plan: Plan, problem: Problem) -> Pixels:
-    """Return shares of a device's memory as reports have them, `(S, pp)`, of bytes beyond its reserve."""
-    cluster, pp = problem.cluster.arranged(plan.node_order), memory.shape[1]
+    """Return memory over capacity as reports show it, `(S, pp)`.
+
+    Args:
+        memory: Bytes beyond the device's reserve, `(S, pp)`.
+    """
+    cluster = problem.cluster.arranged(plan.node_order)
+    pp = memory.shape[1]
     devices = [cluster.stage_group(k, pp).device for k in range(pp)]
     reserved = np.array([float(device.reserved) for device in devices])
-    shares: Pixels = (memory.numpy() + reserved) / [float(device.memory) for device in devices]
+    capacity = np.array([float(device.memory) for device in devices])
+    shares: Pixels = (memory.numpy() + reserved) / capacity
     return shares
 
 
@@ -97,7 +124,7 @@ def _rgb(colour: str) -> tuple[float, ...]:
 
 
 def thinned(count: int, limit: int) -> range:
-    """Return the places of every n-th of so many labels, so that at most `limit` stand."""
+    """Thin the places of axis labels to at most `limit`."""
     return range(0, count, -(-count // limit))
 
 

@@ -1,140 +1,158 @@
-"""`plan.json`: what it holds, how it is written (atomically) and read back."""
+"""The content of `plan.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from math import exp
 from typing import Any
 
-from darts_parallel.cost import CostBreakdown, PipelineModel
+from darts_parallel.cost import PipelineModel
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import Intervals, intervals, offload_slopes, time_elasticities
-from darts_parallel.plans import SCHEMA, Plan, package_version
+from darts_parallel.plans import SCHEMA, LayerStrategy, Plan, package_version
 from darts_parallel.problem import Problem, bill
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
 
 
-def plan_dict(
-    problem: Problem,
-    plan: Plan,
-    cost: CostBreakdown,
-    result: SearchResult | None,
-    verifications: Sequence[Verification],
-    elasticities: dict[str, float] | None = None,
-) -> dict[str, Any]:
+def plan_dict(outcome: Outcome) -> dict[str, Any]:
     """Return the content of `plan.json`.
 
-    Args:
-        elasticities: Of the plan's seconds (`planner.sensitivity`); None: those by automatic
-            differentiation alone, without that of memory, which takes a search.
+    Without elasticities, those of the seconds are computed by automatic differentiation; the
+    elasticity of the memory, which takes a search, is then missing.
     """
-    elasticities = time_elasticities(plan, problem) if elasticities is None else elasticities
+    problem = outcome.problem
+    plan = outcome.plan
+    elasticities = outcome.elasticities
+    if elasticities is None:
+        elasticities = time_elasticities(plan, problem)
+    answers = {entry.name: _verification_dict(entry, problem) for entry in outcome.answers}
+    data: dict[str, Any] = {}
+    data["schema"] = SCHEMA
+    data |= _job(problem)
+    data |= _placed(plan, problem)
+    data["parallelism"] = _parallelism(plan, problem)
+    data["predicted"] = _predicted(outcome, elasticities)
+    data["sensitivity"] = elasticities
+    data["search"] = None if outcome.result is None else _search_dict(problem, outcome.result)
+    data["verification"] = answers
+    data["version"] = package_version()
+    data["config"] = asdict(problem.config)
+    return data
+
+
+def _job(problem: Problem) -> dict[str, Any]:
+    """Return what is trained, where and by what."""
     config = problem.config
-    amount = bill(config.objective, problem.cluster, cost.iteration_time_s)
-    names = tuple(layer.name for layer in problem.model.layers)
+    counts = {
+        "num_parameters": problem.model.num_parameters,
+        "num_trained_parameters": problem.model.num_trained_parameters,
+    }
     return {
-        "schema": SCHEMA,
-        "model": asdict(config.model)
-        | {
-            "num_parameters": problem.model.num_parameters,
-            "num_trained_parameters": problem.model.num_trained_parameters,
-        },
+        "model": asdict(config.model) | counts,
         "cluster": asdict(config.cluster),
         "training": asdict(config.training),
         "trainer": config.trainer.name,
-        **_placed(plan, names, problem),
-        "parallelism": _parallelism(plan, problem),
-        "predicted": {
-            "iteration_time_s": cost.iteration_time_s,
-            "tokens_per_s": cost.tokens_per_s,
-            "mfu": cost.mfu,
-            "memory_bytes": list(cost.memory_bytes),
-            "capacity_bytes": list(cost.capacity_bytes),
-            "feasible": cost.feasible,
-            "stage_times_s": list(cost.stage_times_s),
-            "breakdown_s": cost.breakdown_s,
-            **({"offload_slopes": offload_slopes(plan, problem)} if plan.offload else {}),
-            **_uncertainty(intervals(plan, problem, cost, elasticities)),
-            **({} if amount is None else {"job": asdict(amount)}),
-        },
-        "sensitivity": elasticities,
-        "search": _search_dict(problem, result),
-        "verification": {entry.name: _verification_dict(entry, problem) for entry in verifications},
-        "version": package_version(),
-        "config": asdict(config),
     }
 
 
-def _uncertainty(known: Intervals | None) -> dict[str, Any]:
-    """Return 80 % intervals and chances of running out of memory; empty without a calibrated model."""
-    if known is None:
-        return {}
-    return {
-        "iteration_time_interval_s": list(known.iteration_time_s),
-        "memory_interval_bytes": [list(pair) for pair in known.memory_bytes],
-        "out_of_memory_probability": known.any_out_of_memory,
-        "stage_out_of_memory_probability": list(known.out_of_memory),
-        "indistinguishable_below": exp(known.difference) - 1.0,
-    }
+def _predicted(outcome: Outcome, elasticities: dict[str, float]) -> dict[str, Any]:
+    """Return seconds, bytes and dollars of the plan, with their intervals."""
+    problem = outcome.problem
+    plan = outcome.plan
+    cost = outcome.cost
+    predicted = asdict(cost)
+    for key in ("memory_bytes", "capacity_bytes", "stage_times_s"):
+        predicted[key] = list(predicted[key])
+    if plan.offload:
+        predicted["offload_slopes"] = offload_slopes(plan, problem)
+    known = intervals(plan, problem, cost, elasticities)
+    if known is not None:
+        predicted |= _uncertainty(known)
+    amount = bill(problem.config.objective, problem.cluster, cost.iteration_time_s)
+    if amount is not None:
+        predicted["job"] = asdict(amount)
+    return predicted
+
+
+def _uncertainty(known: Intervals) -> dict[str, Any]:
+    """Return 80 % intervals and chances of running out of memory."""
+    data: dict[str, Any] = {}
+    data["iteration_time_interval_s"] = list(known.iteration_time_s)
+    data["memory_interval_bytes"] = [list(pair) for pair in known.memory_bytes]
+    data["out_of_memory_probability"] = known.any_out_of_memory
+    data["stage_out_of_memory_probability"] = list(known.out_of_memory)
+    data["indistinguishable_below"] = exp(known.difference) - 1.0
+    return data
 
 
 def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
-    def common(values: set[int]) -> int | None:
-        return values.pop() if len(values) == 1 else None
-
+    """Return the degrees that all layers share; None where layers differ."""
     batch = problem.training.global_batch_size
-    expert_keys = ("ep", "etp") if problem.model.has_experts else ()
-    return {
-        "dp": common({layer.dp for layer in plan.layers}),
-        "tp": common({layer.tp for layer in plan.layers}),
-        "pp": plan.pp,
-        "cp": plan.cp,
-        **{key: common({getattr(layer, key) for layer in plan.layers}) for key in expert_keys},
-        "virtual_stages": plan.virtual_stages,
-        "micro_batch_size": common(
-            {batch // (layer.dp * plan.num_micro_batches) for layer in plan.layers}
-        ),
-    }
+
+    def micro_batch_size(layer: LayerStrategy) -> int:
+        return batch // (layer.dp * plan.num_micro_batches)
+
+    degrees: dict[str, int | None] = {}
+    degrees["dp"] = _common(layer.dp for layer in plan.layers)
+    degrees["tp"] = _common(layer.tp for layer in plan.layers)
+    degrees["pp"] = plan.pp
+    degrees["cp"] = plan.cp
+    if problem.model.has_experts:
+        degrees["ep"] = _common(layer.ep for layer in plan.layers)
+        degrees["etp"] = _common(layer.etp for layer in plan.layers)
+    degrees["virtual_stages"] = plan.virtual_stages
+    degrees["micro_batch_size"] = _common(map(micro_batch_size, plan.layers))
+    return degrees
 
 
-def _search_dict(problem: Problem, result: SearchResult | None) -> dict[str, Any] | None:
-    if result is None:
-        return None
+def _common(values: Iterable[int]) -> int | None:
+    """Return the value that all share; None where they differ."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def _search_dict(problem: Problem, result: SearchResult) -> dict[str, Any]:
+    """Return how the plan was found, and how far the descent's plans are from the best one."""
+    asked = problem.config.search.method
     descended = result.gradient_iteration_time_s
-    best = min(
-        result.iteration_time_s, descended or float("inf")
-    )  # a simpler plan may be taken than the best
-    raw = result.raw_iteration_time_s if descended is not None else None
-    return {
-        "method": problem.config.search.method if problem.config.bilevel is None else result.method,
-        "taken_from": result.method,
-        "why": result.why,
-        "seconds": result.seconds,
-        "steps": result.steps,
-        "restarts": result.restarts,
-        "seed": result.seed,
-        "raw_iteration_time_s": result.raw_iteration_time_s,
-        "gradient_iteration_time_s": descended,
-        "raw_gap": None if raw is None else raw / best - 1.0,
-        "gradient_gap": None if descended is None else descended / best - 1.0,
-        "plans_evaluated": result.plans_evaluated,
-        "stopped_by": result.stopped_by,
-    }
+    raw_gap = gradient_gap = None
+    if descended is not None:
+        # a simpler plan may be chosen than the fastest
+        fastest = min(result.iteration_time_s, descended)
+        raw_gap = result.raw_iteration_time_s / fastest - 1.0
+        gradient_gap = descended / fastest - 1.0
+    data: dict[str, Any] = {}
+    data["method"] = asked if problem.config.bilevel is None else result.method
+    data["taken_from"] = result.method
+    data["why"] = result.why
+    data["seconds"] = result.seconds
+    data["steps"] = result.steps
+    data["restarts"] = result.restarts
+    data["seed"] = result.seed
+    data["raw_iteration_time_s"] = result.raw_iteration_time_s
+    data["gradient_iteration_time_s"] = descended
+    data["raw_gap"] = raw_gap
+    data["gradient_gap"] = gradient_gap
+    data["plans_evaluated"] = result.plans_evaluated
+    data["stopped_by"] = result.stopped_by
+    return data
 
 
 def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
     """Return the entry, with the baseline's own plan where it beats the one that was found."""
     data = entry.to_dict()
     if entry.plan is not None and entry.gap > 0 and entry.space == problem.config.space.kind:
-        names = tuple(layer.name for layer in problem.model.layers)
-        data["better_plan"] = _placed(entry.plan, names, problem)
+        data["better_plan"] = _placed(entry.plan, problem)
     return data
 
 
-def _placed(plan: Plan, names: tuple[str, ...], problem: Problem) -> dict[str, Any]:
+def _placed(plan: Plan, problem: Problem) -> dict[str, Any]:
     """Return the plan with the ranks that its node order gives each stage, and its schedule."""
+    names = tuple(layer.name for layer in problem.model.layers)
     cluster = problem.cluster.arranged(plan.node_order)
+    ranks = cluster.pipeline_ranks
+    experts = problem.model.has_experts
+    placed = plan.to_dict(names, cluster.num_devices, ranks, experts=experts)
     model = PipelineModel.from_config(problem.config.cost, plan.virtual_stages, plan.schedule)
-    has_experts = problem.model.has_experts
-    placed = plan.to_dict(names, cluster.num_devices, cluster.pipeline_ranks, experts=has_experts)
     return placed | {"schedule": find(model.schedule).name}

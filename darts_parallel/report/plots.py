@@ -4,6 +4,7 @@ Figures are made without pyplot, so that nothing is registered and nothing has t
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,20 @@ from darts_parallel.report.journey import (
 )
 
 MOST_ROWS = 42
+"""Labels of layers up to which every layer has its name."""
 MOST_LINES = len(COLOURS)
-Line = tuple[str, Any, Sequence[float], Sequence[float]]
-"""Name, colour, steps and values."""
+PANEL_INCHES = 2.9
+"""Height of a panel."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel."""
+
+    name: str
+    colour: Any
+    steps: Sequence[float]
+    values: Sequence[float]
 
 
 def to_image(figure: Figure) -> NDArray[np.uint8]:
@@ -47,14 +59,16 @@ def journey_figure(search: Journey, plan: Plan, layer_names: Sequence[str]) -> F
     Args:
         plan: The final plan: the last column; its stages are divided by lines.
     """
-    names, first = short_names(layer_names), search.winner.steps[0]
+    names = short_names(layer_names)
+    first = search.winner.steps[0]
     height = min(max(3.2, 1.4 + 0.13 * len(names)), 9.0)
     figure = Figure(figsize=(11.0, height), dpi=110, layout="constrained")
     axes = figure.subplots()
     gap = (search.end - first) / 60
-    plan_from, end, bottom = search.end + gap, search.end + 3 * gap, len(names) - 0.5
-    for pixels, *span in ((search.pixels, first, search.end), (search.plan, plan_from, end)):
-        axes.imshow(pixels, aspect="auto", interpolation="nearest", extent=(*span, bottom, -0.5))
+    end = search.end + 3 * gap
+    bottom = len(names) - 0.5
+    _show(axes, search.pixels, (first, search.end, bottom, -0.5))
+    _show(axes, search.plan, (search.end + gap, end, bottom, -0.5))
     axes.set_xlim(first, end)
     for edge in plan.boundaries[1:-1]:
         axes.axhline(edge - 0.5, color="black", linewidth=0.5, alpha=0.6)
@@ -73,20 +87,19 @@ def journey_figure(search: Journey, plan: Plan, layer_names: Sequence[str]) -> F
     return figure
 
 
+def _show(axes: Axes, pixels: Pixels, extent: tuple[float, float, float, float]) -> None:
+    """Show pixels in a rectangle: left, right, bottom, top."""
+    axes.imshow(pixels, aspect="auto", interpolation="nearest", extent=extent)
+
+
 def _mark_hardening(axes: Axes, step: int | None) -> None:
     """Mark the step from which on stage boundaries are whole layers: the seconds may rise there."""
-    if step is not None:
-        axes.axvline(step, color="black", linestyle="--", linewidth=0.9)
-        axes.text(
-            step,
-            0.98,
-            "edges harden",
-            transform=axes.get_xaxis_transform(),
-            rotation=90,
-            ha="right",
-            va="top",
-            fontsize=7,
-        )
+    if step is None:
+        return
+    axes.axvline(step, color="black", linestyle="--", linewidth=0.9)
+    place = axes.get_xaxis_transform()
+    style = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7}
+    axes.text(step, 0.98, "edges harden", transform=place, **style)
 
 
 def curves_figure(
@@ -95,7 +108,7 @@ def curves_figure(
     shares: Pixels | None,
     final: Sequence[float],
 ) -> Figure:
-    """Plot the search: seconds, their causes, outer choices, strategies and memory, each line in a colour.
+    """Plot seconds, their causes, pipeline configurations, strategies and memory over the steps.
 
     Args:
         search: The winning restart; may be missing.
@@ -103,14 +116,14 @@ def curves_figure(
     """
     panels = dict(_panels(history, search, shares))
     rows = -(-len(panels) // 2)
-    figure = Figure(figsize=(14.0, 2.9 * rows), dpi=110)
-    figure.subplots_adjust(
-        0.04, 0.5 / 2.9 / rows, 0.83, 1 - 0.3 / 2.9 / rows, wspace=0.5, hspace=0.3
-    )
+    figure = Figure(figsize=(14.0, PANEL_INCHES * rows), dpi=110)
+    bottom = 0.5 / PANEL_INCHES / rows
+    top = 1 - 0.3 / PANEL_INCHES / rows
+    figure.subplots_adjust(0.04, bottom, 0.83, top, wspace=0.5, hspace=0.3)
     places = list(figure.subplots(rows, 2, squeeze=False).flat)
     for axes, (title, lines) in zip(places, panels.items(), strict=False):
-        for name, colour, steps, values in lines:
-            axes.plot(steps, values, color=colour, linewidth=1.4, label=name)
+        for line in lines:
+            axes.plot(line.steps, line.values, color=line.colour, linewidth=1.4, label=line.name)
         _mark_hardening(axes, hardened_at(history))
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("step", fontsize=8)
@@ -119,7 +132,8 @@ def curves_figure(
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7)
         if title == MEMORY and len(final) == len(lines):
-            ends, colours = [line[2][-1] for line in lines], [line[1] for line in lines]
+            ends = [line.steps[-1] for line in lines]
+            colours = [line.colour for line in lines]
             axes.scatter(ends, final, color=colours, marker="D", s=16, zorder=3)
     for axes in places[len(panels) :]:
         axes.set_visible(False)
@@ -129,55 +143,68 @@ def curves_figure(
 
 MEMORY = "memory over capacity, by stage (points: the plan)"
 READING = """The plan is the best rounded one that was met, not the last step's. The surrogate may rise:
-as temperature falls and sharpness grows, mixtures that no plan is become whole strategies; where another
-outer choice leads, its seconds are shown; once edges harden, a layer that moves shifts all its seconds."""
+as the temperature falls, mixtures of strategies become whole strategies. Where another pipeline
+configuration leads, its seconds are shown. Once edges harden, a layer that moves shifts all its seconds."""
 
 
 def _panels(
-    history: Sequence[StepRecord], search: Journey | None, shares: NDArray[np.float64] | None
-) -> Iterator[tuple[str, list[Line]]]:
+    history: Sequence[StepRecord], search: Journey | None, shares: Pixels | None
+) -> Iterator[tuple[str, list[Curve]]]:
     """Yield the titles and lines of all panels."""
     steps = [record.step for record in history]
-    times = ([r.surrogate_time_s for r in history], [r.best_time_s for r in history])
-    names = ("surrogate of the leading plan", "best rounded plan so far")
-    colours = (COLOURS[1], COLOURS[0])
-    lines: list[Line] = list(zip(names, colours, (steps, steps), times, strict=True))
+    surrogate = [record.surrogate_time_s for record in history]
+    best = [record.best_time_s for record in history]
+    lines = [Curve("surrogate of the leading plan", COLOURS[1], steps, surrogate)]
+    lines.append(Curve("best rounded plan so far", COLOURS[0], steps, best))
     yield "seconds per iteration", lines
-    causes = list(dict.fromkeys(name for record in history for name in record.terms))
+    causes = _by_name([record.terms for record in history])
     if causes:
-        values = {
-            term_words(name): [record.terms.get(name, 0.0) for record in history] for name in causes
-        }
-        yield "surrogate's seconds by cause", _strongest(steps, values)
-    outer = dict.fromkeys(name for record in history for name in record.outer_weights)
-    weights = {name: [record.outer_weights.get(name, 0.0) for record in history] for name in outer}
-    yield "weight of outer choices", _strongest(steps, weights)
+        seconds = {term_words(name): values for name, values in causes.items()}
+        yield "surrogate's seconds by cause", _strongest(steps, seconds)
+    weights = _by_name([record.outer_weights for record in history])
+    yield "weight of pipeline configurations", _strongest(steps, weights)
     if search is None:
         return
-    mean, own = search.winner.probabilities.mean(1), search.winner.steps
-    columns = [
-        (name, search.winner.choices.index(name))
-        for name, colour in search.colours.items()
-        if colour != OTHERS and name in search.winner.choices
-    ]
-    lines = [
-        (name, search.colours[name], own, mean[:, column].tolist()) for name, column in columns
-    ]
-    yield "strategies, mean over layers", lines
+    yield "strategies, mean over layers", _strategies(search)
     if shares is not None:
-        count = shares.shape[1]
-        shades = colormaps["viridis"](np.linspace(0.0, 0.95, count))
-        named = {k: f"stage {k}" for k in thinned(count, 12)}
-        yield (
-            MEMORY,
-            [(named.get(k, ""), shades[k], own, shares[:, k].tolist()) for k in range(count)],
-        )
+        yield MEMORY, _memory_lines(search.winner.steps, shares)
 
 
-def _strongest(steps: Sequence[float], values: dict[str, list[float]]) -> list[Line]:
+def _by_name(records: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the values of every name over the steps; 0 where a step lacks it."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name, 0.0) for record in records] for name in names}
+
+
+def _strategies(search: Journey) -> list[Curve]:
+    """Return the mean probability over layers of every strategy with a colour of its own."""
+    mean = search.winner.probabilities.mean(1)
+    choices = search.winner.choices
+    lines = []
+    for name, colour in search.colours.items():
+        if colour != OTHERS and name in choices:
+            values = mean[:, choices.index(name)].tolist()
+            lines.append(Curve(name, colour, search.winner.steps, values))
+    return lines
+
+
+def _memory_lines(steps: Sequence[float], shares: Pixels) -> list[Curve]:
+    """Return memory over capacity of every stage; at most twelve have a name."""
+    count = shares.shape[1]
+    shades = colormaps["viridis"](np.linspace(0.0, 0.95, count))
+    named = thinned(count, 12)
+    lines = []
+    for stage in range(count):
+        name = f"stage {stage}" if stage in named else ""
+        lines.append(Curve(name, shades[stage], steps, shares[:, stage].tolist()))
+    return lines
+
+
+def _strongest(steps: Sequence[float], values: dict[str, list[float]]) -> list[Curve]:
     """Return the lines that reach the highest values, each in its colour."""
     order = sorted(values, key=lambda name: -max(values[name]))[:MOST_LINES]
-    return [(name, COLOURS[i], steps, values[name]) for i, name in enumerate(order)]
+    shown = enumerate(order)
+    return [Curve(name, COLOURS[place], steps, values[name]) for place, name in shown]
 
 
 def write_sweep_curve(
@@ -199,11 +226,16 @@ def write_sweep_curve(
         shown = [float("nan") if gap is None else 100.0 * gap for gap in gaps]
         second.plot(values, shown, color=COLOURS[1], marker=".", linestyle="--")
         second.set_ylabel("raw gap, %", color=COLOURS[1])
-    low, high = min(values), max(values)
-    if low > 0 and high / low >= 16:
-        axes.set_xscale("log")
-        shown = [values[i] for i in thinned(len(values), 12)]
-        axes.set_xticks(shown, [f"{value:g}" for value in shown])
-        axes.set_xticks([], minor=True)
+    _spread_ticks(axes, values)
     axes.set_title(f"Sweep over {key}", loc="left")
     figure.savefig(path)
+
+
+def _spread_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Switch to a logarithmic axis where the values span more than a decade."""
+    low = min(values)
+    if low > 0 and max(values) / low >= 16:
+        axes.set_xscale("log")
+        shown = [values[place] for place in thinned(len(values), 12)]
+        axes.set_xticks(shown, [f"{value:g}" for value in shown])
+        axes.set_xticks([], minor=True)

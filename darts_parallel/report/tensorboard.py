@@ -1,10 +1,11 @@
-"""TensorBoard: live curves of the search, then pictures of the whole of it.
+"""TensorBoard: live curves of the search, then pictures of the whole search.
 
 TensorBoard and matplotlib are imported where they are first needed: together they cost more than a second.
 The curves of a search that ends within `LIVE_AFTER` seconds are held until its plan is on the screen.
 """
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.gradient import SearchResult, StepRecord
-from darts_parallel.planner import Intervals, intervals
+from darts_parallel.planner import intervals
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.report.journey import journey, memory_shares
+from darts_parallel.report.outcome import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +40,9 @@ class Tracker:
     """
 
     def __init__(self, folder: Path, problem: Problem, overrides: Sequence[str] = ()) -> None:
-        self.folder, self.problem, self.overrides = folder, problem, overrides
+        self.folder = folder
+        self.problem = problem
+        self.overrides = overrides
         self._names = tuple(layer.name for layer in problem.model.layers)
         self._opened: SummaryWriter | None = None
         self._held: list[tuple[dict[str, float], int, float]] = []
@@ -75,11 +79,10 @@ class Tracker:
         # a choice that has left weighs nothing; said once, so that no curve is a single point
         weights = dict.fromkeys(self._outer, 0.0) | record.outer_weights
         notable = min(1.0, NOTABLE / max(len(record.outer_weights), 1))
-        kept = {
-            name: value
-            for name, value in weights.items()
-            if value >= notable or name in self._outer
-        }
+        kept = {}
+        for name, value in weights.items():
+            if value >= notable or name in self._outer:
+                kept[name] = value
         values |= {f"outer/{name}": value for name, value in kept.items()}
         self._outer = set(record.outer_weights) & set(kept)
         if self._opened is None and record.seconds < LIVE_AFTER:
@@ -87,26 +90,14 @@ class Tracker:
         else:
             self._scalars(values, self._step)
 
-    def finish(
-        self,
-        result: SearchResult | None,
-        plan: Plan,
-        cost: CostBreakdown,
-        elasticities: dict[str, float] | None = None,
-    ) -> None:
-        """Write the pictures of the search, and name the final plan.
-
-        Args:
-            result: None where the plan was given and not searched.
-            elasticities: What `sensitivity` says of the plan; may be missing.
-        """
-        known = intervals(plan, self.problem, cost, elasticities or {})
-        words = plan.describe(self.problem.training.global_batch_size)
+    def finish(self, outcome: Outcome) -> None:
+        """Write the pictures of the search, and name the final plan."""
+        words = outcome.plan.describe(self.problem.training.global_batch_size)
         told = f"**{words}**; report.html in the run's folder has the rest"
         self._writer.add_text("plan", told, self._step)
-        if result is not None and result.history:
-            self._search(result, plan, cost)
-        self._hyperparameters(result, plan, cost, known)
+        if outcome.result is not None and outcome.result.history:
+            self._search(outcome.result, outcome.plan, outcome.cost)
+        self._hyperparameters(outcome)
         self._writer.flush()
 
     def _search(self, result: SearchResult, plan: Plan, cost: CostBreakdown) -> None:
@@ -117,7 +108,8 @@ class Tracker:
         self._writer.add_text(
             "reading", f"{READING}\n\n{cut} `search/curves` of IMAGES has all.", self._step
         )
-        found, shares = journey(result, plan), None
+        found = journey(result, plan)
+        shares = None
         if found is not None:
             shares = memory_shares(found.winner.memory, plan, self.problem)
             self._picture("search/layers_by_steps", journey_figure(found, plan, self._names))
@@ -141,7 +133,9 @@ class Tracker:
 
         file_writer = self._writer.file_writer
         assert file_writer is not None
-        points = [Summary.Value(tag=_tag(tag), simple_value=value) for tag, value in values.items()]
+        points = []
+        for tag, value in values.items():
+            points.append(Summary.Value(tag=_tag(tag), simple_value=value))
         file_writer.add_summary(Summary(value=points), step, moment)
 
     def _picture(self, tag: str, figure: "Figure") -> None:
@@ -149,20 +143,16 @@ class Tracker:
 
         self._writer.add_image(tag, to_image(figure), self._step, dataformats="HWC")
 
-    def _hyperparameters(
-        self, result: SearchResult | None, plan: Plan, cost: CostBreakdown, known: Intervals | None
-    ) -> None:
-        """Write the row of this run in the HPARAMS tab: what was changed, the plan, what sweeps compare.
+    def _hyperparameters(self, outcome: Outcome) -> None:
+        """Write the row of this run in the HPARAMS tab: overrides, plan, and what sweeps compare.
 
         `SummaryWriter.add_hparams` would open a run of its own in a subfolder for it.
         """
         from torch.utils.tensorboard.summary import hparams
 
         values = override_values(self.overrides)
-        values["plan"] = plan.describe(self.problem.training.global_batch_size)
-        metrics = {
-            f"metrics/{name}": value for name, value in _measures(result, cost, known).items()
-        }
+        values["plan"] = outcome.plan.describe(self.problem.training.global_batch_size)
+        metrics = {f"metrics/{name}": value for name, value in _measures(outcome).items()}
         file_writer = self._writer.file_writer
         assert file_writer is not None
         for summary in hparams(values, metrics):
@@ -193,19 +183,18 @@ def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | 
     return found
 
 
-def _measures(
-    result: SearchResult | None, cost: CostBreakdown, known: Intervals | None
-) -> dict[str, float]:
-    """Return what sweeps compare: speed, memory of the fullest stage, chance, gaps, the search's seconds."""
-    shares = [
-        used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
-    ]
-    speed = {
+def _measures(outcome: Outcome) -> dict[str, float]:
+    """Return what sweeps compare: speed, memory of the fullest stage, risk, gaps, search seconds."""
+    cost = outcome.cost
+    result = outcome.result
+    shares = zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
+    measures = {
         "iteration_time_s": cost.iteration_time_s,
         "tokens_per_s": cost.tokens_per_s,
         "mfu": cost.mfu,
+        "memory_over_capacity": max(used / most for used, most in shares),
     }
-    measures = speed | {"memory_over_capacity": max(shares)}
+    known = intervals(outcome.plan, outcome.problem, cost, outcome.elasticities or {})
     if known is not None:
         measures["out_of_memory_probability"] = known.any_out_of_memory
     if result is not None:
@@ -219,4 +208,4 @@ def _measures(
 @cache
 def _tag(name: str) -> str:
     """Replace the characters that TensorBoard's tags may not hold."""
-    return "".join(c if c.isalnum() or c in "-/._" else "_" for c in name)
+    return re.sub(r"[^\w/.-]", "_", name, flags=re.ASCII)

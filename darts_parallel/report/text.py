@@ -22,6 +22,7 @@ from darts_parallel.report.format import number as _number
 from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
+from darts_parallel.report.outcome import Outcome
 
 Takers = Callable[[Plan], Sequence[str]]
 """Names the trainers that take a plan."""
@@ -32,8 +33,9 @@ MOST_SHOWN = 6
 
 def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
     """Return the term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`."""
-    terms = dict.fromkeys((*cost.breakdown_s, *alternative.breakdown_s))
-    grown = {t: alternative.breakdown_s.get(t, 0.0) - cost.breakdown_s.get(t, 0.0) for t in terms}
+    grown = dict(alternative.breakdown_s)
+    for term, seconds in cost.breakdown_s.items():
+        grown[term] = grown.get(term, 0.0) - seconds
     if not grown or max(grown.values()) <= 0:
         return "it is as fast"
     name = max(grown, key=lambda term: grown[term])
@@ -41,23 +43,19 @@ def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
 
 
 def alternatives_table(
-    problem: Problem,
-    result: SearchResult,
-    plan: Plan,
-    cost: CostBreakdown,
-    known: Intervals | None = None,
-    takers: Takers | None = None,
+    outcome: Outcome, known: Intervals | None = None, takers: Takers | None = None
 ) -> Table | None:
-    """Return the best plans of other outer choices; None where none was met.
+    """Return the best plans of other pipeline configurations; None where none was met.
 
     Args:
-        known: Its intervals, which say what differences mean nothing.
-        takers: Names the trainers that take a plan; None: they are not named.
+        outcome: The chosen plan; its search met the others.
+        known: Intervals of the chosen plan; they say which differences mean nothing.
+        takers: Names the trainers that take a plan; None: no trainer is named.
     """
-    others = [(seconds, other) for seconds, other in result.alternatives if other != plan][
-        :MAX_ALTERNATIVES
-    ]
-    if not others:
+    if outcome.result is None:
+        return None
+    met = [pair for pair in outcome.result.alternatives if pair[1] != outcome.plan]
+    if not met:
         return None
     table = table_of(
         "\nAlternatives",
@@ -66,18 +64,27 @@ def alternatives_table(
         ("fits", "right"),
         ("why it loses", "left"),
     )
-    for seconds, other in others:
-        slower = f"{100 * (seconds / cost.iteration_time_s - 1):.2f} %"
-        if known is not None and known.indistinguishable(cost.iteration_time_s, seconds):
+    best = outcome.cost
+    for seconds, other in met[:MAX_ALTERNATIVES]:
+        slower = f"{100 * (seconds / best.iteration_time_s - 1):.2f} %"
+        if known is not None and known.indistinguishable(best.iteration_time_s, seconds):
             slower = f"≈ {slower}"
-        words = other.describe(problem.training.global_batch_size)
-        if other.node_order != plan.node_order:
-            words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
-        if takers is not None:
-            words = f"{words} · for {', '.join(takers(other)) or 'no trainer'}"
-        fits = fits_label(out_of_memory(other, problem))
-        table.add_row(slower, escape(words), fits, why_it_loses(cost, evaluate(other, problem)))
+        words = _alternative_words(outcome, other, takers)
+        fits = fits_label(out_of_memory(other, outcome.problem))
+        reason = why_it_loses(best, evaluate(other, outcome.problem))
+        table.add_row(slower, escape(words), fits, reason)
     return table
+
+
+def _alternative_words(outcome: Outcome, other: Plan, takers: Takers | None) -> str:
+    """Describe another plan, its order of nodes where that differs, and the trainers that take it."""
+    problem = outcome.problem
+    words = other.describe(problem.training.global_batch_size)
+    if other.node_order != outcome.plan.node_order:
+        words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
+    if takers is not None:
+        words = f"{words} · for {', '.join(takers(other)) or 'no trainer'}"
+    return words
 
 
 NOTABLE = 5e-4
@@ -85,6 +92,7 @@ NOTABLE = 5e-4
 MEMORY_WARNING = 0.95
 NOTABLE_RISK = 0.05
 """Chance of running out of memory from which on the table of stages says it."""
+DOES_NOT_FIT = "This plan does not fit: a stage is over its memory or breaks a rule."
 STOPPED = {
     None: "",
     "user": "; stopped early, best plan so far",
@@ -103,7 +111,7 @@ def layerwise_sentence(
         return None
     freedom = {"layerwise": "layer-wise", "stagewise": "stage-wise"}[kind] + " freedom"
     best = min(known, key=lambda v: v.iteration_time_s)
-    uniform = "the best uniform plan" + ("" if best.proven else " found")
+    uniform = "the best uniform plan" if best.proven else "the best uniform plan found"
     saved = 1.0 - cost.iteration_time_s / best.iteration_time_s
     if saved > NOTABLE:
         return f"{freedom} saves {_percent(saved)} over {uniform}"
@@ -114,182 +122,214 @@ def layerwise_sentence(
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """Say what is proven of the plan over the whole space, in one clause."""
     kind = problem.config.space.kind
-    without = " and ".join(
-        left_out(problem.config, problem.model, problem.cluster, problem.measured)
-    )
-    free = ""
-    if problem.headroom:
-        chance = problem.config.space.out_of_memory
-        free = f", {_percent(problem.headroom, 0)} of all memory left free (space.out_of_memory={chance:g})"
-    mine = [v for v in verifications if v.space == kind or v.space not in SPACES]
-    space = (
-        f"the {mine[0].space if mine else kind} space"
-        + (f" without {without}" if without else "")
-        + free
-    )
-    bounds = [v.lower_bound_s for v in mine if isfinite(v.lower_bound_s) and v.lower_bound_s > 0]
-    if not bounds:
+    answers = [v for v in verifications if v.space == kind or v.space not in SPACES]
+    bound = _best_bound(answers)
+    if bound <= 0:
         return "best found; no lower bound is known"
-    slack = cost.iteration_time_s / max(bounds) - 1.0
-    proven = any(v.proven for v in mine)
-    if proven and abs(slack) <= 1e-9:
+    space = _space_words(problem, answers[0].space)
+    gap = cost.iteration_time_s / bound - 1.0
+    proven = any(v.proven for v in answers)
+    if proven and abs(gap) <= 1e-9:
         return f"optimal in the model, over {space}"
-    above = _percent(slack, 2) if slack >= 1e-4 else "less than 0.01 %"
-    bound = "the plan that is optimal in the model" if proven else "a proven lower bound"
-    return f"best found; {above} above {bound}, over {space}"
+    above = _percent(gap, 2) if gap >= 1e-4 else "less than 0.01 %"
+    reference = "the plan that is optimal in the model" if proven else "a proven lower bound"
+    return f"best found; {above} above {reference}, over {space}"
 
 
-def render(
-    problem: Problem,
-    result: SearchResult | None,
-    plan: Plan,
-    cost: CostBreakdown,
-    verifications: Sequence[Verification],
-    console: Console,
-    elasticities: dict[str, float] | None = None,
-    takers: Takers | None = None,
-) -> list[Table]:
+def _best_bound(answers: Sequence[Verification]) -> float:
+    """Return the largest proven lower bound, seconds; 0 where none is known."""
+    bounds = [entry.lower_bound_s for entry in answers if isfinite(entry.lower_bound_s)]
+    return max(bounds, default=0.0)
+
+
+def _space_words(problem: Problem, name: str) -> str:
+    """Describe the space that was searched: its name, what was left out, the memory left free."""
+    words = f"the {name} space"
+    missing = left_out(problem.config, problem.model, problem.cluster, problem.measured)
+    if missing:
+        words += f" without {' and '.join(missing)}"
+    if problem.headroom:
+        free = _percent(problem.headroom, 0)
+        chance = problem.config.space.out_of_memory
+        words += f", {free} of all memory left free (space.out_of_memory={chance:g})"
+    return words
+
+
+def known_of(outcome: Outcome) -> str:
+    """Say what is proven of the plan, or that it was given."""
+    if outcome.result is None:
+        return "given plan, not searched"
+    return claim(outcome.problem, outcome.cost, outcome.answers)
+
+
+def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> list[Table]:
     """Print the report, and return its tables.
 
     Args:
-        console: Where to.
-        elasticities: What `sensitivity` says of the plan; may be missing.
-        takers: Names the trainers that take a plan, of alternatives.
+        outcome: The plan and what is known of it.
+        console: Where the report is printed.
+        takers: Names the trainers that take a plan, for the table of alternatives.
     """
+    problem = outcome.problem
+    plan = outcome.plan
+    elasticities = outcome.elasticities or {}
+    sure = intervals(plan, problem, outcome.cost, elasticities) if elasticities else None
     shown: list[Table] = []
 
     def show(table: Table) -> None:
         shown.append(table)
         console.print(table)
 
-    given = "given plan, not searched"
-    known = given if result is None else claim(problem, cost, verifications)
-    sure = intervals(plan, problem, cost, elasticities) if elasticities else None
-    _headline(problem, plan, cost, known, console, sure)
-    show(_stage_table(problem, plan, cost, sure))
+    _headline(outcome, console, sure)
+    show(_stage_table(outcome, sure))
     if plan.offload:
         show(_offload_table(problem, plan))
-    show(_time_table(cost))
-    if strongest(elasticities or {}):
-        show(_sensitivity_table(elasticities or {}))
-    if result is not None:
-        _search_lines(result, console)
-    if verifications:
-        show(_verification_table(verifications))
-        _verification_notes(verifications, console)
-    if result is not None:
-        others = alternatives_table(problem, result, plan, cost, sure, takers)
-        if others is not None:
-            show(others)
-            _print_indistinguishable(result, cost, sure, console)
+    show(_time_table(outcome.cost))
+    if strongest(elasticities):
+        show(_sensitivity_table(elasticities))
+    if outcome.result is not None:
+        _search_lines(outcome.result, console)
+    if outcome.answers:
+        show(_verification_table(outcome.answers))
+        _verification_notes(outcome.answers, console)
+    others = alternatives_table(outcome, sure, takers)
+    if others is not None:
+        show(others)
+        _print_indistinguishable(outcome, sure, console)
+    if outcome.result is not None:
         console.print()
-    sentence = layerwise_sentence(problem, cost, verifications)
+    sentence = layerwise_sentence(problem, outcome.cost, outcome.answers)
     if sentence is not None:
         console.print(Text(sentence[0].upper() + sentence[1:] + "."))
     return shown
 
 
-def _print_indistinguishable(
-    result: SearchResult, cost: CostBreakdown, known: Intervals | None, console: Console
-) -> None:
+def _print_indistinguishable(outcome: Outcome, known: Intervals | None, console: Console) -> None:
     """Say what the sign next to an alternative means, where one has it."""
-    if known is None:
+    if known is None or outcome.result is None:
         return
-    close = sum(known.indistinguishable(cost.iteration_time_s, s) for s, _ in result.alternatives)
-    if close:
+    best = outcome.cost.iteration_time_s
+    if any(known.indistinguishable(best, seconds) for seconds, _ in outcome.result.alternatives):
         width = 100 * (exp(known.difference) - 1.0)
-        line = f"≈ indistinguishable: the model tells two plans of a job apart from {width:.0f} % on (80 %)"
+        line = f"≈ the model cannot tell plans of one job apart below {width:.0f} % (80 %)"
         console.print(line, style="dim", highlight=False)
 
 
-def _headline(
-    problem: Problem,
-    plan: Plan,
-    cost: CostBreakdown,
-    known: str,
-    console: Console,
-    sure: Intervals | None,
-) -> None:
-    config = problem.config
-    size = f"{problem.model.num_parameters:,} parameters"
-    if problem.training.lora_rank:
-        size += f", {problem.model.num_trained_parameters:,} trained"
-    job = (
-        f"{config.model.name} ({size}) on {config.cluster.name}, {problem.cluster.num_devices} GPUs"
-    )
-    console.print(Text(job, "bold"))
+def _headline(outcome: Outcome, console: Console, sure: Intervals | None) -> None:
+    """Print the job, the plan, its seconds and dollars, what is proven, and what was assumed."""
+    problem = outcome.problem
+    plan = outcome.plan
+    cost = outcome.cost
+    console.print(Text(_job_words(problem), "bold"))
     console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
     placed = order_label(problem.cluster.arranged(plan.node_order))
     if placed:
         console.print(Text(f"nodes along the pipeline: {placed}"))
-    within = f" {sure.label()}" if sure is not None else ""
-    speed = f"{_seconds(cost.iteration_time_s)}{within} per iteration · {cost.tokens_per_s:,.0f} tokens/s"
-    fits = f" · fits: {_percent(1.0 - sure.any_out_of_memory, 0)}" if sure is not None else ""
-    console.print(Text(f"{speed} · MFU {_percent(cost.mfu)}{fits}"))
-    amount = bill(config.objective, problem.cluster, cost.iteration_time_s)
+    within = fits = ""
+    if sure is not None:
+        within = f" {sure.label()}"
+        fits = f" · fits: {_percent(1.0 - sure.any_out_of_memory, 0)}"
+    time = f"{_seconds(cost.iteration_time_s)}{within} per iteration"
+    speed = f"{cost.tokens_per_s:,.0f} tokens/s · MFU {_percent(cost.mfu)}"
+    console.print(Text(f"{time} · {speed}{fits}"))
+    objective = problem.config.objective
+    amount = bill(objective, problem.cluster, cost.iteration_time_s)
     if amount is not None:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
-        console.print(
-            Text(f"{amount.label()}, {config.objective.num_iterations:,.0f} iterations on {nodes}")
-        )
-    console.print(Text(known))
-    training = problem.training
-    figures = f"{training.software}'s figures"
-    if training.software is None:
-        figures = f"an average framework's figures (trainer={config.trainer.name})"
-    batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
-    console.print(Text(f"{batch} · {training.precision} · {training.optimizer} · {figures}"))
-    note = batch_note(problem.cluster.num_devices, training.global_batch_size)
+        iterations = f"{objective.num_iterations:,.0f} iterations"
+        console.print(Text(f"{amount.label()}, {iterations} on {nodes}"))
+    console.print(Text(known_of(outcome)))
+    console.print(Text(_training_words(problem)))
+    note = batch_note(problem.cluster.num_devices, problem.training.global_batch_size)
     if note:
         console.print(Text(note))
     if not cost.feasible:
-        console.print(
-            Text("This plan does not fit: a stage is over its memory or breaks a rule.", "red")
-        )
+        console.print(Text(DOES_NOT_FIT, "red"))
 
 
-def _stage_table(
-    problem: Problem, plan: Plan, cost: CostBreakdown, sure: Intervals | None = None
-) -> Table:
+def _job_words(problem: Problem) -> str:
+    """Name the model with its size, and the cluster."""
+    size = f"{problem.model.num_parameters:,} parameters"
+    if problem.training.lora_rank:
+        size += f", {problem.model.num_trained_parameters:,} trained"
+    config = problem.config
+    gpus = problem.cluster.num_devices
+    return f"{config.model.name} ({size}) on {config.cluster.name}, {gpus} GPUs"
+
+
+def _training_words(problem: Problem) -> str:
+    """Name batch, precision, optimizer, and the framework whose efficiencies were assumed."""
+    training = problem.training
+    framework = f"{training.software}'s figures"
+    if training.software is None:
+        framework = f"an average framework's figures (trainer={problem.config.trainer.name})"
+    batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
+    return f"{batch} · {training.precision} · {training.optimizer} · {framework}"
+
+
+def _stage_table(outcome: Outcome, sure: Intervals | None = None) -> Table:
+    """Return a row a stage: its ranks, layers, strategies, seconds and memory."""
+    problem = outcome.problem
+    plan = outcome.plan
+    cost = outcome.cost
+    columns = [("k", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left")]
+    if cost.stage_times_s:
+        columns.append(("s/micro-batch", "right"))
+    columns.append(("memory / capacity", "right"))
     # the chance of running out of memory is worth a column only where there is one
-    risky = sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK
-    more = [("out of memory", "right")] if risky else []
-    paced = [("s/micro-batch", "right")] if cost.stage_times_s else []
-    table = table_of(
-        "\nStages",
-        ("k", "right"),
-        ("ranks", "right"),
-        ("layers", "left"),
-        ("strategies", "left"),
-        *paced,
-        ("memory / capacity", "right"),
-        *more,
-    )
-    names = [layer.name for layer in problem.model.layers]
-    kinds = [layer.kind for layer in problem.model.layers]
-    size, slowest = problem.cluster.num_devices // plan.pp, max(cost.stage_times_s, default=0.0)
-    cluster = problem.cluster.arranged(plan.node_order)
-    chunks = list(pairwise(plan.boundaries))
-    for k in range(plan.pp):
-        used, capacity = cost.memory_bytes[k], cost.capacity_bytes[k]
-        share = used / capacity
-        colour = "red" if share > 1 else "yellow" if share > MEMORY_WARNING else ""
-        unit, size_of_unit = memory_unit(capacity)
-        pair = f"{used / size_of_unit:.1f} / {capacity / size_of_unit:.1f}"
-        memory = Text(f"{pair} {unit} {100 * share:>3.0f} %", colour)
-        ranks = rank_ranges(cluster.pipeline_ranks[k * size : (k + 1) * size])
-        if not cluster.homogeneous:
-            ranks = f"{ranks} {escape(cluster.stage_group(k, plan.pp).device.name)}"
-        mine, times = chunks[k :: plan.pp], cost.stage_times_s[k : k + 1]
-        pace = [
-            Text(_number(seconds, slowest), "bold" if seconds == slowest else "")
-            for seconds in times
-        ]
-        layers = "; ".join(layer_ranges(names[a:b]) + kind_counts(kinds, a, b) for a, b in mine)
-        strategies = run_lengths([s for first, end in mine for s in plan.layers[first:end]])
-        chance = [f"{100 * sure.out_of_memory[k]:.0f} %"] if risky and sure is not None else []
-        table.add_row(str(k), ranks, layers, strategies, *pace, memory, *chance)
+    risks: Sequence[float] = () if sure is None else sure.out_of_memory
+    risky = max(risks, default=0.0) >= NOTABLE_RISK
+    if risky:
+        columns.append(("out of memory", "right"))
+    table = table_of("\nStages", *columns)
+    slowest = max(cost.stage_times_s, default=0.0)
+    for stage in range(plan.pp):
+        cells = [str(stage), _ranks_cell(problem, plan, stage), *_layer_cells(outcome, stage)]
+        times: list[str | Text] = []
+        if cost.stage_times_s:
+            seconds = cost.stage_times_s[stage]
+            times.append(Text(_number(seconds, slowest), "bold" if seconds == slowest else ""))
+        chance = [f"{100 * risks[stage]:.0f} %"] if risky else []
+        memory = _memory_cell(cost.memory_bytes[stage], cost.capacity_bytes[stage])
+        table.add_row(*cells, *times, memory, *chance)
     return table
+
+
+def _ranks_cell(problem: Problem, plan: Plan, stage: int) -> str:
+    """Return the ranks of a stage, and its device where the cluster has several."""
+    cluster = problem.cluster.arranged(plan.node_order)
+    size = cluster.num_devices // plan.pp
+    ranks = rank_ranges(cluster.pipeline_ranks[stage * size : (stage + 1) * size])
+    if cluster.homogeneous:
+        return ranks
+    return f"{ranks} {escape(cluster.stage_group(stage, plan.pp).device.name)}"
+
+
+def _layer_cells(outcome: Outcome, stage: int) -> tuple[str, str]:
+    """Return the layers of a stage, chunk by chunk, and their strategies."""
+    plan = outcome.plan
+    names = outcome.layer_names
+    kinds = [layer.kind for layer in outcome.problem.model.layers]
+    chunks = list(pairwise(plan.boundaries))[stage :: plan.pp]
+    ranges = []
+    strategies = []
+    for first, end in chunks:
+        ranges.append(layer_ranges(names[first:end]) + kind_counts(kinds, first, end))
+        strategies += plan.layers[first:end]
+    return "; ".join(ranges), run_lengths(strategies)
+
+
+def _memory_cell(used: float, capacity: float) -> Text:
+    """Return bytes over capacity, coloured where little or nothing is left."""
+    share = used / capacity
+    colour = ""
+    if share > 1:
+        colour = "red"
+    elif share > MEMORY_WARNING:
+        colour = "yellow"
+    unit, unit_bytes = memory_unit(capacity)
+    pair = f"{used / unit_bytes:.1f} / {capacity / unit_bytes:.1f}"
+    return Text(f"{pair} {unit} {100 * share:>3.0f} %", colour)
 
 
 def _offload_table(problem: Problem, plan: Plan) -> Table:
@@ -300,14 +340,14 @@ def _offload_table(problem: Problem, plan: Plan) -> Table:
         *((kind, "right") for kind in OFFLOADS),
         *((f"1 % more {kind}", "left") for kind in OFFLOADS),
     )
-    for k, (shares, slopes) in enumerate(
-        zip(plan.offload, offload_slopes(plan, problem), strict=True)
-    ):
-        pairs = [
-            (slopes[kind]["iteration_time_s"], slopes[kind]["memory_bytes"]) for kind in OFFLOADS
-        ]
-        worth = [f"{seconds / 100:+.2g} s, {size / 100 / GIB:+.2g} GiB" for seconds, size in pairs]
-        table.add_row(str(k), *(f"{100 * share:.1f} %" for share in shares), *worth)
+    slopes = offload_slopes(plan, problem)
+    for stage, shares in enumerate(plan.offload):
+        worth = []
+        for kind in OFFLOADS:
+            seconds = slopes[stage][kind]["iteration_time_s"] / 100
+            gib = slopes[stage][kind]["memory_bytes"] / 100 / GIB
+            worth.append(f"{seconds:+.2g} s, {gib:+.2g} GiB")
+        table.add_row(str(stage), *(f"{100 * share:.1f} %" for share in shares), *worth)
     return table
 
 
@@ -336,14 +376,14 @@ def effect(elasticity: float) -> float:
 
 def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
     """Name the figures that matter most, and what 10 % more of each does to the seconds."""
-    changes = sorted(
-        ((effect(x), name) for name, x in elasticities.items()), key=lambda e: -abs(e[0])
-    )
-    return [
-        (name.removeprefix("devices.").replace(".", " ").replace("_", " "), change)
-        for change, name in changes[:MOST_SHOWN]
-        if abs(change) >= NOTABLE
-    ]
+    changes = [(effect(elasticity), name) for name, elasticity in elasticities.items()]
+    changes.sort(key=lambda entry: -abs(entry[0]))
+    found = []
+    for change, name in changes[:MOST_SHOWN]:
+        if abs(change) >= NOTABLE:
+            words = name.removeprefix("devices.").replace(".", " ").replace("_", " ")
+            found.append((words, change))
+    return found
 
 
 def _sensitivity_table(elasticities: dict[str, float]) -> Table:
@@ -385,46 +425,40 @@ def _taken_steps(result: SearchResult, descended: float) -> str:
     return f"{way} → {name} {_number(final)} s; taken: the plan of {name}, which is better"
 
 
+VERIFICATION_COLUMNS = (
+    ("baseline", "left"),
+    ("space", "left"),
+    ("s/iteration", "right"),
+    ("gap", "right"),
+    ("claim", "left"),
+    ("seconds", "right"),
+    ("plans", "right"),
+)
+"""Header and side of every column."""
+
+
 def _verification_table(verifications: Sequence[Verification]) -> Table:
-    table = table_of(
-        "\nVerification",
-        ("baseline", "left"),
-        ("space", "left"),
-        ("s/iteration", "right"),
-        ("gap", "right"),
-        ("claim", "left"),
-        ("seconds", "right"),
-        ("plans", "right"),
-    )
-    for v in verifications:
+    table = table_of("\nVerification", *VERIFICATION_COLUMNS)
+    for entry in verifications:
         # adding 0.0 turns -0.0 into 0.0
-        gap = f"{round(100 * v.gap, 2) + 0.0:+.2f} %" if isfinite(v.gap) else "-"
-        count = (
-            f"{v.plans_evaluated:,}"
-            if v.plans_evaluated < 1e6
-            else f"{v.plans_evaluated / 1e6:.1f} M"
-        )
-        table.add_row(
-            v.name.replace("_", " "),
-            v.space,
-            _number(v.iteration_time_s),
-            gap,
-            _baseline_claim(v),
-            f"{v.seconds:.1f}",
-            count,
-        )
+        gap = f"{round(100 * entry.gap, 2) + 0.0:+.2f} %" if isfinite(entry.gap) else "-"
+        count = f"{entry.plans_evaluated:,}"
+        if entry.plans_evaluated >= 1e6:
+            count = f"{entry.plans_evaluated / 1e6:.1f} M"
+        name = entry.name.replace("_", " ")
+        time = _number(entry.iteration_time_s)
+        took = f"{entry.seconds:.1f}"
+        table.add_row(name, entry.space, time, gap, _baseline_claim(entry), took, count)
     return table
 
 
 def _verification_notes(verifications: Sequence[Verification], console: Console) -> None:
-    for v in verifications:
-        if v.note and v.note != _baseline_claim(v):
-            console.print(
-                f"{v.name.replace('_', ' ')}: {escape(v.note)}", style="dim", highlight=False
-            )
-    console.print(
-        "gap: this plan against the baseline's; negative where this plan is faster", style="dim"
-    )
+    for entry in verifications:
+        if entry.note and entry.note != _baseline_claim(entry):
+            line = f"{entry.name.replace('_', ' ')}: {escape(entry.note)}"
+            console.print(line, style="dim", highlight=False)
+    legend = "gap: this plan against the baseline's; negative where this plan is faster"
+    console.print(legend, style="dim")
 
 
 def _baseline_claim(entry: Verification) -> str:

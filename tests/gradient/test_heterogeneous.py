@@ -21,6 +21,7 @@ from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.cluster import Cluster, Link, NodeGroup
 from darts_parallel.problem.orders import node_orders, order_label
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.report.text import alternatives_table
 from tests.support.mixed_clusters import random_mixed
@@ -119,7 +120,7 @@ def test_a_plan_with_an_order_of_nodes_survives_its_file() -> None:
     seen = set()
     for table in build_tables(problem, outer_spaces(problem)[:4]):
         plan = random_plans(table, 1, rng).to_plan(0, table)
-        data = json.loads(json.dumps(plan_dict(problem, plan, evaluate(plan, problem), None, [])))
+        data = json.loads(json.dumps(plan_dict(Outcome(problem, plan, evaluate(plan, problem)))))
         assert Plan.from_dict(data) == plan
         assert sorted(r for stage in data["stages"] for r in stage["ranks"]) == list(range(8))
         seen.add(plan.node_order)
@@ -130,7 +131,7 @@ def test_ranks_that_tear_a_node_apart_are_refused() -> None:
     problem = mixed("space.pp=4")
     table = build_tables(problem, outer_spaces(problem)[:1])[0]
     plan = random_plans(table, 1, torch.Generator().manual_seed(0)).to_plan(0, table)
-    data = plan_dict(problem, plan, evaluate(plan, problem), None, [])
+    data = plan_dict(Outcome(problem, plan, evaluate(plan, problem)))
     data["stages"][0]["ranks"], data["stages"][1]["ranks"] = [0, 2], [1, 3]
     with pytest.raises(PlanError, match=r"stages\[0\]\.ranks=.*try 0 to 1"):
         Plan.from_dict(data)
@@ -209,7 +210,9 @@ def test_an_alternative_in_another_order_of_the_nodes_names_it() -> None:
         "space.pp=4", "search.num_steps=2", "search.num_restarts=4", "search.polish=false"
     )
     result = search(problem, seed=0)
-    table = alternatives_table(problem, result, result.plan, evaluate(result.plan, problem))
+    table = alternatives_table(
+        Outcome(problem, result.plan, evaluate(result.plan, problem), result)
+    )
     shown = list(table.columns[1].cells)
     others = [plan for _, plan in result.alternatives if plan.node_order != result.plan.node_order]
     assert others

@@ -12,6 +12,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner.elasticities import sensitivity, time_elasticities
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.text import effect, render
 from tests.support.hardware import scaled
 
@@ -119,7 +120,7 @@ def test_the_report_names_what_matters_most_first() -> None:
         "devices.toy.peak_flops": -0.6,
         "intra_node.latency": 1e-6,
     }
-    render(problem, None, plan, evaluate(plan, problem), [], console, values)
+    render(Outcome(problem, plan, evaluate(plan, problem), elasticities=values), console)
     lines = [line.split() for line in console.export_text().splitlines()]
     first, second = (
         ["toy", "peak", "flops", "-5.56", "%"],

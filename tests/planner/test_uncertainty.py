@@ -11,6 +11,7 @@ from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.uncertainty import Intervals, Posterior, intervals, posterior, with_run
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.plan_json import plan_dict
 
 JOB = ["model=llama3_8b", "cluster=h100_1x8", "training=llama3_8b", "training.global_batch_size=16"]
@@ -96,7 +97,7 @@ def test_a_run_moves_the_figures_to_itself_and_other_plans_with_it() -> None:
 def test_plan_json_holds_the_intervals() -> None:
     problem = load_problem(JOB)
     cost = evaluate(PLAN, problem)
-    predicted = plan_dict(problem, PLAN, cost, None, [])["predicted"]
+    predicted = plan_dict(Outcome(problem, PLAN, cost))["predicted"]
     low, high = predicted["iteration_time_interval_s"]
     assert low < predicted["iteration_time_s"] < high
     assert (

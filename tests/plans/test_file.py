@@ -11,13 +11,14 @@ from darts_parallel.exact.result import Verification
 from darts_parallel.plans.file import read_plan, write_json
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.plan_json import plan_dict
 
 PLAN = Plan(4, (0, 3, 7), (LayerStrategy(2, 2, 1),) * 7)
 
 
 def content(problem: Problem) -> dict[str, Any]:
-    return plan_dict(problem, PLAN, evaluate(PLAN, problem), None, [])
+    return plan_dict(Outcome(problem, PLAN, evaluate(PLAN, problem)))
 
 
 def written(folder: Path, data: Any) -> str:
@@ -36,7 +37,7 @@ def test_layers_that_agree_have_common_degrees_and_others_null(toy_problem: Prob
     expected = {"dp": 2, "tp": 2, "pp": 2, "cp": 1, "virtual_stages": 1, "micro_batch_size": 2}
     assert content(toy_problem)["parallelism"] == expected
     mixed = Plan(4, (0, 3, 7), (LayerStrategy(2, 2), LayerStrategy(1, 4), *PLAN.layers[2:]))
-    data = plan_dict(toy_problem, mixed, evaluate(mixed, toy_problem), None, [])
+    data = plan_dict(Outcome(toy_problem, mixed, evaluate(mixed, toy_problem)))
     assert data["parallelism"] == expected | {"dp": None, "tp": None, "micro_batch_size": None}
 
 
@@ -46,7 +47,7 @@ def test_a_value_that_is_not_finite_is_written_as_null(
     unknown = Verification(
         "oracle", None, math.inf, math.nan, 1.0, 0, False, "layerwise", math.inf, "gave up"
     )
-    data = plan_dict(toy_problem, PLAN, evaluate(PLAN, toy_problem), None, [unknown])
+    data = plan_dict(Outcome(toy_problem, PLAN, evaluate(PLAN, toy_problem), None, [unknown]))
     write_json(tmp_path / "plan.json", data)
     entry = json.loads((tmp_path / "plan.json").read_text())["verification"]["oracle"]
     assert entry["iteration_time_s"] is None

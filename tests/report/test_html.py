@@ -13,6 +13,7 @@ from darts_parallel.planner import time_elasticities
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report import plan_dict, render, report_page
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
 from tests.report.conftest import Found
 
@@ -46,11 +47,12 @@ class Page(HTMLParser):
 
 def page(found: Found, problem: Problem | None = None, plan: Plan | None = None) -> str:
     problem, plan = problem or found.problem, plan or found.plan
-    job = (problem, found.result if plan == found.plan else None, plan, evaluate(plan, problem), [])
+    result = found.result if plan == found.plan else None
     elasticities = time_elasticities(plan, problem)
-    data = plan_dict(problem, plan, job[3], job[1], [], elasticities)
-    tables = render(*job, Console(file=StringIO(), width=100), elasticities)
-    return report_page(*job, data, tables, ["darts-parallel plan=a&b.json"])
+    outcome = Outcome(problem, plan, evaluate(plan, problem), result, [], elasticities)
+    tables = render(outcome, Console(file=StringIO(), width=100))
+    commands = ["darts-parallel plan=a&b.json"]
+    return report_page(outcome, plan_dict(outcome), tables, commands)
 
 
 def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_words(
@@ -88,7 +90,14 @@ def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_
         assert sum(terms) == pytest.approx(260 * used / most, abs=0.03)
         assert capacity == pytest.approx(260 * found.cost.capacity_bytes[stage] / most, abs=0.01)
     plan = found.plan.describe(found.problem.training.global_batch_size)
-    for words in (plan, "edges harden", "1f1b, one iteration", "Stages", "Alternatives", "Go on"):
+    for words in (
+        plan,
+        "edges harden",
+        "1f1b, one iteration",
+        "Stages",
+        "Alternatives",
+        "Next commands",
+    ):
         assert words in shown.words
 
 

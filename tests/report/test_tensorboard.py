@@ -11,6 +11,7 @@ from darts_parallel import evaluate, load_problem, search
 from darts_parallel.gradient.result import SearchResult
 from darts_parallel.planner import time_elasticities
 from darts_parallel.problem.problem import Problem
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.tensorboard import NOTABLE, Tracker, override_values
 
 SMALL = ["space.pp=2", "space.dp=4", "space.tp=1", "space.recompute=none", "space.zero_stage=[0,1]"]
@@ -40,7 +41,8 @@ class Tracked:
 
 def finish(tracker: Tracker, problem: Problem, result: SearchResult) -> None:
     elasticities = time_elasticities(result.plan, problem)
-    tracker.finish(result, result.plan, evaluate(result.plan, problem), elasticities)
+    cost = evaluate(result.plan, problem)
+    tracker.finish(Outcome(problem, result.plan, cost, result, (), elasticities))
     tracker.close()
 
 
@@ -162,7 +164,7 @@ def test_without_changes_the_plan_and_its_measures_are_a_row(small: Tracked) -> 
 def test_a_given_plan_is_tracked_without_a_search(small: Tracked, tmp_path: Path) -> None:
     problem, plan = small.problem, small.result.plan
     tracker = Tracker(tmp_path, problem)
-    tracker.finish(None, plan, evaluate(plan, problem))
+    tracker.finish(Outcome(problem, plan, evaluate(plan, problem)))
     tracker.close()
     tags = read(tmp_path).Tags()
     assert not tags["images"]

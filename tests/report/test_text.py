@@ -11,6 +11,7 @@ from darts_parallel.gradient.result import SearchResult
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import layer_ranges, run_lengths
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.text import (
     MAX_ALTERNATIVES,
     claim,
@@ -32,9 +33,8 @@ def render_text(
 ) -> str:
     """The report as a pipe or a file gets it."""
     out = StringIO()
-    render(
-        problem, result, plan, cost, verifications, Console(file=out, width=100, color_system=None)
-    )
+    outcome = Outcome(problem, plan, cost, result, verifications)
+    render(outcome, Console(file=out, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -185,7 +185,7 @@ def test_a_plan_over_its_memory_is_marked(found: Found) -> None:
         memory_bytes=tuple(1.5 * size for size in found.cost.capacity_bytes),
     )
     console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
-    render(*found._replace(result=None, cost=over), [], console)
+    render(Outcome(found.problem, found.plan, over), console)
     out = console.file
     assert isinstance(out, StringIO)
     assert "This plan does not fit" in out.getvalue()

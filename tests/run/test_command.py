@@ -23,6 +23,7 @@ from darts_parallel.plans.legality import refuse_unexecutable
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.plan_json import plan_dict
 from darts_parallel.run.__main__ import main
 from darts_parallel.run.launch import LocalMachine, device_for, leave, require_torch
@@ -35,7 +36,7 @@ LARGE, CPU = LocalMachine((), 2.0**40), torch.device("cpu")
 
 def plan_file(folder: Path, plan: Plan, problem: Problem) -> Path:
     path = folder / "plan.json"
-    write_json(path, plan_dict(problem, plan, evaluate(plan, problem), None, []))
+    write_json(path, plan_dict(Outcome(problem, plan, evaluate(plan, problem))))
     return path
 
 

@@ -1,0 +1,30 @@
+"""A priced plan and what is known of it: the one record that every report shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from darts_parallel.cost import CostBreakdown
+from darts_parallel.exact import Verification
+from darts_parallel.gradient import SearchResult
+from darts_parallel.plans import Plan
+from darts_parallel.problem import Problem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A plan of a problem, its cost, and how the plan was found and checked."""
+
+    problem: Problem
+    plan: Plan
+    cost: CostBreakdown
+    result: SearchResult | None = None
+    """None where the plan was given and not searched."""
+    answers: Sequence[Verification] = ()
+    """Answers of the exact methods and the baselines."""
+    elasticities: dict[str, float] | None = None
+    """Relative change of the seconds by that of a figure of the hardware; None where unknown."""
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Return the names of the model's layers in order."""
+        return tuple(layer.name for layer in self.problem.model.layers)
