@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from baselines._planner import Incumbent
-from darts_parallel.cost import CostTable, HardPlans
-from darts_parallel.exact import Array, OuterCosts, StageSegments
+from darts_parallel.cost import Array, CostTable, HardPlans, OuterCosts
+from darts_parallel.exact import StageSegments
 from darts_parallel.plans import LayerStrategy
 
 STEP = 1e-4

@@ -15,7 +15,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices
-from darts_parallel.exact import Array, Index, StageSegments, lower_bound
+from darts_parallel.cost import Array, Index
+from darts_parallel.exact import StageSegments, lower_bound
 
 CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""

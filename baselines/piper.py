@@ -11,7 +11,8 @@ import numpy as np
 
 from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
-from darts_parallel.exact import Array, ChosenStages, segment_max
+from darts_parallel.cost import Array, segment_max
+from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -63,6 +63,11 @@ READERS = {
     "explain_infeasible",
 }
 """Functions below `planner` that read five parts of the problem or more, and get the whole."""
+KNOWN_CYCLES = [
+    ["darts_parallel.config._meta_model", "darts_parallel.config.huggingface"],
+    ["darts_parallel.config.layer_pattern", "darts_parallel.config.model"],
+]
+"""Modules that import each other; the list may only get shorter."""
 USERS = sorted([*ROOT.glob("experiments/**/*.py"), *ROOT.glob("clients/**/*.py")])
 """Files that no layer holds, and that import from faces, too."""
 
@@ -167,6 +172,67 @@ def test_a_file_imports_only_from_below() -> None:
 def test_other_packages_import_from_the_face_alone() -> None:
     files = [*FILES, *USERS]
     assert [broken for file in files for broken in past_the_face(file, file.read_text())] == []
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of darts_parallel and its file; a face is named like its package."""
+    found = {}
+    for file in ROOT.glob("darts_parallel/**/*.py"):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = file
+    return found
+
+
+def imported_modules(text: str, known: Iterable[str]) -> set[str]:
+    """Return the modules that a source imports anywhere: at the top, for types, inside functions."""
+    found = set()
+    for _, source, name in imports(text):
+        module = f"{source}.{name}"
+        found.add(module if module in known else source)
+    return found.intersection(known)
+
+
+def import_cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the largest groups of modules that all import each other, over any number of steps."""
+    reached = {module: _reachable(graph, module) for module in graph}
+    cycles: list[set[str]] = []
+    for module in graph:
+        group = {other for other in reached[module] if module in reached[other]}
+        if group and group not in cycles:
+            cycles.append(group)
+    return cycles
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for module in graph[waiting.pop()] - found:
+            found.add(module)
+            waiting.append(module)
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    files = modules()
+    graph = {name: imported_modules(file.read_text(), files) for name, file in files.items()}
+    assert sorted(map(sorted, import_cycles(graph))) == KNOWN_CYCLES
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from p.b import y",
+        "from p import b",
+        "import p.b",
+        "if TYPE_CHECKING:\n    from p.b import y",
+        "def f():\n    from p.b import y",
+    ],
+)
+def test_an_import_of_any_form_closes_a_cycle(statement: str) -> None:
+    texts = {"p": "", "p.a": statement, "p.b": "from p.c import z", "p.c": "from p.a import x"}
+    graph = {name: imported_modules(text, texts) for name, text in texts.items()}
+    assert import_cycles(graph) == [{"p.a", "p.b", "p.c"}]
 
 
 def test_below_the_planner_few_functions_get_the_whole_problem() -> None:

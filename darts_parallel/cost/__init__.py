@@ -17,6 +17,7 @@ from darts_parallel.cost.compute import attention_seconds as attention_seconds
 from darts_parallel.cost.compute import forward_kernels as forward_kernels
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds
 from darts_parallel.cost.compute import stream_seconds as stream_seconds
+from darts_parallel.cost.cost_table import CostTable as CostTable
 from darts_parallel.cost.evaluation import BatchCost as BatchCost
 from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
 from darts_parallel.cost.evaluation import TableReading as TableReading
@@ -32,10 +33,13 @@ from darts_parallel.cost.hard_plans import PricedPlan as PricedPlan
 from darts_parallel.cost.hard_plans import even_uniform_plans as even_uniform_plans
 from darts_parallel.cost.hard_plans import round_edges as round_edges
 from darts_parallel.cost.hard_plans import unit_starts as unit_starts
+from darts_parallel.cost.host_memory import ACTIVATION as ACTIVATION
+from darts_parallel.cost.host_memory import OPTIMIZER as OPTIMIZER
+from darts_parallel.cost.host_memory import lengthening as lengthening
+from darts_parallel.cost.host_memory import without_offloadable_memory as without_offloadable_memory
 from darts_parallel.cost.layer_costs import TIME_TERMS as TIME_TERMS
 from darts_parallel.cost.layer_costs import shard_groups as shard_groups
 from darts_parallel.cost.lightest import lightest_plans as lightest_plans
-from darts_parallel.cost.memory import ROUNDING as ROUNDING
 from darts_parallel.cost.memory import StateBytes as StateBytes
 from darts_parallel.cost.memory import padded_vocabulary as padded_vocabulary
 from darts_parallel.cost.memory import parameters_per_rank as parameters_per_rank
@@ -63,16 +67,27 @@ from darts_parallel.cost.simulation import pass_ends as pass_ends
 from darts_parallel.cost.simulation import simulated_seconds as simulated_seconds
 from darts_parallel.cost.simulation import timeline as timeline
 from darts_parallel.cost.stage_context import StageContext as StageContext
-from darts_parallel.cost.table import CostTable as CostTable
+from darts_parallel.cost.stage_costs import Array as Array
+from darts_parallel.cost.stage_costs import Index as Index
+from darts_parallel.cost.stage_costs import OuterCosts as OuterCosts
+from darts_parallel.cost.stage_costs import SegmentSums as SegmentSums
+from darts_parallel.cost.stage_costs import device_bytes as device_bytes
+from darts_parallel.cost.stage_costs import equal_rows as equal_rows
+from darts_parallel.cost.stage_costs import inside_sums as inside_sums
+from darts_parallel.cost.stage_costs import kept_bytes as kept_bytes
+from darts_parallel.cost.stage_costs import largest_by_device as largest_by_device
+from darts_parallel.cost.stage_costs import prefix_sums as prefix_sums
+from darts_parallel.cost.stage_costs import segment_max as segment_max
 from darts_parallel.cost.table import build_tables as build_tables
 from darts_parallel.cost.table import with_memory as with_memory
 from darts_parallel.cost.terms import FORMULAS as FORMULAS
 from darts_parallel.cost.terms import TERMS as TERMS
 from darts_parallel.cost.terms import plan_contributions as plan_contributions
 from darts_parallel.cost.terms import terms_of as terms_of
-from darts_parallel.cost.terms.offload import ACTIVATION as ACTIVATION
-from darts_parallel.cost.terms.offload import OPTIMIZER as OPTIMIZER
-from darts_parallel.cost.terms.offload import lengthening as lengthening
-from darts_parallel.cost.terms.offload import (
-    without_offloadable_memory as without_offloadable_memory,
-)
+from darts_parallel.cost.tolerances import BOUND_TOLERANCE as BOUND_TOLERANCE
+from darts_parallel.cost.tolerances import COST_TOLERANCE as COST_TOLERANCE
+from darts_parallel.cost.tolerances import GAIN_TOLERANCE as GAIN_TOLERANCE
+from darts_parallel.cost.tolerances import INCUMBENT_TOLERANCE as INCUMBENT_TOLERANCE
+from darts_parallel.cost.tolerances import LABEL_TOLERANCE as LABEL_TOLERANCE
+from darts_parallel.cost.tolerances import PLAN_MEMORY_TOLERANCE as PLAN_MEMORY_TOLERANCE
+from darts_parallel.cost.tolerances import SOLVER_MEMORY_TOLERANCE as SOLVER_MEMORY_TOLERANCE

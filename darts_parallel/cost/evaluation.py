@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
-from darts_parallel.cost.memory import ROUNDING
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
+from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms import plan_contributions, terms_of
+from darts_parallel.cost.tolerances import PLAN_MEMORY_TOLERANCE
 from darts_parallel.plans import Plan, plan_space
 from darts_parallel.plans import check_plan as check_plan
 from darts_parallel.problem import Model, Problem
@@ -75,16 +77,15 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     devices = table.stage_device[stages]
     sync_seconds = summed(sync, devices, table.pp)
     per_iteration = table.per_iteration.take(chosen).sum(1)
-    in_flight = table.in_flight[outer, stages]
-    activation, working = table.activation.take(chosen), table.working.take(chosen)
-    kept = table.static.take(chosen) + (
-        0.0 if table.moments is not None else in_flight * activation
-    )
-    largest = torch.zeros_like(sync_seconds).scatter_reduce(1, devices, working, "amax")
-    memory = summed(kept, devices, table.pp) + largest
-    if table.moments is not None:
+    static, activation = table.static.take(chosen), table.activation.take(chosen)
+    working = table.working.take(chosen)
+    if table.moments is None:
+        kept = kept_bytes(static, activation, table.in_flight[outer, stages])
+        memory = device_bytes(kept, working, devices, table.pp)
+    else:
         parts = (activation, table.for_weights.take(chosen))
         held = torch.cat([summed(part, stages, table.num_stages) for part in parts], 1)
+        memory = device_bytes(static, working, devices, table.pp)
         memory = memory + (held @ table.moments.transpose(1, 2)).amax(-1).T
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
@@ -94,7 +95,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     )
     if table.kind_allowed is not None:
         legal &= table.runs(kinds, plans.choices).all(1)
-    fits = legal & (memory <= table.capacity * (1 + ROUNDING)).all(1)
+    fits = legal & (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
     return TableReading(stage_seconds, sync_seconds, per_iteration, memory, fits, (inside, across))
 
 

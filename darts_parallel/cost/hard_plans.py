@@ -1,4 +1,4 @@
-"""The true cost: reads a cost table for hard plans, one or thousands at a time."""
+"""Hard plans of a cost table, as integer tensors: what searches and solvers move and price."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.table import CostTable
-from darts_parallel.cost.terms.offload import offloaded_shares
+from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
 
 
 @dataclass(frozen=True)
 class HardPlans:
-    """B hard plans of one table.
-
-    `outer` (B,): outer choice; `choices` (B, L): strategy of every layer; `first_layers` (B, K): first
-    layer of every stage in the order of layers, rising from 0. All integer.
-    """
+    """B hard plans of one table, all integer."""
 
     outer: Tensor
+    """Outer choice, `(B,)`."""
     choices: Tensor
+    """Strategy of every layer, `(B, L)`."""
     first_layers: Tensor
+    """First layer of every stage in the order of layers, rising from 0, `(B, K)`."""
 
     def __getitem__(self, index: Tensor | slice) -> "HardPlans":
         return HardPlans(self.outer[index], self.choices[index], self.first_layers[index])
@@ -34,7 +33,9 @@ class HardPlans:
     def concatenate(parts: list["HardPlans"]) -> "HardPlans":
         """Return all plans of `parts`, in order."""
         return HardPlans(
-            *map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))
+            outer=torch.cat([part.outer for part in parts]),
+            choices=torch.cat([part.choices for part in parts]),
+            first_layers=torch.cat([part.first_layers for part in parts]),
         )
 
     def stages(self) -> Tensor:
@@ -47,17 +48,18 @@ class HardPlans:
         """Return which plans lie in the space: `uniform`, `stagewise` or `layerwise`, shape `(B,)`."""
         if space_kind == "layerwise":
             return torch.ones(len(self), dtype=torch.bool)
-        first = (
-            self.first_layers.gather(1, self.stages())
-            if space_kind == "stagewise"
-            else 0 * self.choices
-        )
-        return (self.choices == self.choices.gather(1, first)).all(1)
+        if space_kind == "stagewise":
+            model_layer = self.first_layers.gather(1, self.stages())
+        else:
+            model_layer = torch.zeros_like(self.choices)
+        return (self.choices == self.choices.gather(1, model_layer)).all(1)
 
     def to_plan(self, index: int, table: CostTable) -> Plan:
         """Read plan number `index` as stages and strategies."""
-        starts, choices = self.first_layers[index].tolist(), self.choices[index].tolist()
-        count, schedule = int(table.num_micro_batches[self.outer[index]]), table.pipeline.schedule
+        starts = self.first_layers[index].tolist()
+        choices = self.choices[index].tolist()
+        count = int(table.num_micro_batches[self.outer[index]])
+        schedule = table.pipeline.schedule
         if table.pipeline.start:
             schedule = find(schedule).code(table.pp, count, table.virtual_stages)
         return Plan(
@@ -68,8 +70,19 @@ class HardPlans:
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
             schedule=schedule,
-            offload=offloaded_shares(table, self[index : index + 1]),
+            offload=_offloaded_shares(table, self[index : index + 1]),
         )
+
+
+def _offloaded_shares(table: CostTable, plan: HardPlans) -> tuple[tuple[float, float], ...]:
+    """Return the shares that every device offloads under one plan; empty if it offloads nothing."""
+    if table.host is None:
+        return ()
+    offloaded = OffloadedPlans.of(table, table.host, plan.outer, plan.choices, plan.stages())
+    shares = offloaded.fractions()[0]
+    if not bool((shares > 0).any()):
+        return ()
+    return tuple((activation, optimizer) for activation, optimizer in shares.tolist())
 
 
 @dataclass(frozen=True)
@@ -89,12 +102,15 @@ class PricedPlan:
         return self.table, int(self.plan.outer[0])
 
     def to_plan(self, tables: Sequence[CostTable]) -> Plan:
-        """Return the plan as stages and strategies; `tables` are those that its number counts."""
+        """Return the plan as stages and strategies; `table` is an index of `tables`."""
         return self.plan.to_plan(0, tables[self.table])
 
 
 def unit_starts(fused_to_previous: Tensor) -> Tensor:
-    """Return the first layer of every unit (a layer with the joined ones that follow it), shape `(U,)`."""
+    """Return the first layer of every unit, shape `(U,)`.
+
+    A unit is a layer with the fused layers that follow it; a stage holds whole units.
+    """
     return torch.nonzero(~fused_to_previous).squeeze(-1)
 
 
@@ -108,25 +124,26 @@ def round_edges(edges: Tensor, num_units: int) -> Tensor:
     Returns:
         Starts of all stages, shape `(B, K)`, strictly rising from 0, integer.
     """
-    pp = edges.shape[1] + 1
-    order = torch.arange(1, pp)
-    free = (torch.round(edges).long() - order).clamp(min=0)
-    inner = torch.cummax(free, dim=1).values if pp > 1 else free
-    inner = inner.clamp(max=num_units - pp) + order
-    return torch.cat([torch.zeros(len(edges), 1, dtype=torch.long), inner], dim=1)
+    num_stages = edges.shape[1] + 1
+    order = torch.arange(1, num_stages)
+    # without one unit for each earlier stage, the starts only have to be non-decreasing
+    spare = (torch.round(edges).long() - order).clamp(min=0)
+    if num_stages > 1:
+        spare = torch.cummax(spare, dim=1).values
+    inner = spare.clamp(max=num_units - num_stages) + order
+    first = torch.zeros(len(edges), 1, dtype=torch.long)
+    return torch.cat([first, inner], dim=1)
 
 
 def even_uniform_plans(table: CostTable, *, ends_apart: bool = False) -> HardPlans:
-    """Return every outer choice with every strategy for all layers, stages as even as they can be.
+    """Return every outer choice with every strategy for all layers, stages as even as possible.
 
     Args:
-        ends_apart: Even without the first and the last unit, which come on top: trainers cut blocks so.
+        ends_apart: Even without the first and the last unit, which come on top, as trainers cut blocks.
     """
     units = unit_starts(table.fused_to_previous)
-    edges = (
-        ends_apart
-        + torch.arange(1, table.num_stages) * (len(units) - 2 * ends_apart) / table.num_stages
-    )
+    even_units = len(units) - 2 * ends_apart
+    edges = ends_apart + torch.arange(1, table.num_stages) * even_units / table.num_stages
     starts = units[round_edges(edges.unsqueeze(0), len(units))]
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
+from darts_parallel.cost.host_memory import without_offloadable_memory
 from darts_parallel.cost.pipeline import summed
-from darts_parallel.cost.table import CostTable
-from darts_parallel.cost.terms.offload import without_offloadable_memory
+from darts_parallel.cost.stage_costs import kept_bytes
 
 BISECTIONS = 30
 
@@ -32,7 +33,8 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
         if not table.allowed[outer].any():
             continue
         in_flight = table.in_flight[outer].view(-1, 1, 1)
-        need = table.static[outer] + in_flight * table.activation[outer] + table.working[outer] / 2
+        need = kept_bytes(table.static[outer], table.activation[outer], in_flight)
+        need = need + table.working[outer] / 2
         legal = table.runnable.all(0, keepdim=True) if space_kind == "uniform" else table.runnable
         need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
         size, choice = need.min(-1)

@@ -33,11 +33,6 @@ class StateBytes:
     """Copies that the optimizer's step makes; the allocator keeps their room."""
 
 
-ROUNDING = 4e-12
-"""Share of a capacity by which a sum of bytes may pass it: sums in another order differ by less. Planners
-take a smaller one, so that what they find fits when it is priced again."""
-
-
 def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> StateBytes:
     """Return bytes per parameter.
 

@@ -7,20 +7,12 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config import CostConfig
-from darts_parallel.schedules import (
-    CLOSED_FORM,
-    SEARCHED,
-    Searched,
-    find,
-    full_name,
-    usual_schedule,
-)
+from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, full_name, usual_schedule
 
 
 @dataclass(frozen=True)
@@ -97,47 +89,3 @@ def in_flight(
     counts = num_micro_batches.tolist()
     rows = [find(schedule).in_flight(pp, count, chunks) for count in counts]
     return torch.tensor(rows, dtype=torch.float64)
-
-
-def held_fields(table: Any, virtual_stages: int) -> dict[str, Any]:
-    """Return the fields of a cost table that say what its schedule holds.
-
-    Between the gradient of the input and that of the weights a split backward keeps `for_weights`: what
-    products of weights need, their inputs and the gradients of their outputs. Of a block that is about what
-    it had before (`32 s b h` of `34 s b h` bytes, Qi et al. 2023, arXiv 2401.10241, table 1: masks and the
-    inside of attention are gone, gradients have come), and it counts in full. A block that is computed again
-    had less before; in flight it then counts as on the device that holds most, too much on the others.
-    Of the loss, which the last stage holds, only a part is left.
-    """
-    schedule, pp, counts = find(table.pipeline.schedule), table.pp, table.num_micro_batches
-    flying = in_flight(pp, counts, table.pipeline.schedule, virtual_stages)
-    before, after = table.activation, table.for_weights
-    if isinstance(schedule, Searched):
-        rows = [torch.from_numpy(own).double() for own in schedule.moments()]
-        moments = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        return {"in_flight": flying, "before": before, "moments": moments}
-    if not schedule.split:
-        return {"in_flight": flying, "before": before}
-    activation = before.clone()
-    lighter, heavier = (
-        (x > y).any(2).any(0).nonzero()[:, 0] for x, y in ((before, after), (after, before))
-    )
-    if len(lighter):
-        last = [schedule.last_stage_moments(pp, count, virtual_stages) for count in counts.tolist()]
-        most = _most(last, before[:, lighter], after[:, lighter]) / flying[:, -1:, None]
-        activation[:, lighter] = most.minimum(before[:, lighter])
-    if len(heavier):
-        usual, whole = before[:, heavier], after[:, heavier]
-        fullest = [schedule.fullest_moments(pp, count, virtual_stages) for count in counts.tolist()]
-        activation[:, heavier] = torch.where(whole > usual, _most(fullest, usual, whole), usual)
-    return {"in_flight": flying, "before": before, "activation": activation}
-
-
-def _most(
-    moments: Sequence[Sequence[tuple[float, float]]], before: Tensor, after: Tensor
-) -> Tensor:
-    """Return the bytes at the worst moment of each outer choice, `(O, L, C)`."""
-    sums = [
-        [a * x + b * y for a, b in own] for own, x, y in zip(moments, before, after, strict=True)
-    ]
-    return torch.stack([torch.stack(own).amax(0) for own in sums])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.table import CostTable
 
 PAIRS = 1 << 24
 """Comparisons that are made at once."""

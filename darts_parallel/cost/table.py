@@ -1,13 +1,8 @@
-"""The cost table: everything that the surrogate, `evaluate` and the exact baselines read.
-
-One table holds all outer choices that share their pipeline and context-parallel degree and the stages
-of a device. It is built by torch operations only, so that costs carry gradients to hardware parameters
-given as tensors.
-"""
+"""Building cost tables (`cost_table.CostTable`) from a problem."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,12 +17,12 @@ from darts_parallel.cost._transitions import (
     tied_seconds,
 )
 from darts_parallel.cost.choices import ChoiceTensors, element_bytes
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
-from darts_parallel.cost.pipeline import PipelineModel, by_device, held_fields
+from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
-from darts_parallel.cost.terms.offload import HostMemory
 from darts_parallel.plans import LayerStrategy, OuterSpace, admits, micro_batch_legal, outer_spaces
 from darts_parallel.problem import (
     BoundaryTopology,
@@ -37,7 +32,7 @@ from darts_parallel.problem import (
     StageTopology,
     order_label,
 )
-from darts_parallel.schedules import USUAL, find
+from darts_parallel.schedules import find
 
 
 def all_layer_costs(
@@ -74,200 +69,6 @@ def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tens
         first.setdefault(choice.layout, choice)
     order = list(first)
     return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
-
-    Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
-    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a row. Stage s
-    lies on device `s % pp`; without interleaving K = D. A field's axes stand next to it, once: what selects
-    outer choices or strategies reads them. float64; seconds and bytes.
-    """
-
-    num_micro_batches: Tensor = field(metadata={"axes": "O"})
-    """Micro-batches of an iteration, integer."""
-    choices: tuple[LayerStrategy, ...]
-    layout: Tensor = field(metadata={"axes": "C"})
-    """Activation layout of every strategy, integer in [0, Y)."""
-    allowed: Tensor = field(metadata={"axes": "OC"})
-    """Legal strategies, bool."""
-    stage_kind: Tensor = field(metadata={"axes": "K"})
-    """Kind of every stage."""
-    boundary_kind: Tensor = field(metadata={"axes": "K"})
-    """Kind of the boundary before stage k + 1, shape `(K - 1,)`."""
-    fused_to_previous: Tensor = field(metadata={"axes": "L"})
-    """Layers that cannot begin a stage, bool."""
-    forward: Tensor = field(metadata={"axes": "OQLC"})
-    """Seconds of one micro-batch forward."""
-    backward: Tensor = field(metadata={"axes": "OQLC"})
-    """Seconds of one micro-batch backward."""
-    weight_gradient: Tensor = field(metadata={"axes": "OQLC"})
-    """Seconds of `backward` that only the optimizer waits for."""
-    sync: Tensor = field(metadata={"axes": "OQLC"})
-    """Seconds per iteration: exposed gradient synchronisation and optimizer."""
-    per_iteration: Tensor = field(metadata={"axes": "OLC"})
-    """Seconds per iteration that add to the total whatever the stage."""
-    static: Tensor = field(metadata={"axes": "OLC"})
-    """Bytes whatever is in flight."""
-    activation: Tensor = field(metadata={"axes": "OLC"})
-    """Bytes per micro-batch in flight."""
-    for_weights: Tensor = field(metadata={"axes": "OLC"})
-    """Bytes per micro-batch between the two passes of a split backward; `activation` counts them in."""
-    working: Tensor = field(metadata={"axes": "OLC"})
-    """Bytes while the layer is computed; a stage needs its largest."""
-    reshard: Tensor = field(metadata={"axes": "OQLYY"})
-    """Seconds per micro-batch between neighbours of one stage, `(O, Q, L - 1, Y, Y)`."""
-    p2p: Tensor = field(metadata={"axes": "OPLYY"})
-    """Seconds per micro-batch across a stage boundary, both ways, `(O, P, L - 1, Y, Y)`."""
-    capacity: Tensor = field(metadata={"axes": "D"})
-    """Bytes that each device of the pipeline can give."""
-    in_flight: Tensor = field(metadata={"axes": "OK"})
-    """Micro-batches whose activations stage k holds at once."""
-    terms: dict[str, Tensor] = field(metadata={"axes": "OQLC"})
-    """`forward + backward` and `sync` by name."""
-    pipeline: PipelineModel = field(default_factory=PipelineModel)
-    """How the seconds of the stages make an iteration."""
-    before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
-    """Bytes per micro-batch before its backward; `activation` is that but for what a split backward adds."""
-    moments: Tensor | None = None
-    """Micro-batches of stages when a device may hold most, under a searched order, `(pp, M, 2 K)`."""
-    cp: int = 1
-    """Context-parallel degree."""
-    kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})
-    """Strategies that each kind of stage can run, bool; None: every kind runs all."""
-    node_order: tuple[int, ...] = ()
-    """Nodes along the pipeline; empty: in rank order."""
-    order_name: str = ""
-    """Label of the nodes' order; empty where all nodes are equal."""
-    host: HostMemory | None = field(default=None, metadata={"axes": "OQLC"})
-    """Shares of tensors that plans may keep in host memory; None where they may not."""
-
-    @cached_property
-    def pp(self) -> int:
-        """Pipeline degree: devices in a row."""
-        return len(self.capacity)
-
-    @cached_property
-    def num_stages(self) -> int:
-        """Stages in the order of layers, K."""
-        return len(self.stage_kind)
-
-    @property
-    def virtual_stages(self) -> int:
-        """Stages of a device."""
-        return self.num_stages // self.pp
-
-    @cached_property
-    def stage_capacity(self) -> Tensor:
-        """Bytes of every stage if those of a device may each fill an equal part of it, `(K,)`."""
-        return self.capacity[self.stage_device] / self.virtual_stages
-
-    @cached_property
-    def stage_device(self) -> Tensor:
-        """Device of every stage, `(K,)`."""
-        return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
-
-    def by_device(self, values: Tensor) -> Tensor:
-        """Return the sums over the stages of every device: `(..., K)` to `(..., pp)`."""
-        return by_device(values, self.stage_device, self.pp)
-
-    @property
-    def schedule_name(self) -> str:
-        """The schedule where neither the number of chunks nor the usual 1F1B says it; else empty."""
-        return "" if self.pipeline.schedule in USUAL else find(self.pipeline.schedule).name
-
-    @property
-    def label(self) -> str:
-        """Name of its outer choices in sentences, e.g. `pp 4` or `pp 4, cp 2`."""
-        parts = [f"pp {self.pp}"] + (
-            [f"{self.virtual_stages} chunks"] if self.virtual_stages > 1 else []
-        )
-        parts += [f"schedule {self.schedule_name}"] if self.schedule_name else []
-        return ", ".join(parts + ([f"cp {self.cp}"] if self.cp > 1 else []))
-
-    @property
-    def name(self) -> str:
-        """Name of its outer choices in curves, e.g. pp4 or pp4 v2 cp2."""
-        parts = (("pp", self.pp, 0), ("v", self.virtual_stages, 1), ("cp", self.cp, 1))
-        name = " ".join(f"{word}{value}" for word, value, usual in parts if value > usual)
-        name += f" {self.schedule_name}" if self.schedule_name else ""
-        return f"{name} ({self.order_name})" if self.order_name else name
-
-    @cached_property
-    def num_outer(self) -> int:
-        """Outer choices, O."""
-        return len(self.num_micro_batches)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers, L."""
-        return self.forward.shape[2]
-
-    @property
-    def num_layouts(self) -> int:
-        """Activation layouts, Y."""
-        return self.p2p.shape[-1]
-
-    @cached_property
-    def proven(self) -> dict[tuple[int, str], tuple[float, float]]:
-        """Lower bound of an outer choice by space, and the seconds up to which it is as good as it can be."""
-        return {}
-
-    @cached_property
-    def time(self) -> Tensor:
-        """Seconds of one micro-batch forward and backward, `(O, Q, L, C)`."""
-        return self.forward + self.backward
-
-    def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
-        """Return the table with only some outer choices."""
-        return self._along("O", torch.as_tensor(outer))
-
-    def with_order(self, outer: int, code: str) -> "CostTable":
-        """Return the table of one outer choice under the order of passes of a code (`Searched`)."""
-        one = self.select([outer])
-        assert one.before is not None
-        one = replace(
-            one, pipeline=replace(self.pipeline, schedule=code, start=False), activation=one.before
-        )
-        return replace(one, **held_fields(one, self.virtual_stages))
-
-    def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
-        """Return the table with only some strategies."""
-        kept = torch.as_tensor(index)
-        return replace(
-            self._along("C", kept), choices=tuple(self.choices[c] for c in kept.tolist())
-        )
-
-    def _along(self, axis: str, index: Tensor) -> "CostTable":
-        """Return the table with only the members `index` of an axis."""
-        taken: CostTable = _taken(self, "", axis, index)
-        return taken
-
-    @cached_property
-    def runnable(self) -> Tensor:
-        """Strategies that every stage can run, bool, `(K, C)`."""
-        every = torch.arange(len(self.choices)).expand(self.num_stages, -1)
-        return self.runs(self.stage_kind.unsqueeze(1), every)
-
-    def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
-        """Return whether stages of `kinds` can run `choices`, bool, of their common shape."""
-        own = self.kind_allowed
-        return torch.ones_like(choices, dtype=torch.bool) if own is None else own[kinds, choices]
-
-
-def _taken(value: Any, axes: str, axis: str, index: Tensor) -> Any:
-    """Return the members `index` of an axis of a tensor, of all in a dict or a record, or None of None."""
-    if isinstance(value, (CostTable, HostMemory)):
-        axes_of = {item.name: item.metadata.get("axes", "") for item in fields(value)}
-        own = {name: axes for name, axes in axes_of.items() if axis in axes}
-        return replace(
-            value, **{n: _taken(getattr(value, n), a, axis, index) for n, a in own.items()}
-        )
-    if isinstance(value, dict):
-        return {name: _taken(part, axes, axis, index) for name, part in value.items()}
-    return None if value is None else value.index_select(axes.index(axis), index)
 
 
 def build_tables(
@@ -353,7 +154,7 @@ def _tables_of_equal_stages(
         )
         if space.num_micro_batches != counts:
             table = table.select([counts.index(count) for count in space.num_micro_batches])
-        tables.append(replace(table, **held_fields(table, space.virtual_stages)))
+        tables.append(table.with_schedule_memory())
     return tables
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost import (
-    ROUNDING,
+    PLAN_MEMORY_TOLERANCE,
     BatchCost,
     CostTable,
     HardPlans,
@@ -87,7 +87,9 @@ class Pricing:
         needs = self._needs(memories)
         most = torch.tensor([*np.exp(memories.high), 1.0], dtype=torch.float64)
         legal = torch.cat([cost.feasible for _, _, cost in self._begun])
-        self.useful = torch.nonzero(legal & (needs <= most * (1 + ROUNDING)).all(1)).squeeze(1)
+        self.useful = torch.nonzero(
+            legal & (needs <= most * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
+        ).squeeze(1)
         if not len(self.useful):
             job, lightest = problem.config.model.name, float(needs.amax(1).min())
             raise InfeasibleError(

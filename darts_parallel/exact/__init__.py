@@ -1,6 +1,5 @@
 """Bounds, and solvers that prove their plans."""
 
-from darts_parallel.exact.bounds import OuterCosts as OuterCosts
 from darts_parallel.exact.bounds import lower_bound as lower_bound
 from darts_parallel.exact.bounds import outer_bound as outer_bound
 from darts_parallel.exact.bounds import outer_lower_bounds as outer_lower_bounds
@@ -18,10 +17,7 @@ from darts_parallel.exact.result import Curve as Curve
 from darts_parallel.exact.result import DeadlineError as DeadlineError
 from darts_parallel.exact.result import TableResult as TableResult
 from darts_parallel.exact.result import Verification as Verification
-from darts_parallel.exact.segments import Array as Array
-from darts_parallel.exact.segments import Index as Index
 from darts_parallel.exact.segments import StageSegments as StageSegments
-from darts_parallel.exact.segments import segment_max as segment_max
 from darts_parallel.exact.simulated import MAX_PRICED_PLANS as MAX_PRICED_PLANS
 from darts_parallel.exact.simulated import find_simulated_plan as find_simulated_plan
 from darts_parallel.exact.simulated import number_of_plans as number_of_plans

@@ -11,9 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import CostTable, Criticalities, HardPlans, evaluate_batch, pass_seconds
-from darts_parallel.exact.bounds import ROUNDING
-from darts_parallel.exact.segments import Array, Index, StageSegments, prefix_sums
+from darts_parallel.cost import (
+    SOLVER_MEMORY_TOLERANCE,
+    Array,
+    CostTable,
+    Criticalities,
+    HardPlans,
+    Index,
+    evaluate_batch,
+    pass_seconds,
+    prefix_sums,
+)
+from darts_parallel.exact.segments import StageSegments
 from darts_parallel.schedules import find
 
 
@@ -313,7 +322,9 @@ def _room(table: CostTable, outer: int) -> StageSegments:
     held = table.in_flight[outer].view(-1, 1, 1)
     need = (table.static[outer] + held * table.activation[outer]).detach()
     least = need.masked_fill(~table.allowed[outer], torch.inf).amin(-1).numpy()
-    limit = table.capacity.detach().numpy()[table.stage_device.numpy()] * (1 + ROUNDING)
+    limit = table.capacity.detach().numpy()[table.stage_device.numpy()] * (
+        1 + SOLVER_MEMORY_TOLERANCE
+    )
     segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
     return segments.keep(segments.sums(least, np.arange(len(least))) <= limit[segments.stage])
 

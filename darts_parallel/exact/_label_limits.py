@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from darts_parallel.cost import Array, Index, OuterCosts, prefix_sums, segment_max
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.bounds import OuterCosts
-from darts_parallel.exact.segments import Array, Index, NodeGroups, prefix_sums, segment_max
+from darts_parallel.exact.segments import NodeGroups
 
 Bools = NDArray[np.bool_]
 MOST_PRICES = 10

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.exact.segments import Array, Index
+from darts_parallel.cost import Array, Index
 
 TOLERANCE = 1e-13
 """Relative; labels that differ only by the rounding of sums count as equal."""

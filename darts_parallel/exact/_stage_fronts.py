@@ -10,13 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
+from darts_parallel.cost import Array, Index, OuterCosts, SegmentSums, equal_rows
 from darts_parallel.exact._label_limits import LabelForms, LabelLimits
 from darts_parallel.exact._pareto import pareto
-from darts_parallel.exact.bounds import OuterCosts, equal_rows
-from darts_parallel.exact.chosen_stages import WaySums
 from darts_parallel.exact.limits import UsableSegments
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.segments import Array, Index, NodeGroups
+from darts_parallel.exact.segments import NodeGroups
 
 SECONDS, ONCE, SYNC, BYTES, WORKING = range(5)
 """Columns of a label."""
@@ -330,7 +329,7 @@ class StagewiseFronts:
 
     def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Check) -> None:
         self.costs, self.uses, self._check = costs, uses, check
-        self._sums = WaySums(costs, np.arange(len(costs.layout))[:, None])
+        self._sums = SegmentSums(costs, np.arange(len(costs.layout))[:, None])
         self.labels_made = 0
         _, self.of_stage = costs.stage_signatures
         self._known: dict[tuple[int, int, int], Front | None] = {}
@@ -349,7 +348,7 @@ class StagewiseFronts:
 
     def _build(self, stage: int, first: int, end: int) -> Front | None:
         costs, kind = self.costs, self.costs.stage_kind[stage]
-        peak = self._sums.kept_bytes(stage, first, end) + costs.working[first:end].max(axis=0)
+        peak = self._sums.peak_bytes(stage, first, end)
         # prefix sums round; a strategy that fits to the byte must not be lost
         fits: Index = np.flatnonzero(
             (peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind]

@@ -15,116 +15,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, without_offloadable_memory
+from darts_parallel.cost import (
+    BOUND_TOLERANCE,
+    SOLVER_MEMORY_TOLERANCE,
+    Array,
+    CostTable,
+    Index,
+    OuterCosts,
+    equal_rows,
+    inside_sums,
+    kept_bytes,
+    prefix_sums,
+    without_offloadable_memory,
+)
 from darts_parallel.exact._pareto import price_grids
 from darts_parallel.exact.result import DeadlineError
-from darts_parallel.exact.segments import Array as Array
-from darts_parallel.exact.segments import Index as Index
-from darts_parallel.exact.segments import StageSegments, inside_sums, prefix_sums
+from darts_parallel.exact.segments import StageSegments
 from darts_parallel.schedules import find
-
-ROUNDING = 1e-12
-"""Relative slack of every comparison, so that rounding cannot make a bound exceed a true cost."""
 
 MOST_BYTES = 1e30
 """Cost of a strategy that may not be taken; finite, because a segment may hold none of a class of layers."""
-
-
-@dataclass(frozen=True)
-class OuterCosts:
-    """One outer choice of a table as arrays, with all of its strategies or only those that it allows.
-
-    Axes as in `CostTable`; C counts the strategies that are here.
-    """
-
-    num_micro_batches: int
-    choices: Index
-    """Index of every strategy in the table, `(C,)`."""
-    layout: Index
-    time: Array
-    """Seconds of one micro-batch, `(Q, L, C)`."""
-    sync: Array
-    per_iteration: Array
-    static: Array
-    activation: Array
-    working: Array
-    reshard: Array
-    p2p: Array
-    capacity: Array
-    in_flight: Array
-    stage_kind: Index
-    boundary_kind: Index
-    fused_to_previous: NDArray[np.bool_]
-    kind_allowed: NDArray[np.bool_]
-    """Strategies that each kind of stage can run, `(Q, C)`."""
-
-    @property
-    def pp(self) -> int:
-        """Return stages, K."""
-        return len(self.stage_kind)
-
-    @property
-    def num_layers(self) -> int:
-        """Return layers, L."""
-        return int(self.time.shape[1])
-
-    @staticmethod
-    def read(table: CostTable, outer: int, choices: Index | None = None) -> "OuterCosts":
-        """Copy the legal strategies of outer choice `outer`; `choices` restricts them further."""
-        allowed = np.flatnonzero(table.allowed[outer].numpy())
-        if choices is not None:
-            allowed = np.intersect1d(allowed, choices)
-        whole = OuterCosts.whole(table, outer)
-        rows = {name: getattr(whole, name)[..., allowed] for name in (*_BY_CHOICE, "kind_allowed")}
-        return replace(whole, choices=allowed, layout=whole.layout[allowed], **rows)
-
-    @staticmethod
-    def whole(table: CostTable, outer: int) -> "OuterCosts":
-        """See outer choice `outer` with all strategies, legal or not; nothing is copied."""
-
-        def costs(name: str) -> Array:
-            return np.asarray(getattr(table, name)[outer].detach().numpy())
-
-        runs, shape = table.kind_allowed, (table.forward.shape[1], len(table.choices))
-        return OuterCosts(
-            num_micro_batches=int(table.num_micro_batches[outer]),
-            choices=np.arange(len(table.choices)),
-            layout=table.layout.numpy(),
-            **{name: costs(name) for name in (*_BY_CHOICE, "reshard", "p2p", "in_flight")},
-            capacity=table.stage_capacity.detach().numpy(),
-            stage_kind=table.stage_kind.numpy(),
-            boundary_kind=table.boundary_kind.numpy(),
-            fused_to_previous=table.fused_to_previous.numpy(),
-            kind_allowed=np.ones(shape, dtype=bool) if runs is None else runs.numpy(),
-        )
-
-    @cached_property
-    def layer_class(self) -> Index:
-        """Return the class of every layer, `(L,)`: layers of a class cost the same under every strategy."""
-        rows = [getattr(self, name) for name in _BY_CHOICE]
-        features = np.concatenate([row.reshape(-1, *row.shape[-2:]) for row in rows])
-        return equal_rows(features.transpose(1, 0, 2))
-
-    @cached_property
-    def stage_signatures(self) -> tuple[list[tuple[int, float, float]], Index]:
-        """Return distinct (kind, micro-batches in flight, capacity), and that of every stage, `(K,)`."""
-        columns = (self.stage_kind, self.in_flight, self.capacity)
-        number: dict[tuple[int, float, float], int] = {}
-        keys = zip(*(column.tolist() for column in columns), strict=True)
-        of_stage = np.array([number.setdefault(key, len(number)) for key in keys])
-        return list(number), of_stage
-
-
-_BY_CHOICE = ("time", "sync", "per_iteration", "static", "activation", "working")
-"""Costs of layers by strategy."""
-
-
-def equal_rows(features: Array) -> Index:
-    """Return the number of the class of every row; rows are equal bit by bit within a class."""
-    known: dict[bytes, int] = {}
-    return np.array(
-        [known.setdefault(row.tobytes(), len(known)) for row in np.ascontiguousarray(features)]
-    )
 
 
 def quick_lower_bounds(table: CostTable) -> Tensor:
@@ -155,7 +65,7 @@ def spread_bounds(
     """
     slowest, last = (torch.maximum(x.sum(-1) / pp, x.amax(-1)) for x in (seconds, sync))
     total = seconds.sum(-1) + (count - 1) * slowest + last + per_iteration.sum(-1)
-    return total * (1 - ROUNDING)
+    return total * (1 - BOUND_TOLERANCE)
 
 
 def outer_lower_bounds(
@@ -230,7 +140,7 @@ def _work_bounds(table: CostTable, space_kind: str, late: Callable[[], bool]) ->
         outers = range(table.num_outer)
         staged = [0.0 if late() else _staged_bound(table, outer, space_kind) for outer in outers]
         even = torch.maximum(even, torch.tensor(staged, dtype=torch.float64))
-    return (even + per_iteration) * (1 - ROUNDING)
+    return (even + per_iteration) * (1 - BOUND_TOLERANCE)
 
 
 def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
@@ -267,11 +177,11 @@ def lower_bound(costs: OuterCosts, space_kind: str, known: float = float("inf"))
     if costs.per_iteration.any():
         least_sum = stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0))
     bottleneck = rest * stages.least_maximum(seconds)
-    if (least_sum + bottleneck) * (1 - ROUNDING) > known:
-        return (least_sum + bottleneck) * (1 - ROUNDING)
+    if (least_sum + bottleneck) * (1 - BOUND_TOLERANCE) > known:
+        return (least_sum + bottleneck) * (1 - BOUND_TOLERANCE)
     sync = stages.least_maximum(grid.lower_bounds(sync=1.0))
-    if (least_sum + bottleneck + sync) * (1 - ROUNDING) > known:
-        return (least_sum + bottleneck + sync) * (1 - ROUNDING)
+    if (least_sum + bottleneck + sync) * (1 - BOUND_TOLERANCE) > known:
+        return (least_sum + bottleneck + sync) * (1 - BOUND_TOLERANCE)
     # no strategy is best in time and synchronisation: bound the two together, as the two maxima
     # of one stage, and with the largest synchronisation replaced by the mean
     joint = least_sum + stages.least_maximum(grid.lower_bounds(time=rest, sync=1.0))
@@ -279,7 +189,7 @@ def lower_bound(costs: OuterCosts, space_kind: str, known: float = float("inf"))
         stages.least_sum(grid.lower_bounds(time=1.0, per_iteration=1.0, sync=1.0 / costs.pp))
         + bottleneck
     )
-    return max(least_sum + bottleneck + sync, joint, mean) * (1 - ROUNDING)
+    return max(least_sum + bottleneck + sync, joint, mean) * (1 - BOUND_TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -342,7 +252,7 @@ class SegmentGrid:
     def _memory(self, in_flight: Array) -> Array:
         """Return the bytes of every class and strategy that add up over a stage, `(S, R, C)`."""
         static, activation = self.costs.static[self.members], self.costs.activation[self.members]
-        return np.asarray(static + in_flight[:, None, None] * activation)
+        return kept_bytes(static, activation, in_flight[:, None, None])
 
     @cached_property
     def _working(self) -> Array:
@@ -370,7 +280,7 @@ class SegmentGrid:
             within = (working <= limit).sum(axis=1)
             now = np.where(within > 0, kept[:, rows, np.maximum(within, 1) - 1], MOST_BYTES)
             np.minimum(fewest, now @ self.counts.T + limit, out=fewest)
-        return np.asarray(fewest <= (capacity * (1 + ROUNDING))[:, None])
+        return np.asarray(fewest <= (capacity * (1 + SOLVER_MEMORY_TOLERANCE))[:, None])
 
     @cached_property
     def _possible(self) -> list[Index]:
@@ -389,7 +299,7 @@ class SegmentGrid:
             capacity: Bytes, `(S,)`.
         """
         memory = self._memory(in_flight)
-        free = (capacity * (1 + ROUNDING))[:, None] - self._working
+        free = (capacity * (1 + SOLVER_MEMORY_TOLERANCE))[:, None] - self._working
         first, end = np.divmod(np.unique(self.segment, return_index=True)[1], len(self.segment))
         result = np.full(free.shape, np.inf)
         for row, (prices, own) in enumerate(
@@ -411,7 +321,7 @@ class SegmentGrid:
             np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
         result = np.empty((len(objective), len(self.counts)))
         for row, memory in enumerate(self._memory(in_flight)):
-            fits = self.counts @ memory + largest <= capacity[row] * (1 + ROUNDING)
+            fits = self.counts @ memory + largest <= capacity[row] * (1 + SOLVER_MEMORY_TOLERANCE)
             result[row] = np.where(fits, self.counts @ objective[row], np.inf).min(axis=1)
         return result
 

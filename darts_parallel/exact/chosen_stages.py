@@ -12,61 +12,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans
-from darts_parallel.exact.bounds import ROUNDING, OuterCosts
-from darts_parallel.exact.result import DeadlineError
-from darts_parallel.exact.segments import (
+from darts_parallel.cost import (
+    SOLVER_MEMORY_TOLERANCE,
     Array,
+    CostTable,
+    HardPlans,
     Index,
-    StageSegments,
-    inside_sums,
+    OuterCosts,
+    SegmentSums,
+    evaluate_batch,
+    even_uniform_plans,
     prefix_sums,
-    segment_max,
 )
-
-
-class WaySums:
-    """Sums over layers [i, j) of an outer choice for X ways to run all layers.
-
-    Stages and layers are numbers or equally long arrays `(N,)`; answers have the shape `(X,)` or `(X, N)`.
-    """
-
-    def __init__(self, costs: OuterCosts, ways: Index) -> None:
-        """Add up.
-
-        Args:
-            ways: Strategy of every layer, `(X, L)`; or `(X, 1)`, one strategy for all.
-        """
-        self.costs, layers = costs, np.arange(costs.num_layers)
-        layout = np.broadcast_to(costs.layout[ways], (len(ways), len(layers)))
-        pairs = costs.reshard[:, layers[:-1], layout[:, :-1], layout[:, 1:]]
-        self._inside, self._time = inside_sums(pairs), prefix_sums(costs.time[:, layers, ways])
-        self._sync = prefix_sums(costs.sync[:, layers, ways])
-        self._per_iteration = prefix_sums(costs.per_iteration[layers, ways])
-        self._static = prefix_sums(costs.static[layers, ways])
-        self._activation = prefix_sums(costs.activation[layers, ways])
-
-    def seconds(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
-        """Return the seconds of one micro-batch, the boundary before the stage left out."""
-        kind = self.costs.stage_kind[stage]
-        layers = self._time[kind, :, end] - self._time[kind, :, first]
-        inside = self._inside[kind, :, end] - self._inside[kind, :, first + 1]
-        return np.asarray(layers + inside).T
-
-    def sync(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
-        """Return the seconds of synchronisation."""
-        kind = self.costs.stage_kind[stage]
-        return np.asarray(self._sync[kind, :, end] - self._sync[kind, :, first]).T
-
-    def per_iteration(self, first: int | Index, end: int | Index) -> Array:
-        """Return the seconds that are paid once an iteration."""
-        return np.asarray(self._per_iteration[:, end] - self._per_iteration[:, first])
-
-    def kept_bytes(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
-        """Return the bytes that add up over the stage's layers."""
-        in_flight = self.costs.in_flight[stage]
-        activation = self._activation[:, end] - self._activation[:, first]
-        return np.asarray(self._static[:, end] - self._static[:, first] + in_flight * activation)
+from darts_parallel.exact.result import DeadlineError
+from darts_parallel.exact.segments import StageSegments
 
 
 class ChosenStages:
@@ -83,7 +42,7 @@ class ChosenStages:
         """
         self.costs, self.choices = costs, choices
         self.segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
-        self._sums = WaySums(costs, np.atleast_2d(choices))
+        self._sums = SegmentSums(costs, np.atleast_2d(choices))
         self._places = (self.segments.stage, self.segments.first, self.segments.end)
 
     @staticmethod
@@ -116,13 +75,9 @@ class ChosenStages:
     def fits(self) -> NDArray[np.bool_]:
         """Return whether the stage's memory suffices."""
         costs, segments = self.costs, self.segments
-        working = segment_max(costs.working[np.arange(costs.num_layers), self.choices].T)
-        peak = (
-            self._shaped(self._sums.kept_bytes(*self._places))
-            + working[segments.first, segments.end]
-        )
+        peak = self._shaped(self._sums.peak_bytes(*self._places))
         # rounding of prefix sums must not exclude what fits to the byte
-        room = costs.capacity[segments.stage] * (1 + ROUNDING)
+        room = costs.capacity[segments.stage] * (1 + SOLVER_MEMORY_TOLERANCE)
         return np.asarray((room >= peak.T).T)
 
     def _shaped(self, values: Array) -> Array:

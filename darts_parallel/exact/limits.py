@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.exact.bounds import OuterCosts, SegmentGrid
-from darts_parallel.exact.segments import Array, Index, StageSegments
+from darts_parallel.cost import Array, Index, OuterCosts
+from darts_parallel.exact.bounds import SegmentGrid
+from darts_parallel.exact.segments import StageSegments
 
 Bools = NDArray[np.bool_]
 

@@ -10,7 +10,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch
+from darts_parallel.cost import (
+    Array,
+    CostTable,
+    HardPlans,
+    Index,
+    OuterCosts,
+    PricedPlan,
+    evaluate_batch,
+)
 from darts_parallel.exact._pareto import pareto
 from darts_parallel.exact._stage_fronts import (
     Front,
@@ -19,10 +27,8 @@ from darts_parallel.exact._stage_fronts import (
     StagewiseFronts,
     end_penalties,
 )
-from darts_parallel.exact.bounds import Index, OuterCosts
 from darts_parallel.exact.limits import SegmentBounds, UsableSegments
 from darts_parallel.exact.result import Check
-from darts_parallel.exact.segments import Array
 
 Segment = tuple[int, int, int]
 """Stage, first layer, end."""

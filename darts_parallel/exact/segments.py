@@ -12,13 +12,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from darts_parallel.cost import Array, Index, prefix_sums
 from darts_parallel.exact.result import DeadlineError
 
 MAX_SEGMENTS = 4_000_000
 """Segments that are worth their time and memory; a chain of 370 layers has fewer at any pipeline degree."""
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -247,25 +245,3 @@ def _legal(num_stages: int, fused_to_previous: bytes) -> StageSegments:
 def _group_starts(numbers: Index) -> Index:
     """Return the positions in rising numbers where a new one begins."""
     return np.flatnonzero(np.diff(numbers, prepend=-1))
-
-
-def prefix_sums(values: Array) -> Array:
-    """Return sums of the first values along the last axis, from 0: `(..., L)` to `(..., L + 1)`."""
-    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-
-
-def segment_max(values: Array) -> Array:
-    """Return maxima over layers [i, j) of values `(L, ...)`, `(L + 1, L + 1, ...)`; 0 where none are."""
-    size = len(values)
-    result = np.zeros((size + 1, size + 1, *values.shape[1:]))
-    for i in range(size):
-        np.maximum.accumulate(values[i:], axis=0, out=result[i, i + 1 :])
-    return result
-
-
-def inside_sums(pairs: Array) -> Array:
-    """Return the prefix sums of what lies between neighbours `(..., L - 1)`, shape `(..., L + 1)`.
-
-    The difference of those at j and at i + 1 is the sum over the pairs that layers [i, j) hold both of.
-    """
-    return np.pad(np.cumsum(pairs, axis=-1), [(0, 0)] * (pairs.ndim - 1) + [(2, 0)])

@@ -28,17 +28,19 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost import (
+    BOUND_TOLERANCE,
+    Array,
     CostTable,
     HardPlans,
     PricedPlan,
     evaluate_batch,
+    prefix_sums,
     without_offloadable_memory,
 )
 from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, PathCounts, weights_behind
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.bounds import ROUNDING, outer_lower_bounds
+from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult, Verification
-from darts_parallel.exact.segments import Array, prefix_sums
 from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
 
@@ -128,7 +130,7 @@ def chain_bound(
         # where every known plan lacks bytes the mixture is of prices alone
         shares = found[: len(paths)] / walked if walked else np.full(len(paths), 1.0 / len(paths))
         prices = best * SCALE * found[len(paths) :] / max(walked, LEAST_WALKED)
-    return best * (1 - ROUNDING)
+    return best * (1 - BOUND_TOLERANCE)
 
 
 def packed_bound(table: CostTable, outer: int) -> float:
@@ -157,7 +159,7 @@ def packed_bound(table: CostTable, outer: int) -> float:
     for number in range(1, len(descending) + 1):
         sums = np.sort(charged[..., descending[:number]], axis=-1).cumsum(-1) + rooms[..., None]
         best = max(best, float(np.sort(sums.max(1), axis=None)[number - 1]))
-    return (best + chain.per_iteration) * (1 - ROUNDING)
+    return (best + chain.per_iteration) * (1 - BOUND_TOLERANCE)
 
 
 def folded_splits(table: CostTable, outer: int, limit: float) -> FoldedSplits:
@@ -179,13 +181,13 @@ def device_bound(table: CostTable, outer: int, limit: float, deadline: float = n
         if folded
         else FoldedSplits.in_rounds(*runs, deadline)
     )
-    return min((slowest + chain.per_iteration) * (1 - ROUNDING), limit)
+    return min((slowest + chain.per_iteration) * (1 - BOUND_TOLERANCE), limit)
 
 
 def _two_runs(chain: Chain, limit: float) -> tuple[float, NDArray[np.bool_], list[DeviceCosts]]:
     devices = [_device_costs(chain, device) for device in range(chain.table.pp)]
     begins = ~np.append(chain.table.fused_to_previous.numpy(), False)
-    return (limit - chain.per_iteration) * (1 + ROUNDING), begins, devices
+    return (limit - chain.per_iteration) * (1 + BOUND_TOLERANCE), begins, devices
 
 
 def _device_costs(chain: Chain, device: int) -> DeviceCosts:

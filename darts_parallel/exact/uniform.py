@@ -13,8 +13,16 @@ from math import inf
 import numpy as np
 import torch
 
-from darts_parallel.cost import CostTable, PricedPlan, evaluate_batch, even_uniform_plans
-from darts_parallel.exact.bounds import OuterCosts, outer_lower_bounds, spread_bounds
+from darts_parallel.cost import (
+    Array,
+    CostTable,
+    Index,
+    OuterCosts,
+    PricedPlan,
+    evaluate_batch,
+    even_uniform_plans,
+)
+from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
 from darts_parallel.exact.result import (
@@ -24,7 +32,7 @@ from darts_parallel.exact.result import (
     TableResult,
     deadline_check,
 )
-from darts_parallel.exact.segments import Array, Index, StageSegments
+from darts_parallel.exact.segments import StageSegments
 
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""

@@ -10,8 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.cost import ROUNDING, CostTable, HardPlans, table_reading
-from darts_parallel.exact import OuterCosts
+from darts_parallel.cost import (
+    PLAN_MEMORY_TOLERANCE,
+    CostTable,
+    HardPlans,
+    OuterCosts,
+    table_reading,
+)
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -125,10 +130,10 @@ class _Changes:
         )
         others = np.maximum(before, behind)
         memory = held[self.stage][:, None] + self._added(kept) + np.maximum(largest, others)
-        fits = memory <= costs.capacity[self.stage][:, None] * (1 + ROUNDING)
+        fits = memory <= costs.capacity[self.stage][:, None] * (1 + PLAN_MEMORY_TOLERANCE)
         fits &= table.allowed[self.outer].numpy() & costs.kind_allowed[costs.stage_kind[self.stage]]
         # a plan that breaks a limit elsewhere stays broken there
-        over = (self.reading.memory[0] > table.capacity * (1 + ROUNDING)).numpy()
+        over = (self.reading.memory[0] > table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).numpy()
         return np.asarray(fits & ~_any_but(over, self.stage)[:, None])
 
 

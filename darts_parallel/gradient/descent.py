@@ -49,7 +49,6 @@ from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.orders import OrderSearch
-from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
 from darts_parallel.gradient.relaxation import OuterLogits, Schedules
@@ -257,7 +256,7 @@ class GradientSearch:
     def _gap_to_best(self, group: RestartBatch, merit: Tensor, leading: float) -> Tensor:
         """Return log-seconds to the best, `(O,)`: in relaxed and hard plans, or far in hard ones alone."""
         # a step of simulated pipelines is expensive; of others polishing has programs that look at what left
-        if not (group.paths or has_plain_stages(group.table)) or self.space_kind == "uniform":
+        if not (group.paths or group.table.has_plain_stages) or self.space_kind == "uniform":
             return torch.zeros(len(merit), dtype=torch.float64)
         hard = self.pool.gap_to_best(group.table_index, group.outer_index)
         gap = torch.minimum(merit.amin(1) - leading, hard)

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from darts_parallel.cost import ROUNDING, CostTable, build_tables, evaluate_batch, lightest_plans
+from darts_parallel.cost import (
+    PLAN_MEMORY_TOLERANCE,
+    CostTable,
+    build_tables,
+    evaluate_batch,
+    lightest_plans,
+)
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.plans import tensor_degrees
@@ -147,7 +153,7 @@ class _Lightest:
 def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
     best = _Lightest(None, torch.tensor([torch.inf]), "none")
     for table, plans in zip(tables, lightest_plans(tables, space_kind), strict=True):
-        over = evaluate_batch(table, plans).memory - table.capacity * (1 + ROUNDING)
+        over = evaluate_batch(table, plans).memory - table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
         excess = over.amax(1)
         index = int(excess.argmin())
         if float(excess[index]) < best.excess:

@@ -47,7 +47,7 @@ def polish(
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
     levels = _neighbourhoods(table, space_kind)
-    by_runs = space_kind == "layerwise" and has_plain_stages(table) and not table.pipeline.simulated
+    by_runs = space_kind == "layerwise" and table.has_plain_stages and not table.pipeline.simulated
     best = float(evaluate_batch(table, plan).iteration_time[0])
     evaluator = evaluator or MoveEvaluator(table)
     met, level = set() if visited is None else visited, 0
@@ -78,17 +78,12 @@ def plan_key(plan: HardPlans) -> bytes:
     return torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
 
 
-def has_plain_stages(table: CostTable) -> bool:
-    """Return whether a device has one stage and nothing lies in host memory, as segment programs need it."""
-    return table.virtual_stages == 1 and table.host is None
-
-
 def _neighbourhoods(table: CostTable, space_kind: str) -> list[Callable[[HardPlans], HardPlans]]:
     """Return what a plan may change into, the cheapest neighbourhood first.
 
     Changes of layers, runs, stages and stage boundaries; all boundaries again for the given strategies.
     """
-    single, layerwise = has_plain_stages(table), space_kind == "layerwise"
+    single, layerwise = table.has_plain_stages, space_kind == "layerwise"
     closed = single and not table.pipeline.simulated
     # runs of layers are priced apart, by what they change
     strategies = "uniform" if layerwise and closed else space_kind

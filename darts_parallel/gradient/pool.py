@@ -18,7 +18,6 @@ from darts_parallel.cost import (
 )
 from darts_parallel.exact import balanced_plans
 from darts_parallel.gradient._stopwatch import Stopwatch
-from darts_parallel.gradient.polishing import has_plain_stages
 from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.screening import work_seconds
 from darts_parallel.gradient.stage_moves import repartitioned
@@ -131,7 +130,7 @@ class PlanPool:
             promising = best(repair_score, torch.zeros_like(cost.feasible))
             new = self._new("prices", candidate.table, promising, table.layout[promising.choices])
             parts.append(fit(table, new))
-            if fitting == "splits" and has_plain_stages(table):
+            if fitting == "splits" and table.has_plain_stages:
                 whole = self._new("splits", candidate.table, parts[-1], parts[-1].choices)
                 split = [
                     repartitioned(table, whole[row : row + 1], SPLITS) for row in range(len(whole))

@@ -26,7 +26,7 @@ from darts_parallel.exact import (
     growth,
     outer_bound,
 )
-from darts_parallel.gradient.polishing import has_plain_stages, plan_key, polish
+from darts_parallel.gradient.polishing import plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.screening import MoveEvaluator
 
@@ -237,9 +237,7 @@ class _PoolPolisher:
     def _has_program(self, table: CostTable) -> bool:
         """Return whether the segment programs know the table's plans."""
         return (
-            has_plain_stages(table)
-            and not table.pipeline.simulated
-            and self.space_kind != "uniform"
+            table.has_plain_stages and not table.pipeline.simulated and self.space_kind != "uniform"
         )
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from darts_parallel.cost import (
-    ROUNDING,
+    PLAN_MEMORY_TOLERANCE,
     CostTable,
     HardPlans,
     build_tables,
@@ -121,7 +121,10 @@ def _drawn(problem: Problem, grid: Any, hat: Floats, picks: Any) -> list[LengthP
         if len(best) == LISTED and bound > SLACK * best[-1]:
             break
         table, plans, total, passes, memory = priced[i]
-        plan, limit = plans.to_plan(n, table), table.capacity.numpy() * (1.0 + ROUNDING)
+        plan, limit = (
+            plans.to_plan(n, table),
+            table.capacity.numpy() * (1.0 + PLAN_MEMORY_TOLERANCE),
+        )
         layer = plan.layers[0]
         key, shape = (
             (i, plan.num_micro_batches, layer.tp),

@@ -9,8 +9,8 @@ from baselines import annealing, flexflow, random_search
 from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
 from baselines._planner import Incumbent
 from baselines.annealing import metropolis
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import tables_of_one_model

@@ -23,8 +23,8 @@ from baselines import (
     random_search,
 )
 from baselines._stage_costs import STEP, bottleneck_split, cheapest_split
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import StageSegments
 from darts_parallel.exact.simulated import brute_force

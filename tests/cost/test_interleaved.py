@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.pipeline import in_flight
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.gradient.descent import search

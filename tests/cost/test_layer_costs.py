@@ -9,7 +9,8 @@ from math import sqrt
 
 import pytest
 
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.table import build_tables
 from darts_parallel.plans.space import OuterSpace
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.cluster import Cluster, Device, Link, NodeGroup

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from darts_parallel.config.schema import OFFLOADS
+from darts_parallel.cost.cost_table import CostTable, HostMemory
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.cost.table import CostTable, build_tables
-from darts_parallel.cost.terms.offload import HostMemory, OffloadedPlans
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import InfeasibleError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
@@ -47,7 +48,7 @@ def offloading(seed: int, *kinds: str, simulated: bool = False, factor: float = 
 
 
 def offloaded(table: CostTable, plans: HardPlans) -> OffloadedPlans:
-    return OffloadedPlans.of(table, table.host, plans)
+    return OffloadedPlans.of(table, table.host, plans.outer, plans.choices, plans.stages())
 
 
 @pytest.mark.parametrize("simulated", [False, True])

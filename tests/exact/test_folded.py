@@ -3,8 +3,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from darts_parallel.cost import Array
 from darts_parallel.exact._chain import DeviceCosts, FoldedSplits
-from darts_parallel.exact.segments import Array
 
 LAYERS, DEVICES, PATHS = 8, 2, 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from darts_parallel.cost import OuterCosts
 from darts_parallel.cost.table import build_tables
-from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.gradient.descent import search
 from darts_parallel.planner.methods import check
 from darts_parallel.plans.space import outer_spaces

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact._pareto import pareto
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.simulated import brute_force

@@ -5,8 +5,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from darts_parallel.cost import OuterCosts
 from darts_parallel.exact._stage_fronts import LayerStructure, end_penalties, penalties
-from darts_parallel.exact.bounds import OuterCosts
 from darts_parallel.exact.limits import SegmentBounds
 from tests.support.random_tables import random_table
 

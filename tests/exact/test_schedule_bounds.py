@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.pipeline import PipelineModel, in_flight
-from darts_parallel.cost.table import CostTable
 from darts_parallel.exact._chain import Chain, DeviceCosts, FoldedSplits, weights_behind
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.simulated import (

@@ -17,7 +17,6 @@ from darts_parallel.cost import (
     evaluate_batch,
     even_uniform_plans,
 )
-from darts_parallel.cost.pipeline import held_fields
 from darts_parallel.gradient.orders import Order, OrderProblem
 from darts_parallel.schedules import NAMES, find
 from tests.support.random_tables import random_table
@@ -44,7 +43,7 @@ def free_table(
         weight_gradient=table.backward * 0.4,
         capacity=table.capacity[:pp] * chunks,
     )
-    return replace(table, **held_fields(table, chunks))
+    return table.with_schedule_memory()
 
 
 def first_plan(table: CostTable) -> HardPlans:

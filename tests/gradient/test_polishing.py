@@ -5,10 +5,11 @@ import torch
 
 from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, round_edges
 from darts_parallel.cost.pruning import canonical, without_dominated, without_needless_simulation
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.gradient import pool_polishing

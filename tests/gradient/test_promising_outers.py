@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from darts_parallel import load_problem
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.gradient import descent
 from darts_parallel.gradient._promising_outers import promising_outers, relaxed_outers
 from darts_parallel.gradient.pool import PlanPool, TablePlans

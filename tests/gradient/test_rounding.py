@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.table import CostTable
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.rounding import fill, fit
 from tests.support.random_plans import random_plans

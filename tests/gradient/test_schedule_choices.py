@@ -7,9 +7,10 @@ import torch
 
 from darts_parallel import Plan, evaluate, load_problem, search
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.pipeline import by_device, in_flight
 from darts_parallel.cost.simulation import PassSeconds, device_ends
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.exact.simulated import brute_force
 from darts_parallel.plans.space import schedule_choices

@@ -3,8 +3,9 @@ import torch
 
 from darts_parallel import load_problem
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish

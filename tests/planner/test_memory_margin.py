@@ -4,7 +4,7 @@ import re
 import pytest
 
 from darts_parallel import evaluate, load_problem, plan
-from darts_parallel.cost.memory import ROUNDING
+from darts_parallel.cost.tolerances import PLAN_MEMORY_TOLERANCE
 from darts_parallel.errors import InfeasibleError
 
 
@@ -28,7 +28,7 @@ def test_a_margin_is_left_free_and_more_of_it_never_makes_the_optimum_better(see
         assert cost.feasible
         for used, whole in zip(cost.memory_bytes, cost.capacity_bytes, strict=True):
             assert whole == pytest.approx(problem.cluster.groups[0].device.memory)
-            assert used <= (1.0 - margin) * whole * (1.0 + ROUNDING)
+            assert used <= (1.0 - margin) * whole * (1.0 + PLAN_MEMORY_TOLERANCE)
         assert cost.iteration_time_s >= before * (1.0 - 1e-12)
         before = cost.iteration_time_s
     wide = [*job, "space.memory_margin=0.9"]

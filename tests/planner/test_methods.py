@@ -13,8 +13,9 @@ from rich.console import Console
 
 import darts_parallel
 from darts_parallel.cli._job import Job
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.table import CostTable, build_tables
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import TableResult

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.simulated import brute_force
 

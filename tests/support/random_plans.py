@@ -2,10 +2,10 @@
 
 import torch
 
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
-from darts_parallel.cost.table import CostTable
-from darts_parallel.cost.terms.offload import OffloadedPlans
+from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
 
 
@@ -30,7 +30,11 @@ def one_hot(plans: HardPlans, table: CostTable) -> RelaxedPlans:
     stages = torch.nn.functional.one_hot(plans.stages(), table.num_stages).double()
     fractions = None
     if table.host is not None:
-        fractions = OffloadedPlans.of(table, table.host, plans).fractions().unsqueeze(1)
+        fractions = (
+            OffloadedPlans.of(table, table.host, plans.outer, plans.choices, plans.stages())
+            .fractions()
+            .unsqueeze(1)
+        )
     return RelaxedPlans(choices.unsqueeze(1), stages.unsqueeze(1), fractions)
 
 

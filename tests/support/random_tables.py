@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.table import CostTable
+from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.plans.strategy import LayerStrategy
 
 

@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
 
+from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.terms._term import Contribution as Contribution
 from darts_parallel.cost.terms._term import CostTerm as CostTerm
 from darts_parallel.cost.terms._term import PlanContribution as PlanContribution
 from darts_parallel.problem import LayerSpec
-
-if TYPE_CHECKING:
-    from darts_parallel.cost.hard_plans import HardPlans
-    from darts_parallel.cost.table import CostTable
 
 
 def _discovered() -> tuple[CostTerm, ...]:
@@ -38,7 +35,7 @@ def terms_of(layer: LayerSpec) -> list[CostTerm]:
     return [term for term in TERMS if term.present(layer)]
 
 
-def plan_contributions(table: "CostTable", plans: "HardPlans") -> Iterator[PlanContribution]:
+def plan_contributions(table: CostTable, plans: HardPlans) -> Iterator[PlanContribution]:
     """Return what the terms add to hard plans of a table."""
     found = (term.plan_cost(table, plans) for term in TERMS)
     return (own for own in found if own is not None)

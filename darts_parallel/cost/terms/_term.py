@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.sharding import ShardGroup
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import LayerSpec
-
-if TYPE_CHECKING:
-    from darts_parallel.cost.hard_plans import HardPlans
-    from darts_parallel.cost.table import CostTable
 
 NOTHING = torch.zeros((), dtype=torch.float64)
 
@@ -102,6 +100,6 @@ class CostTerm:
         """
         return {}
 
-    def plan_cost(self, table: "CostTable", plans: "HardPlans") -> PlanContribution | None:
+    def plan_cost(self, table: CostTable, plans: HardPlans) -> PlanContribution | None:
         """Price what hard plans of a table add; None where the table's plans do not use the term."""
         return None

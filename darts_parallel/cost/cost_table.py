@@ -1,0 +1,264 @@
+"""The cost table: seconds and bytes of all layers and strategies, which every search and solver reads.
+
+A `CostTable` is a record. `table.build_tables` makes it by torch operations only, so that costs carry
+gradients to hardware parameters given as tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.pipeline import PipelineModel, by_device
+from darts_parallel.cost.schedule_memory import schedule_memory
+from darts_parallel.plans import LayerStrategy
+from darts_parallel.schedules import USUAL, find
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Costs of a table whose plans may keep tensors in host memory; axes as in `CostTable`."""
+
+    kinds: tuple[str, ...]
+    """Tensors of which a share may lie in host memory (`OFFLOADS`)."""
+    transfer: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of all activations of one micro-batch over the host link, one way."""
+    state: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes of optimizer state, part of the table's `static`."""
+    state_transfer: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of that state over the host link, in and out at once."""
+    overlap: Tensor = field(metadata={"axes": "Q"})
+    """Exponent of the overlap of transfers and computation."""
+    fractions: Tensor | None = None
+    """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
+
+    A table holds all outer choices that share their pipeline degree, context-parallel degree and number
+    of stages a device.
+
+    Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
+    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a row.
+    Stage s lies on device `stage_device[s]`; without several stages a device K = D.
+    The axes of a field are its metadata: selections of outer choices or strategies read them.
+    Seconds and bytes are float64.
+    """
+
+    num_micro_batches: Tensor = field(metadata={"axes": "O"})
+    """Micro-batches of an iteration, integer."""
+    choices: tuple[LayerStrategy, ...]
+    layout: Tensor = field(metadata={"axes": "C"})
+    """Activation layout of every strategy, integer in [0, Y)."""
+    allowed: Tensor = field(metadata={"axes": "OC"})
+    """Legal strategies, bool."""
+    stage_kind: Tensor = field(metadata={"axes": "K"})
+    """Kind of every stage, integer in [0, Q)."""
+    boundary_kind: Tensor
+    """Kind of the boundary between stages k and k + 1, integer in [0, P), shape `(K - 1,)`."""
+    fused_to_previous: Tensor = field(metadata={"axes": "L"})
+    """Layers that cannot begin a stage, bool."""
+    forward: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of one micro-batch forward."""
+    backward: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of one micro-batch backward."""
+    weight_gradient: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds of `backward` that only the optimizer waits for."""
+    sync: Tensor = field(metadata={"axes": "OQLC"})
+    """Seconds per iteration: exposed gradient synchronisation and optimizer."""
+    per_iteration: Tensor = field(metadata={"axes": "OLC"})
+    """Seconds per iteration that add to the total whatever the stage."""
+    static: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes whatever is in flight."""
+    activation: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes per micro-batch in flight."""
+    for_weights: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes per micro-batch between the two passes of a split backward; part of `activation`."""
+    working: Tensor = field(metadata={"axes": "OLC"})
+    """Bytes while the layer is computed; a device needs its largest."""
+    reshard: Tensor = field(metadata={"axes": "OQLYY"})
+    """Seconds per micro-batch between neighbours of one stage, `(O, Q, L - 1, Y, Y)`."""
+    p2p: Tensor = field(metadata={"axes": "OPLYY"})
+    """Seconds per micro-batch across a stage boundary, both ways, `(O, P, L - 1, Y, Y)`."""
+    capacity: Tensor = field(metadata={"axes": "D"})
+    """Bytes that each device of the pipeline can give."""
+    in_flight: Tensor = field(metadata={"axes": "OK"})
+    """Micro-batches whose activations stage k holds at once."""
+    terms: dict[str, Tensor] = field(metadata={"axes": "OQLC"})
+    """`forward + backward` and `sync` by cause."""
+    pipeline: PipelineModel = field(default_factory=PipelineModel)
+    """How the seconds of the stages make an iteration."""
+    before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
+    """Bytes per micro-batch before its backward: `activation` without the share of a split backward."""
+    moments: Tensor | None = None
+    """Micro-batches of stages when a device may hold most, under a searched order, `(pp, M, 2 K)`."""
+    cp: int = 1
+    """Context-parallel degree."""
+    kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})
+    """Strategies that each kind of stage can run, bool; None: every kind runs all."""
+    node_order: tuple[int, ...] = ()
+    """Nodes along the pipeline; empty: in rank order."""
+    order_name: str = ""
+    """Label of the nodes' order; empty where all nodes are equal."""
+    host: HostMemory | None = field(default=None, metadata={"axes": "OQLC"})
+    """Shares of tensors that plans may keep in host memory; None where plans may not."""
+
+    @cached_property
+    def pp(self) -> int:
+        """Pipeline degree: devices in a row."""
+        return len(self.capacity)
+
+    @cached_property
+    def num_stages(self) -> int:
+        """Stages in the order of layers, K."""
+        return len(self.stage_kind)
+
+    @property
+    def virtual_stages(self) -> int:
+        """Stages of a device."""
+        return self.num_stages // self.pp
+
+    @property
+    def has_plain_stages(self) -> bool:
+        """Whether a device has one stage and nothing lies in host memory, as segment programs need it."""
+        return self.virtual_stages == 1 and self.host is None
+
+    @cached_property
+    def stage_capacity(self) -> Tensor:
+        """Bytes of every stage if the stages of a device share it equally, `(K,)`."""
+        return self.capacity[self.stage_device] / self.virtual_stages
+
+    @cached_property
+    def stage_device(self) -> Tensor:
+        """Device of every stage, `(K,)`."""
+        return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
+
+    def by_device(self, values: Tensor) -> Tensor:
+        """Return the sums over the stages of every device: `(..., K)` to `(..., pp)`."""
+        return by_device(values, self.stage_device, self.pp)
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule; empty where the number of chunks or plain 1F1B implies it."""
+        schedule = self.pipeline.schedule
+        return "" if schedule in USUAL else find(schedule).name
+
+    @property
+    def label(self) -> str:
+        """Name of its outer choices in sentences, e.g. `pp 4` or `pp 4, cp 2`."""
+        parts = [f"pp {self.pp}"]
+        if self.virtual_stages > 1:
+            parts.append(f"{self.virtual_stages} chunks")
+        if self.schedule_name:
+            parts.append(f"schedule {self.schedule_name}")
+        if self.cp > 1:
+            parts.append(f"cp {self.cp}")
+        return ", ".join(parts)
+
+    @property
+    def name(self) -> str:
+        """Name of its outer choices in curves, e.g. pp4 or pp4 v2 cp2."""
+        parts = [f"pp{self.pp}"]
+        if self.virtual_stages > 1:
+            parts.append(f"v{self.virtual_stages}")
+        if self.cp > 1:
+            parts.append(f"cp{self.cp}")
+        if self.schedule_name:
+            parts.append(self.schedule_name)
+        if self.order_name:
+            parts.append(f"({self.order_name})")
+        return " ".join(parts)
+
+    @cached_property
+    def num_outer(self) -> int:
+        """Outer choices, O."""
+        return len(self.num_micro_batches)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, L."""
+        return self.forward.shape[2]
+
+    @property
+    def num_layouts(self) -> int:
+        """Activation layouts, Y."""
+        return self.p2p.shape[-1]
+
+    @cached_property
+    def proven(self) -> dict[tuple[int, str], tuple[float, float]]:
+        """Lower bound of an outer choice by space, and the known seconds for which it was computed."""
+        return {}
+
+    @cached_property
+    def time(self) -> Tensor:
+        """Seconds of one micro-batch forward and backward, `(O, Q, L, C)`."""
+        return self.forward + self.backward
+
+    @cached_property
+    def runnable(self) -> Tensor:
+        """Strategies that every stage can run, bool, `(K, C)`."""
+        every = torch.arange(len(self.choices)).expand(self.num_stages, -1)
+        return self.runs(self.stage_kind.unsqueeze(1), every)
+
+    def runs(self, kinds: Tensor, choices: Tensor) -> Tensor:
+        """Return whether stages of `kinds` can run `choices`, bool, of their common shape."""
+        if self.kind_allowed is None:
+            return torch.ones_like(choices, dtype=torch.bool)
+        return self.kind_allowed[kinds, choices]
+
+    def select(self, outer: Sequence[int] | Tensor) -> "CostTable":
+        """Return the table with only some outer choices."""
+        return self._along("O", torch.as_tensor(outer))
+
+    def keep_choices(self, index: Sequence[int] | Tensor) -> "CostTable":
+        """Return the table with only some strategies."""
+        kept = torch.as_tensor(index)
+        choices = tuple(self.choices[c] for c in kept.tolist())
+        return replace(self._along("C", kept), choices=choices)
+
+    def with_schedule_memory(self) -> "CostTable":
+        """Return the table with the activation memory of its schedule.
+
+        Its `activation` must hold the bytes before the backward pass.
+        """
+        memory = schedule_memory(
+            self.pipeline.schedule,
+            self.pp,
+            self.virtual_stages,
+            self.num_micro_batches,
+            self.activation,
+            self.for_weights,
+        )
+        return replace(self, **memory._asdict())
+
+    def with_order(self, outer: int, code: str) -> "CostTable":
+        """Return the table of one outer choice under the order of passes of a code (`Searched`)."""
+        one = self.select([outer])
+        pipeline = replace(self.pipeline, schedule=code, start=False)
+        before = one.activation if one.before is None else one.before
+        return replace(one, pipeline=pipeline, activation=before).with_schedule_memory()
+
+    def _along(self, axis: str, index: Tensor) -> "CostTable":
+        table: CostTable = _index_axis(self, "", axis, index)
+        return table
+
+
+def _index_axis(value: Any, axes: str, axis: str, index: Tensor) -> Any:
+    """Index one axis of a tensor, or of every tensor in a dict or dataclass; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return value.index_select(axes.index(axis), index)
+    if isinstance(value, dict):
+        return {name: _index_axis(part, axes, axis, index) for name, part in value.items()}
+    changed = {}
+    for item in fields(value):
+        own_axes = item.metadata.get("axes", "")
+        if axis in own_axes:
+            changed[item.name] = _index_axis(getattr(value, item.name), own_axes, axis, index)
+    return replace(value, **changed)

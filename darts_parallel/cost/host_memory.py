@@ -1,0 +1,201 @@
+"""Hard plans that keep activations and optimizer state in host memory: bytes, seconds, least shares.
+
+For given stages and strategies offloading only costs seconds. The best share of one kind of tensor is then
+the least share that fits: memory falls linearly with the share, except for the largest layer, whose
+activations are still in transfer.
+
+With both kinds the cheapest mixture lies on the line on which the device is just full. There the device's
+seconds are convex in the share of activations, and golden sections find the minimum.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost.compute import exposed
+from darts_parallel.cost.cost_table import CostTable, HostMemory
+from darts_parallel.cost.pipeline import summed
+from darts_parallel.cost.stage_costs import kept_bytes, largest_by_device
+
+ACTIVATION, OPTIMIZER = range(2)
+"""Columns of fractions."""
+SECTIONS = 32
+"""Golden sections: they determine the share of activations to 1e-6."""
+GOLDEN = (5**0.5 - 1) / 2
+LEAST_SECONDS = 1e-30
+"""Floor of a stage's seconds: a stage without layers must not divide by zero."""
+
+
+def without_offloadable_memory(table: CostTable) -> CostTable:
+    """Return the optimistic copy without offloadable tensors: its bounds hold for any share of them."""
+    host = table.host
+    if host is None:
+        return table
+    static = table.static - host.state if "optimizer" in host.kinds else table.static
+    activation = table.activation * ("activation" not in host.kinds)
+    return replace(table, static=static, activation=activation, host=None)
+
+
+def lengthening(
+    table: CostTable,
+    host: HostMemory,
+    fractions: Tensor,
+    transfer: Tensor,
+    passes: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return the seconds by which transfers lengthen forward and backward, `(..., K)` each.
+
+    Args:
+        fractions: Shares in host memory, `(..., pp, 2)`.
+        transfer: Seconds of the activations of every stage over the host link, `(..., K)`.
+        passes: Seconds of every stage's layers forward and backward, `(..., K)` each.
+    """
+    sent = fractions[..., ACTIVATION][..., table.stage_device] * transfer
+    exponent = host.overlap[table.stage_kind]
+    forward, backward = (seconds.clamp(min=LEAST_SECONDS) for seconds in passes)
+    return exposed(forward, sent, exponent), exposed(backward, sent, exponent)
+
+
+@dataclass(frozen=True)
+class OffloadedPlans:
+    """Bytes that B hard plans of K stages hold, and seconds of their transfers."""
+
+    table: CostTable
+    host: HostMemory
+    static: Tensor
+    """Static bytes of every device, `(B, pp)`."""
+    state: Tensor
+    """Bytes of optimizer state of every device, part of `static`, `(B, pp)`."""
+    in_flight: Tensor
+    """Bytes of the activations of all micro-batches in flight on every device, `(B, pp)`."""
+    state_seconds: Tensor
+    """Seconds of all optimizer state of every device over the host link, `(B, pp)`."""
+    activation: Tensor
+    """Activation bytes of one micro-batch of every layer, `(B, L)`."""
+    working: Tensor
+    """Working bytes of every layer, `(B, L)`."""
+    device: Tensor
+    """Device of every layer, `(B, L)`."""
+    transfer: Tensor
+    """Seconds of the activations of every stage over the host link, `(B, K)`."""
+    forward: Tensor
+    """Seconds of every stage's layers forward, `(B, K)`."""
+    backward: Tensor
+    """Seconds of every stage's layers backward, `(B, K)`."""
+    counts: Tensor
+    """Micro-batches, `(B,)`."""
+
+    @staticmethod
+    def of(
+        table: CostTable, host: HostMemory, outer: Tensor, choices: Tensor, stages: Tensor
+    ) -> "OffloadedPlans":
+        """Read plans from their table.
+
+        Args:
+            outer: Outer choice of every plan, `(B,)`.
+            choices: Strategy of every layer, `(B, L)`.
+            stages: Stage of every layer, `(B, L)`.
+        """
+        row = outer.unsqueeze(1)
+        layers = torch.arange(table.num_layers)
+        device = table.stage_device[stages]
+        kinds = table.stage_kind[stages]
+
+        def by_stage(values: Tensor) -> Tensor:
+            return summed(values[row, kinds, layers, choices], stages, table.num_stages)
+
+        def by_device(values: Tensor) -> Tensor:
+            return summed(values, device, table.pp)
+
+        activation = table.activation[row, layers, choices]
+        return OffloadedPlans(
+            table=table,
+            host=host,
+            static=by_device(table.static[row, layers, choices]),
+            state=by_device(host.state[row, layers, choices]),
+            in_flight=by_device(table.in_flight[row, stages] * activation),
+            state_seconds=by_device(host.state_transfer[row, kinds, layers, choices]),
+            activation=activation,
+            working=table.working[row, layers, choices],
+            device=device,
+            transfer=by_stage(host.transfer),
+            forward=by_stage(table.forward),
+            backward=by_stage(table.backward),
+            counts=table.num_micro_batches[outer],
+        )
+
+    def memory(self, fractions: Tensor) -> Tensor:
+        """Return the peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
+        sent = fractions[..., ACTIVATION]
+        static = self.static - fractions[..., OPTIMIZER] * self.state
+        # activations of a layer at work are in device memory, even if they are offloaded
+        working = self.working + sent.gather(1, self.device) * self.activation
+        return kept_bytes(static, self.in_flight, 1.0 - sent) + self._largest(working)
+
+    def lengthening(self, fractions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
+        passes = (self.forward, self.backward)
+        return lengthening(self.table, self.host, fractions, self.transfer, passes)
+
+    def update(self, fractions: Tensor) -> Tensor:
+        """Return the seconds by which transfers lengthen every device's optimizer step, `(B, pp)`."""
+        return fractions[..., OPTIMIZER] * self.state_seconds
+
+    def fractions(self) -> Tensor:
+        """Return the table's fractions, or the least with which plans fit, `(B, pp, 2)`."""
+        given = self.host.fractions
+        return self.least() if given is None else given.expand(len(self.static), -1, -1)
+
+    @torch.no_grad()
+    def least(self) -> Tensor:
+        """Return the least fractions with which plans fit, or that need least, `(B, pp, 2)`."""
+        kinds = self.host.kinds
+        none = torch.zeros_like(self.static)
+        if "activation" not in kinds:
+            return torch.stack([none, self._state_needed(none)], -1)
+        most = self._activations_needed(self.static)
+        if "optimizer" not in kinds:
+            return torch.stack([most, none], -1)
+        fewest = self._activations_needed(self.static - self.state)
+        # the minimum may lie at an end: no share of one of the kinds
+        points = torch.stack([fewest, self._golden_section(fewest, most), most])
+        seconds = torch.stack([self._seconds(point) for point in points])
+        best = points.gather(0, seconds.argmin(0, keepdim=True)).squeeze(0)
+        return torch.stack([best, self._state_needed(best)], -1)
+
+    def _golden_section(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return the share of activations in [low, high] of least seconds, `(B, pp)`."""
+        for _ in range(SECTIONS):
+            step = GOLDEN * (high - low)
+            left = high - step
+            right = low + step
+            better = self._seconds(left) <= self._seconds(right)
+            low = torch.where(better, low, left)
+            high = torch.where(better, right, high)
+        return (low + high) / 2
+
+    def _largest(self, values: Tensor) -> Tensor:
+        return largest_by_device(values, self.device, self.table.pp)
+
+    def _activations_needed(self, static: Tensor) -> Tensor:
+        """Return the least share of activations with which every layer fits next to `static` bytes."""
+        excess = (static + self.in_flight - self.table.capacity).gather(1, self.device)
+        excess = excess + self.working
+        relief = self.in_flight.gather(1, self.device) - self.activation
+        share = torch.where(relief > 0, excess / relief, torch.inf)
+        return self._largest(torch.where(excess > 0, share, 0.0)).clamp(max=1.0)
+
+    def _state_needed(self, sent: Tensor) -> Tensor:
+        """Return the least share of optimizer state next to a share `sent` of activations, `(B, pp)`."""
+        none = torch.zeros_like(sent)
+        excess = self.memory(torch.stack([sent, none], -1)) - self.table.capacity
+        share = torch.where(self.state > 0, excess / self.state, torch.inf)
+        return torch.where(excess > 0, share, 0.0).clamp(max=1.0)
+
+    def _seconds(self, sent: Tensor) -> Tensor:
+        """Return the seconds an iteration that a just full device spends on offloading, `(B, pp)`."""
+        fractions = torch.stack([sent, self._state_needed(sent)], -1)
+        forward, backward = self.lengthening(fractions)
+        extra_seconds = self.table.by_device(forward + backward)
+        return self.counts.unsqueeze(1) * extra_seconds + self.update(fractions)
