@@ -234,7 +234,7 @@ class CostTable:
             self.activation,
             self.for_weights,
         )
-        return replace(self, **memory._asdict())
+        return replace(self, **vars(memory))
 
     def with_order(self, outer: int, code: str) -> "CostTable":
         """Return the table of one outer choice under the order of passes of a code (`Searched`)."""

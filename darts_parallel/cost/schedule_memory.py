@@ -1,7 +1,7 @@
 """Activation memory of a schedule: how many micro-batches a stage holds, and how much of each."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ Moments = Sequence[Sequence[tuple[float, float]]]
 """By outer choice: micro-batches before their backward, and between its two parts, at every moment."""
 
 
-class ScheduleMemory(NamedTuple):
+@dataclass(frozen=True)
+class ScheduleMemory:
     """The activation-memory fields of a cost table; see `CostTable`."""
 
     in_flight: Tensor

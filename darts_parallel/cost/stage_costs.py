@@ -236,7 +236,7 @@ class SegmentSums:
     def _largest_working(self, first: int | Index, end: int | Index) -> Array:
         if isinstance(first, int):
             return np.asarray(self._working[first:end].max(axis=0))
-        return self._segment_working[first, end].T
+        return np.asarray(self._segment_working[first, end]).T
 
     @cached_property
     def _segment_working(self) -> Array:
