@@ -76,8 +76,8 @@ def outer_lower_bounds(
 ) -> Tensor:
     """Return a lower bound on the iteration time of any feasible plan, for every outer choice.
 
-    Several stages a device have a loose bound only, which knows no memory (`schedule_bounds.py` has better
-    ones); where the pipeline is simulated the closed form bounds nothing, and the devices' work does.
+    With several stages a device the bound is loose: it ignores memory (`simulated.packed_bound` does not).
+    Where the pipeline is simulated the closed form bounds nothing; the work of the devices does.
 
     Args:
         space_kind: One of `config.schema.SPACES`. The bound of `layerwise` holds for all; `uniform` takes

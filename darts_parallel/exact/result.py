@@ -17,6 +17,9 @@ OFFLOADING = (
 
 AGREED = 1e-9
 """Relative difference of seconds by which a plan may lie below a bound: rounding."""
+USEFUL_SLACK = 0.05
+"""Relative distance of a plan from a lower bound above which the bound is not useful: good schedules of one
+problem differ by less."""
 
 
 class DeadlineError(Exception):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.exact import Verification
+from darts_parallel.exact import USEFUL_SLACK, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes, out_of_memory
 from darts_parallel.plans import Plan, batch_note, left_out
@@ -132,6 +132,8 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     if proven and abs(gap) <= 1e-9:
         return f"optimal in the model, over {space}"
     above = _percent(gap, 2) if gap >= 1e-4 else "less than 0.01 %"
+    if not proven and gap > USEFUL_SLACK:
+        return f"best found; no useful bound: {above} above the proven one, over {space}"
     reference = "the plan that is optimal in the model" if proven else "a proven lower bound"
     return f"best found; {above} above {reference}, over {space}"
 

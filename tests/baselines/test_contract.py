@@ -8,7 +8,7 @@ import pytest
 
 from baselines import PLANNERS, Planner
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.exact.simulated import brute_force
+from darts_parallel.exact.enumeration import brute_force
 from tests.support.random_tables import tables_of_one_model
 
 SECONDS, STEPS = 0.05, 30

@@ -25,9 +25,9 @@ from baselines import (
 from baselines._stage_costs import STEP, bottleneck_split, cheapest_split
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import StageSegments
-from darts_parallel.exact.simulated import brute_force
 from darts_parallel.planner.methods import check
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem

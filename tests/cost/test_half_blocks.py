@@ -7,7 +7,7 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.exact.simulated import brute_force
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.export import export_plan, refusals
 from darts_parallel.gradient.descent import search
 from darts_parallel.planner.methods import check

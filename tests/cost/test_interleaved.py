@@ -9,7 +9,7 @@ from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.exact.simulated import brute_force
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.gradient.descent import search
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.planner.methods import check

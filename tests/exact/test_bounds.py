@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from darts_parallel.cost import OuterCosts
 from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.stage_costs import OuterCosts
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import SegmentGrid, outer_lower_bounds, spread_bounds
-from darts_parallel.exact.simulated import brute_force
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table

@@ -11,8 +11,8 @@ import torch
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.exact._pareto import pareto
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.exact.simulated import brute_force
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem

@@ -9,9 +9,9 @@ import torch
 from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import deadline_check
-from darts_parallel.exact.simulated import brute_force
 from darts_parallel.exact.uniform import _even_seconds, find_uniform_plan, uniform_bounds
 from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table

@@ -55,7 +55,7 @@ def test_controls_plan_problems_of_schedules_and_repeat_themselves(name: str) ->
         num_steps=20, num_restarts=4, max_seconds=0.5 if name == "no_descent" else 60.0
     )
     found = [search_tables(tables, "layerwise", config, 1, loop=CONTROLS[name]) for _ in range(2)]
-    bound = simulated_lower_bound(tables, "layerwise", seconds=1.0)
+    bound = simulated_lower_bound(tables, "layerwise")
     for result in found:
         assert bound <= result.iteration_time_s <= result.raw_iteration_time_s < float("inf")
         assert result.steps == (0 if name == "no_descent" else 20)

@@ -12,7 +12,7 @@ from darts_parallel.cost.pipeline import by_device, in_flight
 from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import PlanError, UnsupportedError
-from darts_parallel.exact.simulated import brute_force
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.plans.space import schedule_choices
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem

@@ -141,7 +141,7 @@ def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: Found) ->
         (1.0, True, "optimal in the model"),
         (0.8, True, "best found; 25.00 % above the plan that is optimal in the model"),
         (0.99999, True, "best found; less than 0.01 % above the plan that is optimal in the model"),
-        (1.0, False, "best found; 11.11 % above a proven lower bound"),
+        (1.0, False, "best found; no useful bound: 11.11 % above the proven one"),
     ],
 )
 def test_a_claim_is_optimal_only_where_proven(
@@ -151,6 +151,13 @@ def test_a_claim_is_optimal_only_where_proven(
         claim(found.problem, found.cost, [entry(found, "layerwise", factor, proven=proven)])
         == f"{words}, over the layerwise space"
     )
+
+
+def test_a_close_lower_bound_is_named(found: Found) -> None:
+    seconds = found.cost.iteration_time_s
+    answer = replace(entry(found, "layerwise", 1.0, proven=False), lower_bound_s=seconds / 1.04)
+    said = claim(found.problem, found.cost, [answer])
+    assert said == "best found; 4.00 % above a proven lower bound, over the layerwise space"
 
 
 def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(found: Found) -> None:

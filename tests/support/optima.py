@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.exact.simulated import brute_force
 
 
 def assert_same_optimum(tables: Sequence[CostTable], mode: str) -> float:
