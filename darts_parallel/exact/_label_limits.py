@@ -8,15 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from darts_parallel.cost import Array, Index, OuterCosts, prefix_sums, segment_max
+from darts_parallel.cost import (
+    GAIN_TOLERANCE,
+    SOLVER_MEMORY_TOLERANCE,
+    Array,
+    Index,
+    OuterCosts,
+    kept_bytes,
+    prefix_sums,
+    segment_max,
+)
 from darts_parallel.exact._pareto import price_grid
+from darts_parallel.exact.limits import Bools, Budgets
 from darts_parallel.exact.segments import NodeGroups
 
-Bools = NDArray[np.bool_]
-MOST_PRICES = 10
-"""Prices of memory in each part of the forms."""
+MAX_PRICES = 10
+"""Prices of memory of each budget; more forms take longer than the labels that they exclude."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class LabelLimits:
 
     def relevant(self, values: Array, node: int) -> Array:
         """Return labels `(n, 5)` for dominance: times, then bytes, equal where they cannot bind."""
-        memory, free = values[:, 3:].copy(), values[:, 3] <= self.room[node]
+        memory = values[:, 3:].copy()
+        free = values[:, 3] <= self.room[node]
         memory[free] = (self.room[node], 0.0)
         return np.concatenate([self.times(values), memory], axis=1)
 
@@ -56,8 +65,9 @@ class LabelLimits:
         if self.total is not None:
             return values[:, :3] @ self.total[:, None]
         paid = seconds + per_iteration
-        columns = [seconds, paid, paid + sync] if per_iteration.any() else [seconds, seconds + sync]
-        return np.stack(columns, axis=1)
+        if not per_iteration.any():
+            return np.stack([seconds, seconds + sync], axis=1)
+        return np.stack([seconds, paid, paid + sync], axis=1)
 
 
 @dataclass(frozen=True)
@@ -74,20 +84,21 @@ class _Box:
     """The loosest budgets of a segment, `(parts, I, J)`; minus infinity where there is no use."""
 
     @staticmethod
-    def of(first: Index, end: Index, budgets: Array) -> "_Box":
-        """Build limits from segments `(n,)` of several stages with their budgets `(parts, n)`."""
-        low = int(first.min())
-        shape = (int(first.max()) - low + 1, int(end.max()) - low + 1)
-        place = (first - low) * shape[1] + end - low
+    def of(uses: Budgets) -> "_Box":
+        """Build limits from stages with their budgets, and a budget of 0 behind them."""
+        low = int(uses.first.min())
+        rows = int(uses.first.max()) - low + 1
+        columns = int(uses.end.max()) - low + 1
+        place = (uses.first - low) * columns + uses.end - low
         order = np.argsort(place, kind="stable")
         starts = np.flatnonzero(np.diff(place[order], prepend=-1))
         cells = place[order][starts]
-        used, most = np.zeros(shape, dtype=bool), np.full((len(budgets), *shape), -np.inf)
-        used.ravel()[cells] = True
-        most.reshape(len(budgets), -1)[:, cells] = np.maximum.reduceat(
-            budgets[:, order], starts, axis=1
-        )
-        return _Box(low, used, most)
+        used = np.zeros(rows * columns, dtype=bool)
+        used[cells] = True
+        budgets = np.concatenate([uses.seconds, np.zeros((1, len(order)))])
+        loosest = np.full((len(budgets), rows * columns), -np.inf)
+        loosest[:, cells] = np.maximum.reduceat(budgets[:, order], starts, axis=1)
+        return _Box(low, used.reshape(rows, columns), loosest.reshape(-1, rows, columns))
 
     @property
     def ends(self) -> slice:
@@ -101,7 +112,8 @@ class _Box:
     def inside(self, groups: NodeGroups) -> Bools:
         """Return which segments of the groups, `(S,)`, some use begins with."""
         reaching = np.logical_or.accumulate(self.used[:, ::-1], axis=1)[:, ::-1]
-        first, end = groups.begins - self.low, groups.stops - self.low
+        first = groups.begins - self.low
+        end = groups.stops - self.low
         result = (first >= 0) & (first < reaching.shape[0]) & (end < reaching.shape[1])
         result[result] = reaching[first[result], end[result]]
         return np.asarray(result)
@@ -139,74 +151,114 @@ class LabelForms:
     ) -> "LabelForms":
         """Return forms of a kind of stage, its micro-batches in flight and its bytes."""
         kind, in_flight, capacity = signature
-        count = float(costs.num_micro_batches)
-        memory = costs.static + in_flight * costs.activation
-        first = np.unique(costs.layer_class, return_index=True)[1]
-        weights, parts, added, least = [], [], [], []
-        for part, (seconds, once, sync) in enumerate(
-            ((1.0, 0.0, 0.0), (count, 1.0, 1.0), (1.0, 1.0, 1.0))
-        ):
-            value = (
-                seconds * costs.time[kind] + once * costs.per_iteration + sync * costs.sync[kind]
-            )
-            for price in price_grid(value[first], memory[first], MOST_PRICES).tolist():
-                # the working bytes so far are part of the final ones
-                weights.append((seconds, once, sync, price, price))
-                parts.append(part)
-                added.append(price * capacity)
-                least.append((value + price * memory).min(axis=1))
-        weights += [(0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0, 1.0)]
-        least += 2 * [memory.min(axis=1)]
-        most = np.array([memory[layer, own].max() for layer, own in enumerate(choices)])
-        most_working = np.array(
-            [costs.working[layer, own].max() for layer, own in enumerate(choices)]
-        )
+        memory = kept_bytes(costs.static, costs.activation, np.asarray(in_flight))
+        forms = _forms(costs, kind, memory, capacity)
+        most = _largest(memory, choices)
+        most_working = _largest(costs.working, choices)
+        total = None
+        if costs.pp == 1:
+            total = np.array([costs.num_micro_batches, 1.0, 1.0])
         return LabelForms(
-            weights=np.array(weights),
-            part=np.array([*parts, 3, 3]),
-            added=np.array([*added, capacity, capacity]),
-            needed=prefix_sums(np.stack(least)),
-            working=segment_max(costs.working.min(axis=1)),
-            most=prefix_sums(most),
-            most_working=segment_max(most_working),
-            capacity=capacity,
-            total=np.array([count, 1.0, 1.0]) if costs.pp == 1 else None,
+            _column(forms, "weights"),
+            _column(forms, "part"),
+            _column(forms, "added"),
+            prefix_sums(_column(forms, "needed")),
+            segment_max(costs.working.min(axis=1)),
+            prefix_sums(most),
+            segment_max(most_working),
+            capacity,
+            total,
         )
 
-    def limits(
-        self, first: Index, end: Index, budgets: Array, groups: NodeGroups
-    ) -> LabelLimits | None:
+    def limits(self, uses: Budgets, groups: NodeGroups) -> LabelLimits | None:
         """Return limits of every node: the loosest over the segments that share it.
 
         Args:
-            first, end, budgets: Of the uses, as `UsableSegments.budgets` names them.
+            uses: Stages of the signature with their budgets.
+            groups: Segments by node.
 
         Returns:
             None where there is no use.
         """
-        if not len(first):
+        if not len(uses.first):
             return None
-        box = _Box.of(first, end, np.concatenate([budgets, np.zeros((1, len(first)))]))
+        box = _Box.of(uses)
         limit = box.budgets[self.part] + self.added[:, None, None]
-        limit[-2] -= box.cut(self.working)
+        limit[KEPT_FORM] -= box.cut(self.working)
         needed = self.needed[:, None, box.ends]
-        loosest = np.maximum.accumulate((limit - needed)[..., ::-1], axis=-1)[..., ::-1]
+        loosest = _largest_from(limit - needed)
         # prefix sums round; a label that meets its budget exactly must stay
-        slack = 1e-12 * np.abs(np.where(np.isfinite(limit), limit, 0.0)).max(axis=(1, 2))
+        largest = np.abs(np.where(np.isfinite(limit), limit, 0.0)).max(axis=(1, 2))
+        slack = GAIN_TOLERANCE * largest
         loosest = loosest + needed + slack[:, None, None]
         inside = box.inside(groups)
-        cells = (groups.begins[inside] - box.low, groups.stops[inside] - box.low)
-        own = groups.largest_of(
-            inside, np.ascontiguousarray(loosest[:, cells[0], cells[1]].T), -np.inf
-        )
-        final = np.zeros(len(own), dtype=bool)
-        final[groups.node[first, end]] = True
-        room = -groups.largest_of(inside, -self._room(box)[cells], -np.inf) - 1e-12 * self.capacity
-        wanted = np.asarray(np.isfinite(own).all(axis=1))
-        return LabelLimits(self.weights, own, wanted, final, room, self.total)
+        begins = groups.begins[inside] - box.low
+        stops = groups.stops[inside] - box.low
+        values = np.ascontiguousarray(loosest[:, begins, stops].T)
+        of_node = groups.largest_of(inside, values, -np.inf)
+        spare = self._spare(box)[begins, stops]
+        room = -groups.largest_of(inside, -spare, -np.inf)
+        room = room - SOLVER_MEMORY_TOLERANCE * self.capacity
+        wanted = np.asarray(np.isfinite(of_node).all(axis=1))
+        final = np.zeros(len(of_node), dtype=bool)
+        final[groups.node[uses.first, uses.end]] = True
+        return LabelLimits(self.weights, of_node, wanted, final, room, self.total)
 
-    def _room(self, box: _Box) -> Array:
-        """Return the bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
+    def _spare(self, box: _Box) -> Array:
+        """Return bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
         most = self.most[box.ends]
-        spare = np.where(box.used, self.capacity - box.cut(self.most_working) - most, np.inf)
-        return np.asarray(np.minimum.accumulate(spare[:, ::-1], axis=1)[:, ::-1] + most)
+        spare = self.capacity - box.cut(self.most_working) - most
+        return -_largest_from(-np.where(box.used, spare, np.inf)) + most
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One linear form over the columns of a label."""
+
+    weights: tuple[float, ...]
+    """Of the five columns."""
+    part: int
+    """Budget of its limit."""
+    added: float
+    """Addition to the budget."""
+    needed: Array
+    """What every layer needs of it at least, `(L,)`."""
+
+
+def _column(forms: Sequence[_Form], name: str) -> Array:
+    return np.array([getattr(form, name) for form in forms])
+
+
+def _largest(values: Array, choices: Sequence[Index]) -> Array:
+    """Return the largest value of every layer's useful strategies, `(L,)`."""
+    return np.array([row[useful].max() for row, useful in zip(values, choices, strict=True)])
+
+
+def _forms(costs: OuterCosts, kind: int, memory: Array, capacity: float) -> list[_Form]:
+    """Return the forms of stages of a kind whose layers keep `memory` bytes, `(L, C)`."""
+    count = float(costs.num_micro_batches)
+    members = np.unique(costs.layer_class, return_index=True)[1]
+    # as `UsableSegments.budgets`: weights of seconds, seconds paid once, and synchronisation
+    parts = ((1.0, 0.0, 0.0), (count, 1.0, 1.0), (1.0, 1.0, 1.0))
+    forms = []
+    for part, (seconds, once, sync) in enumerate(parts):
+        value = seconds * costs.time[kind] + once * costs.per_iteration + sync * costs.sync[kind]
+        for price in price_grid(value[members], memory[members], MAX_PRICES).tolist():
+            needed = (value + price * memory).min(axis=1)
+            # the working bytes so far are part of the final ones
+            weights = (seconds, once, sync, price, price)
+            forms.append(_Form(weights, part, price * capacity, needed))
+    needed = memory.min(axis=1)
+    for working in (0.0, 1.0):
+        weights = (0.0, 0.0, 0.0, 1.0, working)
+        forms.append(_Form(weights, len(parts), capacity, needed))
+    return forms
+
+
+KEPT_FORM = -2
+"""The form of the bytes that add up; the last one counts the working bytes, too."""
+
+
+def _largest_from(values: Array) -> Array:
+    """Return the largest of the values from each one on, along the last axis."""
+    return np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]

@@ -1,16 +1,16 @@
-"""Dominance between labels, vectors better smaller in all entries, and the prices of memory on their hull."""
+"""Dominance between labels (vectors whose smaller entries are better) and prices of memory."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.cost import Array, Index
+from darts_parallel.cost import GAIN_TOLERANCE, LABEL_TOLERANCE, Array, Index
 
-TOLERANCE = 1e-13
-"""Relative; labels that differ only by the rounding of sums count as equal."""
 CHUNK = 256
-"""Labels compared at once."""
+"""Labels that are compared at once; bounds the memory of a comparison."""
+MAX_PRICES = 24
+"""Prices of a bound by default; more tighten it little."""
 
 
 def pareto(
@@ -21,37 +21,45 @@ def pareto(
     Args:
         values: Labels, shape `(n, D)`.
         keys: State of every label, `(n,)`; None where there is one state only.
-        offsets: What state b pays at most over state a, `(states, states)`, at least 0, with the
-            triangle inequality: b dominates a if it still does after paying it.
-        paid: Leading columns that pay it.
+        offsets: Most that a label of state b costs above one of state a later on, `(states, states)`. At
+            least 0, with the triangle inequality. A label of b dominates one of a if it does so with the
+            offset added.
+        paid: Leading columns to which the offset is added.
 
     Returns:
         Indices, in order of the sum of the normalised columns.
     """
     if len(values) < 2:
         return np.arange(len(values))
-    low, high = values.min(axis=0), values.max(axis=0)
-    slack = TOLERANCE * np.abs(values).max(axis=0)
     if keys is None or offsets is None or not offsets.any():
-        keys, offsets, paid = None, None, 1
-    varying = np.flatnonzero((high - low > slack) | (np.arange(values.shape[1]) < paid))
-    points, slack, spread = (
-        values[:, varying],
-        slack[varying],
-        np.maximum(high - low, slack)[varying],
-    )
-    if keys is None and points.shape[1] <= 2:
+        keys = None
+        offsets = None
+        paid = 1
+    low = values.min(axis=0)
+    slack = LABEL_TOLERANCE * np.abs(values).max(axis=0)
+    spread = values.max(axis=0) - low
+    # a column of equal entries decides nothing, unless an offset is added to it
+    varying = np.flatnonzero((spread > slack) | (np.arange(len(spread)) < paid))
+    points = values[:, varying]
+    slack = slack[varying]
+    if keys is None and len(varying) <= 2:
         return _staircase(points, slack)
-    order = np.argsort(
-        (points - low[varying]) @ (1.0 / np.where(spread > 0, spread, 1.0)), kind="stable"
-    )
-    rule = _Rule(points, slack, keys, offsets, paid)
+    scale = np.maximum(spread[varying], slack)
+    scale[scale == 0.0] = 1.0
+    order = np.argsort((points - low[varying]) @ (1.0 / scale), kind="stable")
+    return _undominated(order, _Rule(points, slack, keys, offsets, paid))
+
+
+def _undominated(order: Index, rule: "_Rule") -> Index:
+    """Return the labels that no other one dominates, in their order.
+
+    The first labels dominate most, so few are left to compare with the rest.
+    """
     kept = order[:0]
     for begin in range(0, len(order), CHUNK):
         block = order[begin : begin + CHUNK]
-        # the first labels dominate most, so that few are left to compare with the rest
-        for piece in range(0, len(kept), CHUNK):
-            block = block[~rule.dominated(kept[piece : piece + CHUNK], block)]
+        for known in range(0, len(kept), CHUNK):
+            block = block[~rule.dominated(kept[known : known + CHUNK], block)]
         block = block[~rule.dominated(block, block, earlier=True)]
         kept = np.concatenate([kept, block])
     return kept
@@ -71,13 +79,15 @@ class _Rule:
         """Return which of `worse` some of `better` dominates; with `earlier`, one before it in the list."""
         if not len(better) or not len(worse):
             return np.zeros(len(worse), dtype=bool)
-        extra: Array | float = 0.0
+        extra: Array | None = None
         if self.keys is not None and self.offsets is not None:
             extra = self.offsets[self.keys[better]][:, self.keys[worse]]
         result = np.ones((len(better), len(worse)), dtype=bool)
-        for d in range(self.points.shape[1]):
-            value = self.points[better, d][:, None] + (extra if d < self.paid else 0.0)
-            result &= value <= self.points[worse, d] + self.slack[d]
+        for column, slack in enumerate(self.slack):
+            value = self.points[better, column][:, None]
+            if extra is not None and column < self.paid:
+                value = value + extra
+            result &= value <= self.points[worse, column] + slack
         if earlier:
             result &= np.triu(np.ones(result.shape, dtype=bool), 1)
         return np.asarray(result.any(axis=0))
@@ -93,7 +103,7 @@ def _staircase(points: Array, slack: Array) -> Index:
     return np.asarray(order[second < best - slack[1]])
 
 
-def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
+def price_grids(value: Array, memory: Array, limit: int = MAX_PRICES) -> list[Array]:
     """Return memory prices at which some layer's cheapest strategy changes, and 0, of S stages.
 
     Args:
@@ -106,25 +116,28 @@ def price_grids(value: Array, memory: Array, limit: int = 24) -> list[Array]:
     """
     stages, layers, size = value.shape
     rows = np.arange(stages * layers)
-    value, memory = value.reshape(-1, size), memory.reshape(-1, size)
+    value = value.reshape(-1, size)
+    memory = memory.reshape(-1, size)
     # among the cheapest, the smallest: then walk the lower hull towards less memory
     current = np.lexsort((memory, value), axis=1)[:, 0]
     steps: list[Array] = [np.zeros(len(rows))]
     for _ in range(size):
         saved = memory[rows, current][:, None] - memory
         extra = value - value[rows, current][:, None]
-        slope = np.where(saved > 0, extra / np.where(saved > 0, saved, 1.0), np.inf)
-        best = slope.min(axis=1)
+        saves = saved > 0
+        price = np.where(saves, extra / np.where(saves, saved, 1.0), np.inf)
+        best = price.min(axis=1)
         if not np.isfinite(best).any():
             break
         steps.append(best)
-        tied = np.where(slope <= best[:, None] * (1 + 1e-12), memory, np.inf)
-        current = np.where(np.isfinite(best), tied.argmin(axis=1), current)
-    own = np.stack(steps, axis=-1).reshape(stages, -1)
-    return [_thinned(prices[np.isfinite(prices)], limit) for prices in own]
+        tied = price <= best[:, None] * (1 + GAIN_TOLERANCE)
+        smallest = np.where(tied, memory, np.inf).argmin(axis=1)
+        current = np.where(np.isfinite(best), smallest, current)
+    by_stage = np.stack(steps, axis=-1).reshape(stages, -1)
+    return [_thinned(prices[np.isfinite(prices)], limit) for prices in by_stage]
 
 
-def price_grid(value: Array, memory: Array, limit: int = 24) -> Array:
+def price_grid(value: Array, memory: Array, limit: int = MAX_PRICES) -> Array:
     """Return the prices of one stage: `price_grids` of values and bytes `(R, C)`."""
     return price_grids(value[None], memory[None], limit)[0]
 
@@ -134,4 +147,5 @@ def _thinned(prices: Array, limit: int) -> Array:
     found = np.unique(prices.clip(min=0.0))
     if len(found) <= limit:
         return found
-    return np.asarray(found[np.unique(np.linspace(0, len(found) - 1, limit).round().astype(int))])
+    places = np.linspace(0, len(found) - 1, limit).round().astype(int)
+    return np.asarray(found[np.unique(places)])

@@ -7,13 +7,22 @@ trie of layer classes, inside a run of equal blocks only the length of the segme
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from darts_parallel.cost import Array, Index, OuterCosts, SegmentSums, equal_rows
+from darts_parallel.cost import (
+    SOLVER_MEMORY_TOLERANCE,
+    Array,
+    Index,
+    OuterCosts,
+    SegmentSums,
+    equal_rows,
+    kept_bytes,
+)
 from darts_parallel.exact._label_limits import LabelForms, LabelLimits
 from darts_parallel.exact._pareto import pareto
-from darts_parallel.exact.limits import UsableSegments
+from darts_parallel.exact.limits import Budgets, UsableSegments
 from darts_parallel.exact.result import Check
 from darts_parallel.exact.segments import NodeGroups
 
@@ -50,6 +59,16 @@ class Labels:
     choice: Index
     """Strategy of the newest layer."""
 
+    def keep(self, rows: Index) -> "Labels":
+        """Select some labels."""
+        return Labels(
+            self.values[rows],
+            self.first[rows],
+            self.current[rows],
+            self.parent[rows],
+            self.choice[rows],
+        )
+
 
 @dataclass(frozen=True)
 class SegmentTrie:
@@ -67,15 +86,19 @@ class SegmentTrie:
         """Number all segments."""
         size = costs.num_layers
         pairs = np.concatenate([costs.reshard, costs.p2p]).transpose(1, 0, 2, 3)
-        classes, pair_class = costs.layer_class, equal_rows(pairs)
+        classes = costs.layer_class
+        pair_class = equal_rows(pairs)
         node = np.zeros((size + 1, size + 1), dtype=np.int64)
         known: dict[tuple[int, int, int], int] = {}
-        parent, example = [0], [(0, 0)]
+        parent = [0]
+        example = [(0, 0)]
         for length in range(1, size + 1):
             for i in range(size + 1 - length):
                 j = i + length
                 above = int(node[i, j - 1])
-                key = (above, int(classes[j - 1]), int(pair_class[j - 2]) if length > 1 else -1)
+                # a single layer has no neighbour before it
+                pair = int(pair_class[j - 2]) if length > 1 else -1
+                key = (above, int(classes[j - 1]), pair)
                 if key not in known:
                     known[key] = len(parent)
                     parent.append(above)
@@ -84,25 +107,34 @@ class SegmentTrie:
         return SegmentTrie(node, np.array(parent), np.array(example))
 
 
+def pareto_by_layout(values: Array, layout: Index) -> Index:
+    """Return the rows that no other row of the same layout dominates, rising."""
+    kept = [np.zeros(0, dtype=np.int64)]
+    for one in np.unique(layout):
+        group = np.flatnonzero(layout == one)
+        kept.append(group[pareto(values[group])])
+    return np.sort(np.concatenate(kept))
+
+
 def useful_choices(costs: OuterCosts) -> list[Index]:
     """Return the strategies of every layer that no other of the same layout beats in everything."""
     found: dict[int, Index] = {}
+    # a strategy that a kind cannot run replaces none that it can
+    refused = ~costs.kind_allowed * 1.0
     for layer, kind in enumerate(costs.layer_class.tolist()):
         if kind not in found:
-            # a strategy that a kind cannot run replaces none that it can
-            rows = [costs.time[:, layer], costs.sync[:, layer], ~costs.kind_allowed * 1.0]
-            rows += [
-                getattr(costs, n)[None, layer]
-                for n in ("per_iteration", "static", "activation", "working")
-            ]
-            values = np.concatenate(rows).T
-            kept = [
-                group[pareto(values[group])]
-                for y in np.unique(costs.layout)
-                if len(group := np.flatnonzero(costs.layout == y))
-            ]
-            found[kind] = np.sort(np.concatenate(kept))
+            rows = [costs.time[:, layer], costs.sync[:, layer], refused]
+            for values in (costs.per_iteration, costs.static, costs.activation, costs.working):
+                rows.append(values[None, layer])
+            found[kind] = pareto_by_layout(np.concatenate(rows).T, costs.layout)
     return [found[kind] for kind in costs.layer_class.tolist()]
+
+
+class NodePenalties(NamedTuple):
+    """Layout penalties before and inside every node, `(nodes, Y, Y)`."""
+
+    before: Array
+    inside: Array
 
 
 @dataclass(frozen=True)
@@ -115,7 +147,7 @@ class LayerStructure:
     """Its segments by node."""
     choices: list[Index]
     """Useful strategies of every layer."""
-    _entered: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    _entered: dict[int, NodePenalties] = field(default_factory=dict)
     _forms: dict[int, LabelForms] = field(default_factory=dict)
 
     @staticmethod
@@ -127,25 +159,26 @@ class LayerStructure:
     def forms(self, signature: int) -> LabelForms:
         """Return what is limited on the stages of a signature."""
         if signature not in self._forms:
-            own = self.costs.stage_signatures[0][signature]
-            self._forms[signature] = LabelForms.build(self.costs, own, self.choices)
+            stage = self.costs.stage_signatures[0][signature]
+            self._forms[signature] = LabelForms.build(self.costs, stage, self.choices)
         return self._forms[signature]
 
-    def entered(self, kind: int) -> tuple[Array, Array]:
-        """Return layout penalties before and inside every node on a kind of stage, each `(nodes, Y, Y)`."""
+    def entered(self, kind: int) -> NodePenalties:
+        """Return layout penalties before and inside every node on a kind of stage."""
         if kind not in self._entered:
             costs = self.costs
-            before, inside = (
-                np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:])) for _ in range(2)
-            )
+            before = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
+            inside = np.zeros_like(before)
             if costs.num_layers > 1:
                 # counted as what dominance compares: without a pipeline seconds per iteration
                 weight = costs.num_micro_batches if costs.pp == 1 else 1
                 inside[1:-1] = penalties(costs.reshard[kind : kind + 1]) * weight
-                before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2)) if len(costs.p2p) else 0.0
+                if len(costs.p2p):
+                    before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2))
             groups = self.groups
-            ends = before[groups.begins], inside[groups.stops]
-            self._entered[kind] = groups.largest(ends[0]), groups.largest(ends[1])
+            self._entered[kind] = NodePenalties(
+                groups.largest(before[groups.begins]), groups.largest(inside[groups.stops])
+            )
         return self._entered[kind]
 
     @cached_property
@@ -160,19 +193,22 @@ class LayerwiseFronts:
     def __init__(
         self, costs: OuterCosts, uses: UsableSegments, check: Check, structure: LayerStructure
     ) -> None:
-        self.costs, self.uses, self._check = costs, uses, check
-        self.trie, self.choices = structure.trie, structure.choices
+        self.costs = costs
+        self._check = check
+        self.trie = structure.trie
+        self.choices = structure.choices
         self.labels_made = 0
         signatures, self.of_stage = costs.stage_signatures
         self._labels: list[dict[int, Labels]] = [{} for _ in signatures]
         self._fronts: list[dict[int, Front]] = [{} for _ in signatures]
-        for number, (kind, in_flight, capacity) in enumerate(signatures):
-            first, end, budgets = uses.budgets(number)
-            limits = structure.forms(number).limits(first, end, budgets, structure.groups)
+        for number, signature in enumerate(signatures):
+            budgets = uses.budgets(number)
+            limits = structure.forms(number).limits(budgets, structure.groups)
             if limits is not None:
-                offsets = _NodeOffsets.build(structure, first, end, kind)
-                self._labels[number] = self._grow(kind, in_flight, limits, offsets)
-                self._fronts[number] = self._finish(self._labels[number], limits, offsets, capacity)
+                offsets = _NodeOffsets.build(structure, budgets, signature[0])
+                growth = _Growth(*signature, limits, offsets)
+                self._labels[number] = self._grow(growth)
+                self._fronts[number] = self._finish(self._labels[number], growth)
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
         """Return the front of layers [first, end) on `stage`; None where no way is useful."""
@@ -180,94 +216,108 @@ class LayerwiseFronts:
 
     def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
         """Return strategies, as numbers of the table, of the layers of one row of a front."""
-        node, row, result = int(self.trie.node[first, end]), origin, []
+        by_node = self._labels[self.of_stage[stage]]
+        node = int(self.trie.node[first, end])
+        row = origin
+        result = []
         while node:
-            labels = self._labels[self.of_stage[stage]][node]
+            labels = by_node[node]
             result.append(int(self.costs.choices[labels.choice[row]]))
-            row, node = int(labels.parent[row]), int(self.trie.parent[node])
+            row = int(labels.parent[row])
+            node = int(self.trie.parent[node])
         return result[::-1]
 
-    def _grow(
-        self, kind: int, in_flight: float, budgets: LabelLimits, offsets: "_NodeOffsets"
-    ) -> dict[int, Labels]:
-        """Return labels of all nodes that lead to a use, for one stage signature."""
-        layouts = self.costs.p2p.shape[-1]
+    def _grow(self, growth: "_Growth") -> dict[int, Labels]:
+        """Return labels of all nodes that lead to a use."""
         result: dict[int, Labels] = {}
-        for node in np.flatnonzero(budgets.wanted).tolist():
+        limits = growth.limits
+        for node in np.flatnonzero(limits.wanted).tolist():
             self._check()
             above = int(self.trie.parent[node])
             if above and above not in result:
                 continue
-            labels = self._extend(
-                result.get(above), int(self.trie.example[node, 1]) - 1, kind, in_flight
-            )
+            layer = int(self.trie.example[node, 1]) - 1
+            labels = self._extend(result.get(above), layer, growth)
             self.labels_made += len(labels.values)
             self._check(len(labels.values))
-            kept = np.flatnonzero(budgets.admit(labels.values, node))
-            states = labels.first[kept] * layouts + labels.current[kept]
-            compared = budgets.relevant(labels.values[kept], node)
-            kept = kept[pareto(compared, states, offsets.growing(node), paid=compared.shape[1] - 2)]
+            admitted = np.flatnonzero(limits.admit(labels.values, node))
+            states = self._states(labels, admitted)
+            compared = limits.relevant(labels.values[admitted], node)
+            offsets = growth.offsets.growing(node)
+            # the bytes do not pay the penalty
+            kept = admitted[pareto(compared, states, offsets, paid=compared.shape[1] - 2)]
             if len(kept):
-                result[node] = Labels(
-                    labels.values[kept],
-                    labels.first[kept],
-                    labels.current[kept],
-                    labels.parent[kept],
-                    labels.choice[kept],
-                )
+                result[node] = labels.keep(kept)
         return result
 
-    def _extend(self, labels: Labels | None, layer: int, kind: int, in_flight: float) -> Labels:
+    def _states(self, labels: Labels, rows: Index) -> Index:
+        """Return the layouts of the first and the newest layer of some labels, as one number."""
+        return labels.first[rows] * self.costs.p2p.shape[-1] + labels.current[rows]
+
+    def _extend(self, labels: Labels | None, layer: int, growth: "_Growth") -> Labels:
         """Return all labels with one more layer."""
-        costs, choice = self.costs, self.choices[layer]
+        costs = self.costs
+        kind = growth.kind
+        choice = self.choices[layer]
         choice = choice[costs.kind_allowed[kind, choice]]
-        memory = costs.static[layer, choice] + in_flight * costs.activation[layer, choice]
-        seconds, sync = costs.time[kind, layer, choice], costs.sync[kind, layer, choice]
-        columns = (
-            seconds,
-            costs.per_iteration[layer, choice],
-            sync,
-            memory,
-            costs.working[layer, choice],
-        )
-        added, layout = np.stack(columns, axis=1), costs.layout[choice]
+        added = _layer_values(costs, growth, layer, choice)
+        layout = costs.layout[choice]
+        size = len(choice)
         if labels is None:
-            return Labels(added, layout, layout, np.zeros(len(choice), dtype=np.int64), choice)
+            parent = np.zeros(size, dtype=np.int64)
+            return Labels(added, layout, layout, parent, choice)
         count = len(labels.values)
         values = labels.values[:, None, :] + added
         values[..., SECONDS] += costs.reshard[kind, layer - 1][labels.current[:, None], layout]
         values[..., WORKING] = np.maximum(labels.values[:, None, WORKING], added[:, WORKING])
+        first = np.repeat(labels.first, size)
+        parent = np.repeat(np.arange(count), size)
+        current = np.tile(layout, count)
         return Labels(
-            values.reshape(-1, 5),
-            np.repeat(labels.first, len(choice)),
-            np.tile(layout, count),
-            np.repeat(np.arange(count), len(choice)),
-            np.tile(choice, count),
+            values.reshape(-1, WORKING + 1), first, current, parent, np.tile(choice, count)
         )
 
-    def _finish(
-        self,
-        labels: dict[int, Labels],
-        budgets: LabelLimits,
-        offsets: "_NodeOffsets",
-        capacity: float,
-    ) -> dict[int, Front]:
+    def _finish(self, labels: dict[int, Labels], growth: "_Growth") -> dict[int, Front]:
         """Return fronts of the nodes that can be a stage: memory is settled, three columns remain."""
-        layouts, result = self.costs.p2p.shape[-1], {}
+        result = {}
+        room = growth.capacity * (1 + SOLVER_MEMORY_TOLERANCE)
         for node, rows in labels.items():
-            if not budgets.final[node]:
+            if not growth.limits.final[node]:
                 continue
-            # sums round; what fits to the byte must not be lost
             peak = rows.values[:, BYTES] + rows.values[:, WORKING]
-            fits = np.flatnonzero(peak <= capacity * (1 + 1e-12))
-            states = rows.first[fits] * layouts + rows.current[fits]
-            compared = budgets.times(rows.values[fits])
-            kept = fits[pareto(compared, states, offsets.finished(node), paid=compared.shape[1])]
+            fits = np.flatnonzero(peak <= room)
+            states = self._states(rows, fits)
+            compared = growth.limits.times(rows.values[fits])
+            offsets = growth.offsets.finished(node)
+            kept = fits[pareto(compared, states, offsets, paid=compared.shape[1])]
             if len(kept):
-                result[node] = Front(
-                    rows.values[kept, :3], rows.first[kept], rows.current[kept], kept
-                )
+                values = rows.values[kept, : SYNC + 1]
+                result[node] = Front(values, rows.first[kept], rows.current[kept], kept)
         return result
+
+
+def _layer_values(costs: OuterCosts, growth: "_Growth", layer: int, choice: Index) -> Array:
+    """Return what strategies `(n,)` of a layer add to the columns of a label, `(n, 5)`."""
+    kind = growth.kind
+    static = costs.static[layer, choice]
+    activation = costs.activation[layer, choice]
+    memory = kept_bytes(static, activation, np.asarray(growth.in_flight))
+    time = costs.time[kind, layer, choice]
+    once = costs.per_iteration[layer, choice]
+    sync = costs.sync[kind, layer, choice]
+    working = costs.working[layer, choice]
+    return np.stack([time, once, sync, memory, working], axis=1)
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """How labels grow on the stages of one signature."""
+
+    kind: int
+    in_flight: float
+    capacity: float
+    limits: LabelLimits
+    offsets: "_NodeOffsets"
 
 
 def penalties(rows: Array) -> Array:
@@ -298,15 +348,15 @@ class _NodeOffsets:
     after: Array
 
     @staticmethod
-    def build(structure: LayerStructure, first: Index, end: Index, kind: int) -> "_NodeOffsets":
-        """Build from the segments that may be a stage of this signature, by first layer and end, `(n,)`."""
-        before, inside = structure.entered(kind)
+    def build(structure: LayerStructure, uses: Budgets, kind: int) -> "_NodeOffsets":
+        """Build from the segments that may be a stage of this signature."""
+        entered = structure.entered(kind)
         groups = structure.groups
         final = np.zeros(groups.node.shape, dtype=bool)
-        final[first, end] = True
+        final[uses.first, uses.end] = True
         chosen = final[groups.begins, groups.stops]
-        largest = groups.largest_of(chosen, structure.boundary[groups.stops[chosen]])
-        return _NodeOffsets(before, inside, largest)
+        after = groups.largest_of(chosen, structure.boundary[groups.stops[chosen]])
+        return _NodeOffsets(entered.before, entered.inside, after)
 
     def growing(self, node: int) -> Array | None:
         """Return penalty between states (first, current) of labels that may still grow."""
@@ -327,11 +377,12 @@ class _NodeOffsets:
 class StagewiseFronts:
     """Every strategy that fits is one row of a front; sums over the stage's layers give its cost."""
 
-    def __init__(self, costs: OuterCosts, uses: UsableSegments, check: Check) -> None:
-        self.costs, self.uses, self._check = costs, uses, check
+    def __init__(self, costs: OuterCosts, check: Check) -> None:
+        self.costs = costs
+        self._check = check
         self._sums = SegmentSums(costs, np.arange(len(costs.layout))[:, None])
         self.labels_made = 0
-        _, self.of_stage = costs.stage_signatures
+        self.of_stage = costs.stage_signatures[1]
         self._known: dict[tuple[int, int, int], Front | None] = {}
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
@@ -347,23 +398,23 @@ class StagewiseFronts:
         return [int(self.costs.choices[origin])] * (end - first)
 
     def _build(self, stage: int, first: int, end: int) -> Front | None:
-        costs, kind = self.costs, self.costs.stage_kind[stage]
-        peak = self._sums.peak_bytes(stage, first, end)
-        # prefix sums round; a strategy that fits to the byte must not be lost
-        fits: Index = np.flatnonzero(
-            (peak <= costs.capacity[stage] * (1 + 1e-12)) & costs.kind_allowed[kind]
-        )
+        costs = self.costs
+        sums = self._sums
+        peak = sums.peak_bytes(stage, first, end)
         self.labels_made += len(peak)
-        seconds, sync = self._sums.seconds(stage, first, end), self._sums.sync(stage, first, end)
-        values = np.stack([seconds, self._sums.per_iteration(first, end), sync], axis=1)[fits]
+        legal = costs.kind_allowed[costs.stage_kind[stage]]
+        # prefix sums round; a strategy that fits to the byte must not be lost
+        room = costs.capacity[stage] * (1 + SOLVER_MEMORY_TOLERANCE)
+        fits = np.flatnonzero((peak <= room) & legal)
+        columns = (
+            sums.seconds(stage, first, end),
+            sums.per_iteration(first, end),
+            sums.sync(stage, first, end),
+        )
+        values = np.stack(columns, axis=1)[fits]
         # equal layouts are interchangeable at the boundaries, others are all kept
-        rows = [
-            group[pareto(values[group])]
-            for y in np.unique(costs.layout[fits])
-            if len(group := np.flatnonzero(costs.layout[fits] == y))
-        ]
-        if not rows:
+        chosen = pareto_by_layout(values, costs.layout[fits])
+        if not len(chosen):
             return None
-        chosen = np.sort(np.concatenate(rows))
         layout = costs.layout[fits[chosen]]
         return Front(values[chosen], layout, layout, fits[chosen])

@@ -1,12 +1,13 @@
 """Stages of layers whose strategies are chosen: what every segment costs, and balanced splits of them.
 
-The one place that adds up the layers of a stage: for the fronts of stages with one strategy each, for new
-edges of a known plan, for the rivals that split one strategy. Balanced chunks are the linear partition
-problem that PipeDream (Narayanan et al. 2019, SOSP, section 3.1) and DAPPLE solve for stages, asked of the
-chunks of any schedule: it balances chunks, and does not see how the schedule waits.
+Used for the fronts of stages with one strategy each, for new stage boundaries of a known plan, and for the
+rivals that split one strategy. Balanced chunks are the linear partition problem that PipeDream (Narayanan
+et al. 2019, SOSP, section 3.1) and DAPPLE solve for stages. Here it is solved for the chunks of any
+schedule: it balances chunks, and does not see how the schedule waits.
 """
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from darts_parallel.cost import (
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segments import StageSegments
 
+Value = TypeVar("Value", np.float64, np.bool_)
+
 
 class ChosenStages:
     """Every possible stage of an outer choice whose layers have given strategies.
@@ -40,15 +43,17 @@ class ChosenStages:
         Args:
             choices: Strategy of every layer, `(L,)` or `(X, L)`.
         """
-        self.costs, self.choices = costs, choices
+        self.costs = costs
+        self.choices = choices
         self.segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
         self._sums = SegmentSums(costs, np.atleast_2d(choices))
         self._places = (self.segments.stage, self.segments.first, self.segments.end)
 
     @staticmethod
     def of(table: CostTable, plan: HardPlans) -> "ChosenStages":
-        """Return the stages of one plan's strategies; its own edges do not matter."""
-        return ChosenStages(OuterCosts.whole(table, int(plan.outer[0])), plan.choices[0].numpy())
+        """Return the stages of one plan's strategies; its own stage boundaries do not matter."""
+        costs = OuterCosts.whole(table, int(plan.outer[0]))
+        return ChosenStages(costs, plan.choices[0].numpy())
 
     @staticmethod
     def uniform(costs: OuterCosts, choice: int) -> "ChosenStages":
@@ -57,16 +62,20 @@ class ChosenStages:
 
     def seconds(self) -> Array:
         """Return seconds of a micro-batch with the boundary before it; infinite where its kind cannot run."""
-        costs, segments, layout = self.costs, self.segments, self.costs.layout[self.choices]
-        across = costs.p2p[:, np.arange(costs.num_layers - 1), layout[..., :-1], layout[..., 1:]]
+        costs = self.costs
+        segments = self.segments
+        layout = costs.layout[self.choices]
+        pairs = np.arange(costs.num_layers - 1)
+        across = costs.p2p[:, pairs, layout[..., :-1], layout[..., 1:]]
         result = self._shaped(self._sums.seconds(*self._places))
         result = result + segments.entering(np.moveaxis(across, -1, 1), costs.boundary_kind)
         refused = ~costs.kind_allowed[:, self.choices]
         if not refused.any():
             return result
-        held = np.moveaxis(prefix_sums(refused.astype(float)), -1, 1)
+        before = np.moveaxis(prefix_sums(refused.astype(float)), -1, 1)
         kind = costs.stage_kind[segments.stage]
-        return np.where(held[kind, segments.end] > held[kind, segments.first], np.inf, result)
+        some_refused = before[kind, segments.end] > before[kind, segments.first]
+        return np.where(some_refused, np.inf, result)
 
     def sync(self) -> Array:
         """Return the seconds of gradient synchronisation and optimizer."""
@@ -74,13 +83,12 @@ class ChosenStages:
 
     def fits(self) -> NDArray[np.bool_]:
         """Return whether the stage's memory suffices."""
-        costs, segments = self.costs, self.segments
-        peak = self._shaped(self._sums.peak_bytes(*self._places))
+        peak = self._sums.peak_bytes(*self._places)
         # rounding of prefix sums must not exclude what fits to the byte
-        room = costs.capacity[segments.stage] * (1 + SOLVER_MEMORY_TOLERANCE)
-        return np.asarray((room >= peak.T).T)
+        room = self.costs.capacity[self.segments.stage] * (1 + SOLVER_MEMORY_TOLERANCE)
+        return self._shaped(peak <= room)
 
-    def _shaped(self, values: Array) -> Array:
+    def _shaped(self, values: NDArray[Value]) -> NDArray[Value]:
         """Return sums `(X, N)` in the shape of answers."""
         return values.T.reshape(len(self.segments), *self.choices.shape[:-1])
 
@@ -112,18 +120,21 @@ def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> H
     Returns:
         At most `count` plans for each outer choice; None without any.
     """
-    even, found = even_uniform_plans(table), []
+    even = even_uniform_plans(table)
     cost = evaluate_batch(table, even)
+    seconds = cost.iteration_time
     peak = (cost.memory / table.capacity).amax(1)
     # every plan that fits comes before every one that does not
-    rank = torch.where(cost.feasible, cost.iteration_time / cost.iteration_time.max(), 1.0 + peak)
+    rank = torch.where(cost.feasible, seconds / seconds.max(), 1.0 + peak)
+    found = []
     for outer in outers:
         mine = torch.nonzero(even.outer == outer).squeeze(1)
         best = mine[rank[mine].argsort(stable=True)[:count]].tolist()
-        if not bool(cost.feasible[mine].any()):
-            best = [int(mine[cost.iteration_time[mine].argmin()]), *best[: count - 1]]
+        if not cost.feasible[mine].any():
+            fastest = int(mine[seconds[mine].argmin()])
+            best = [fastest, *best[: count - 1]]
         try:
             found += [balanced(table, outer, int(even.choices[row, 0])) for row in best]
-        except DeadlineError:
+        except DeadlineError:  # too many layers to balance
             found.append(even[torch.tensor(best)])
     return HardPlans.concatenate(found) if found else None

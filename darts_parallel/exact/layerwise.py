@@ -30,17 +30,21 @@ Search       over all outer choices by `OuterChoiceSolver`. A limit just above t
              every round the limit itself is a proven lower bound   -> `find_layerwise_plan`
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, replace
+from math import inf
 
 from darts_parallel.config import SPACES
-from darts_parallel.cost import CostTable, PricedPlan
-from darts_parallel.exact.bounds import outer_bound, outer_lower_bounds, quick_lower_bounds
-from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
-from darts_parallel.exact.result import OFFLOADING, DeadlineError, TableResult
+from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
+from darts_parallel.exact.bounds import least_bound, outer_bound, quick_lower_bounds
+from darts_parallel.exact.outer_choice import OuterChoiceSolver
+from darts_parallel.exact.result import (
+    OFFLOADING,
+    Check,
+    DeadlineError,
+    TableResult,
+    deadline_check,
+)
 from darts_parallel.exact.uniform import find_uniform_plan
 
 WITHOUT_INTERLEAVING = (
@@ -50,14 +54,14 @@ INTERLEAVED_ONLY = (
     "it knows no interleaved plans, and the space has no others; they are bounded only"
 )
 FIRST_MARGIN = 0.0003
-"""The first limit, relative to the lower bound."""
+"""The first limit, relative to the lower bound: the optimum is often as close, and few labels survive."""
 
 
 def find_layerwise_plan(
     tables: Sequence[CostTable],
     space_kind: str,
-    incumbent: float = float("inf"),
-    deadline: float | None = None,
+    incumbent: float = inf,
+    deadline: float = inf,
     *,
     uniform: TableResult | None = None,
 ) -> TableResult:
@@ -67,7 +71,7 @@ def find_layerwise_plan(
         space_kind: One of `config.schema.SPACES`.
         incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
-        uniform: Answer of `find_uniform_plan` on these tables; None has it asked for here.
+        uniform: Answer of `find_uniform_plan` on these tables; None: it is computed here.
 
     Returns:
         Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
@@ -75,108 +79,124 @@ def find_layerwise_plan(
     if space_kind not in SPACES:
         raise ValueError(f"space_kind={space_kind} must be one of {', '.join(SPACES)}.")
     if any(table.host for table in tables):
-        floor = min(float(outer_lower_bounds(table, space_kind).min()) for table in tables)
-        return TableResult(None, floor, False, 0, note=OFFLOADING)
+        return TableResult(None, least_bound(tables, space_kind), False, 0, note=OFFLOADING)
     if space_kind == "uniform":
         return find_uniform_plan(tables, incumbent, deadline)
-    plain = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
-    others = [
-        float(outer_lower_bounds(table).min()) for table in tables if table.virtual_stages > 1
-    ]
-    if tables and not plain:
-        return TableResult(None, min(others), False, 0, note=INTERLEAVED_ONLY)
-    search = _Search(
-        tables, plain, space_kind, incumbent, deadline, incumbent * (1 + AGREEMENT), uniform
-    )
+    interleaved = [table for table in tables if table.virtual_stages > 1]
+    floor = least_bound(interleaved, space_kind)
+    if tables and len(interleaved) == len(tables):
+        return TableResult(None, floor, False, 0, note=INTERLEAVED_ONLY)
+    if uniform is None:
+        uniform = find_uniform_plan(tables, incumbent, deadline)
+    check = deadline_check(deadline)
+    search = _Search(space_kind, incumbent, uniform.best, check, _solvers(tables))
     result = search.run()
-    if not others:
-        return result
+    return _without_proof(result, floor) if interleaved else result
+
+
+def _without_proof(result: TableResult, floor: float) -> TableResult:
+    """Return the answer where interleaved plans, which need `floor` seconds at least, are not searched."""
     note = WITHOUT_INTERLEAVING if result.proven else ""
-    floor = min(result.lower_bound, *others)
-    return replace(result, lower_bound=floor, proven=False, note=note)
+    lower_bound = min(result.lower_bound, floor)
+    return replace(result, lower_bound=lower_bound, proven=False, note=note)
+
+
+def _solvers(tables: Sequence[CostTable]) -> list[OuterChoiceSolver]:
+    """Return a solver for every outer choice of the tables that are not interleaved."""
+    found = []
+    for number, table in enumerate(tables):
+        if table.virtual_stages == 1:
+            bounds = quick_lower_bounds(table).tolist()
+            for outer, bound in enumerate(bounds):
+                found.append(OuterChoiceSolver(table, number, outer, bound))
+    return found
 
 
 @dataclass
 class _Search:
     """State of one exact search."""
 
-    tables: Sequence[CostTable]
-    plain: list[int]
-    """Numbers of the tables that are not interleaved."""
     space_kind: str
     incumbent: float
-    deadline: float | None
-    limit: float
-    uniform: TableResult | None
+    uniform: PricedPlan | None
+    """The best uniform plan: its cost is a limit. It is the answer where no better plan is found."""
+    check: Check
+    solvers: list[OuterChoiceSolver]
     best: PricedPlan | None = None
-    fallback: PricedPlan | None = None
-    """The best uniform plan: a ceiling, and the answer where none is better or the deadline comes first."""
-    cases: list[OuterChoiceSolver] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Look for no plan above the incumbent."""
+        self.limit = self.incumbent * (1 + COST_TOLERANCE)
 
     def run(self) -> TableResult:
-        """Open all outer choices, then search them until the proof or the deadline."""
-        for number in self.plain:
-            table = self.tables[number]
-            rows = enumerate(quick_lower_bounds(table).tolist())
-            self.cases += [OuterChoiceSolver(table, number, outer, bound) for outer, bound in rows]
+        """Bound all outer choices, then search them until the proof or the deadline."""
         try:
-            if self.uniform is None:
-                self.uniform = find_uniform_plan(self.tables, self.incumbent, self.deadline)
-            self.fallback = self.uniform.best
-            self._open()
-            self._search()
+            self._tighten_bounds()
+            self._raise_limit()
         except DeadlineError:
-            return TableResult(
-                self.best or self.fallback, self._lower_bound(), False, self._labels()
-            )
-        if self.best is None and self.fallback is not None and self.fallback.time <= self.limit:
-            self.best = self.fallback
-        nothing = self.best is None and self.incumbent == np.inf
-        return TableResult(
-            self.best, np.inf if nothing else self._lower_bound(), True, self._labels()
-        )
+            best = self.best or self.uniform
+            return TableResult(best, self._lower_bound(), False, self._labels())
+        if self.best is None and self.uniform is not None and self.uniform.time <= self.limit:
+            self.best = self.uniform
+        lower_bound = self._lower_bound()
+        if self.best is None and self.incumbent == inf:
+            lower_bound = inf
+        return TableResult(self.best, lower_bound, True, self._labels())
 
-    def _open(self) -> None:
-        """Bound all outer choices that a quick look leaves open; of those that no plan fits infinitely."""
-        known = min(
-            self.limit, np.inf if self.fallback is None else self.fallback.time * (1 + AGREEMENT)
-        )
-        for case in self.cases:
-            if case.bound <= known:
-                self._check()
-                case.bound = outer_bound(case.table, case.outer, self.space_kind) or case.bound
-
-    def _search(self) -> None:
-        """Raise the limit until a plan is found, then exclude the other outer choices."""
-        if self.fallback is not None:
-            self.limit = min(self.limit, self.fallback.time * (1 + AGREEMENT))
-        if self.limit == np.inf:
+    def _tighten_bounds(self) -> None:
+        """Limit the search by the uniform plan, and bound the outer choices that this limit leaves."""
+        limit = self.limit
+        if self.uniform is not None:
+            limit = min(limit, self.uniform.time * (1 + COST_TOLERANCE))
+        for solver in self.solvers:
+            if solver.bound <= limit:
+                self.check()
+                bound = outer_bound(solver.table, solver.outer, self.space_kind)
+                solver.bound = bound or solver.bound
+        if limit == inf:
             # no plan at all costs more: where none is feasible the limit must stop somewhere
-            self.limit = max((case.most_expensive() for case in self.cases), default=0.0)
-        margin, lowest = FIRST_MARGIN, min((case.bound for case in self.cases), default=np.inf)
-        while any(case.bound <= self.limit for case in self.cases):
-            trial, before = min(lowest * (1 + margin), self.limit), self._labels()
-            for case in sorted(self.cases, key=lambda case: case.bound):
-                found = case.attempt(self.space_kind, min(trial, self.limit), self._check)
-                if found is not None and found.time < (
-                    np.inf if self.best is None else self.best.time
-                ):
-                    self.best, self.limit = found, min(self.limit, found.time)
+            limit = max((solver.most_expensive() for solver in self.solvers), default=0.0)
+        self.limit = limit
+
+    def _raise_limit(self) -> None:
+        """Raise the limit until a plan is found, then exclude the other outer choices."""
+        lowest = self._lowest()
+        margin = FIRST_MARGIN
+        while self._lowest() <= self.limit:
+            before = self._labels()
+            self._attempt(lowest * (1 + margin))
             margin *= growth(self._labels() - before)
 
-    def _check(self, labels: int = 0) -> None:
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise DeadlineError
+    def _attempt(self, trial: float) -> None:
+        """Search all outer choices for plans within `trial` seconds, the least bounds first."""
+        for solver in sorted(self.solvers, key=lambda solver: solver.bound):
+            found = solver.attempt(self.space_kind, min(trial, self.limit), self.check)
+            if found is None:
+                continue
+            if self.best is None or found.time < self.best.time:
+                self.best = found
+                self.limit = min(self.limit, found.time)
 
     def _labels(self) -> int:
-        return sum(case.labels for case in self.cases)
+        return sum(solver.labels for solver in self.solvers)
+
+    def _lowest(self) -> float:
+        """Return the least bound of an outer choice that is not solved."""
+        return min((solver.bound for solver in self.solvers), default=inf)
 
     def _lower_bound(self) -> float:
-        known = min((case.bound for case in self.cases), default=np.inf)
-        best = self.best or self.fallback
-        return float(min(known, np.inf if best is None else best.time))
+        best = self.best or self.uniform
+        return min(self._lowest(), inf if best is None else best.time)
 
 
 def growth(labels: int) -> float:
-    """Return the growth of the margin after a round without a plan; less after rounds of many labels."""
-    return 3.0 if labels < 20_000 else 1.6 if labels < 800_000 else 1.25
+    """Return the growth of the margin after a round without a plan; less after rounds of many labels.
+
+    A round that makes few labels costs nothing. After an expensive one a careful step avoids a round above
+    the optimum, where labels are many more.
+    """
+    if labels < 20_000:
+        return 3.0
+    if labels < 800_000:
+        return 1.6
+    return 1.25

@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.cost import Array, Index, OuterCosts
-from darts_parallel.exact.bounds import SegmentGrid
+from darts_parallel.exact.segment_grid import SegmentGrid
 from darts_parallel.exact.segments import StageSegments
 
 Bools = NDArray[np.bool_]
+MAX_ROUNDS = 6
+"""Sweeps that propagate a limit; later ones exclude few segments."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,36 @@ class Completions:
     @staticmethod
     def build(stages: StageSegments, summed: Array, seconds: Array, sync: Array) -> "Completions":
         """Build from bounds of the possible segments, each `(N,)`."""
+        sum_before = stages.before(summed, np.add)
+        sum_after = stages.after(summed, np.add)
+        slowest_before = _finite(stages.before(seconds, np.maximum))
+        slowest_after = _finite(stages.after(seconds, np.maximum))
+        sync_before = _finite(stages.before(sync, np.maximum))
+        sync_after = _finite(stages.after(sync, np.maximum))
         return Completions(
-            stages.before(summed, np.add),
-            stages.after(summed, np.add),
-            _finite(stages.before(seconds, np.maximum)),
-            _finite(stages.after(seconds, np.maximum)),
-            _finite(stages.before(sync, np.maximum)),
-            _finite(stages.after(sync, np.maximum)),
+            sum_before, sum_after, slowest_before, slowest_after, sync_before, sync_after
         )
 
-    def outside(self, stages: StageSegments) -> tuple[Array, Array, Array]:
-        """Sum, bottleneck and largest synchronisation of all other stages, each `(N,)`."""
-        before, after = (stages.stage, stages.first), (stages.stage + 1, stages.end)
+    def outside(self, stages: StageSegments) -> "OtherStages":
+        """Return the least values of all stages but one, for every stage."""
+        before = (stages.stage, stages.first)
+        after = (stages.stage + 1, stages.end)
         total = self.sum_before[before] + self.sum_after[after]
         slowest = np.maximum(self.slowest_before[before], self.slowest_after[after])
-        return total, slowest, np.maximum(self.sync_before[before], self.sync_after[after])
+        sync = np.maximum(self.sync_before[before], self.sync_after[after])
+        return OtherStages(total, slowest, sync)
+
+
+@dataclass(frozen=True)
+class OtherStages:
+    """Least values of the stages that a plan has next to a given one; arrays `(N,)`."""
+
+    total: Array
+    """Sum of their seconds."""
+    slowest: Array
+    """Seconds of the slowest one."""
+    sync: Array
+    """Largest synchronisation."""
 
 
 def _finite(bottlenecks: Array) -> Array:
@@ -69,64 +86,68 @@ class SegmentBounds:
     @staticmethod
     def build(costs: OuterCosts, space_kind: str) -> "SegmentBounds":
         """Build the bounds of one outer choice without a limit, of the segments that fit the memory."""
-        grid, count = SegmentGrid.build(costs, space_kind), float(costs.num_micro_batches)
+        grid = SegmentGrid.build(costs, space_kind)
         seconds = grid.lower_bounds(time=1.0)
-        summed = (
-            grid.lower_bounds(time=1.0, per_iteration=1.0) if costs.per_iteration.any() else seconds
-        )
+        summed = seconds
+        if costs.per_iteration.any():
+            summed = grid.lower_bounds(time=1.0, per_iteration=1.0)
+        sync = grid.lower_bounds(sync=1.0)
         # a second of a stage costs 1 to m seconds in the total, one of synchronisation 1 / K to 1
+        count = float(costs.num_micro_batches)
         rates = np.unique([1.0, count, float(costs.pp), count * costs.pp])
         mixed = np.stack([grid.lower_bounds(time=rate, sync=1.0) for rate in rates.tolist()])
-        whole = SegmentBounds(
-            grid.stages, seconds, summed, grid.lower_bounds(sync=1.0), mixed, rates
-        )
+        whole = SegmentBounds(grid.stages, seconds, summed, sync, mixed, rates)
         return whole.keep(np.isfinite(summed))
 
     def keep(self, kept: Bools) -> "SegmentBounds":
         """Select the segments `kept`, `(N,)`."""
-        rows = (self.seconds[kept], self.summed[kept], self.sync[kept], self.mixed[:, kept])
-        return SegmentBounds(self.stages.keep(kept), *rows, self.rates)
+        names = ("seconds", "summed", "sync", "mixed")
+        rows = {name: getattr(self, name)[..., kept] for name in names}
+        return replace(self, stages=self.stages.keep(kept), **rows)
 
     def completions(self) -> Completions:
         """Return the least values of the other stages."""
         return Completions.build(self.stages, self.summed, self.seconds, self.sync)
 
-    def within(
-        self, limit: float, rest: float, rounds: int = 6
-    ) -> "tuple[SegmentBounds, Completions]":
-        """Propagate the limit: return tighter bounds of the segments that it leaves, and completions.
+    def within(self, limit: float, later: float, rounds: int = MAX_ROUNDS) -> "SegmentBounds":
+        """Propagate the limit: return tighter bounds of the segments that it leaves.
 
         Args:
             limit: Seconds that a plan may cost.
-            rest: Micro-batches less one.
+            later: Micro-batches less one.
+            rounds: Sweeps over all segments at most.
         """
-        now, done = self, self.completions()
+        bounds = self
         for sweep in range(rounds):
-            others, slowest, others_sync = done.outside(now.stages)
-            sync, largest = (
-                np.maximum(others_sync, now.sync),
-                rest * np.maximum(slowest, now.seconds),
-            )
-            with np.errstate(invalid="ignore"):
-                kept = others + now.summed + largest + sync <= limit
-                room = largest_seconds(limit - others - sync, slowest, rest)
-                room_sync = limit - others - now.summed - largest
-                new_sync = np.maximum(now.sync, (now.mixed - now.rates[:, None] * room).max(axis=0))
-                mixed = ((now.mixed - room_sync) / now.rates[:, None]).max(axis=0)
-                new_seconds = np.maximum(now.seconds, mixed)
-            summed = np.maximum(now.summed, new_seconds)
-            tighter = replace(now, seconds=new_seconds, summed=summed, sync=new_sync)
-            now = tighter.keep(kept)
-            done = now.completions()
-            if not kept.any() or (kept.all() and sweep > 1):
+            kept, tighter = bounds._sweep(limit, later)
+            bounds = tighter.keep(kept)
+            settled = kept.all() and sweep > 1
+            if settled or not kept.any():
                 break
-        return now, done
+        return bounds
+
+    def _sweep(self, limit: float, later: float) -> "tuple[Bools, SegmentBounds]":
+        """Return the segments that a plan within the limit may have, and tighter bounds of all."""
+        others = self.completions().outside(self.stages)
+        sync = np.maximum(others.sync, self.sync)
+        bottleneck = later * np.maximum(others.slowest, self.seconds)
+        rates = self.rates[:, None]
+        with np.errstate(invalid="ignore"):
+            kept = others.total + self.summed + bottleneck + sync <= limit
+            room = largest_seconds(limit - others.total - sync, others.slowest, later)
+            room_sync = limit - others.total - self.summed - bottleneck
+            least_sync = (self.mixed - rates * room).max(axis=0)
+            least_seconds = ((self.mixed - room_sync) / rates).max(axis=0)
+            new_sync = np.maximum(self.sync, least_sync)
+            new_seconds = np.maximum(self.seconds, least_seconds)
+        summed = np.maximum(self.summed, new_seconds)
+        return kept, replace(self, seconds=new_seconds, summed=summed, sync=new_sync)
 
 
-def largest_seconds(left: Array, slowest: Array, rest: float) -> Array:
-    """Return the largest t with `t + rest * max(t, slowest) <= left`."""
-    hidden = left - rest * slowest
-    return np.where(hidden <= slowest, hidden, left / (1.0 + rest))
+def largest_seconds(left: Array, slowest: Array, later: float) -> Array:
+    """Return the largest t with `t + later * max(t, slowest) <= left`."""
+    hidden = left - later * slowest
+    return np.where(hidden <= slowest, hidden, left / (1.0 + later))
 
 
 @dataclass(frozen=True)
@@ -136,12 +157,8 @@ class UsableSegments:
     costs: OuterCosts
     limit: float
     stages: StageSegments
-    remaining: Array
-    """Seconds left for the stage and the two maxima, `limit` less the other stages."""
-    slowest: Array
-    """Bottleneck of the other stages at least."""
-    sync: Array
-    """Largest synchronisation of any plan with the segment at least."""
+    others: OtherStages
+    """Least values of the other stages; the synchronisation counts the segment itself, too."""
     incoming: Array
     """Least seconds of the boundary before stage k when it begins at layer i, `(K, L + 1)`."""
     rest: Completions
@@ -150,31 +167,38 @@ class UsableSegments:
     @staticmethod
     def build(costs: OuterCosts, bounds: SegmentBounds, limit: float) -> "UsableSegments":
         """Build from the bounds of one outer choice."""
-        now, done = bounds.within(limit, costs.num_micro_batches - 1.0)
-        others, slowest, sync = done.outside(now.stages)
+        bounds = bounds.within(limit, costs.num_micro_batches - 1.0)
+        completions = bounds.completions()
+        others = completions.outside(bounds.stages)
+        others = replace(others, sync=np.maximum(others.sync, bounds.sync))
         incoming = np.zeros((costs.pp, costs.num_layers + 1))
         incoming[1:, 1:-1] = costs.p2p.min(axis=(-1, -2))[costs.boundary_kind]
-        sync = np.maximum(sync, now.sync)
-        return UsableSegments(
-            costs, limit, now.stages, limit - others, slowest, sync, incoming, done
-        )
+        return UsableSegments(costs, limit, bounds.stages, others, incoming, completions)
 
-    def budgets(self, signature: int) -> tuple[Index, Index, Array]:
-        """Return first layers and ends of the stages of one signature, and what a stage may need there.
-
-        Returns:
-            Shapes `(n,)`, `(n,)` and `(3, n)`: budgets of a stage's seconds t; of m t and what it pays once;
-            of t and what it pays once.
-        """
-        rest, stages = self.costs.num_micro_batches - 1.0, self.stages
+    def budgets(self, signature: int) -> "Budgets":
+        """Return the stages of one signature with what each of them may need."""
+        stages = self.stages
+        later = self.costs.num_micro_batches - 1.0
         mine = np.flatnonzero(self.costs.stage_signatures[1][stages.stage] == signature)
-        left, slowest = self.remaining[mine], self.slowest[mine]
+        # for the stage and the two maxima
+        left = self.limit - self.others.total[mine]
+        slowest = self.others.slowest[mine]
         incoming = self.incoming[stages.stage[mine], stages.first[mine]]
-        budgets = np.stack(
-            [
-                largest_seconds(left - self.sync[mine], slowest, rest) - incoming,
-                left - (rest + 1.0) * incoming,
-                left - rest * slowest - incoming,
-            ]
-        )
-        return stages.first[mine], stages.end[mine], budgets
+        sync = self.others.sync[mine]
+        seconds = largest_seconds(left - sync, slowest, later) - incoming
+        all_batches = left - (later + 1.0) * incoming
+        once = left - later * slowest - incoming
+        rows = np.stack([seconds, all_batches, once])
+        return Budgets(stages.first[mine], stages.end[mine], rows)
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What stages of one signature may need; n stages."""
+
+    first: Index
+    """First layers, `(n,)`."""
+    end: Index
+    """Layers after the last ones, `(n,)`."""
+    seconds: Array
+    """Of a stage's seconds t; of m t and what it pays once; of t and what it pays once: `(3, n)`."""

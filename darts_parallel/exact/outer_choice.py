@@ -3,7 +3,8 @@
 Labels over the stage boundaries, on top of fronts of single stages.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Protocol
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 
 from darts_parallel.cost import (
+    COST_TOLERANCE,
+    INCUMBENT_TOLERANCE,
     Array,
     CostTable,
     HardPlans,
@@ -32,7 +35,10 @@ from darts_parallel.exact.result import Check
 
 Segment = tuple[int, int, int]
 """Stage, first layer, end."""
+AGREEMENT = COST_TOLERANCE
+"""Relative; an incumbent's cost is reached again, and costs of labels are verified, within this."""
 TOTAL, SLOWEST, SYNC = range(3)
+"""Columns of the values of a partial plan."""
 
 
 class FrontSource(Protocol):
@@ -62,6 +68,29 @@ class _Partials:
     parent: Index
     """Row of the partial plans before it."""
 
+    @staticmethod
+    def empty() -> "_Partials":
+        """Return the one plan without a stage."""
+        none = np.zeros(1, dtype=np.int64)
+        return _Partials(np.zeros((1, 3)), none, none, none, none)
+
+    @staticmethod
+    def concatenate(parts: "Sequence[_Partials]") -> "_Partials":
+        """Join partial plans that end at one boundary."""
+        names = [column.name for column in fields(_Partials)]
+        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        return _Partials(*columns)
+
+    def keep(self, rows: Index) -> "_Partials":
+        """Select some partial plans."""
+        return _Partials(
+            self.values[rows],
+            self.last[rows],
+            self.first_layer[rows],
+            self.row[rows],
+            self.parent[rows],
+        )
+
 
 @dataclass(frozen=True)
 class Arrangement:
@@ -79,42 +108,53 @@ class Partition:
     def __init__(
         self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Check
     ) -> None:
-        self.costs, self.limit, self.source, self._check = costs, uses.limit, source, check
-        self.labels_made = 0
-        own = uses.stages
-        rows = zip(own.stage.tolist(), own.first.tolist(), own.end.tolist(), strict=True)
-        found = ((key, source.front(*key)) for key in rows)
-        self.fronts: dict[Segment, Front] = {
-            key: front for key, front in found if front is not None
-        }
+        self.costs = costs
+        self.source = source
+        self._check = check
         self._rest = uses.rest
-        self._ends: dict[tuple[int, int], list[int]] = {}
-        for stage, first, end in self.fronts:
-            self._ends.setdefault((stage, first), []).append(end)
+        # both sums have the same order: only their last digits differ
+        self._limit = uses.limit * (1 + INCUMBENT_TOLERANCE)
+        later = costs.num_micro_batches - 1.0
+        self._weights = np.array([1.0, later, 1.0])
+        # one plan may replace another if its sum makes up for larger maxima
+        self._worth = np.array(
+            [[1.0, 1.0, 1.0, 1.0], [0.0, later, 0.0, later], [0.0, 0.0, 1.0, 1.0]]
+        )
         self._boundary = end_penalties(costs)
-
-    def _useful(self, values: Array, stage: int, end: int) -> np.ndarray:
-        """Return which partial plans through `stage`, ending at layer `end`, can stay within the limit."""
-        later, rest = self.costs.num_micro_batches - 1.0, self._rest.sum_after[stage + 1, end]
-        return np.asarray(values @ np.array([1.0, later, 1.0]) + rest <= self.limit * (1 + 1e-14))
+        self.labels_made = 0
+        self.fronts: dict[Segment, Front] = {}
+        self._ends: dict[tuple[int, int], list[int]] = {}
+        stages = uses.stages
+        columns = (stages.stage.tolist(), stages.first.tolist(), stages.end.tolist())
+        for stage, first, end in zip(*columns, strict=True):
+            front = source.front(stage, first, end)
+            if front is not None:
+                self.fronts[stage, first, end] = front
+                self._ends.setdefault((stage, first), []).append(end)
 
     def solve(self) -> Arrangement | None:
         """Return the cheapest plan within the limit; None where there is none."""
         if not np.isfinite(self._rest.sum_after[0, 0]):
             return None
-        start = _Partials(np.zeros((1, 3)), *(np.zeros(1, dtype=np.int64) for _ in range(4)))
-        reached: list[dict[int, _Partials]] = [{0: start}]
+        reached: list[dict[int, _Partials]] = [{0: _Partials.empty()}]
         for stage in range(self.costs.pp):
-            parts: dict[int, list[_Partials]] = {}
-            for first, before in reached[-1].items():
-                for end in self._ends.get((stage, first), ()):
-                    self._check()
-                    parts.setdefault(end, []).append(self._join(before, stage, first, end))
-            merged = {end: self._merge(list_, end) for end, list_ in parts.items()}
-            reached.append(
-                {end: partials for end, partials in merged.items() if partials is not None}
-            )
+            reached.append(self._advance(reached[-1], stage))
         return self._trace(reached)
+
+    def _advance(self, before: dict[int, _Partials], stage: int) -> dict[int, _Partials]:
+        """Return the partial plans that end with `stage`, by the layer behind it."""
+        parts: dict[int, list[_Partials]] = {}
+        for first, plans in before.items():
+            for end in self._ends.get((stage, first), ()):
+                self._check()
+                parts.setdefault(end, []).append(self._join(plans, stage, first, end))
+        merged = {}
+        for end, joined in parts.items():
+            plans = _Partials.concatenate(joined)
+            if len(plans.values):
+                kept = pareto(plans.values @ self._worth, plans.last, self._boundary[end], paid=4)
+                merged[end] = plans.keep(kept)
+        return merged
 
     def _join(self, before: _Partials, stage: int, first: int, end: int) -> _Partials:
         """Return every partial plan with every way to run the next stage."""
@@ -124,34 +164,20 @@ class Partition:
         if stage:
             boundary = self.costs.p2p[self.costs.boundary_kind[stage - 1], first - 1]
             seconds = seconds + boundary[before.last[:, None], front.first]
-        values = np.stack(
-            [
-                before.values[:, None, TOTAL] + seconds + front.values[:, 1],
-                np.maximum(before.values[:, None, SLOWEST], seconds),
-                np.maximum(before.values[:, None, SYNC], front.values[:, 2]),
-            ],
-            axis=-1,
-        ).reshape(-1, 3)
+        known = before.values[:, None]
+        total = known[..., TOTAL] + seconds + front.values[:, 1]
+        slowest = np.maximum(known[..., SLOWEST], seconds)
+        sync = np.maximum(known[..., SYNC], front.values[:, 2])
+        values = np.stack([total, slowest, sync], axis=-1).reshape(-1, 3)
         # less than what later stages give the two maxima is no advantage
-        at = (stage + 1, end)
-        floors = [-np.inf, self._rest.slowest_after[at], self._rest.sync_after[at]]
+        place = (stage + 1, end)
+        floors = [-np.inf, self._rest.slowest_after[place], self._rest.sync_after[place]]
         np.maximum(values, floors, out=values)
         self.labels_made += len(values)
-        kept = np.flatnonzero(self._useful(values, stage, end))
+        least = values @ self._weights + self._rest.sum_after[place]
+        kept = np.flatnonzero(least <= self._limit)
         parent, row = np.divmod(kept, max(len(front), 1))
         return _Partials(values[kept], front.last[row], np.full(len(kept), first), row, parent)
-
-    def _merge(self, parts: list[_Partials], end: int) -> _Partials | None:
-        """Return the partial plans of one boundary that no other dominates."""
-        names = ("values", "last", "first_layer", "row", "parent")
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-        if not len(columns[0]):
-            return None
-        # one plan may replace another if its sum makes up for larger maxima
-        worth = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
-        worth[1] *= self.costs.num_micro_batches - 1.0
-        kept = pareto(columns[0] @ worth, columns[1], self._boundary[end], paid=4)
-        return _Partials(*(column[kept] for column in columns))
 
     def _trace(self, reached: list[dict[int, _Partials]]) -> Arrangement | None:
         """Return the cheapest complete plan, read back stage by stage."""
@@ -159,26 +185,20 @@ class Partition:
         final = reached[-1].get(end)
         if final is None:
             return None
-        later = self.costs.num_micro_batches - 1.0
-        total = final.values @ np.array([1.0, later, 1.0])
+        total = final.values @ self._weights
         row = int(total.argmin())
         cost = float(total[row])
         starts: list[int] = []
         choices: list[int] = []
         for stage in range(self.costs.pp - 1, -1, -1):
-            here = reached[stage + 1][end]
-            first = int(here.first_layer[row])
-            front = self.fronts[(stage, first, end)]
-            choices[:0] = self.source.strategies(
-                stage, first, end, int(front.origin[here.row[row]])
-            )
+            plans = reached[stage + 1][end]
+            first = int(plans.first_layer[row])
+            origin = int(self.fronts[stage, first, end].origin[plans.row[row]])
+            choices[:0] = self.source.strategies(stage, first, end, origin)
             starts.insert(0, first)
-            row, end = int(here.parent[row]), first
+            row = int(plans.parent[row])
+            end = first
         return Arrangement(cost, starts, choices)
-
-
-AGREEMENT = 1e-9
-"""Relative; an incumbent is reached again, and found plans are verified, to this."""
 
 
 @dataclass
@@ -195,13 +215,16 @@ class OuterChoiceSolver:
     labels: int = 0
     """Partial plans made so far."""
     segments: SegmentBounds | None = None
-    layers: LayerStructure | None = None
-    """Sources of fronts of a layer-wise space, the same for any limit."""
 
     @cached_property
     def costs(self) -> OuterCosts:
-        """Read once they are asked for: most outer choices are excluded at a look."""
+        """Costs, computed lazily: most outer choices are pruned by their bound."""
         return OuterCosts.read(self.table, self.outer, self.choices)
+
+    @cached_property
+    def layers(self) -> LayerStructure:
+        """What the fronts of a layer-wise space share under any limit."""
+        return LayerStructure.build(self.costs)
 
     def attempt(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:
         """Return the best plan within `limit`; None, and a raised bound, where there is none.
@@ -218,11 +241,9 @@ class OuterChoiceSolver:
         uses = UsableSegments.build(self.costs, self.segments, limit)
         source: LayerwiseFronts | StagewiseFronts
         if space_kind == "layerwise":
-            if self.layers is None:
-                self.layers = LayerStructure.build(self.costs)
             source = LayerwiseFronts(self.costs, uses, check, self.layers)
         else:
-            source = StagewiseFronts(self.costs, uses, check)
+            source = StagewiseFronts(self.costs, check)
         partition = Partition(self.costs, uses, source, check)
         plan = partition.solve()
         self.labels += source.labels_made + partition.labels_made
@@ -236,15 +257,22 @@ class OuterChoiceSolver:
         """Return the seconds that no plan of the outer choice exceeds."""
         costs = self.costs
         layers = costs.time.max(axis=(0, 2)).sum()
-        pairs = np.maximum(costs.reshard.max(axis=(0, 2, 3)), costs.p2p.max(axis=(0, 2, 3))).sum()
-        paid_once = costs.sync.max(axis=(0, 2)).sum() + costs.per_iteration.max(axis=1).sum()
+        reshard = costs.reshard.max(axis=(0, 2, 3))
+        p2p = costs.p2p.max(axis=(0, 2, 3))
+        pairs = np.maximum(reshard, p2p).sum()
+        sync = costs.sync.max(axis=(0, 2)).sum()
+        per_iteration = costs.per_iteration.max(axis=1).sum()
+        total = costs.num_micro_batches * (layers + pairs) + sync + per_iteration
         # rounding: where there is one strategy only, every plan is the most expensive
-        return float(costs.num_micro_batches * (layers + pairs) + paid_once) * (1 + AGREEMENT)
+        return float(total) * (1 + AGREEMENT)
 
     def _verified(self, plan: Arrangement) -> PricedPlan:
         """Return the plan with its true cost, which must agree with the label's."""
-        rows = ([self.outer], [plan.choices], [plan.first_layers])
-        hard = HardPlans(*(torch.tensor(row) for row in rows))
+        hard = HardPlans(
+            torch.tensor([self.outer]),
+            torch.tensor([plan.choices]),
+            torch.tensor([plan.first_layers]),
+        )
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])
         if not bool(cost.feasible[0]) or abs(true - plan.cost) > AGREEMENT * true:

@@ -3,20 +3,27 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite, nan
 from typing import Any, Protocol
 
-from darts_parallel.cost import CostTable, PricedPlan
+from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.plans import Plan
 
 Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
-OFFLOADING = (
-    "it knows no shares in host memory (space.offload); its bound has all of them away at no cost"
+OFFLOADING = "it knows no shares in host memory (space.offload); its bound assumes free offloading"
+"""Note of exact methods on problems with offloading."""
+SAVED = (
+    "iteration_time_s",
+    "gap",
+    "seconds",
+    "plans_evaluated",
+    "proven",
+    "space",
+    "lower_bound_s",
+    "note",
 )
-
-AGREED = 1e-9
-"""Relative difference of seconds by which a plan may lie below a bound: rounding."""
+"""Fields of a `Verification` in `plan.json`."""
 USEFUL_SLACK = 0.05
 """Relative distance of a plan from a lower bound above which the bound is not useful: good schedules of one
 problem differ by less."""
@@ -34,11 +41,11 @@ class Check(Protocol):
         ...
 
 
-def deadline_check(deadline: float | None) -> Check:
+def deadline_check(deadline: float) -> Check:
     """Return a check that raises `DeadlineError` once `time.monotonic()` is past `deadline`."""
 
     def check(labels: int = 0) -> None:
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise DeadlineError
 
     return check
@@ -65,23 +72,21 @@ class TableResult:
     @property
     def cost(self) -> float:
         """Return the true cost of the best plan; infinite without one."""
-        return float("inf") if self.best is None else self.best.time
+        return inf if self.best is None else self.best.time
 
     def verification(
         self, tables: Sequence[CostTable], seconds: float, name: str = "", space: str = ""
     ) -> "Verification":
         """Put the answer in terms of the problem; `seconds` of wall-clock went into it."""
-        return Verification(
-            name=name,
-            plan=None if self.best is None else self.best.to_plan(tables),
-            iteration_time_s=self.cost,
-            gap=float("nan"),
-            seconds=seconds,
+        plan = None if self.best is None else self.best.to_plan(tables)
+        note = self.note or self._usual_note()
+        unproven = Verification(name, plan, self.cost, seconds=seconds, space=space)
+        return replace(
+            unproven,
             plans_evaluated=self.plans_evaluated,
             proven=self.proven,
-            space=space,
             lower_bound_s=self.lower_bound,
-            note=self.note or self._usual_note(),
+            note=note,
             curve=self.curve,
         )
 
@@ -103,51 +108,42 @@ class Verification:
     """Best plan of the method; none where it has none."""
     iteration_time_s: float
     """Seconds per iteration of the method's plan; `inf` without one."""
-    gap: float
+    gap: float = nan
     """(plan found - method's plan) / method's plan; negative where the search found a better one."""
-    seconds: float
+    seconds: float = 0.0
     """Seconds of wall-clock of the method."""
-    plans_evaluated: int
-    proven: bool
+    plans_evaluated: int = 0
+    proven: bool = False
     """Whether the method's plan is optimal in the model, over `space`; without a plan, none is feasible."""
-    space: str
+    space: str = ""
     """Space over which the method searched."""
-    lower_bound_s: float
+    lower_bound_s: float = 0.0
     """Seconds; no plan of the space is faster than this, in the model."""
-    note: str
+    note: str = ""
     """One sentence on how far the proof reaches."""
     curve: Curve = ()
     """Every improvement of the best plan; empty where the method answers once, at its end."""
 
     def contradicted(self, found: float) -> bool:
-        """Return whether a plan of `found` seconds, of its own space, lies below what it has proven."""
+        """Return whether `found` seconds, of a plan in its space, are below the proven lower bound."""
         floor = self.iteration_time_s if self.proven else self.lower_bound_s
-        return found < max(floor, self.lower_bound_s) * (1 - AGREED)
+        return found < max(floor, self.lower_bound_s) * (1 - COST_TOLERANCE)
 
     def withdrawn(self) -> "Verification":
         """Return the answer without a proof, which a plan has contradicted."""
-        return replace(
-            self, proven=False, lower_bound_s=0.0, note="withdrawn: a plan is below its bound"
-        )
+        note = "withdrawn: a plan is below its bound"
+        return replace(self, proven=False, lower_bound_s=0.0, note=note)
 
     def with_gap(self, found: float) -> "Verification":
         """Set the gap of a plan of `found` seconds; not a number where the method has no plan."""
-        gap = found / self.iteration_time_s - 1.0 if self.plan is not None else float("nan")
-        return replace(self, gap=0.0 if abs(gap) < 1e-12 else gap)
+        if self.plan is None:
+            return replace(self, gap=nan)
+        gap = found / self.iteration_time_s - 1.0
+        return replace(self, gap=0.0 if abs(gap) < GAIN_TOLERANCE else gap)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
-        return {
-            "iteration_time_s": _finite(self.iteration_time_s),
-            "gap": _finite(self.gap),
-            "seconds": self.seconds,
-            "plans_evaluated": self.plans_evaluated,
-            "proven": self.proven,
-            "space": self.space,
-            "lower_bound_s": _finite(self.lower_bound_s),
-            "note": self.note,
-        }
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
+        entry = {name: getattr(self, name) for name in SAVED}
+        for name in ("iteration_time_s", "gap", "lower_bound_s"):
+            entry[name] = entry[name] if isfinite(entry[name]) else None
+        return entry

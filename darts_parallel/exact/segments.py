@@ -1,8 +1,8 @@
-"""Cutting a chain of layers into stages, where the value of every possible stage is known.
+"""Splitting layers into stages, where the value of every possible stage is known.
 
 Segments are a list (`StageSegments`): stage k holds layers [i, j), for every k, i and j that are possible.
-A split takes one segment for every stage, in order and without a gap; its best ones are found by dynamic
-programs over stages and boundaries (the linear partition problem, as PipeDream and DAPPLE use it).
+A split takes one segment for every stage, in order and without a gap. The best splits are found by dynamic
+programmes over stages and boundaries (the linear partition problem, as PipeDream and DAPPLE use it).
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,8 @@ class NodeGroups:
         """Sort the segments."""
         begins, stops = np.nonzero(node)
         order = np.argsort(node[begins, stops], kind="stable")
-        begins, stops = begins[order], stops[order]
+        begins = begins[order]
+        stops = stops[order]
         return NodeGroups(node, begins, stops, _group_starts(node[begins, stops]))
 
     def largest(self, values: Array, root: float = 0.0) -> Array:
@@ -82,8 +83,10 @@ class StageSegments:
 
     def keep(self, kept: NDArray[np.bool_]) -> "StageSegments":
         """Select the segments `kept`, `(N,)`."""
-        rows = (self.stage[kept], self.first[kept], self.end[kept])
-        return StageSegments(self.num_stages, self.num_layers, *rows)
+        stage = self.stage[kept]
+        return StageSegments(
+            self.num_stages, self.num_layers, stage, self.first[kept], self.end[kept]
+        )
 
     def sums(self, values: Array, row: Index) -> Array:
         """Return sums over the layers of every segment.
@@ -92,8 +95,9 @@ class StageSegments:
             values: Of every layer in R rows, `(R, L)`.
             row: That of every stage, `(K,)`.
         """
-        prefix, own = prefix_sums(values), row[self.stage]
-        return np.asarray(prefix[own, self.end] - prefix[own, self.first])
+        sums = prefix_sums(values)
+        rows = row[self.stage]
+        return np.asarray(sums[rows, self.end] - sums[rows, self.first])
 
     def entering(self, p2p: Array, boundary_kind: Index) -> Array:
         """Return the seconds of the way into every segment's stage, 0 for the first stage.
@@ -102,20 +106,24 @@ class StageSegments:
             p2p: Seconds between neighbours across a boundary by its kind, `(P, L - 1, ...)`.
             boundary_kind: Of every boundary, `(K - 1,)`.
         """
-        result, later = np.zeros((len(self), *p2p.shape[2:])), np.flatnonzero(self.stage > 0)
-        result[later] = p2p[boundary_kind[self.stage[later] - 1], self.first[later] - 1]
+        result = np.zeros((len(self), *p2p.shape[2:]))
+        later = np.flatnonzero(self.stage > 0)
+        kind = boundary_kind[self.stage[later] - 1]
+        result[later] = p2p[kind, self.first[later] - 1]
         return result
 
     def rows_of(self, starts: Index | list[int]) -> Index:
         """Return rows of the segments of splits, `(..., K)`; they are made of segments that are here."""
-        first, size = np.asarray(starts), self.num_layers + 1
-        ends = np.concatenate(
-            [first[..., 1:], np.full((*first.shape[:-1], 1), self.num_layers)], axis=-1
-        )
-        known = (self.stage * size + self.end) * size + self.first
-        return np.asarray(
-            np.searchsorted(known, (np.arange(self.num_stages) * size + ends) * size + first)
-        )
+        first = np.asarray(starts)
+        last = np.full((*first.shape[:-1], 1), self.num_layers)
+        end = np.concatenate([first[..., 1:], last], axis=-1)
+        wanted = self._rank(np.arange(self.num_stages), end, first)
+        return np.asarray(np.searchsorted(self._rank(self.stage, self.end, self.first), wanted))
+
+    def _rank(self, stage: Index, end: Index, first: Index) -> Index:
+        """Return numbers that rise in the order of segments."""
+        size = self.num_layers + 1
+        return (stage * size + end) * size + first
 
     @cached_property
     def _by_first(self) -> Index:
@@ -132,27 +140,29 @@ class StageSegments:
             Shape `(K + 1, L + 1, ...)`; infinite where there is no way.
         """
         result = self._start(join, 0, 0, values.shape[1:])
-        for k, rows, places, groups in self._to_ends:
-            reached = join(result[k, self.first[rows]], values[rows])
-            result[k + 1, places] = np.minimum.reduceat(reached, groups, axis=0)
+        for step in self._to_ends:
+            reached = join(result[step.stage, self.first[step.rows]], values[step.rows])
+            best = np.minimum.reduceat(reached, step.groups, axis=0)
+            result[step.stage + 1, step.layers] = best
         return result
 
     def after(self, values: Array, join: np.ufunc) -> Array:
         """Return the least sum or maximum of stages from k on that hold layers [j, L); as `before`."""
         order = self._by_first
-        end, values = self.end[order], values[order]
+        end = self.end[order]
+        values = values[order]
         result = self._start(join, self.num_stages, self.num_layers)
-        for k, rows, places, groups in reversed(self._to_firsts):
-            reached = join(values[rows], result[k + 1, end[rows]])
-            result[k, places] = np.minimum.reduceat(reached, groups)
+        for step in reversed(self._to_firsts):
+            reached = join(values[step.rows], result[step.stage + 1, end[step.rows]])
+            result[step.stage, step.layers] = np.minimum.reduceat(reached, step.groups)
         return result
 
     @cached_property
-    def _to_ends(self) -> list[tuple[int, slice, Index, Index]]:
+    def _to_ends(self) -> "list[_StageStep]":
         return self._steps(self.end)
 
     @cached_property
-    def _to_firsts(self) -> list[tuple[int, slice, Index, Index]]:
+    def _to_firsts(self) -> "list[_StageStep]":
         return self._steps(self.first[self._by_first])
 
     def _start(self, join: np.ufunc, stage: int, layer: int, more: tuple[int, ...] = ()) -> Array:
@@ -160,17 +170,19 @@ class StageSegments:
         result[stage, layer] = -np.inf if join is np.maximum else 0.0
         return result
 
-    def _steps(self, places: Index) -> list[tuple[int, slice, Index, Index]]:
-        """Yield every stage with its rows, the layers at which they meet, and where a new one begins."""
-        starts = _group_starts(self.stage * (self.num_layers + 1) + places)
+    def _steps(self, layers: Index) -> "list[_StageStep]":
+        """Return the segments of every stage in groups that meet at one layer."""
+        starts = _group_starts(self.stage * (self.num_layers + 1) + layers)
         rows = np.searchsorted(self.stage, np.arange(self.num_stages + 1)).tolist()
-        groups = np.searchsorted(starts, rows).tolist()
-        owned = [(k, starts[groups[k] : groups[k + 1]]) for k in range(self.num_stages)]
-        return [
-            (k, slice(rows[k], rows[k + 1]), places[own], own - rows[k])
-            for k, own in owned
-            if len(own)
-        ]
+        places = np.searchsorted(starts, rows).tolist()
+        steps = []
+        for stage in range(self.num_stages):
+            mine = starts[places[stage] : places[stage + 1]]
+            if len(mine):
+                first = rows[stage]
+                some = slice(first, rows[stage + 1])
+                steps.append(_StageStep(stage, some, layers[mine], mine - first))
+        return steps
 
     def least_sum(self, values: Array) -> float:
         """Return the smallest sum over stages of any split."""
@@ -191,11 +203,13 @@ class StageSegments:
     def splits_below(self, values: Array, limits: Sequence[float]) -> list[tuple[float, list[int]]]:
         """Return `split_below` of several limits; close ones share most segments, and one program."""
         small = values <= max(limits)
-        own, values = (self, values) if small.all() else (self.keep(small), values[small])
-        total, starts = own.least_sums(
-            np.where(values[:, None] <= np.array(limits), values[:, None], np.inf)
-        )
-        rows = zip(total.tolist(), starts.tolist(), strict=True)
+        segments = self
+        if not small.all():
+            segments = self.keep(small)
+            values = values[small]
+        within = values[:, None] <= np.array(limits)
+        sums, starts = segments.least_sums(np.where(within, values[:, None], np.inf))
+        rows = zip(sums.tolist(), starts.tolist(), strict=True)
         return [(least, row if np.isfinite(least) else []) for least, row in rows]
 
     def least_sums(self, values: Array) -> tuple[Array, Index]:
@@ -203,18 +217,27 @@ class StageSegments:
 
         Sums are infinite, and the layers without meaning, where there is no split.
         """
-        reached, count, size = self.before(values, np.add), values.shape[1], self.num_layers + 1
-        total, starts = reached[-1, -1], np.zeros((count, self.num_stages), dtype=np.int64)
+        count = values.shape[1]
+        size = self.num_layers + 1
+        reached = self.before(values, np.add)
+        total = reached[-1, -1]
+        starts = np.zeros((count, self.num_stages), dtype=np.int64)
         if not np.isfinite(total).any():
             return total, starts
-        rows = np.searchsorted(self.stage * size + self.end, np.arange(self.num_stages * size + 1))
-        column, end = np.arange(count), np.full(count, self.num_layers)
-        for k in range(self.num_stages - 1, -1, -1):
-            low, high = rows[k * size + end, None], rows[k * size + end + 1, None]
-            own = np.minimum(low + np.arange((high - low).max()), len(self) - 1)
-            sums = reached[k, self.first[own], column[:, None]] + values[own, column[:, None]]
-            chosen = np.where(own < high, sums, np.inf).argmin(axis=1)
-            starts[:, k] = end = self.first[own[column, chosen]]
+        # segments of a stage that end at one layer are neighbours
+        ends = np.arange(self.num_stages * size + 1)
+        rows = np.searchsorted(self.stage * size + self.end, ends)
+        column = np.arange(count)
+        end = np.full(count, self.num_layers)
+        for stage in reversed(range(self.num_stages)):
+            place = stage * size + end
+            low = rows[place, None]
+            high = rows[place + 1, None]
+            some = np.minimum(low + np.arange((high - low).max()), len(self) - 1)
+            sums = reached[stage, self.first[some], column[:, None]] + values[some, column[:, None]]
+            chosen = np.where(some < high, sums, np.inf).argmin(axis=1)
+            end = self.first[some[column, chosen]]
+            starts[:, stage] = end
         return total, starts
 
     def rising_limits(self, values: Array, step: float = 0.0) -> Iterator[float]:
@@ -229,15 +252,31 @@ class StageSegments:
             limit = float(values[values > limit * (1 + step)].min(initial=np.inf))
 
 
+@dataclass(frozen=True)
+class _StageStep:
+    """Segments of one stage, sorted by the layer at which they meet the next or the previous stage."""
+
+    stage: int
+    rows: slice
+    """Rows of its segments."""
+    layers: Index
+    """Layers at which segments meet, `(G,)`."""
+    groups: Index
+    """First row of each layer's segments, counted from the stage's first, `(G,)`."""
+
+
 @lru_cache(maxsize=64)
 def _legal(num_stages: int, fused_to_previous: bytes) -> StageSegments:
-    """Return legal segments: all outer choices of a pipeline degree share them, and what they remember."""
+    """Return legal segments: all outer choices of a pipeline degree share them and their caches."""
     fused = np.frombuffer(fused_to_previous, dtype=np.bool_)
-    size, begins = len(fused), ~np.append(fused, False)
+    size = len(fused)
+    begins = ~np.append(fused, False)
     last, offset = np.tril_indices(max(size - num_stages + 1, 0))
     stage = np.repeat(np.arange(num_stages), len(last))
-    first, end = stage + np.tile(offset, num_stages), stage + np.tile(last, num_stages) + 1
-    kept = begins[first] & begins[end] & ((first == 0) | (stage > 0))
+    first = stage + np.tile(offset, num_stages)
+    end = stage + np.tile(last, num_stages) + 1
+    kept = begins[first] & begins[end]
+    kept &= (first == 0) | (stage > 0)
     kept &= (end == size) | (stage < num_stages - 1)
     return StageSegments(num_stages, size, stage[kept], first[kept], end[kept])
 

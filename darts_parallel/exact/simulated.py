@@ -26,7 +26,7 @@ from darts_parallel.cost import (
     without_offloadable_memory,
 )
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.bounds import rising_bounds
 from darts_parallel.exact.enumeration import brute_force, number_of_plans
 from darts_parallel.exact.result import OFFLOADING, TableResult, Verification
 from darts_parallel.plans import Plan
@@ -35,6 +35,10 @@ MAX_PRICED_PLANS = 20_000
 """Plans that are simulated one by one; about a second."""
 MAX_PRICES = 8
 """Memory prices of a device; more tighten its bound by less than 0.1 %."""
+ClosedForm = Callable[[], Plan | None]
+"""Finds the plan that is optimal by the closed form."""
+Price = Callable[[Plan], float]
+"""Simulates a plan; seconds, infinite where it does not fit or is not in the space."""
 SIMULATED = "every plan was simulated"
 RULES_ONLY = "every plan was simulated by the rules alone, not by other orders of passes"
 CLOSED_FORM = "its plan is the best by the closed form, priced by the simulation"
@@ -127,24 +131,20 @@ def simulated_lower_bound(
         return monotonic() > deadline
 
     tables = [in_any_order(without_offloadable_memory(table)) for table in tables]
-    bounds = []
-    for number, table in enumerate(tables):
-        found = outer_lower_bounds(table, space_kind, late=late)
-        bounds += [(bound, number, outer) for outer, bound in enumerate(found.tolist())]
     lowest = known
-    for bound, number, outer in sorted(bounds):
-        if bound >= lowest or late():
-            return min(bound, lowest)
-        improved = packed_bound(tables[number], outer)
-        lowest = min(lowest, max(bound, improved))
+    for bound in rising_bounds(dict(enumerate(tables)), space_kind, late):
+        if bound.seconds >= lowest or late():
+            return min(bound.seconds, lowest)
+        improved = packed_bound(tables[bound.table], bound.outer)
+        lowest = min(lowest, max(bound.seconds, improved))
     return lowest
 
 
 def find_simulated_plan(
     tables: Sequence[CostTable],
     space_kind: str,
-    closed_form: Callable[[], Plan | None],
-    price: Callable[[Plan], float],
+    closed_form: ClosedForm,
+    price: Price,
     *,
     deadline: float = inf,
 ) -> Verification:
@@ -153,8 +153,6 @@ def find_simulated_plan(
     Args:
         tables: Simulated, of the whole space.
         space_kind: One of `config.schema.SPACES`.
-        closed_form: Returns the plan that is optimal by the closed form.
-        price: Returns the simulated seconds of a plan; infinite where it does not fit or is not in the space.
         deadline: `time.monotonic()` from which on the bound is not improved.
     """
     if any(table.host for table in tables):

@@ -1,30 +1,34 @@
 """The uniform space by enumeration: one strategy for all layers, any split into stages.
 
-Every configuration (stages, micro-batches, strategy) is bounded by its mean stages; in the order of bounds,
-those of one outer choice are bounded again, their sum, bottleneck and synchronisation each by the best split,
-and what is still below the best plans so far is solved exactly.
+Every configuration (stages, micro-batches, strategy) is bounded by its mean stages. In the order of these
+bounds, each outer choice is bounded again by separate minima of the sum, bottleneck and gradient-sync terms.
+A configuration whose bound is below the best plans so far is solved exactly.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from darts_parallel.cost import (
+    BOUND_TOLERANCE,
+    COST_TOLERANCE,
     Array,
     CostTable,
     Index,
     OuterCosts,
     PricedPlan,
-    evaluate_batch,
     even_uniform_plans,
 )
-from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
+from darts_parallel.exact.bounds import OuterBound, least_bound, rising_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.outer_choice import AGREEMENT, OuterChoiceSolver
+from darts_parallel.exact.enumeration import feasible_seconds
+from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import (
     OFFLOADING,
     Check,
@@ -36,17 +40,17 @@ from darts_parallel.exact.segments import StageSegments
 
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""
+MARGIN_GROWTH = 4
+"""Growth of this margin after a search without a plan; a search costs little, so that few are needed."""
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
-ELEMENTS = 2_000_000
-"""Stages of configurations that are bounded at once."""
-TOLERANCE = 1e-12
-"""Relative; rounding of prefix sums must not exclude a plan."""
+MAX_ELEMENTS = 2_000_000
+"""Segments of configurations that are bounded at once: 16 MB an array."""
 
 
 def find_uniform_plan(
     tables: Sequence[CostTable],
     incumbent: float = inf,
-    deadline: float | None = None,
+    deadline: float = inf,
     *,
     count: int = 1,
     even: bool = False,
@@ -54,6 +58,7 @@ def find_uniform_plan(
     """Return the optimal uniform plan over all tables, and the best of the next configurations.
 
     Args:
+        incumbent: Cost of a known plan; plans above it are not looked for.
         deadline: `time.monotonic()` at which to stop without a proof.
         count: Configurations (stages, micro-batches, strategy) to rank; each with its best split.
         even: Interleaved plans have equal chunks; else those of unequal ones are bounded only.
@@ -62,125 +67,208 @@ def find_uniform_plan(
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
     """
     if any(table.host for table in tables):
-        lowest = min(float(outer_lower_bounds(table, "uniform").min()) for table in tables)
-        return TableResult(None, lowest, False, 0, note=OFFLOADING)
-    check, closed = deadline_check(deadline), _quick_bounds(tables)
-    known = min(_even_seconds(tables, count), incumbent) * (1 + AGREEMENT)
-    found, interleaved_floor, proven = _even_interleaved(tables, incumbent, count, deadline)
-    even = even and proven
-    effort, reached, proven = sum(len(bounds) for _, bounds in closed.values()), 0.0, True
-    interleaved = any(table.virtual_stages > 1 for table in tables) and not even
-    # a number below 0 in the place of the strategy: all of an outer choice, with the least quick bound
-    queue = [(bounds.min(), *key, -1) for key, (_, bounds) in closed.items()]
-    heapify(queue)
-    try:
-        while queue:
-            reached, number, outer, choice = heappop(queue)
-            limit = found[count - 1].time if len(found) >= count else incumbent * (1 + AGREEMENT)
-            if reached > limit or reached == np.inf:
-                break
-            if choice < 0:
-                choices, bounds = closed[number, outer]
-                own = choices[bounds <= min(limit, known)]
-                tighter = uniform_bounds(tables[number], outer, own, check)
-                for bound, each in zip(tighter.tolist(), own.tolist(), strict=True):
-                    heappush(queue, (bound, number, outer, each))
-                continue
-            case = OuterChoiceSolver(tables[number], number, outer, reached, np.array([choice]))
-            plan = _best_split(case, limit, check)
-            effort += case.labels
-            if plan is not None:
-                found = sorted([*found, plan], key=lambda candidate: candidate.time)[:count]
-    except DeadlineError:
-        proven = False
-    best = found[0] if found else None
-    cost = best.time if best else (np.inf if incumbent == np.inf else incumbent * (1 + AGREEMENT))
-    floor = min(cost if proven else min(cost, reached), inf if even else interleaved_floor)
-    note = EVEN_ONLY if proven and interleaved else ""
-    return TableResult(best, float(floor), proven and not interleaved, effort, tuple(found), note)
-
-
-def _even_interleaved(
-    tables: Sequence[CostTable], incumbent: float, count: int, deadline: float | None
-) -> tuple[list[PricedPlan], float, bool]:
-    """Return the `count` best interleaved plans of even stages, a bound on all, and whether time sufficed.
-
-    Even are all layers, or all but the first and the last. What the mean work of a device excludes is not
-    simulated, the outer choices of the least bounds first.
-    """
-    found, queue = list[PricedPlan](), list[tuple[float, int, int]]()
-    for number, table in enumerate(tables):
-        if table.virtual_stages > 1:
-            queue += [
-                (float(b), number, outer) for outer, b in enumerate(outer_lower_bounds(table))
-            ]
+        return TableResult(None, least_bound(tables, "uniform"), False, 0, note=OFFLOADING)
     check = deadline_check(deadline)
-    floor = min((bound for bound, *_ in queue), default=inf)
+    ranking = _Ranking(count, incumbent * (1 + COST_TOLERANCE))
+    interleaved = {number: table for number, table in enumerate(tables) if table.virtual_stages > 1}
+    bounds = rising_bounds(interleaved, "layerwise")
+    complete = _rank_interleaved(tables, bounds, ranking, check)
+    settled = not interleaved or (even and complete)
+    search = _Search(tables, ranking, check)
+    proven = search.run()
+    floor = ranking.floor
+    if not proven:
+        floor = min(floor, search.reached)
+    if not settled:
+        floor = min(floor, bounds[0].seconds)
+    return TableResult(
+        ranking.best,
+        floor,
+        proven and settled,
+        search.effort,
+        tuple(ranking.plans),
+        note=EVEN_ONLY if proven and not settled else "",
+    )
+
+
+@dataclass
+class _Ranking:
+    """The best plans so far."""
+
+    count: int
+    """Plans that are wanted."""
+    ceiling: float
+    """Seconds that no plan may exceed."""
+    plans: list[PricedPlan] = field(default_factory=list)
+    """Cheapest first, at most `count`."""
+
+    @property
+    def best(self) -> PricedPlan | None:
+        """The cheapest plan."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def floor(self) -> float:
+        """Seconds that no plan undercuts once all have been looked at."""
+        return self.plans[0].time if self.plans else self.ceiling
+
+    @property
+    def limit(self) -> float:
+        """Seconds above which a plan is not among the best."""
+        return self.plans[-1].time if len(self.plans) == self.count else self.ceiling
+
+    def add(self, plan: PricedPlan) -> None:
+        """Put a plan in its place."""
+        self.plans = sorted([*self.plans, plan], key=lambda known: known.time)[: self.count]
+
+
+def _rank_interleaved(
+    tables: Sequence[CostTable], bounds: list[OuterBound], ranking: _Ranking, check: Check
+) -> bool:
+    """Add the best interleaved plans of even stages; return whether time sufficed.
+
+    Even are all layers, or all but the first and the last.
+    """
     try:
-        for bound, number, outer in sorted(queue):
-            limit = found[count - 1].time if len(found) >= count else incumbent * (1 + AGREEMENT)
-            if bound > limit or bound == inf:
+        for bound in bounds:
+            if bound.seconds > ranking.limit or bound.seconds == inf:
                 break
             check()
-            one = tables[number].select([outer])
-            for ends_apart in (True, False):
-                plans = even_uniform_plans(one, ends_apart=ends_apart)
-                work = (
-                    one.time[0].amin(0).sum(0)[plans.choices[:, 0]] * one.num_micro_batches / one.pp
-                )
-                plans = plans[work.detach() <= limit]
-                cost = evaluate_batch(one, plans)
-                times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
-                for index in times.argsort(stable=True)[:count].tolist():
-                    if times[index] <= limit and cost.feasible[index]:
-                        plan = replace(plans[index : index + 1], outer=torch.tensor([outer]))
-                        found.append(PricedPlan(number, plan, float(times[index])))
-            found = sorted(found, key=lambda candidate: candidate.time)[:count]
+            for plan in _even_plans(tables[bound.table], bound, ranking):
+                ranking.add(plan)
     except DeadlineError:
-        return found, floor, False
-    return found, floor, True
+        return False
+    return True
 
 
-def _best_split(case: OuterChoiceSolver, limit: float, check: Check) -> PricedPlan | None:
-    """Return the best split of one configuration within `limit`, by a rising limit of its own."""
-    lowest, margin, limit = case.bound, FIRST_MARGIN, min(limit, case.most_expensive())
-    while case.bound <= limit:
-        check()
-        plan = case.attempt("stagewise", min(lowest * (1 + margin), limit), check)
-        if plan is not None:
-            return plan
-        margin *= 4
-    return None
+def _even_plans(table: CostTable, bound: OuterBound, ranking: _Ranking) -> Iterator[PricedPlan]:
+    """Yield the best plans of even stages of one interleaved outer choice that the ranking admits."""
+    limit = ranking.limit
+    one = table.select([bound.outer])
+    # what the mean work of a device excludes is not simulated
+    work = one.time[0].detach().amin(0).sum(0) * one.num_micro_batches / one.pp
+    for ends_apart in (True, False):
+        plans = even_uniform_plans(one, ends_apart=ends_apart)
+        plans = plans[work[plans.choices[:, 0]] <= limit]
+        seconds = feasible_seconds(one, plans)
+        for row in seconds.argsort(stable=True)[: ranking.count].tolist():
+            if seconds[row] <= limit and seconds[row] < inf:
+                plan = replace(plans[row : row + 1], outer=torch.tensor([bound.outer]))
+                yield PricedPlan(bound.table, plan, float(seconds[row]))
+
+
+class _Entry(NamedTuple):
+    """A configuration in the order of bounds; at first a whole outer choice with its least bound."""
+
+    bound: float
+    table: int
+    outer: int
+    choice: int
+    """Strategy; `EVERY` for a whole outer choice."""
+
+
+EVERY = -1
+"""Stands for all strategies of an outer choice."""
+
+
+class _Search:
+    """State of the search over configurations without interleaving."""
+
+    def __init__(self, tables: Sequence[CostTable], ranking: _Ranking, check: Check) -> None:
+        self.tables = tables
+        self.ranking = ranking
+        self.check = check
+        self.reached = 0.0
+        """Configurations of lower bounds are settled."""
+        known = min(_even_seconds(tables, ranking.count) * (1 + COST_TOLERANCE), ranking.ceiling)
+        self.known = known
+        """Seconds that the wanted plans need at most."""
+        self.quick = dict(_quick_bounds(tables))
+        self.effort = sum(len(quick.seconds) for quick in self.quick.values())
+        self.queue = [
+            _Entry(float(quick.seconds.min()), *key, EVERY) for key, quick in self.quick.items()
+        ]
+        heapify(self.queue)
+
+    def run(self) -> bool:
+        """Settle configurations in the order of bounds; return whether time sufficed."""
+        try:
+            while self.queue:
+                entry = heappop(self.queue)
+                self.reached = entry.bound
+                if entry.bound > self.ranking.limit or entry.bound == inf:
+                    break
+                if entry.choice == EVERY:
+                    self._bound_each(entry)
+                else:
+                    self._solve(entry)
+        except DeadlineError:
+            return False
+        return True
+
+    def _bound_each(self, entry: _Entry) -> None:
+        """Queue the strategies of an outer choice by tighter bounds."""
+        quick = self.quick[entry.table, entry.outer]
+        choices = quick.choices[quick.seconds <= min(self.ranking.limit, self.known)]
+        tighter = uniform_bounds(self.tables[entry.table], entry.outer, choices, self.check)
+        for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
+            heappush(self.queue, entry._replace(bound=bound, choice=choice))
+
+    def _solve(self, entry: _Entry) -> None:
+        """Add the best split of a configuration, by a rising limit of its own."""
+        choices = np.array([entry.choice])
+        table = self.tables[entry.table]
+        solver = OuterChoiceSolver(table, entry.table, entry.outer, entry.bound, choices)
+        limit = min(self.ranking.limit, solver.most_expensive())
+        margin = FIRST_MARGIN
+        while solver.bound <= limit:
+            self.check()
+            trial = min(entry.bound * (1 + margin), limit)
+            plan = solver.attempt("stagewise", trial, self.check)
+            if plan is not None:
+                self.ranking.add(plan)
+                break
+            margin *= MARGIN_GROWTH
+        self.effort += solver.labels
 
 
 def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
-    """Return the seconds of the `count`-th best plan of even stages; infinite where there are not as many."""
+    """Return the seconds of the `count`-th best plan of even stages; infinite where there are fewer."""
     seconds = [torch.full((count,), torch.inf, dtype=torch.float64)]
     for table in tables:
         if table.virtual_stages == 1:
-            cost = evaluate_batch(table, even_uniform_plans(table))
-            seconds.append(cost.iteration_time[cost.feasible].detach())
+            seconds.append(feasible_seconds(table, even_uniform_plans(table)))
     return float(torch.cat(seconds).sort().values[count - 1])
 
 
-def _quick_bounds(tables: Sequence[CostTable]) -> dict[tuple[int, int], tuple[Index, Array]]:
-    """Return legal strategies of every table and outer choice, and their bounds by stages of equal seconds.
+@dataclass(frozen=True)
+class _QuickBounds:
+    """Bounds of an outer choice's configurations by stages of equal seconds."""
 
-    They know neither memory nor boundaries.
-    """
-    result = {}
+    choices: Index
+    """Legal strategies, `(B,)`."""
+    seconds: Array
+    """Bounds that know neither memory nor boundaries, `(B,)`."""
+
+
+def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int], _QuickBounds]]:
+    """Yield quick bounds by table and outer choice."""
     for number, table in enumerate(tables):
         if table.virtual_stages > 1:
             continue
         outer, choice = torch.nonzero(table.allowed & table.runnable.all(0), as_tuple=True)
-        figures = (table.time.amin(1), table.sync.amin(1), table.per_iteration)
-        seconds, sync, per_iteration = (values.detach()[outer, :, choice] for values in figures)
-        bounds = spread_bounds(
-            seconds, sync, per_iteration, table.num_micro_batches[outer], table.pp
-        )
+
+        def chosen(values: Tensor, outer: Tensor = outer, choice: Tensor = choice) -> Tensor:
+            return values.detach()[outer, :, choice]
+
+        seconds = chosen(table.time.amin(1))
+        sync = chosen(table.sync.amin(1))
+        per_iteration = chosen(table.per_iteration)
+        count = table.num_micro_batches[outer]
+        bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
         for own in torch.unique(outer).tolist():
-            result[number, own] = choice[outer == own].numpy(), bounds[outer == own].numpy()
-    return result
+            mine = outer == own
+            yield (number, own), _QuickBounds(choice[mine].numpy(), bounds[mine].numpy())
 
 
 def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -> Array:
@@ -194,24 +282,33 @@ def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -
         Seconds, `(B,)`; infinite where no split fits the memory.
     """
     costs = OuterCosts.whole(table, outer)
-    size = max(ELEMENTS // len(StageSegments.legal(costs.pp, costs.fused_to_previous)), 1)
+    segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
+    size = max(MAX_ELEMENTS // len(segments), 1)
     result = np.empty(len(choices))
     for begin in range(0, len(choices), size):
         check()
-        result[begin : begin + size] = _split_bounds(costs, choices[begin : begin + size])
-    return result * (1 - TOLERANCE)
+        batch = slice(begin, begin + size)
+        result[batch] = _split_bounds(costs, choices[batch])
+    return result * (1 - BOUND_TOLERANCE)
 
 
 def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     """Bound sum, bottleneck and synchronisation of splits apart, or the two maxima of one stage together."""
     stages = ChosenStages(costs, np.repeat(choices[:, None], costs.num_layers, axis=1))
-    rest, segments, sync = costs.num_micro_batches - 1.0, stages.segments, stages.sync()
+    later = costs.num_micro_batches - 1.0
     seconds = np.where(stages.fits(), stages.seconds(), np.inf)
     unfit = np.isinf(seconds)
-    both = rest * np.where(unfit, 0.0, seconds) + sync
-    fitting = (np.where(unfit, np.inf, values) for values in (sync, both))
-    largest_sync, joint = (segments.before(values, np.maximum)[-1, -1] for values in fitting)
-    least, slowest = (segments.before(seconds, join)[-1, -1] for join in (np.add, np.maximum))
+    sync = stages.sync()
+    both = later * np.where(unfit, 0.0, seconds) + sync
+
+    def least(values: Array, join: np.ufunc) -> Array:
+        return np.asarray(stages.segments.before(values, join)[-1, -1])
+
+    slowest = least(seconds, np.maximum)
     # infinite least sums say that nothing fits
-    apart = rest * np.where(np.isinf(slowest), 0.0, slowest) + largest_sync
-    return np.asarray(least + np.maximum(apart, joint) + costs.per_iteration[:, choices].sum(0))
+    bottleneck = later * np.where(np.isinf(slowest), 0.0, slowest)
+    apart = bottleneck + least(np.where(unfit, np.inf, sync), np.maximum)
+    together = least(np.where(unfit, np.inf, both), np.maximum)
+    maxima = np.maximum(apart, together)
+    per_iteration = costs.per_iteration[:, choices].sum(0)
+    return np.asarray(least(seconds, np.add) + maxima + per_iteration)

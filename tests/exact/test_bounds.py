@@ -11,8 +11,9 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.stage_costs import OuterCosts
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.bounds import SegmentGrid, outer_lower_bounds, spread_bounds
+from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
 from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.segment_grid import SegmentGrid
 from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import random_table
@@ -102,7 +103,7 @@ def test_a_segment_fits_where_some_strategies_of_its_layers_do() -> None:
                         + costs.working[range(first, end), legal[list(chosen)]].max()
                         for chosen in product(range(len(legal)), repeat=end - first)
                     )
-                    fits = bool(grid._fits[s, grid.segment[first, end]])
+                    fits = bool(grid._fits[s, grid.distinct.number[first, end]])
                     assert fits == (fewest <= capacity * (1 + 1e-12))
                     met.add(fits)
     assert met == {True, False}

@@ -7,7 +7,7 @@ import pytest
 
 from darts_parallel.cost import OuterCosts
 from darts_parallel.exact._stage_fronts import LayerStructure, end_penalties, penalties
-from darts_parallel.exact.limits import SegmentBounds
+from darts_parallel.exact.limits import Budgets, SegmentBounds
 from tests.support.random_tables import random_table
 
 
@@ -48,13 +48,13 @@ def test_a_sweep_keeps_what_a_loop_over_all_splits_keeps(seed: int) -> None:
                 max(sums[row], seconds),
                 max([sync[row], *(value - rate * most for value, rate in mixed)]),
             )
-    found, _ = bounds.within(limit, rest, rounds=1)
+    found = bounds.within(limit, rest, rounds=1)
     assert list(zip(found.stages.stage, found.stages.first, found.stages.end, strict=True)) == list(
         expected
     )
     figures = np.stack([found.seconds, found.summed, found.sync], axis=1)
     np.testing.assert_allclose(figures, list(expected.values()), rtol=1e-12)
-    assert len(bounds.within(limit, rest)[0].stages) <= len(expected)
+    assert len(bounds.within(limit, rest).stages) <= len(expected)
 
 
 @pytest.mark.parametrize("seed", range(9))
@@ -69,7 +69,7 @@ def test_a_label_may_need_what_the_loosest_use_of_its_layers_leaves(seed: int) -
             stages.end[mine],
             rng.uniform(2, 9, (3, len(mine))),
         )
-        limits = forms.limits(first, end, budgets, structure.groups)
+        limits = forms.limits(Budgets(first, end, budgets), structure.groups)
         kept = costs.static + in_flight * costs.activation
         most = [kept[layer, own].max() for layer, own in enumerate(structure.choices)]
         working = [costs.working[layer, own].max() for layer, own in enumerate(structure.choices)]

@@ -78,7 +78,7 @@ def test_after_the_deadline_the_loosest_bound_that_was_not_improved_stands(
         return 1e9
 
     module = "darts_parallel.exact.simulated"
-    monkeypatch.setattr(f"{module}.outer_lower_bounds", work_bounds)
+    monkeypatch.setattr("darts_parallel.exact.bounds.outer_lower_bounds", work_bounds)
     monkeypatch.setattr(f"{module}.packed_bound", packed)
     monkeypatch.setattr(f"{module}.monotonic", lambda: next(clock))
     # three outer choices are improved at the times 0, 1 and 2; the fourth has the least bound

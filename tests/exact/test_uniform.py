@@ -40,7 +40,7 @@ def test_bounds_of_all_configurations_lie_below_their_best_splits() -> None:
         table = random_table(seed, pp=1 + seed % 4, num_layers=7, tightness=1.0)
         for o, legal in enumerate(table.allowed):
             own = torch.nonzero(legal)[:, 0]
-            bounds = uniform_bounds(table, o, own.numpy(), deadline_check(None))
+            bounds = uniform_bounds(table, o, own.numpy(), deadline_check(math.inf))
             assert not np.isnan(bounds).any()
             for c, bound in zip(own.tolist(), bounds.tolist(), strict=True):
                 only = table.select([o])
@@ -64,7 +64,7 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
 
 
 def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("darts_parallel.exact.simulated.MAX_PLANS", 100)
+    monkeypatch.setattr("darts_parallel.exact.enumeration.MAX_PLANS", 100)
     with pytest.raises(ValueError, match="more than 100 plans"):
         brute_force([random_table(1, pp=1, num_layers=6)], "layerwise")
 
