@@ -46,7 +46,8 @@ class LabelLimits:
 
     def admit(self, values: Array, node: int) -> Bools:
         """Return which labels, `(n, 5)`, may still become part of a plan within the limit."""
-        return np.asarray((values @ self.weights.T <= self.limits[node]).all(axis=1))
+        needed = values @ self.weights.T
+        return np.asarray((needed <= self.limits[node]).all(axis=1))
 
     def relevant(self, values: Array, node: int) -> Array:
         """Return labels `(n, 5)` for dominance: times, then bytes, equal where they cannot bind."""
@@ -158,9 +159,10 @@ class LabelForms:
         total = None
         if costs.pp == 1:
             total = np.array([costs.num_micro_batches, 1.0, 1.0])
+        part = np.array([form.part for form in forms])
         return LabelForms(
             _column(forms, "weights"),
-            _column(forms, "part"),
+            part,
             _column(forms, "added"),
             prefix_sums(_column(forms, "needed")),
             segment_max(costs.working.min(axis=1)),

@@ -252,7 +252,9 @@ class LayerwiseFronts:
 
     def _states(self, labels: Labels, rows: Index) -> Index:
         """Return the layouts of the first and the newest layer of some labels, as one number."""
-        return labels.first[rows] * self.costs.p2p.shape[-1] + labels.current[rows]
+        layouts = self.costs.p2p.shape[-1]
+        states: Index = labels.first[rows] * layouts + labels.current[rows]
+        return states
 
     def _extend(self, labels: Labels | None, layer: int, growth: "_Growth") -> Labels:
         """Return all labels with one more layer."""
