@@ -10,7 +10,7 @@ from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quo
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.plans import LayerStrategy, Plan, facts, job_facts, trainer_schedules
 from darts_parallel.problem import Problem
-from darts_parallel.schedules import SEARCHED
+from darts_parallel.schedules import SEARCHED, find
 
 BLOCKS = (
     "block",
@@ -342,7 +342,8 @@ class Request:
 
     def _require_schedule(self, known: Sequence[str]) -> None:
         """Refuse a schedule that is none of `known`."""
-        if self.plan.virtual_stages > 1 and "interleaved" not in known:
+        several = any(find(name).chunks != 1 for name in known if name != SEARCHED)
+        if self.plan.virtual_stages > 1 and not several:
             self.refuse(
                 f"virtual_stages={self.plan.virtual_stages}, and this trainer's schedule does not interleave",
                 "space.virtual_stages=1",

@@ -8,8 +8,8 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 from typing import Any
 
 from darts_parallel.export.common import ChunkContent, Exported, Request
-from darts_parallel.plans import LayerStrategy
-from darts_parallel.schedules import find, usual_schedule
+from darts_parallel.plans import LayerStrategy, Plan
+from darts_parallel.schedules import Schedule, find, search_start, usual_schedule
 
 ORDER = "torchtitan_order.csv"
 """The passes of every device, where torch has no class that writes them."""
@@ -128,14 +128,18 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     }
     if plan.pp > 1:
         # an order in a CSV still needs a class, which decides where the stages lie
-        usual = find(usual_schedule(plan.virtual_stages)).pytorch
-        placement = "ZBVZeroBubble" if plan.passes.folded else usual
-        name = plan.passes.pytorch or placement
-        # torch's 1F1B refuses fewer micro-batches than stages, where GPipe runs the same passes
-        few = name == "1F1B" and plan.num_micro_batches < plan.pp
-        values["pipeline_parallel_schedule"] = "GPipe" if few else name
+        rules = (plan.passes, _usual(plan))
+        names = [rule.pytorch_class(plan.pp, plan.num_micro_batches) for rule in rules]
+        values["pipeline_parallel_schedule"] = names[0] or names[1]
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values
+
+
+def _usual(plan: Plan) -> Schedule:
+    """Return the schedule with a class of PyTorch's that places stages as the plan does."""
+    if plan.passes.folded:
+        return search_start(plan.passes.placement)
+    return find(usual_schedule(plan.virtual_stages))
 
 
 def _modules(chunk: ChunkContent) -> list[str]:

@@ -1,9 +1,10 @@
 """The fields of a `plan.json`, each read with a check of its own."""
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from darts_parallel.config import COMM_BITS, OFFLOADS
-from darts_parallel.errors import PlanError
+from darts_parallel.errors import PlanError, closest
 
 _KINDS: dict[type, tuple[str, str]] = {
     int: ("a whole number", "1"),
@@ -12,57 +13,87 @@ _KINDS: dict[type, tuple[str, str]] = {
     list: ("a list", "[...]"),
 }
 LARGEST = 2**31 - 1
-"""Upper limit of any number in a plan: more devices or micro-batches than there can be."""
+"""Upper limit of any number in a plan, beyond any number of devices or micro-batches."""
+LARGEST_GROUP = 2**20
+"""GPUs of a node group up to which ranks are read."""
+MOST_SHOWN = 40
+"""Characters of a wrong value that a message shows."""
 
 
-def field(
-    data: dict[str, Any],
-    key: str,
-    kind: type,
-    minimum: int | None = None,
-    place: str = "",
-    default: int | None = None,
-) -> Any:
-    """Read field `key` of `data`, which stands at `place` of the file, checked.
+class Fields(NamedTuple):
+    """Fields of an object of a plan file."""
 
-    A missing one takes `default`: older files lack the fields that have one.
-    """
-    name = f"{place}{key}"
-    if key not in data and default is not None:
-        return default
-    if key not in data:
-        raise PlanError(
-            f"plan: the field {name} is missing; try a plan.json as the command writes it."
-        )
-    value = data[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        text = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
-        rule, near = _KINDS[kind]
-        raise PlanError(f"plan: {name}={text} must be {rule}; try {near}.")
-    if type(value) is int and value > LARGEST:
+    data: dict[str, Any]
+    place: str = ""
+    """Where the object stands in the file, for messages."""
+
+    def read(
+        self, key: str, kind: type, minimum: int | None = None, default: int | None = None
+    ) -> Any:
+        """Read a field, checked.
+
+        A missing field has the value `default`: older files lack the fields that have one.
+        """
+        name = f"{self.place}{key}"
+        if key not in self.data:
+            if default is not None:
+                return default
+            raise PlanError(
+                f"plan: the field {name} is missing; try a plan.json as the command writes it."
+            )
+        value = self.data[key]
+        boolean = isinstance(value, bool)
+        if not isinstance(value, kind) or boolean != (kind is bool):
+            rule, near = _KINDS[kind]
+            raise PlanError(f"plan: {name}={_shortened(value)} must be {rule}; try {near}.")
+        if kind is int:
+            _check_range(name, value, minimum)
+        return value
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def _check_range(name: str, value: int, minimum: int | None) -> None:
+    if value > LARGEST:
         raise PlanError(f"plan: {name}={value} must be at most {LARGEST}; try {LARGEST}.")
-    if minimum is not None and type(value) is int and value < minimum:
+    if minimum is not None and value < minimum:
         raise PlanError(f"plan: {name}={value} must be at least {minimum}; try {minimum}.")
-    return value
 
 
-def stage_span(stage: Any, index: int) -> tuple[int, int]:
+def read_boundaries(data: dict[str, Any]) -> tuple[int, ...]:
+    """Return the first layer of every stage, and the end of the last stage."""
+    spans = [_span(stage, index) for index, stage in enumerate(Fields(data).read("stages", list))]
+    if not spans:
+        raise PlanError("plan: stages=[] must list at least one stage; try one of all layers.")
+    for (_, end), (first, _) in pairwise(spans):
+        if end != first:
+            raise PlanError(
+                f"plan: a stage begins at layer {first}, which must be {end}; try {end}."
+            )
+    return (spans[0][0], *(end for _, end in spans))
+
+
+def _span(stage: Any, index: int) -> tuple[int, int]:
     """Return the first layer of a stage and the one after its last."""
     span = stage.get("layers") if isinstance(stage, dict) else None
-    if not isinstance(span, list) or len(span) != 2 or not all(type(x) is int for x in span):
+    numbers = [x for x in span if type(x) is int] if isinstance(span, list) else []
+    if len(numbers) != 2 or numbers != span:
         raise PlanError(
             f"plan: stages[{index}].layers must be [first, end), got {span!r}; try [0, 1]."
         )
-    return span[0], span[1]
+    return numbers[0], numbers[1]
 
 
-def comm_bits(layer: dict[str, Any], key: str, place: str) -> int:
-    """Return the bits of a collective of the layer at `place`; older files have none."""
-    bits = int(field(layer, key, int, place=place, default=max(COMM_BITS)))
+def comm_bits(layer: Fields, key: str) -> int:
+    """Return the bits of a collective of a layer; older files have none."""
+    bits = int(layer.read(key, int, default=max(COMM_BITS)))
     if bits not in COMM_BITS:
-        near = min(COMM_BITS, key=lambda legal: abs(legal - bits))
         legal = ", ".join(map(str, COMM_BITS))
-        raise PlanError(f"plan: {place}{key}={bits} must be one of {legal}; try {near}.")
+        near = closest(bits, COMM_BITS)
+        raise PlanError(f"plan: {layer.place}{key}={bits} must be one of {legal}; try {near}.")
     return bits
 
 
@@ -72,7 +103,8 @@ def offload_of(
     """Read the shares in host memory of every device; empty where no stage of the file names one.
 
     Args:
-        stages: Of the file; those of one device name equal shares.
+        stages: Of the file; all stages of one device name equal shares.
+        devices: Device of every stage.
     """
     found: dict[int, tuple[float, float]] = {}
     for index, (stage, device) in enumerate(zip(stages, devices, strict=True)):
@@ -82,69 +114,87 @@ def offload_of(
                 f"plan: stages[{index}].offload={shares!r} must be an object; try "
                 '{"activation": 0.0, "optimizer": 0.0}.'
             )
-        values = [shares.get(kind, 0.0) for kind in OFFLOADS]
-        for kind, value in zip(OFFLOADS, values, strict=True):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0.0 <= value <= 1.0
-            ):
-                near = min(max(value, 0.0), 1.0) if isinstance(value, int | float) else 0.0
-                raise PlanError(
-                    f"plan: stages[{index}].offload.{kind}={value!r} must lie between 0 and 1; try "
-                    f"{near if near == near else 0.0}."
-                )
-        own = (float(values[0]), float(values[1]))
+        own = (_share(shares, OFFLOADS[0], index), _share(shares, OFFLOADS[1], index))
         if found.setdefault(device, own) != own:
+            near = dict(zip(OFFLOADS, found[device], strict=True))
             raise PlanError(
-                f"plan: stages[{index}].offload={shares} must equal that of the other stages on its device; "
-                f"try {dict(zip(OFFLOADS, found[device], strict=True))}."
+                f"plan: stages[{index}].offload={shares} must equal that of the other stages on "
+                f"its device; try {near}."
             )
     given = tuple(found[device] for device in sorted(found))
-    return given if any(value > 0 for pair in given for value in pair) else ()
+    return given if any(map(any, given)) else ()
 
 
-LARGEST_NODE = 2**20
-"""GPUs of a plan file's cluster up to which its ranks are read."""
+def _share(shares: dict[str, Any], kind: str, index: int) -> float:
+    """Read the share of a kind of tensors that a stage keeps in host memory."""
+    value = shares.get(kind, 0.0)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.0 <= value <= 1.0:
+        near = 1.0 if number and value > 1.0 else 0.0
+        raise PlanError(
+            f"plan: stages[{index}].offload.{kind}={value!r} must lie between 0 and 1; try {near}."
+        )
+    return float(value)
+
+
+class Node(NamedTuple):
+    """A node of a plan file's cluster."""
+
+    index: int
+    """In rank order."""
+    gpus: int
 
 
 def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
-    """Return the order of the nodes that the ranks of a plan file's stages imply; empty for rank order.
+    """Return the order of the nodes that the ranks of stages imply; empty for rank order.
 
-    The sizes of the nodes stand in the file's `cluster`. Ranks that tear a node apart are no order: they
-    are left to the check of the ranks. Chunks after the first of an interleaved stage repeat its ranks.
+    The sizes of the nodes stand in the file's `cluster`. Ranks that tear a node apart are no order:
+    the
+    check of the ranks refuses them. Chunks after the first of an interleaved stage repeat its
+    ranks.
     """
-    first_lap = [s for s in data["stages"] if isinstance(s, dict) and not s.get("chunk")]
-    lists = [stage.get("ranks") for stage in first_lap]
-    ranks = [rank for own in lists if isinstance(own, list) for rank in own]
-    nodes = _first_ranks(data.get("cluster"))
+    ranks: list[Any] = []
+    for stage in data["stages"]:
+        own = stage.get("ranks") if isinstance(stage, dict) else None
+        if isinstance(own, list) and not stage.get("chunk"):
+            ranks += own
+    nodes = _nodes_by_first_rank(data.get("cluster"))
     order: list[int] = []
     position = 0
     while nodes and position < len(ranks):
-        node, gpus = (
-            nodes.get(ranks[position], (-1, 0)) if type(ranks[position]) is int else (-1, 0)
-        )
-        if node < 0 or ranks[position : position + gpus] != [
-            ranks[position] + i for i in range(gpus)
-        ]:
+        first = ranks[position]
+        node = nodes.get(first) if type(first) is int else None
+        if node is None:
             return ()
-        order.append(node)
-        position += gpus
+        end = position + node.gpus
+        if ranks[position:end] != list(range(first, first + node.gpus)):
+            return ()
+        order.append(node.index)
+        position = end
     return () if order == list(range(len(order))) else tuple(order)
 
 
-def _first_ranks(cluster: Any) -> dict[int, tuple[int, int]]:
-    """Return the number and GPUs of every node by its first rank; empty where the file does not say."""
+def _nodes_by_first_rank(cluster: Any) -> dict[int, Node]:
+    """Return every node by its first rank; empty where the file does not say."""
     groups = cluster.get("nodes") if isinstance(cluster, dict) else None
-    nodes: dict[int, tuple[int, int]] = {}
+    nodes: dict[int, Node] = {}
     first = 0
     for group in groups if isinstance(groups, list) else []:
-        count, gpus = (
-            group.get(key) if isinstance(group, dict) else None for key in ("count", "gpus")
-        )
-        if type(count) is not int or type(gpus) is not int or not 0 < count * gpus <= LARGEST_NODE:
+        count, gpus = _size_of(group)
+        if not 0 < count * gpus <= LARGEST_GROUP:
             return {}
         for _ in range(count):
-            nodes[first] = (len(nodes), gpus)
+            nodes[first] = Node(len(nodes), gpus)
             first += gpus
     return nodes
+
+
+def _size_of(group: Any) -> tuple[int, int]:
+    """Return nodes and GPUs per node of a node group of a file; zeros if they are no numbers."""
+    if not isinstance(group, dict):
+        return 0, 0
+    count = group.get("count")
+    gpus = group.get("gpus")
+    if type(count) is not int or type(gpus) is not int:
+        return 0, 0
+    return count, gpus

@@ -2,33 +2,44 @@
 
 from collections.abc import Sequence
 from math import isqrt
+from typing import NamedTuple
 
 from darts_parallel.config import MAMBA, SpaceConfig
 from darts_parallel.errors import ConfigError, closest
 from darts_parallel.problem import Cluster, MeasuredTimes, Model, tensor_divided
 
 MOST_FREE_CHUNKS = 2
-"""Chunks a device that a free choice tries although they cannot be equal."""
+"""Stages per device that a search without a pin tries although they cannot be equal."""
 USUAL_NODE = 8
-"""GPUs of the nodes that most clusters have: tensor parallelism up to this is tried on smaller nodes too."""
+"""GPUs of a usual node: smaller nodes try tensor parallelism up to this degree, too."""
+MOST_LISTED = 12
+"""Valid values that a message lists."""
+
+
+class TensorDegrees(NamedTuple):
+    """Valid tensor-parallel degrees."""
+
+    tried: list[int]
+    left_out: list[int]
+    """Wider ones, which a search tries only with a pin."""
 
 
 def divisors(number: int) -> list[int]:
     """Return the divisors of `number`, rising."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
+    large = [number // d for d in reversed(small) if d * d != number]
+    return small + large
 
 
 def legal_pipeline_degrees(model: Model, cluster: Cluster) -> list[int]:
-    """Return the degrees whose stages are of one node type each and hold a layer at least, pinned or not."""
+    """Return the degrees whose stages hold a layer at least and one node type each."""
     units = pipeline_units(model)
-    return [
-        pp for pp in divisors(cluster.num_devices) if pp <= units and node_orders_exist(cluster, pp)
-    ]
+    degrees = [pp for pp in divisors(cluster.num_devices) if pp <= units]
+    return [pp for pp in degrees if node_orders_exist(cluster, pp)]
 
 
 def node_orders_exist(cluster: Cluster, pp: int) -> bool:
-    """Return whether the nodes can be ordered so that none of `pp` equal stages mixes node types."""
+    """Return whether some order of the nodes gives `pp` equal stages of one node type each."""
     size = cluster.num_devices // pp
     return cluster.homogeneous or all(total % size == 0 for total in cluster.type_devices.values())
 
@@ -40,15 +51,17 @@ def pipeline_units(model: Model) -> int:
 
 def tensor_degrees(
     space: SpaceConfig, model: Model, cluster: Cluster, measured: MeasuredTimes | None
-) -> tuple[list[int], list[int]]:
-    """Return the tensor-parallel degrees to try, and legal ones that a search without a pin leaves out.
+) -> TensorDegrees:
+    """Return the tensor-parallel degrees to try, and wider ones that need a pin.
 
-    Tried are those up to the largest node, or 8, and wider pinned ones: groups that cross nodes pay off where
-    nodes are small (one GPU a node), or where nothing else fits.
+    Tried are degrees up to the largest node, or 8, and pinned ones. Groups that cross nodes pay off
+    where nodes are small (one GPU a node), or where nothing else fits.
     """
-    pinned, legal = space.pinned("tp"), legal_tensor_degrees(model, cluster, measured)
-    usual = [tp for tp in legal if tp <= widest_tensor_degree(cluster) or tp in (pinned or ())]
-    return usual, [] if pinned is not None else legal[len(usual) :]
+    pinned = space.pinned("tp")
+    legal = legal_tensor_degrees(model, cluster, measured)
+    widest = widest_tensor_degree(cluster)
+    tried = [tp for tp in legal if tp <= widest or tp in (pinned or ())]
+    return TensorDegrees(tried, [] if pinned is not None else legal[len(tried) :])
 
 
 def widest_tensor_degree(cluster: Cluster) -> int:
@@ -61,52 +74,66 @@ def legal_tensor_degrees(
 ) -> list[int]:
     """Return tensor-parallel degrees that a plan may have.
 
-    They divide the heads, the KV heads and those of state spaces, divide the nodes of some type or consist
-    of them, and, with `cost=profiled`, were measured.
+    They divide the heads: of queries, of keys and values, and of state spaces. They divide the
+    nodes of some type, or consist of them. With `cost=profiled` they were measured.
 
     Errors:
         ConfigError: `cost=profiled`, and none of them was measured.
     """
-    config, sizes = model.config, node_sizes(cluster)
-    heads: tuple[int, ...] = (config.num_heads, config.num_kv_heads or config.num_heads)
-    heads = () if model.block else (*heads, *_state_space_heads(model))
+    sizes = node_sizes(cluster)
+    heads = _heads(model)
     legal = [
         tp
         for tp in divisors(cluster.num_devices)
-        if all(n % tp == 0 for n in heads)
-        and any(size % tp == 0 or tp % size == 0 for size in sizes)
+        if _divides_all(tp, heads) and any(divides_nodes(tp, size) for size in sizes)
     ]
     if measured is None:
         return legal
-    known = measured.degrees
-    if not set(legal) & set(known):
+    known = [tp for tp in legal if tp in measured.degrees]
+    if not known:
         raise ConfigError(
             f"cost.profile={measured.path} must measure a legal tensor-parallel degree "
-            f"({', '.join(map(str, legal))}), but holds {', '.join(map(str, known)) or 'none'}; "
-            f"try {legal[0]}."
+            f"({', '.join(map(str, legal))}), but holds "
+            f"{', '.join(map(str, measured.degrees)) or 'none'}; try {legal[0]}."
         )
-    return [tp for tp in legal if tp in known]
+    return known
+
+
+def divides_nodes(tp: int, gpus: int) -> bool:
+    """Return whether tensor-parallel groups divide nodes of `gpus` GPUs, or consist of them."""
+    return gpus % tp == 0 or tp % gpus == 0
+
+
+def _divides_all(number: int, multiples: Sequence[int]) -> bool:
+    return all(multiple % number == 0 for multiple in multiples)
+
+
+def _heads(model: Model) -> list[int]:
+    """Return the numbers of heads that a degree divides; none for a custom block."""
+    if model.block:
+        return []
+    config = model.config
+    return [config.num_heads, config.num_kv_heads or config.num_heads, *_state_space_heads(model)]
 
 
 def refused_pin(key: str, value: int, rule: str, members: Sequence[int]) -> ConfigError:
     """Return the error for a pinned value that is none of `members`."""
-    names = ", ".join(map(str, members[:12])) + (", ..." if len(members) > 12 else "")
+    names = ", ".join(map(str, members[:MOST_LISTED]))
+    more = ", ..." if len(members) > MOST_LISTED else ""
     near = closest(value, members)
-    return ConfigError(f"space.{key}={value} must {rule} (legal: {names}); try {near}.")
+    return ConfigError(f"space.{key}={value} must {rule} (legal: {names}{more}); try {near}.")
 
 
 def batch_note(devices: int, batch: int) -> str:
-    """Say how far a global batch that divides badly over the GPUs bounds data parallelism; else empty.
+    """Say how a global batch that divides badly over the GPUs bounds data parallelism; or nothing.
 
-    Replicas are never idle: what the batch cannot use goes to the other degrees.
+    Replicas are never idle: the other degrees use the GPUs that data parallelism cannot use.
     """
     most = max(dp for dp in divisors(devices) if batch % dp == 0)
     if 2 * most > min(devices, batch):
         return ""
-    near = min(
-        (b for b in range(batch - devices, batch + devices + 1) if b > 0 and not b % (2 * most)),
-        key=lambda b: (abs(b - batch), b),
-    )
+    others = range(max(batch - devices, 1), batch + devices + 1)
+    near = closest(batch, [other for other in others if other % (2 * most) == 0])
     return (
         f"training.global_batch_size={batch} divides over dp {most} at most of {devices} GPUs: tp, cp "
         f"and pp take the rest, and {near} would divide over dp {2 * most}"
@@ -114,44 +141,43 @@ def batch_note(devices: int, batch: int) -> str:
 
 
 def virtual_stage_counts(space: SpaceConfig, model: Model, pp: int) -> list[int]:
-    """Return stages that a device may hold: 1, and without a pin only numbers that divide the blocks evenly.
+    """Return stages per device: 1, and without a pin only numbers that divide the blocks evenly.
 
-    More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks evenly
-    (Megatron-LM), so a free choice tries those numbers only.
+    More than one need a pipeline (pp > 1) and a layer for every stage. Trainers cut the blocks
+    evenly (Megatron-LM), so a search without a pin tries those numbers only.
     """
-    pinned, blocks = space.pinned("virtual_stages"), model.config.num_layers
-    most = pipeline_units(model) // pp if pp > 1 else 1
+    if pp == 1:
+        return [1]
+    pinned = space.pinned("virtual_stages")
+    most = pipeline_units(model) // pp
+    uneven = 1 if pinned is None else most
     if space.schedules is not None and pinned == (1,):
-        # chunks of any number of layers, as many a device as its share of the layers fills well
-        return [
-            v
-            for v in range(1, most + 1)
-            if v == 1 or v <= MOST_FREE_CHUNKS or blocks % (pp * v) == 0
-        ]
-    return [v for v in range(1, most + 1) if v == 1 or pinned is not None or blocks % (pp * v) == 0]
+        # named schedules decide the number of stages, which need not be equal up to here
+        uneven = MOST_FREE_CHUNKS
+    blocks = model.config.num_layers
+    return [v for v in range(1, most + 1) if v <= uneven or blocks % (pp * v) == 0]
 
 
 def context_degrees(model: Model, devices: int, seq_len: int) -> list[int]:
-    """Return context-parallel degrees, pinned or not: sequences divide into equal, equally expensive parts.
+    """Return context-parallel degrees: sequences divide into equal, equally expensive parts.
 
     Under a causal mask every rank takes one chunk from the front and one from the back, so that all
-    have the same attention to compute (Megatron-LM; Llama 3, arXiv 2407.21783, section 3.3.2): twice
-    the degree must divide the sequence. Groups may cross nodes.
+    have the same attention to compute (Megatron-LM; Llama 3, arXiv 2407.21783, section 3.3.2):
+    twice the degree must divide the sequence. Groups may cross nodes.
     """
-    parts, heads = 2 if model.config.causal else 1, _state_space_heads(model)[:1]
     if model.block is not None:  # operator plans have whole sequences
         return [1]
-    whole = (cp for cp in divisors(devices) if cp == 1 or seq_len % (parts * cp) == 0)
-    return [cp for cp in whole if all(n % cp == 0 for n in heads)]
+    parts = 2 if model.config.causal else 1
+    heads = _state_space_heads(model)[:1]
+    whole = [cp for cp in divisors(devices) if cp == 1 or seq_len % (parts * cp) == 0]
+    return [cp for cp in whole if _divides_all(cp, heads)]
 
 
 def _state_space_heads(model: Model) -> tuple[int, ...]:
-    """Return the heads, and groups of them, of the model's state-space layers; none without such layers."""
-    return (
-        tensor_divided(model.config)
-        if MAMBA in (model.config.hybrid_override_pattern or "")
-        else ()
-    )
+    """Return the heads, and groups of heads, of the model's state-space layers."""
+    if MAMBA not in (model.config.hybrid_override_pattern or ""):
+        return ()
+    return tensor_divided(model.config)
 
 
 def node_sizes(cluster: Cluster) -> list[int]:

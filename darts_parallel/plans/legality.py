@@ -1,6 +1,6 @@
-"""Whether a plan belongs to a problem: layers, devices, heads, batch, parts that few trainers have."""
+"""Whether a plan belongs to a problem: layers, devices, heads, batch, rare parts of models."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from darts_parallel.config import (
     COMM_BITS,
@@ -12,60 +12,57 @@ from darts_parallel.config import (
 )
 from darts_parallel.errors import PlanError, UnsupportedError, closest
 from darts_parallel.plans._expert_degrees import check_experts
-from darts_parallel.plans.degrees import context_degrees, divisors, legal_tensor_degrees
+from darts_parallel.plans.degrees import (
+    context_degrees,
+    divides_nodes,
+    divisors,
+    legal_tensor_degrees,
+)
 from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees
-from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem
+from darts_parallel.problem import Cluster, LayerSpec, MeasuredTimes, Model, Problem
 
-PARTS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
-    "inputs": (lambda c: c.inputs is not None, "blocks of your own"),
-    "hybrid_override_pattern": (
-        lambda c: c.hybrid_override_pattern is not None,
-        "layers of different kinds",
-    ),
-    "mamba_dt_rank": (
-        lambda c: c.mamba_dt_rank is not None and MAMBA in (c.hybrid_override_pattern or ""),
-        "Mamba-1 layers",
-    ),
-    "sliding_window": (lambda c: c.sliding_window is not None, "windowed attention"),
-    "mtp_num_layers": (lambda c: c.mtp_num_layers > 0, "multi-token prediction"),
-    "block_norms": (lambda c: c.block_norms not in (None, 2), "another number of norms in a block"),
-    "norm_scale": (lambda c: not c.norm_scale, "norms without weights"),
-    "qk_norm_whole": (
-        lambda c: c.qk_norm and c.qk_norm_whole,
-        "norms over all heads of queries and keys",
-    ),
-    "attention_gate_size": (
-        lambda c: c.attention_gate_size is not None,
-        "a gate on attention's output",
-    ),
-    "activation_parameters": (
-        lambda c: c.activation_parameters > 0,
-        "trained activation functions",
-    ),
-    "embedding_norm": (lambda c: c.embedding_norm, "a norm behind the embedding"),
-    "attention_sinks": (lambda c: c.attention_sinks, "a learned logit in every head's softmax"),
-    "indexer_num_heads": (
-        lambda c: c.indexer_num_heads is not None,
-        "sparse attention with an indexer",
-    ),
-    "mlp_bias": (
-        lambda c: c.mlp_bias not in (None, c.linear_bias),
-        "biases in the MLP that differ from attention's",
-    ),
-    "position_offset": (lambda c: c.position_offset > 0, "positions that do not begin at 0"),
-    "attention_output_bias": (
-        lambda c: c.attention_output_bias not in (None, c.linear_bias),
-        "a bias after attention that differs from the others",
-    ),
+PARTS = {
+    "inputs": "blocks of your own",
+    "hybrid_override_pattern": "layers of different kinds",
+    "mamba_dt_rank": "Mamba-1 layers",
+    "sliding_window": "windowed attention",
+    "mtp_num_layers": "multi-token prediction",
+    "block_norms": "another number of norms in a block",
+    "norm_scale": "norms without weights",
+    "qk_norm_whole": "norms over all heads of queries and keys",
+    "attention_gate_size": "a gate on attention's output",
+    "activation_parameters": "trained activation functions",
+    "embedding_norm": "a norm behind the embedding",
+    "attention_sinks": "a learned logit in every head's softmax",
+    "indexer_num_heads": "sparse attention with an indexer",
+    "mlp_bias": "biases in the MLP that differ from attention's",
+    "position_offset": "positions that do not begin at 0",
+    "attention_output_bias": "a bias after attention that differs from the others",
 }
-"""Key of the model, whether a model has the part, and the part in words."""
+"""Parts of models in words, by key of the model."""
 
 
 def parts_beyond(config: ModelConfig, known: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the keys of a model's parts that are not `known`, and each part in words."""
-    for key, (has, words) in PARTS.items():
-        if key not in known and has(config):
+    for key, words in PARTS.items():
+        if key not in known and _has(config, key):
             yield key, words
+
+
+def _has(config: ModelConfig, key: str) -> bool:
+    """Return whether a model has the part of a key."""
+    value = getattr(config, key)
+    if key == "block_norms":
+        return value not in (None, 2)
+    if key == "norm_scale":
+        return not value
+    if key == "qk_norm_whole":
+        return config.qk_norm and bool(value)
+    if key == "mamba_dt_rank":
+        return value is not None and MAMBA in (config.hybrid_override_pattern or "")
+    if key in ("mlp_bias", "attention_output_bias"):
+        return value not in (None, config.linear_bias)
+    return bool(value)
 
 
 def check_plan(
@@ -80,7 +77,8 @@ def check_plan(
     Errors:
         PlanError: names the field, its value, the rule and the closest valid value.
     """
-    devices, layers = cluster.num_devices, model.layers
+    devices = cluster.num_devices
+    layers = model.layers
     if len(plan.layers) != len(layers):
         raise PlanError(
             f"plan: it has {len(plan.layers)} layers but model={model.config.name} has {len(layers)} "
@@ -105,24 +103,31 @@ def check_plan(
                 f"plan: a stage begins at layer {first} ({layers[first].name}), which must stay with "
                 f"{layers[first - 1].name}; try {first - 1}."
             )
-    arranged = cluster.arranged(plan.node_order)
-    nodes = [arranged.stage_group(k, plan.pp).gpus for k in range(plan.pp)]
-    # equal strategies of equal nodes once, under the name of their first layer
-    named: dict[tuple[LayerStrategy, int], str] = {}
-    for spec, strategy, stage in zip(layers, plan.layers, plan.stage_of_layer, strict=True):
-        named.setdefault((strategy, nodes[stage]), spec.name)
-    legal, size = legal_tensor_degrees(model, cluster, measured), devices // plan.pp
-    for (strategy, gpus), name in named.items():
-        here = [tp for tp in legal if gpus % tp == 0 or tp % gpus == 0]
-        _check_strategy(name, strategy, plan, size, training.global_batch_size, here)
+    tensor = legal_tensor_degrees(model, cluster, measured)
+    size = devices // plan.pp
+    for (strategy, gpus), name in _distinct_strategies(plan, model, cluster).items():
+        legal = [tp for tp in tensor if divides_nodes(tp, gpus)]
+        _check_strategy(name, strategy, plan, size, training.global_batch_size, legal)
         check_experts(name, strategy, model, cluster, size)
+
+
+def _distinct_strategies(
+    plan: Plan, model: Model, cluster: Cluster
+) -> dict[tuple[LayerStrategy, int], str]:
+    """Return each strategy with the GPUs of its nodes, and the name of the first such layer."""
+    arranged = cluster.arranged(plan.node_order)
+    gpus = [arranged.stage_group(stage, plan.pp).gpus for stage in range(plan.pp)]
+    named: dict[tuple[LayerStrategy, int], str] = {}
+    for spec, strategy, stage in zip(model.layers, plan.layers, plan.stage_of_layer, strict=True):
+        named.setdefault((strategy, gpus[stage]), spec.name)
+    return named
 
 
 def _check_placement(plan: Plan, cluster: Cluster) -> None:
     """Refuse an order of the nodes that does not name every node once.
 
-    No search proposes a stage that mixes node types; a given plan may have one, which its slowest member
-    decides (`Cluster.stage_topology`).
+    No search proposes a stage that mixes node types; a given plan may have one, which its slowest
+    member decides (`Cluster.stage_topology`).
     """
     nodes = len(cluster.node_types)
     if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
@@ -144,17 +149,23 @@ def _check_chunks(plan: Plan) -> None:
 def _check_strategy(
     name: str, strategy: LayerStrategy, plan: Plan, size: int, batch: int, tensor: Sequence[int]
 ) -> None:
-    ranks = strategy.tp * plan.cp * strategy.dp
+    """Refuse a strategy that does not fit a stage of `size` GPUs or the global batch.
+
+    Args:
+        tensor: Tensor-parallel degrees that the nodes of the stage admit.
+    """
+    copies = strategy.dp * plan.cp
+    ranks = strategy.tp * copies
     if ranks != size:
         raise PlanError(
             f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
             f"try dp={max(size // (strategy.tp * plan.cp), 1)}."
         )
-    if strategy.shard_size and (strategy.dp * plan.cp) % strategy.shard_size:
-        near = closest(strategy.shard_size, divisors(strategy.dp * plan.cp))
+    if strategy.shard_size and copies % strategy.shard_size:
+        near = closest(strategy.shard_size, divisors(copies))
         raise PlanError(
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
-            f"{strategy.dp * plan.cp} data-parallel ranks; try {near}."
+            f"{copies} data-parallel ranks; try {near}."
         )
     if strategy.tp not in tensor:
         near = closest(strategy.tp, tensor)
@@ -163,11 +174,8 @@ def _check_strategy(
             f"of a node (or consist of whole nodes); try {near}."
         )
     if batch % (strategy.dp * plan.num_micro_batches):
-        near = max(
-            (m for m in divisors(batch) if batch % (m * strategy.dp) == 0),
-            key=lambda m: -abs(m - plan.num_micro_batches),
-            default=1,
-        )
+        counts = [m for m in divisors(batch) if batch % (m * strategy.dp) == 0]
+        near = closest(plan.num_micro_batches, counts or [1])
         raise PlanError(
             f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
             f"training.global_batch_size={batch}; closest valid num_micro_batches: {near}."
@@ -183,7 +191,8 @@ BUILT_EXPERTS: dict[str, object] = {
     "moe_router_pre_softmax": False,
     "moe_router_topk_scaling_factor": None,
 }
-"""Keys of models with experts, and the values that `run` builds: a softmax routes, no token is dropped."""
+"""Keys of models with experts, and the values that `run` builds: a softmax routes, no token is
+dropped."""
 
 
 def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
@@ -208,19 +217,25 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             "moves; try space.offload=null."
         )
     _refuse_blocks(plan, problem.config.cost.lossy_block)
-    if plan.pp > 1 and plan.passes.splits and any(layer.zero_stage > 1 for layer in plan.layers):
+    sharded_gradients = any(layer.zero_stage > 1 for layer in plan.layers)
+    if plan.pp > 1 and plan.passes.splits and sharded_gradients:
         raise UnsupportedError(
             f"plan: schedule={plan.schedule_name} splits backward passes, and with zero_stage=2 or 3 PyTorch "
             "reduces gradients before those of the weights are there; try space.zero_stage=[0,1]."
         )
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
-        dense = spec.name.startswith("layers.") and spec.experts is None
-        _refuse_bits(spec.name, strategy, block=dense)
-        if strategy.sequence_parallel and problem.training.seq_len % strategy.tp:
-            raise UnsupportedError(
-                f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
-                f"training.seq_len={problem.training.seq_len}; try sequence_parallel=false."
-            )
+        _refuse_layer(spec, strategy, problem.training.seq_len)
+
+
+def _refuse_layer(spec: LayerSpec, strategy: LayerStrategy, seq_len: int) -> None:
+    """Refuse the strategy of a layer that cannot be executed."""
+    dense = spec.name.startswith("layers.") and spec.experts is None
+    _refuse_bits(spec.name, strategy, block=dense)
+    if strategy.sequence_parallel and seq_len % strategy.tp:
+        raise UnsupportedError(
+            f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
+            f"training.seq_len={seq_len}; try sequence_parallel=false."
+        )
 
 
 def _refuse_blocks(plan: Plan, block: int) -> None:
@@ -234,7 +249,10 @@ def _refuse_blocks(plan: Plan, block: int) -> None:
 
 
 def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
-    """Refuse few bits where no collective of theirs runs: see `darts_parallel.run._lossy`.
+    """Refuse quantized collectives that do not run: see `darts_parallel.run._lossy`.
+
+    Args:
+        block: The layer is a block without experts.
 
     Errors:
         UnsupportedError: names the layer and the nearest plan that can run.
@@ -253,7 +271,8 @@ def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
             f"plan: {name} has tp_comm_bits={sums} with sequence_parallel=true, whose gathers carry normed "
             "states, which are sent whole here; try space.sequence_parallel=false."
         )
-    if sent < exact and (strategy.zero_stage > 1 or strategy.shard_size):
+    whole = strategy.zero_stage <= 1 and not strategy.shard_size
+    if sent < exact and not whole:
         key = "zero_stage" if strategy.zero_stage > 1 else "shard_size"
         raise UnsupportedError(
             f"plan: {name} has grad_comm_bits={sent} with {key}={getattr(strategy, key)}, whose gradients "
@@ -279,14 +298,21 @@ def refuse_model(model: Model, training: TrainingConfig) -> None:
         raise UnsupportedError(
             f"training.lora_rank={training.lora_rank} cannot run here, where every weight is trained; try 0."
         )
-    experts = config.num_experts is not None
     unbuilt = [key for key, _ in parts_beyond(config, read_trainer("torch").model_parts)]
-    unbuilt += [
-        k for k, near in BUILT_EXPERTS.items() if experts and getattr(config, k) not in (near, None)
-    ]
-    for key in unbuilt:
+    if config.num_experts is not None:
+        unbuilt += _unbuilt_routing(config)
+    if unbuilt:
+        key = unbuilt[0]
         near = BUILT_EXPERTS.get(key, ModelConfig.__dataclass_fields__[key].default)
+        text = "null" if near is None else str(near).lower()
         raise UnsupportedError(
             f"model={config.name} has model.{key}={getattr(config, key)}, which no block that can run here "
-            f"has; try {'null' if near is None else str(near).lower()}."
+            f"has; try {text}."
         )
+
+
+def _unbuilt_routing(config: ModelConfig) -> list[str]:
+    """List the keys of expert layers whose values `run` does not build."""
+    return [
+        key for key, built in BUILT_EXPERTS.items() if getattr(config, key) not in (built, None)
+    ]

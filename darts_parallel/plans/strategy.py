@@ -1,13 +1,19 @@
 """The strategy of a layer and the plan of a whole model; both frozen, both checked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError, closest
-from darts_parallel.plans._fields import comm_bits, field, node_order_of, offload_of, stage_span
+from darts_parallel.plans._fields import (
+    Fields,
+    comm_bits,
+    node_order_of,
+    offload_of,
+    read_boundaries,
+)
 from darts_parallel.schedules import (
     NAMES,
     PLACEMENTS,
@@ -21,6 +27,16 @@ from darts_parallel.schedules import (
 )
 
 SCHEMA = "darts-parallel/plan/1"
+LAYER_FIELDS: tuple[tuple[str, type, int | None], ...] = (
+    ("tp", int, 1),
+    ("dp", int, 1),
+    ("zero_stage", int, 0),
+    ("recompute", str, None),
+    ("sequence_parallel", bool, None),
+)
+"""Fields of a strategy in every plan file, with type and minimum."""
+NEWER_FIELDS = {"shard_size": 0, "ep": 1, "etp": 1}
+"""Whole numbers that older plan files lack; the minimum is the default."""
 
 
 @dataclass(frozen=True, order=True)
@@ -33,14 +49,16 @@ class LayerStrategy:
     recompute: str = "none"
     sequence_parallel: bool = False
     tp_comm_bits: int = 16
-    """Bits per number of the tensor-parallel collectives of the forward pass; below 16 they are lossy."""
+    """Bits per number of the tensor-parallel collectives of the forward pass; below 16 they are
+    lossy."""
     grad_comm_bits: int = 16
     """Bits per number of gradient synchronisation; 16 sends gradients as they are."""
     shard_size: int = 0
-    """Data-parallel ranks over which the ZeRO stage shards, a divisor of them (hybrid sharding); 0: all."""
+    """Data-parallel ranks over which the ZeRO stage shards, a divisor of them (hybrid sharding); 0:
+    all."""
     ep: int = 1
-    """Expert-parallel degree: the layer's experts are dealt to this many groups of `etp` ranks. The same
-    `tp * cp * dp` ranks are folded into `etp * ep * edp` for them (arXiv 2504.14960)."""
+    """Expert-parallel degree: the layer's experts are dealt to this many groups of `etp` ranks. The
+    same `tp * cp * dp` ranks are folded into `etp * ep * edp` for them (arXiv 2504.14960)."""
     etp: int = 1
     """Expert tensor-parallel degree: ranks that share every expert of theirs."""
 
@@ -51,19 +69,16 @@ class LayerStrategy:
 
     def label(self) -> str:
         """Return short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""
+        sequence = "+sp" if self.sequence_parallel else ""
         shards = f"/{self.shard_size}" if self.shard_size else ""
-        parts = [
-            f"tp{self.tp}{'+sp' if self.sequence_parallel else ''}",
-            f"z{self.zero_stage}{shards}",
-        ]
-        parts += [
-            f"{name}{degree}" for name, degree in (("ep", self.ep), ("etp", self.etp)) if degree > 1
-        ]
+        parts = [f"tp{self.tp}{sequence}", f"z{self.zero_stage}{shards}"]
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
+        parts += [f"etp{self.etp}"] if self.etp > 1 else []
         parts += [self.recompute] if self.recompute != "none" else []
-        lossy = (("b", self.tp_comm_bits), ("g", self.grad_comm_bits))
-        return " ".join(
-            parts + [f"{letter}{bits}" for letter, bits in lossy if bits < max(COMM_BITS)]
-        )
+        for letter, bits in (("b", self.tp_comm_bits), ("g", self.grad_comm_bits)):
+            if bits < max(COMM_BITS):
+                parts.append(f"{letter}{bits}")
+        return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -71,8 +86,8 @@ class Plan:
     """A complete parallel plan.
 
     `boundaries` has `pp * virtual_stages + 1` entries: chunk c holds layers `boundaries[c]` to
-    `boundaries[c+1] - 1` and runs on the device of the pipeline that the schedule gives it (`c % pp`, or a
-    V). Without several chunks a device a chunk is a stage.
+    `boundaries[c+1] - 1` and runs on the device of the pipeline that the schedule gives it (`c %
+    pp`, or a V). Without several chunks a device a chunk is a stage.
     """
 
     num_micro_batches: int
@@ -83,34 +98,24 @@ class Plan:
     virtual_stages: int = 1
     """Model chunks of a stage (interleaved schedule)."""
     node_order: tuple[int, ...] = ()
-    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
+    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank
+    order."""
     schedule: str | None = None
-    """Order of the passes (`schedules.NAMES`, or the code of a searched one); None: `cost.schedule`, or
-    `interleaved` where `virtual_stages` is above 1."""
+    """Order of the passes (`schedules.NAMES`, or the code of a searched one); None:
+    `cost.schedule`, or `interleaved` where `virtual_stages` is above 1."""
     offload: tuple[tuple[float, float], ...] = ()
-    """Shares of activations and of optimizer state in host memory, of every device of the pipeline in order;
+    """Shares of activations and of optimizer state in host memory, of every device of the pipeline
+    in order;
     empty: nothing."""
 
     def __post_init__(self) -> None:
-        ordered = all(a < b for a, b in pairwise(self.boundaries))
-        if len(self.boundaries) < 2 or self.boundaries[0] != 0 or not ordered:
-            near = [0, *sorted({b for b in self.boundaries if b > 0} or {len(self.layers)})]
-            raise PlanError(
-                f"plan: stages begin and end at layers {list(self.boundaries)}, which must rise strictly "
-                f"from 0; try {near}."
-            )
-        if self.boundaries[-1] != len(self.layers):
-            raise PlanError(
-                f"plan: stages end at layer {self.boundaries[-1]}, which must be the number of layers; "
-                f"try {len(self.layers)}."
-            )
+        self._check_boundaries()
         if self.virtual_stages < 1 or self.num_chunks % self.virtual_stages:
-            near = [v for v in range(1, self.num_chunks + 1) if self.num_chunks % v == 0]
+            legal = [v for v in range(1, self.num_chunks + 1) if self.num_chunks % v == 0]
             raise PlanError(
-                f"plan: virtual_stages={self.virtual_stages} must divide the {self.num_chunks} chunks that "
-                f"stages lists; try {min(near, key=lambda v: abs(v - self.virtual_stages))}."
+                f"plan: virtual_stages={self.virtual_stages} must divide the {self.num_chunks} "
+                f"chunks that stages lists; try {closest(self.virtual_stages, legal)}."
             )
-
         if self.offload and len(self.offload) != self.pp:
             raise PlanError(
                 f"plan: it offloads on {len(self.offload)} devices of the pipeline, which must be all "
@@ -120,6 +125,22 @@ class Plan:
             _check_schedule(self.schedule, self)
         if self.schedule == usual_schedule(self.virtual_stages):
             object.__setattr__(self, "schedule", None)  # one spelling of one plan
+
+    def _check_boundaries(self) -> None:
+        """Refuse stages that are empty, or that are not all layers."""
+        bounds = self.boundaries
+        ordered = all(a < b for a, b in pairwise(bounds))
+        if len(bounds) < 2 or bounds[0] != 0 or not ordered:
+            near = sorted({b for b in bounds if b > 0} or {len(self.layers)})
+            raise PlanError(
+                f"plan: stages begin and end at layers {list(bounds)}, which must rise strictly "
+                f"from 0; try {[0, *near]}."
+            )
+        if bounds[-1] != len(self.layers):
+            raise PlanError(
+                f"plan: stages end at layer {bounds[-1]}, which must be the number of layers; "
+                f"try {len(self.layers)}."
+            )
 
     @property
     def num_chunks(self) -> int:
@@ -134,8 +155,10 @@ class Plan:
     @property
     def chunk_of_layer(self) -> tuple[int, ...]:
         """Chunk index of every layer."""
-        widths = pairwise(self.boundaries)
-        return tuple(c for c, (first, end) in enumerate(widths) for _ in range(first, end))
+        result: list[int] = []
+        for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
+            result += [chunk] * (end - first)
+        return tuple(result)
 
     @property
     def stage_of_layer(self) -> tuple[int, ...]:
@@ -165,57 +188,59 @@ class Plan:
         return self.passes.devices(self.pp, self.num_chunks)
 
     def within(self, space_kind: str) -> bool:
-        """Return whether the plan lies in the space: `uniform`, `stagewise`, or any other, which is free."""
-        chunks = self.chunk_of_layer if space_kind == "stagewise" else (0,) * len(self.layers)
-        shared = len(set(zip(chunks, self.layers, strict=True))) == len(set(chunks))
-        return shared or space_kind not in ("uniform", "stagewise")
+        """Return whether the plan lies in a space: `uniform`, `stagewise`, or any other, which is free."""
+        if space_kind == "uniform":
+            return len(set(self.layers)) == 1
+        if space_kind != "stagewise":
+            return True
+        chunks = self.chunk_of_layer
+        return len(set(zip(chunks, self.layers, strict=True))) == len(set(chunks))
 
     def describe(self, global_batch_size: int) -> str:
         """Return the plan in one line, e.g. `dp 4 · tp 2 · pp 4 · micro-batch 1 × 16 · ZeRO-1`."""
-
-        def span(values: list[Any]) -> str:
-            unique = sorted(set(values))
-            return str(unique[0]) if len(unique) == 1 else f"{unique[0]}-{unique[-1]}"
-
-        micro = [global_batch_size // (layer.dp * self.num_micro_batches) for layer in self.layers]
-        parts = [
-            f"dp {span([layer.dp for layer in self.layers])}",
-            f"tp {span([layer.tp for layer in self.layers])}",
-            *([f"cp {self.cp}"] if self.cp > 1 else []),
-            *self._expert_degrees(span),
-            f"pp {self.pp}"
-            + (f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""),
-            *([self.schedule_name] if self.schedule_name not in USUAL else []),
-            f"micro-batch {span(micro)} × {self.num_micro_batches}",
-            f"ZeRO-{span([layer.zero_stage for layer in self.layers])}",
-        ]
-        for kind in ("selective", "full"):
-            count = sum(layer.recompute == kind for layer in self.layers)
-            if count:
-                everywhere = count == len(self.layers)
-                parts.append(f"recompute {kind}" + ("" if everywhere else f" ({count} layers)"))
+        sizes = [global_batch_size // (layer.dp * self.num_micro_batches) for layer in self.layers]
+        parts = [f"dp {self._span('dp')}", f"tp {self._span('tp')}"]
+        if self.cp > 1:
+            parts.append(f"cp {self.cp}")
+        parts += self._expert_degrees()
+        chunks = f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""
+        parts.append(f"pp {self.pp}{chunks}")
+        if self.schedule_name not in USUAL:
+            parts.append(self.schedule_name)
+        parts.append(f"micro-batch {_span(sizes)} × {self.num_micro_batches}")
+        parts.append(f"ZeRO-{self._span('zero_stage')}")
+        parts += self._recomputation()
         if any(layer.sequence_parallel for layer in self.layers):
             parts.append("sequence parallel")
-        return " · ".join(parts + self._refinements(span))
+        return " · ".join(parts + self._refinements())
 
-    def _expert_degrees(self, span: Callable[[list[Any]], str]) -> list[str]:
+    def _span(self, key: str) -> str:
+        """Return the smallest and largest value that layers have of a field."""
+        return _span([getattr(layer, key) for layer in self.layers])
+
+    def _expert_degrees(self) -> list[str]:
         """Return the degrees of the experts where they differ from 1."""
-        degrees = {
-            "ep": [layer.ep for layer in self.layers],
-            "etp": [layer.etp for layer in self.layers],
-        }
-        return [f"{name} {span(values)}" for name, values in degrees.items() if max(values) > 1]
+        keys = ("ep", "etp")
+        used = [key for key in keys if any(getattr(layer, key) > 1 for layer in self.layers)]
+        return [f"{key} {self._span(key)}" for key in used]
 
-    def _refinements(self, span: Callable[[list[Any]], str]) -> list[str]:
+    def _recomputation(self) -> list[str]:
+        """Say which layers recompute."""
+        parts = []
+        for kind in ("selective", "full"):
+            count = sum(layer.recompute == kind for layer in self.layers)
+            some = "" if count == len(self.layers) else f" ({count} layers)"
+            if count:
+                parts.append(f"recompute {kind}{some}")
+        return parts
+
+    def _refinements(self) -> list[str]:
         """Name what few plans have, for the one line."""
         sharded = [layer.shard_size for layer in self.layers if layer.shard_size]
-        parts = [f"sharded over {span(sharded)}"] if sharded else []
-        for name, bits in (
-            ("tp", [layer.tp_comm_bits for layer in self.layers]),
-            ("gradients", [layer.grad_comm_bits for layer in self.layers]),
-        ):
-            if min(bits) < max(COMM_BITS):
-                parts.append(f"{name} at {span(bits)} bits")
+        parts = [f"sharded over {_span(sharded)}"] if sharded else []
+        for name, key in (("tp", "tp_comm_bits"), ("gradients", "grad_comm_bits")):
+            if any(getattr(layer, key) < max(COMM_BITS) for layer in self.layers):
+                parts.append(f"{name} at {self._span(key)} bits")
         return parts
 
     def to_dict(
@@ -232,34 +257,38 @@ class Plan:
             ranks: Ranks in the order of the pipeline; needed where the plan has a `node_order`.
             experts: The model has experts: every layer names its `ep` and `etp`.
         """
+        layers = [
+            {"name": name, **asdict(strategy)}
+            for name, strategy in zip(names, self.layers, strict=True)
+        ]
+        if not experts:
+            for layer in layers:
+                del layer["ep"], layer["etp"]
+        keys = ("pp", "cp", "virtual_stages")
+        result: dict[str, Any] = {key: getattr(self, key) for key in keys}
+        result["schedule"] = self.schedule_name
+        result["num_micro_batches"] = self.num_micro_batches
+        result["stages"] = self._stages(devices, range(devices) if ranks is None else ranks)
+        result["layers"] = layers
+        if isinstance(self.passes, Searched):
+            result["placement"] = self.passes.placement
+            result["order"] = self.pass_names
+        return result
+
+    def _stages(self, devices: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
+        """Return what `plan.json` says of every stage, or chunk of a stage."""
         size = devices // self.pp
-        ranks = range(devices) if ranks is None else ranks
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
-            lap, stage = chunk // self.pp, self.chunk_devices[chunk]
-            own = list(ranks[stage * size : (stage + 1) * size])
-            numbered = {"chunk": lap} if self.virtual_stages > 1 else {}
-            shares = dict(zip(OFFLOADS, self.offload[stage], strict=True)) if self.offload else {}
-            away = {"offload": shares} if shares else {}
-            stages.append({"layers": [first, end], "ranks": own} | numbered | away)
-        left_out = () if experts else ("ep", "etp")
-        strategies = [
-            {k: value for k, value in asdict(s).items() if k not in left_out} for s in self.layers
-        ]
-        layers = [{"name": n, **strategy} for n, strategy in zip(names, strategies, strict=True)]
-        rule, order = self.passes, dict[str, Any]()
-        if isinstance(rule, Searched):
-            order = {"placement": PLACEMENTS[rule.folded], "order": self.pass_names}
-        return {
-            "pp": self.pp,
-            "cp": self.cp,
-            "virtual_stages": self.virtual_stages,
-            "schedule": self.schedule_name,
-            "num_micro_batches": self.num_micro_batches,
-            "stages": stages,
-            "layers": layers,
-            **order,
-        }
+            device = self.chunk_devices[chunk]
+            own = list(ranks[device * size : (device + 1) * size])
+            stage: dict[str, Any] = {"layers": [first, end], "ranks": own}
+            if self.virtual_stages > 1:
+                stage["chunk"] = chunk // self.pp
+            if self.offload:
+                stage["offload"] = dict(zip(OFFLOADS, self.offload[device], strict=True))
+            stages.append(stage)
+        return stages
 
     @staticmethod
     def from_dict(data: Any) -> "Plan":
@@ -275,27 +304,17 @@ class Plan:
             )
         if data.get("schema", SCHEMA) != SCHEMA:
             raise PlanError(f"plan: schema={data['schema']!r} must be {SCHEMA}; try {SCHEMA}.")
-        stages = [stage_span(stage, k) for k, stage in enumerate(field(data, "stages", list))]
-        if not stages:
-            raise PlanError("plan: stages=[] must list at least one stage; try one of all layers.")
-        for (_, end), (first, _) in pairwise(stages):
-            if end != first:
-                raise PlanError(
-                    f"plan: a stage begins at layer {first}, which must be {end}; try {end}."
-                )
-        layers = tuple(_layer(layer, i) for i, layer in enumerate(field(data, "layers", list)))
-        boundaries = (stages[0][0], *(end for _, end in stages))
-        plan = Plan(
-            num_micro_batches=field(data, "num_micro_batches", int, minimum=1),
-            boundaries=boundaries,
-            layers=layers,
-            cp=field(data, "cp", int, minimum=1, default=1),
-            virtual_stages=field(data, "virtual_stages", int, minimum=1, default=1),
-            node_order=node_order_of(data),
-            schedule=_schedule(data),
-        )
+        fields = Fields(data)
+        boundaries = read_boundaries(data)
+        layers = [_layer(layer, index) for index, layer in enumerate(fields.read("layers", list))]
+        count = fields.read("num_micro_batches", int, 1)
+        cp = fields.read("cp", int, 1, default=1)
+        virtual_stages = fields.read("virtual_stages", int, 1, default=1)
+        order = node_order_of(data)
+        schedule = _schedule(fields)
+        plan = Plan(count, boundaries, tuple(layers), cp, virtual_stages, order, schedule)
         plan = replace(plan, offload=offload_of(data["stages"], plan.chunk_devices))
-        pp = field(data, "pp", int)
+        pp = fields.read("pp", int)
         if pp != plan.pp:
             share = "" if plan.virtual_stages == 1 else " divided by virtual_stages"
             raise PlanError(f"plan: pp={pp} must be the number of stages{share}; try {plan.pp}.")
@@ -305,11 +324,22 @@ class Plan:
         return plan
 
 
-def _schedule(data: dict[str, Any]) -> str | None:
+def _span(values: Sequence[int]) -> str:
+    """Return the smallest and the largest value, or the only one."""
+    first = min(values)
+    last = max(values)
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _schedule(fields: Fields) -> str | None:
     """Read the schedule of a file; a searched one is the code of its order."""
-    if data.get("schedule") != SEARCHED:
-        return field(data, "schedule", str) if "schedule" in data else None
-    placement, order = field(data, "placement", str), field(data, "order", list)
+    if "schedule" not in fields.data:
+        return None
+    name = str(fields.read("schedule", str))
+    if name != SEARCHED:
+        return name
+    placement = fields.read("placement", str)
+    order = fields.read("order", list)
     if placement not in PLACEMENTS:
         raise PlanError(f"plan: placement={placement!r} must be loop or v; try {PLACEMENTS[0]}.")
     for device, row in enumerate(order):
@@ -321,8 +351,8 @@ def _schedule(data: dict[str, Any]) -> str | None:
 
 
 def _check_schedule(name: str, plan: Plan) -> None:
-    known = name if name.startswith(f"{SEARCHED}:") else name in NAMES
-    if not known:
+    searched = name.startswith(f"{SEARCHED}:")
+    if not searched and name not in NAMES:
         near = closest(name, NAMES)
         raise PlanError(f"plan: schedule={name!r} must be one of {', '.join(NAMES)}; try {near}.")
     rule = find(name)
@@ -337,11 +367,12 @@ def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
     """Refuse ranks other than the consecutive ones that the strategies of the stage imply."""
     if "ranks" not in stage:
         return
+    ranks = stage["ranks"]
     strategy = plan.layers[plan.boundaries[index]]
-    size, ranks = strategy.tp * plan.cp * strategy.dp, stage["ranks"]
+    size = strategy.tp * plan.cp * strategy.dp
     first = plan.chunk_devices[index] * size
-    fits = isinstance(ranks, list) and len(ranks) == size
-    if not fits or any(type(rank) is not int or rank != first + i for i, rank in enumerate(ranks)):
+    whole = isinstance(ranks, list) and all(type(rank) is int for rank in ranks)
+    if not whole or ranks != list(range(first, first + size)):
         given = f"{ranks[:4]!r} ({len(ranks)} of them)" if isinstance(ranks, list) else repr(ranks)
         raise PlanError(
             f"plan: stages[{index}].ranks={given} must be the {degrees(strategy, plan.cp)} devices "
@@ -351,27 +382,21 @@ def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
 
 def degrees(strategy: LayerStrategy, cp: int) -> str:
     """Return the product of the devices of a stage, for messages."""
-    return " * ".join(
-        [f"tp({strategy.tp})", *([f"cp({cp})"] if cp > 1 else []), f"dp({strategy.dp})"]
-    )
+    context = [f"cp({cp})"] if cp > 1 else []
+    return " * ".join([f"tp({strategy.tp})", *context, f"dp({strategy.dp})"])
 
 
 def _layer(layer: Any, index: int) -> LayerStrategy:
+    """Read the strategy of a layer; older files lack the fields that have a default."""
     if not isinstance(layer, dict):
         raise PlanError(f"plan: layers[{index}] must be an object, got {layer!r}; try {{...}}.")
-    place = f"layers[{index}]."
-    strategy = LayerStrategy(
-        tp=field(layer, "tp", int, minimum=1, place=place),
-        dp=field(layer, "dp", int, minimum=1, place=place),
-        zero_stage=field(layer, "zero_stage", int, minimum=0, place=place),
-        recompute=field(layer, "recompute", str, place=place),
-        sequence_parallel=field(layer, "sequence_parallel", bool, place=place),
-        tp_comm_bits=comm_bits(layer, "tp_comm_bits", place),
-        grad_comm_bits=comm_bits(layer, "grad_comm_bits", place),
-        shard_size=field(layer, "shard_size", int, minimum=0, place=place, default=0),
-        ep=field(layer, "ep", int, minimum=1, place=place, default=1),
-        etp=field(layer, "etp", int, minimum=1, place=place, default=1),
-    )
+    fields = Fields(layer, f"layers[{index}].")
+    values = {key: fields.read(key, kind, least) for key, kind, least in LAYER_FIELDS}
+    for key, least in NEWER_FIELDS.items():
+        values[key] = fields.read(key, int, least, default=least)
+    for key in ("tp_comm_bits", "grad_comm_bits"):
+        values[key] = comm_bits(fields, key)
+    strategy = LayerStrategy(**values)
     if strategy.zero_stage > 3 or strategy.recompute not in RECOMPUTE:
         near = closest(strategy.recompute, RECOMPUTE)
         raise PlanError(

@@ -9,15 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 from torch.distributed.tensor import Partial, Replicate
 
 from darts_parallel.plans import Plan
@@ -76,12 +69,6 @@ def part_of_rank(batch: Tensor, num_micro_batches: int, dp: int, index: int) -> 
 
 
 LEARNING_RATE = 1e-3
-CHUNKED = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble_v": ScheduleZBVZeroBubble,
-    "dualpipe": ScheduleDualPipeV,
-}
-"""PyTorch's schedules of several stages a device."""
 
 
 @dataclass
@@ -238,18 +225,17 @@ class Engine:
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
         count = self.plan.num_micro_batches
         options = {"loss_fn": self.loss, "scale_grads": False}
-        if self.plan.passes.pytorch is None:
+        name = self.plan.passes.pytorch_class(self.plan.pp, count)
+        if name is None:
             schedule = _PipelineScheduleRuntime(stages, count, **options)  # type: ignore[no-untyped-call]
             with NamedTemporaryFile("w", suffix=".csv") as file:
                 file.write("\n".join(map(",".join, self.plan.pass_names)))
                 file.flush()
                 schedule._load_csv(file.name)
             return schedule
-        if len(stages) > 1:
-            return CHUNKED[self.plan.schedule_name](stages, count, **options)  # type: ignore[arg-type]
-        filled = self.plan.schedule == "gpipe" or count < self.plan.pp
-        kind = ScheduleGPipe if filled else Schedule1F1B
-        return kind(stages[0], count, **options)  # type: ignore[arg-type]
+        kind: Any = get_schedule_class(name)
+        own = stages if self.plan.virtual_stages > 1 else stages[0]
+        return kind(own, count, **options)
 
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]

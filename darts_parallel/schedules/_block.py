@@ -1,75 +1,114 @@
 """One building block, repeated every six passes (Qi et al. 2024, arXiv 2405.15362, section 3).
 
-How fast a micro-batch goes down and up the V decides how long it is kept, hence the memory. As in the
-authors' schedules: weights take the slots that the block leaves free; every pass moves to the earliest free
-slot behind its input, by passes of equal seconds, while no device holds more than any does without; behind
-its last forward pass a device runs its backward passes as early as they can.
+How fast a micro-batch goes down and up the V decides how long it is kept, hence the memory.
+
+The authors' schedules follow these rules, and so does this file:
+- The gradients of the weights take the slots that the block leaves free.
+- Every pass moves to the earliest free slot after its input, as if all passes took equal seconds.
+  No device then holds more than the fullest device held before.
+- After its last forward pass a device runs its backward passes as early as possible.
 """
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.schedules._folded import Folded, Step
+from darts_parallel.schedules._folded import Folded, Step, Steps
 
 Counts = NDArray[np.int64]
-Ends = dict[tuple[str, int], list[int]]
-"""Slots of the passes of a kind and stage by micro-batch."""
+Key = tuple[str, int]
+"""Kind and stage of passes."""
 INTERVAL = 6
 """Passes of one micro-batch on a device: forward, backward and weights of two stages."""
 CHANGE = {"F": 1, "B": 0, "W": -1}
-"""Passes more that a device holds what backward needs of, by kind."""
+"""Change, by kind of pass, of the number of micro-batches whose activations a device keeps."""
+
+
+class Gaps(NamedTuple):
+    """Passes between neighbouring devices, by direction along the V."""
+
+    forward_down: int
+    forward_up: int
+    backward_down: int
+    backward_up: int
 
 
 class BuildingBlock(Folded):
     """A schedule by its block: when each pass of the first micro-batch runs."""
 
-    gaps: tuple[int, int, int, int]
-    """Passes between neighbours: forward down and up, backward down and up the V."""
-    turn: int
+    gaps: Gaps
+    turnaround: int
     """Passes between the two halves of the backward on the last device."""
 
     @abstractmethod
     def loss_waits(self, pp: int) -> int:
         """Return the passes that the loss waits where a device would have two passes at once."""
 
-    def steps(self, device: int, pp: int, count: int) -> Iterator[Step]:
+    def steps(self, device: int, pp: int, count: int) -> Steps:
         """Read the passes of all devices, which are placed together."""
         yield from _placed(self, pp, count)[device]
 
-    def starts(self, device: int, pp: int) -> dict[tuple[str, int], int]:
+    def starts(self, device: int, pp: int) -> dict[Key, int]:
         """Return when a device runs the first micro-batch, in passes."""
-        down, up, back_down, back_up = self.gaps
-        far = pp - 1 - device
-        bottom = (pp - 1) * down + 1
-        top = bottom + (pp - 1) * up + 1 + self.loss_waits(pp)
-        again = top + (pp - 1) * back_down + self.turn
-        forward = {("F", 0): device * down, ("F", 1): bottom + far * up}
-        return forward | {("B", 1): top + device * back_down, ("B", 0): again + far * back_up}
+        last = pp - 1
+        bottom = last * self.gaps.forward_down + 1
+        loss = bottom + last * self.gaps.forward_up + 1 + self.loss_waits(pp)
+        turn = loss + last * self.gaps.backward_down + self.turnaround
+        below = last - device
+        upper = pp + below
+        starts = {("F", device): device * self.gaps.forward_down}
+        starts["F", upper] = bottom + below * self.gaps.forward_up
+        starts["B", upper] = loss + device * self.gaps.backward_down
+        starts["B", device] = turn + below * self.gaps.backward_up
+        return starts
 
 
+@dataclass(eq=False)
 class Series:
     """The passes of a kind and a stage, in the order of micro-batches."""
 
-    def __init__(self, kind: str, half: int, ended: list[int], given: list[int] | None) -> None:
-        self.kind, self.half = kind, half
-        self.ended = ended
-        """Their slots."""
-        self.given = given
-        """Those of the passes that give their input; None: there is none."""
-
-    def ready(self, batch: int) -> int:
-        """Return the slot behind which a pass has its input and the micro-batch before has run."""
-        before = self.ended[batch - 1] if batch else -1
-        return before if self.given is None else max(before, self.given[batch])
+    kind: str
+    stage: int
+    half: int
+    ended: list[int]
+    """Slots of the passes."""
+    inputs: "Series | None" = None
+    """Passes that give the input of these."""
 
 
-Slots = list[dict[int, tuple[Series, int]]]
-"""Series and micro-batch of every pass, by its slot, of every device."""
+class Placed(NamedTuple):
+    """The pass of one micro-batch."""
+
+    series: Series
+    batch: int
+
+    @property
+    def kind(self) -> str:
+        """Kind of the pass."""
+        return self.series.kind
+
+    @property
+    def ready(self) -> int:
+        """Slot after which the pass has its input and the previous micro-batch has run."""
+        before = self.series.ended[self.batch - 1] if self.batch else -1
+        inputs = self.series.inputs
+        if inputs is None:
+            return before
+        return max(before, inputs.ended[self.batch])
+
+    def put(self, row: "Row", slot: int) -> None:
+        """Run the pass in a slot of its device."""
+        row[slot] = self
+        self.series.ended[self.batch] = slot
+
+
+Row = dict[int, Placed]
+"""Passes of a device by slot."""
 
 
 @lru_cache(maxsize=8)
@@ -77,90 +116,126 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
     """Repeat the block, then move its passes together where it leaves slots free."""
     slots = repeated(schedule, pp, count)
     move_together(slots, [held(row) for row in slots], [-1] * pp)
-    last = [max(time for time, (series, _) in row.items() if series.kind == "F") for row in slots]
-    # weights leave the drain, and come back where its backward passes leave slots free
-    ends = zip(slots, last, strict=True)
-    drained = [
-        [row.pop(t) for t in sorted(row) if t > end and row[t][0].kind == "W"] for row, end in ends
-    ]
-    move_together(slots, None, last)
-    for row, entries, end in zip(slots, drained, last, strict=True):
-        for series, batch in entries:
-            time = max(series.ready(batch), end) + 1
+    last_forward = [_last_forward(row) for row in slots]
+    # gradients of weights leave the drain, and return where its backward passes leave slots free
+    drained = [_take_weights(row, end) for row, end in zip(slots, last_forward, strict=True)]
+    move_together(slots, None, last_forward)
+    for row, entries, end in zip(slots, drained, last_forward, strict=True):
+        for entry in entries:
+            time = max(entry.ready, end) + 1
             while time in row:
                 time += 1
-            row[time], series.ended[batch] = (series, batch), time
-    rows = ([row[time] for time in sorted(row)] for row in slots)
-    return tuple(tuple((series.kind, series.half, batch) for series, batch in row) for row in rows)
+            entry.put(row, time)
+    return tuple(tuple(_in_order(row)) for row in slots)
 
 
-def _series(device: int, ended: Ends, pp: int) -> dict[tuple[str, int], Series]:
-    """Return the passes of a device by kind and half of the V."""
-    last, found = 2 * pp - 1, {}
-    for half, stage in enumerate((device, last - device)):
-        before = ended["F", stage - 1] if stage else None
-        behind = ended["F", last] if stage == last else ended["B", stage + 1]
-        for kind, given in (("F", before), ("B", behind), ("W", ended["B", stage])):
-            found[kind, half] = Series(kind, half, ended[kind, stage], given)
-    return found
+def _last_forward(row: Row) -> int:
+    return max(time for time, entry in row.items() if entry.kind == "F")
 
 
-def repeated(schedule: BuildingBlock, pp: int, count: int) -> Slots:
-    """Repeat the block to the end, weights in the slots that it leaves free."""
-    ended: Ends = {(kind, stage): [0] * count for kind in "FBW" for stage in range(2 * pp)}
-    slots: Slots = [{} for _ in range(pp)]
+def _take_weights(row: Row, end: int) -> list[Placed]:
+    """Remove the gradients of the weights that run after a slot."""
+    late = [time for time in sorted(row) if time > end]
+    return [row.pop(time) for time in late if row[time].kind == "W"]
+
+
+def _in_order(row: Row) -> Steps:
+    for time in sorted(row):
+        series, batch = row[time]
+        yield series.kind, series.half, batch
+
+
+def _all_series(pp: int, count: int) -> dict[Key, Series]:
+    """Return the passes of every kind and stage."""
+    stages = range(2 * pp)
+    series: dict[Key, Series] = {}
+    for kind in "FBW":
+        for stage in stages:
+            half = int(stage >= pp)
+            series[kind, stage] = Series(kind, stage, half, [0] * count)
+    loss = series["F", stages[-1]]
+    for stage in stages:
+        series["F", stage].inputs = series.get(("F", stage - 1))
+        later = ("B", stage + 1)
+        series["B", stage].inputs = series.get(later, loss)
+        series["W", stage].inputs = series["B", stage]
+    return series
+
+
+def repeated(schedule: BuildingBlock, pp: int, count: int) -> list[Row]:
+    """Repeat the block to the end; gradients of the weights take the slots that it leaves free."""
+    series = _all_series(pp, count)
+    slots: list[Row] = [{} for _ in range(pp)]
     for device, row in enumerate(slots):
-        mine = _series(device, ended, pp)
         for key, first in schedule.starts(device, pp).items():
-            series = mine[key]
-            series.ended[:] = times = range(first, first + INTERVAL * count, INTERVAL)
-            row.update((time, (series, batch)) for batch, time in enumerate(times))
-        waiting, time, left = deque[tuple[Series, int]](), min(row), 2 * count
-        while left:
-            entry = row.get(time)
-            if entry is None and waiting:
-                series, batch = row[time] = waiting.popleft()
-                series.ended[batch] = time
-                left -= 1
-            elif entry is not None and entry[0].kind == "B":
-                waiting.append((mine["W", entry[0].half], entry[1]))
-            time += 1
+            for batch in range(count):
+                Placed(series[key], batch).put(row, first + INTERVAL * batch)
+        _fill_with_weights(row, series, 2 * count)
     return slots
 
 
-def held(row: dict[int, tuple[Series, int]]) -> Counts:
-    """Count the passes that a device holds behind each of its slots, from their forward to their weights."""
-    return np.cumsum(
-        [CHANGE[row[time][0].kind] if time in row else 0 for time in range(max(row) + 1)]
-    )
+def _fill_with_weights(row: Row, series: dict[Key, Series], left: int) -> None:
+    """Put the gradients of the weights into free slots, in the order of their backward passes.
+
+    Args:
+        left: Number of these gradients.
+    """
+    waiting = deque[Placed]()
+    time = min(row)
+    while left:
+        entry = row.get(time)
+        if entry is None and waiting:
+            waiting.popleft().put(row, time)
+            left -= 1
+        elif entry is not None and entry.kind == "B":
+            weights = series["W", entry.series.stage]
+            waiting.append(Placed(weights, entry.batch))
+        time += 1
 
 
-def move_together(slots: Slots, counts: list[Counts] | None, after: list[int]) -> None:
+def held(row: Row) -> Counts:
+    """Count the micro-batches that a device keeps after each slot, from forward pass to weights."""
+    changes = np.zeros(max(row) + 1, dtype=np.int64)
+    for time, entry in row.items():
+        changes[time] = CHANGE[entry.kind]
+    return np.cumsum(changes)
+
+
+def move_together(slots: list[Row], counts: list[Counts] | None, after: list[int]) -> None:
     """Move passes in the order of their slots, each to the earliest free one at which it can run.
 
     Args:
-        slots: Are changed, and so are `counts`.
-        counts: Passes that devices hold by slot, of which none may exceed the largest; None: no limit.
-        after: Slot of every device behind which passes move.
+        slots: Changed in place, like `counts`.
+        counts: Micro-batches that devices keep by slot; moves keep the largest. None: no limit.
+        after: Slot of every device after which passes move.
     """
     most = max(int(row.max()) for row in counts) if counts else 0
     end = max(map(max, slots)) + 1
-    free = np.array([[time not in row for time in range(end)] for row in slots])
+    free = np.ones((len(slots), end), dtype=bool)
+    for device, row in enumerate(slots):
+        free[device, list(row)] = False
     for now in range(end):
         for device, row in enumerate(slots):
             if free[device, now] or now <= after[device]:
                 continue
-            series, batch = entry = row[now]
-            first = max(series.ready(batch), after[device]) + 1
+            entry = row[now]
+            first = max(entry.ready, after[device]) + 1
             open_slots = free[device, first:now].copy()
-            if counts and series.kind == "F":
-                (full,) = (counts[device][first:now] >= most).nonzero()
-                open_slots[: full[-1] + 1 if len(full) else 0] = False
+            if counts and entry.kind == "F":
+                _close_full(open_slots, counts[device][first:now] >= most)
             if not open_slots.any():
                 continue
             slot = first + int(open_slots.argmax())
-            if counts and series.kind != "B":
-                counts[device][slot:now] += CHANGE[series.kind]
+            if counts and entry.kind != "B":
+                counts[device][slot:now] += CHANGE[entry.kind]
             del row[now]
-            row[slot], series.ended[batch] = entry, slot
-            free[device, now], free[device, slot] = True, False
+            entry.put(row, slot)
+            free[device, now] = True
+            free[device, slot] = False
+
+
+def _close_full(open_slots: NDArray[np.bool_], full: NDArray[np.bool_]) -> None:
+    """Close all slots up to the last one at which the device is full."""
+    (places,) = full.nonzero()
+    if len(places):
+        open_slots[: places[-1] + 1] = False

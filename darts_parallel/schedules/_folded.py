@@ -7,10 +7,11 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 
-from darts_parallel.schedules._schedule import Operation, Schedule
+from darts_parallel.schedules._schedule import Operation, Passes, Schedule
 
 Step = tuple[str, int, int]
 """Kind (`F`, `B`, `W`), half of the V (0: on the way down) and micro-batch."""
+Steps = Iterator[Step]
 
 
 class Folded(Schedule):
@@ -21,13 +22,14 @@ class Folded(Schedule):
     folded = True
 
     @abstractmethod
-    def steps(self, device: int, pp: int, count: int) -> Iterator[Step]:
+    def steps(self, device: int, pp: int, count: int) -> Steps:
         """Yield the passes of a device by half of the V."""
 
-    def passes(self, device: int, pp: int, count: int, chunks: int) -> Iterator[Operation]:
+    def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Name the stages of the halves."""
         for kind, half, batch in self.steps(device, pp, count):
-            yield Operation(kind, 2 * pp - 1 - device if half else device, batch)
+            stage = 2 * pp - 1 - device if half else device
+            yield Operation(kind, stage, batch)
 
 
 class Runner:
@@ -38,10 +40,16 @@ class Runner:
 
     def run(self, kind: str, half: int) -> Step:
         """Run the next pass of a kind and half."""
-        self.done[kind, half] += 1
-        return kind, half, self.done[kind, half] - 1
+        batch = self.done[kind, half]
+        self.done[kind, half] = batch + 1
+        return kind, half, batch
 
-    def backward(self, half: int) -> Iterator[Step]:
+    def backward(self, half: int) -> Steps:
         """Run a backward pass and its gradient of the weights at once."""
         yield self.run("B", half)
         yield self.run("W", half)
+
+    def weights(self, half: int) -> Steps:
+        """Run the gradients of the weights that backward passes left."""
+        while self.done["W", half] < self.done["B", half]:
+            yield self.run("W", half)

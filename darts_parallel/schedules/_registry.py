@@ -9,10 +9,12 @@ from darts_parallel.schedules._searched import searched
 
 
 def _discovered() -> dict[str, Schedule]:
-    modules = [module.name for module in iter_modules([str(Path(__file__).parent)])]
-    public = [name for name in modules if not name.startswith("_")]
-    found = [import_module(f"{__package__}.{name}").SCHEDULE for name in public]
-    return {schedule.name: schedule for schedule in sorted(found, key=lambda one: one.name)}
+    found: dict[str, Schedule] = {}
+    for module in iter_modules([str(Path(__file__).parent)]):
+        if not module.name.startswith("_"):
+            schedule = import_module(f"{__package__}.{module.name}").SCHEDULE
+            found[schedule.name] = schedule
+    return dict(sorted(found.items()))
 
 
 _SCHEDULES = _discovered()
@@ -26,7 +28,15 @@ USUAL = (CLOSED_FORM, "interleaved")
 
 def find(name: str) -> Schedule:
     """Return the schedule of a name of `NAMES`, of an alias, or of the code of a searched order."""
-    return searched(name) if name.startswith(f"{SEARCHED}:") else _SCHEDULES[full_name(name)]
+    if name.startswith(f"{SEARCHED}:"):
+        return searched(name)
+    return _SCHEDULES[full_name(name)]
+
+
+def search_start(placement: str) -> Schedule:
+    """Return the schedule of a placement at which a search of orders begins."""
+    schedules = _SCHEDULES.values()
+    return next(s for s in schedules if s.starts_search and s.placement == placement)
 
 
 def full_name(name: str) -> str:
@@ -41,5 +51,5 @@ def usual_schedule(chunks: int) -> str:
 
 def names_with_chunks(chunks: int) -> tuple[str, ...]:
     """Return the names and aliases of the schedules of `chunks` stages a device."""
-    known = [*NAMES, *_ALIASES]
-    return tuple(sorted(name for name in known if find(name).chunks == chunks))
+    known = sorted([*NAMES, *_ALIASES])
+    return tuple(name for name in known if find(name).chunks == chunks)

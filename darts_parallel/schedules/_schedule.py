@@ -1,4 +1,4 @@
-"""A schedule: what it is called, where its stages lie, and the passes of every device in their order."""
+"""A schedule: its name, the place of its stages, and the passes of every device in order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -10,9 +10,18 @@ import numpy as np
 from darts_parallel.errors import UnsupportedError
 
 FILLS = 3
-"""Micro-batches a device behind which no device holds more; a simulation begins with as many."""
-Moment = tuple[int, int]
-"""Micro-batches before their backward pass, and between it and their weights' gradient."""
+"""Micro-batches per device after which no device holds more; simulations begin with them."""
+BEFORE_BACKWARD = {"F": 1, "B": -1, "W": 0}
+"""Change by kind of pass of the micro-batches between their forward and backward pass."""
+BEFORE_WEIGHTS = {"F": 0, "B": 1, "W": -1}
+"""Change by kind of pass of the micro-batches between backward pass and gradient of the weights."""
+
+
+class Moment(NamedTuple):
+    """What a stage holds: counts of micro-batches, or shares of a device's largest count."""
+
+    before_backward: float
+    before_weights: float
 
 
 SEARCHED = "searched"
@@ -24,10 +33,23 @@ class Operation(NamedTuple):
     """One pass of one micro-batch through one stage; `Schedule.devices` names its device."""
 
     kind: str
-    """`F` forward, `B` backward (of the input alone in a split schedule), `W` gradient of the weights."""
+    """`F` forward, `B` backward (in a split schedule of the input alone), `W` gradient of
+    weights."""
     stage: int
     """In the order of layers, from 0 to `pp * chunks - 1`."""
     micro_batch: int
+
+    @property
+    def text(self) -> str:
+        """The pass as PyTorch's CSV spells it."""
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+Passes = Iterator[Operation]
+Orders = tuple[tuple[Operation, ...], ...]
+"""Passes by device."""
+PerStage = tuple[int, ...]
+Moments = tuple[Moment, ...]
 
 
 class Schedule(ABC):
@@ -36,7 +58,8 @@ class Schedule(ABC):
     name: str
     aliases: tuple[str, ...] = ()
     pytorch: str | None = None
-    """Its name in `torch.distributed.pipelining`; None: PyTorch runs it by the CSV of its passes."""
+    """Name of its class for torch's `get_schedule_class`; None: PyTorch runs the CSV of its
+    passes."""
     chunks: int | None = 1
     """Stages of a device; None: any number above 1."""
     kinds = "FBW"
@@ -46,12 +69,15 @@ class Schedule(ABC):
     folded = False
     """Stages lie as a V: device k holds the stages k and `2 * pp - 1 - k`."""
     repeats = True
-    """A frame of passes may be put in for more micro-batches, so that a steady state is looked for."""
+    """The passes of more micro-batches repeat a frame, so that a steady state is looked for."""
     linear = False
-    """Each micro-batch after the second adds the same seconds, so that no steady state is looked for."""
+    """Each micro-batch after the second adds the same seconds: no steady state is looked for."""
+    starts_search = False
+    """A search of orders begins here if the space lists no schedule of this placement. One schedule
+    of each placement has this mark."""
 
     @abstractmethod
-    def passes(self, device: int, pp: int, count: int, chunks: int) -> Iterator[Operation]:
+    def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Yield the passes of a device in the order in which it runs them.
 
         Args:
@@ -61,7 +87,7 @@ class Schedule(ABC):
             chunks: Stages of each device.
         """
 
-    def devices(self, pp: int, num_stages: int) -> tuple[int, ...]:
+    def devices(self, pp: int, num_stages: int) -> PerStage:
         """Return the device of every stage: in turn, or down and up a V."""
         if self.folded:
             return tuple(min(stage, num_stages - 1 - stage) for stage in range(num_stages))
@@ -76,23 +102,32 @@ class Schedule(ABC):
         return 1
 
     def longest_period(self, pp: int) -> int:
-        """Return after how many frames a steady state is looked for: a loop through all stages holds one."""
+        """Return after how many frames a steady state is looked for: a loop through all stages."""
         return 2 * pp if self.folded else pp
 
-    def in_flight(self, pp: int, count: int, chunks: int) -> tuple[int, ...]:
-        """Return the micro-batches whose activations every stage holds when its device holds most."""
+    def in_flight(self, pp: int, count: int, chunks: int) -> PerStage:
+        """Return the micro-batches whose activations stages hold when their device holds most."""
         return _held(self, pp, min(count, FILLS * pp), chunks)
 
-    def last_stage_moments(self, pp: int, count: int, chunks: int) -> tuple[Moment, ...]:
+    def last_stage_moments(self, pp: int, count: int, chunks: int) -> Moments:
         """Return every moment at which the last stage may hold most."""
         return _last_stage_moments(self, pp, min(count, FILLS * pp), chunks)
 
-    def fullest_moments(self, pp: int, count: int, chunks: int) -> tuple[tuple[float, float], ...]:
+    def fullest_moments(self, pp: int, count: int, chunks: int) -> Moments:
         """Return the moments at which a device may hold most, if passes grow with their backward.
 
-        As `Moment`, each a share of the passes that the device is said to hold.
+        A moment is in shares of the largest number of micro-batches that the device holds.
         """
         return _fullest_moments(self, pp, min(count, FILLS * pp), chunks)
+
+    def pytorch_class(self, pp: int, count: int) -> str | None:
+        """Return the name of PyTorch's class for these numbers; None: it has none."""
+        return self.pytorch
+
+    @property
+    def placement(self) -> str:
+        """Where stages lie (`PLACEMENTS`)."""
+        return PLACEMENTS[self.folded]
 
     @property
     def splits(self) -> bool:
@@ -109,15 +144,13 @@ class Schedule(ABC):
         )
 
     def count_refusal(self, pp: int, count: int) -> str | None:
-        """Say in one sentence why the schedule is not defined for these numbers; None where it is."""
+        """Say in one sentence why the schedule is not defined for these numbers; None if it is."""
         rule, near = self.count_rule(pp, count)
-        return (
-            None
-            if near == count
-            else f"plan: num_micro_batches={count} must be {rule}; try {near}."
-        )
+        if near == count:
+            return None
+        return f"plan: num_micro_batches={count} must be {rule}; try {near}."
 
-    def orders(self, pp: int, count: int, chunks: int = 1) -> tuple[tuple[Operation, ...], ...]:
+    def orders(self, pp: int, count: int, chunks: int = 1) -> Orders:
         """Return the passes of every device.
 
         Errors:
@@ -125,62 +158,68 @@ class Schedule(ABC):
         """
         if sentence := self.chunk_refusal(chunks) or self.count_refusal(pp, count):
             raise UnsupportedError(sentence)
-        return tuple(tuple(self.passes(device, pp, count, chunks)) for device in range(pp))
+        rows = [self.passes(device, pp, count, chunks) for device in range(pp)]
+        return tuple(tuple(row) for row in rows)
 
     def code(self, pp: int, count: int, chunks: int = 1) -> str:
         """Return the passes as the code of a searched order (`Searched`)."""
-        names = {"B": "I"} if self.split and len(self.kinds) == 3 else {}
-        rows = [
-            " ".join(f"{stage}{names.get(kind, kind)}{batch}" for kind, stage, batch in order)
-            for order in self.orders(pp, count, chunks)
-        ]
-        return ";".join([f"{SEARCHED}:{PLACEMENTS[self.folded]}", *rows])
+        only_split = self.split and len(self.kinds) == 3
+        rows = [f"{SEARCHED}:{self.placement}"]
+        for order in self.orders(pp, count, chunks):
+            texts = [entry.text for entry in order]
+            if only_split:
+                texts = [text.replace("B", "I") for text in texts]
+            rows.append(" ".join(texts))
+        return ";".join(rows)
 
 
 @lru_cache(maxsize=256)
-def _held(schedule: Schedule, pp: int, count: int, chunks: int) -> tuple[int, ...]:
-    """Count `Schedule.in_flight`: from a forward pass to the last backward one of its micro-batch."""
-    result, last = [0] * (pp * chunks), "W" if schedule.split else "B"
+def _held(schedule: Schedule, pp: int, count: int, chunks: int) -> PerStage:
+    """Count `Schedule.in_flight`: from a forward pass to its micro-batch's last backward pass."""
+    result = [0] * (pp * chunks)
+    last = "W" if schedule.split else "B"
     devices = schedule.devices(pp, pp * chunks)
     for device, order in enumerate(schedule.orders(pp, count, chunks)):
-        mine = [stage for stage in range(pp * chunks) if devices[stage] == device]
-        held = dict.fromkeys(mine, 0)
+        stages = [stage for stage in range(pp * chunks) if devices[stage] == device]
+        held = dict.fromkeys(stages, 0)
         # ties go to the moment with more of the earlier stages, which hold them longer
-        most = (0, *(0 for _ in mine))
+        most = (0, *held.values())
         for kind, stage, _ in order:
             held[stage] += (kind == "F") - (kind == last)
-            most = max(most, (sum(held.values()), *held.values()))
-        for stage, number in zip(mine, most[1:], strict=True):
+            now = held.values()
+            most = max(most, (sum(now), *now))
+        for stage, number in zip(stages, most[1:], strict=True):
             result[stage] = number
     return tuple(result)
 
 
 @lru_cache(maxsize=256)
-def _last_stage_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> tuple[Moment, ...]:
+def _last_stage_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> Moments:
     last = pp * chunks - 1
-    order = schedule.orders(pp, count, chunks)[schedule.devices(pp, last + 1)[-1]]
-    before, between, moments = 0, 0, {(0, 0)}
-    for kind, stage, _ in order:
+    device = schedule.devices(pp, pp * chunks)[last]
+    now = Moment(0, 0)
+    moments = {now}
+    for kind, stage, _ in schedule.orders(pp, count, chunks)[device]:
         if stage == last:
-            before += {"F": 1, "B": -1, "W": 0}[kind]
-            between += {"F": 0, "B": 1, "W": -1}[kind]
-            moments.add((before, between))
+            before = now.before_backward + BEFORE_BACKWARD[kind]
+            now = Moment(before, now.before_weights + BEFORE_WEIGHTS[kind])
+            moments.add(now)
     return tuple(sorted(moments))
 
 
 @lru_cache(maxsize=256)
-def _fullest_moments(
-    schedule: Schedule, pp: int, count: int, chunks: int
-) -> tuple[tuple[float, float], ...]:
+def _fullest_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> Moments:
     """Count `Schedule.fullest_moments` that no other one exceeds in all and between the passes."""
     seen: set[tuple[float, float]] = set()
     for order in schedule.orders(pp, count, chunks):
         kinds = np.array([kind for kind, _, _ in order])
         forward, backward, weights = (np.cumsum(kinds == kind) for kind in "FBW")
-        held, late = forward - weights, backward - weights
-        seen.update(zip((held / held.max()).tolist(), (late / held.max()).tolist(), strict=True))
-    kept: list[tuple[float, float]] = []
-    for held, late in sorted(seen, reverse=True):
-        if not kept or late > kept[-1][1]:
-            kept.append((held - late, late))
+        held = forward - weights
+        shares = held / held.max()
+        late = (backward - weights) / held.max()
+        seen.update(zip(shares.tolist(), late.tolist(), strict=True))
+    kept: list[Moment] = []
+    for share, before_weights in sorted(seen, reverse=True):
+        if not kept or before_weights > kept[-1].before_weights:
+            kept.append(Moment(share - before_weights, before_weights))
     return tuple(kept)

@@ -1,14 +1,14 @@
 """DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), cut in half.
 
-DualPipe feeds micro-batches from both ends and keeps the parameters twice; a V gives the same order with the
-parameters once. Its pairs of one forward and one backward are run one after the other here: what their
-overlap hides is communication.
+DualPipe feeds micro-batches from both ends and keeps the parameters twice. A V gives the same order
+with
+the parameters once. Its pairs of one forward and one backward run one after the other here, since
+their overlap hides communication alone.
 """
 
 from collections import deque
-from collections.abc import Iterator
 
-from darts_parallel.schedules._folded import Folded, Runner, Step
+from darts_parallel.schedules._folded import Folded, Runner, Steps
 
 
 class DualPipe(Folded):
@@ -21,17 +21,17 @@ class DualPipe(Folded):
         """Demand as many micro-batches as stages."""
         return f"at least 2 * pp = {2 * pp} with the schedule dualpipe", max(count, 2 * pp)
 
-    def steps(self, device: int, pp: int, count: int) -> Iterator[Step]:
+    def steps(self, device: int, pp: int, count: int) -> Steps:
         """Run the steps in turn; some backwards leave their weights for later."""
         runner = Runner()
         run, backward = runner.run, runner.backward
         later: deque[int] = deque()
 
-        def split(half: int) -> Iterator[Step]:
+        def split(half: int) -> Steps:
             yield run("B", half)
             later.append(half)
 
-        def weights() -> Iterator[Step]:
+        def weights() -> Steps:
             if later:
                 yield run("W", later.popleft())
 

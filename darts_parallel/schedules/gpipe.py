@@ -1,8 +1,6 @@
 """GPipe (Huang et al. 2019, arXiv 1811.06965): all forwards, then all backwards."""
 
-from collections.abc import Iterator
-
-from darts_parallel.schedules._schedule import Operation, Schedule
+from darts_parallel.schedules._schedule import Operation, Passes, PerStage, Schedule
 
 
 class GPipe(Schedule):
@@ -12,13 +10,13 @@ class GPipe(Schedule):
     pytorch = "GPipe"
     linear = True
 
-    def passes(self, device: int, pp: int, count: int, chunks: int) -> Iterator[Operation]:
+    def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Run all forwards before the first backward."""
         for kind in "FB":
             for batch in range(count):
                 yield Operation(kind, device, batch)
 
-    def in_flight(self, pp: int, count: int, chunks: int) -> tuple[int, ...]:
+    def in_flight(self, pp: int, count: int, chunks: int) -> PerStage:
         """Return all micro-batches."""
         return (count,) * pp
 

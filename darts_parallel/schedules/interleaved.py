@@ -1,11 +1,15 @@
 """Interleaved 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2; order of Megatron-LM).
 
-Device k holds the stages k, k + pp, k + 2 pp, ..., and goes through them by groups of pp micro-batches.
+Device k holds the stages k, k + pp, k + 2 pp, ... and runs them by groups of pp micro-batches.
 """
 
-from collections.abc import Iterator
+from darts_parallel.schedules._schedule import Operation, Passes, PerStage, Schedule
 
-from darts_parallel.schedules._schedule import Operation, Schedule
+
+def _warm_up(device: int, pp: int, chunks: int) -> int:
+    """Return the forward passes before the first backward pass."""
+    later_devices = pp - device - 1
+    return 2 * later_devices + (chunks - 1) * pp
 
 
 class Interleaved(Schedule):
@@ -15,10 +19,10 @@ class Interleaved(Schedule):
     pytorch = "Interleaved1F1B"
     chunks = None
 
-    def passes(self, device: int, pp: int, count: int, chunks: int) -> Iterator[Operation]:
+    def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Run ahead, then alternate, one chunk after the other in groups of pp micro-batches."""
         total = count * chunks
-        ahead = min(2 * (pp - device - 1) + (chunks - 1) * pp, total)
+        ahead = min(_warm_up(device, pp, chunks), total)
 
         def step(kind: str, number: int) -> Operation:
             group, place = divmod(number, pp * chunks)
@@ -34,7 +38,8 @@ class Interleaved(Schedule):
 
     def count_rule(self, pp: int, count: int) -> tuple[str, int]:
         """Demand whole groups of pp micro-batches."""
-        return f"a multiple of pp={pp} when stages are interleaved", max(round(count / pp), 1) * pp
+        groups = max(round(count / pp), 1)
+        return f"a multiple of pp={pp} when stages are interleaved", groups * pp
 
     def frame_batches(self, pp: int) -> int:
         """Return one group."""
@@ -44,19 +49,22 @@ class Interleaved(Schedule):
         """Return one frame: a group passes all stages."""
         return 1
 
-    def in_flight(self, pp: int, count: int, chunks: int) -> tuple[int, ...]:
+    def in_flight(self, pp: int, count: int, chunks: int) -> PerStage:
         """Return the warm-up of each device and one more, `2 (pp - k - 1) + (v - 1) pp + 1` passes.
 
-        They are counted where the warm-up puts them, pp micro-batches a stage in turn. Later the earlier
-        stages may hold one more and the later ones one less: with equal stages the sum is exact.
+        They are counted where the warm-up puts them, pp micro-batches a stage in turn. Later the
+        earlier stages may hold one more and the later ones one less: with equal stages the sum is
+        exact.
         """
-        held = [min(2 * (pp - k - 1) + (chunks - 1) * pp + 1, chunks * count) for k in range(pp)]
-        # whole turns through all chunks, and what the last turn has begun
-        return tuple(
-            total // (chunks * pp) * pp + min(max(total % (chunks * pp) - chunk * pp, 0), pp)
-            for chunk in range(chunks)
-            for total in held
-        )
+        result = [0] * (pp * chunks)
+        for device in range(pp):
+            total = min(_warm_up(device, pp, chunks) + 1, chunks * count)
+            # whole turns through all chunks, and what the last turn has begun
+            turns, begun = divmod(total, chunks * pp)
+            for chunk in range(chunks):
+                of_chunk = min(max(begun - chunk * pp, 0), pp)
+                result[chunk * pp + device] = turns * pp + of_chunk
+        return tuple(result)
 
 
 SCHEDULE = Interleaved()

@@ -1,14 +1,14 @@
 """V-Half (Qi et al. 2024, arXiv 2405.15362, section 3): half of the activations of 1F1B."""
 
-from darts_parallel.schedules._block import BuildingBlock
+from darts_parallel.schedules._block import BuildingBlock, Gaps
 
 
 class VHalf(BuildingBlock):
     """Passes go up the V half as fast as down."""
 
     name = "v_half"
-    gaps = (1, 2, 1, 2)
-    turn = 2
+    gaps = Gaps(1, 2, 1, 2)
+    turnaround = 2
 
     def loss_waits(self, pp: int) -> int:
         """Return 3 passes for an even number of devices."""

@@ -1,12 +1,11 @@
 """ZB-H1 (Qi et al. 2023, arXiv 2401.10241): 1F1B whose backward is split.
 
-The gradient of the input (B) is what the device before waits for; for that of the weights (W) nobody waits:
-device k runs the W of a micro-batch k backwards late, and so fills the bubble at the end.
+The previous device waits for the gradient of the input (B). Nobody waits for the gradient of the
+weights (W): device k runs the W of a micro-batch k backwards late, and so fills the bubble at the
+end.
 """
 
-from collections.abc import Iterator
-
-from darts_parallel.schedules._schedule import Operation, Schedule
+from darts_parallel.schedules._schedule import Operation, Passes, Schedule
 
 
 class ZeroBubbleH1(Schedule):
@@ -15,16 +14,19 @@ class ZeroBubbleH1(Schedule):
     name = "zero_bubble_h1"
     aliases: tuple[str, ...] = ("zero_bubble",)
     split = True
+    starts_search = True
     times = 1
-    """Times that a device runs as far ahead as in 1F1B, and that its weights are as late."""
+    """Factor of 1F1B's lead of forward passes, and of the delay of the gradients of the weights."""
 
-    def passes(self, device: int, pp: int, count: int, chunks: int) -> Iterator[Operation]:
+    def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Run the passes of 1F1B, and weights `device` backwards late."""
         ahead = min(self.times * (pp - device - 1), count)
         late = min(self.times * device, device + max(count - pp, 0))
         for batch in range(-ahead, count + late):
-            steps = (("F", batch + ahead), ("B", batch), ("W", batch - late))
-            yield from (Operation(kind, device, own) for kind, own in steps if 0 <= own < count)
+            entries = {"F": batch + ahead, "B": batch, "W": batch - late}
+            for kind, own in entries.items():
+                if 0 <= own < count:
+                    yield Operation(kind, device, own)
 
 
 SCHEDULE = ZeroBubbleH1()

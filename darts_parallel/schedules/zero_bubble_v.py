@@ -1,11 +1,10 @@
 """ZB-V (Qi et al. 2023, arXiv 2401.10241, section 6), in PyTorch's order.
 
-The bubble vanishes where forward, backward and weight passes take equal seconds, with the memory of 1F1B.
+The bubble vanishes if forward, backward and weight passes take equal seconds, with the memory of
+1F1B.
 """
 
-from collections.abc import Iterator
-
-from darts_parallel.schedules._folded import Folded, Runner, Step
+from darts_parallel.schedules._folded import Folded, Runner, Steps
 
 
 class ZeroBubbleV(Folded):
@@ -13,14 +12,17 @@ class ZeroBubbleV(Folded):
 
     name = "zero_bubble_v"
     pytorch = "ZBVZeroBubble"
+    starts_search = True
 
-    def steps(self, device: int, pp: int, count: int) -> Iterator[Step]:
-        """Leave the surplus out where there are fewer micro-batches than the order is written for."""
+    def steps(self, device: int, pp: int, count: int) -> Steps:
+        """Write the order for enough micro-batches, and leave the surplus out."""
         least = max(2 * pp - 1, count)
-        yield from (step for step in _steps(device, pp, least) if step[2] < count)
+        for kind, half, batch in _steps(device, pp, least):
+            if batch < count:
+                yield kind, half, batch
 
 
-def _steps(device: int, pp: int, count: int) -> Iterator[Step]:
+def _steps(device: int, pp: int, count: int) -> Steps:
     """Write the order for at least `2 * pp - 1` micro-batches."""
     runner = Runner()
     run, backward, done = runner.run, runner.backward, runner.done
@@ -43,9 +45,8 @@ def _steps(device: int, pp: int, count: int) -> Iterator[Step]:
         yield run("B", 1)
     for _ in range(pp - device):
         yield from backward(0)
-    for half in (1, 0):
-        while done["W", half] < done["B", half]:
-            yield run("W", half)
+    yield from runner.weights(1)
+    yield from runner.weights(0)
 
 
 SCHEDULE = ZeroBubbleV()

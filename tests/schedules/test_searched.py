@@ -40,7 +40,7 @@ GOOD = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1F1", "1W0", "1B1"]]
         (lambda rows: [["1F0", *rows[0]], rows[1]], "has 1F0, which must be a pass of its stages"),
         (
             lambda rows: [["0B0", *rows[0][:2], "0B1"], rows[1]],
-            "has 0B0 where it waits for ever; try 1I0",
+            "order[0]: 0B0 deadlocks here; put 1I0 first",
         ),
         (lambda rows: [["0F0x", *rows[0]], rows[1]], "'0F0x', which must be stage, F, I, W or B"),
     ],
