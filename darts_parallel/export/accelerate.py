@@ -14,28 +14,49 @@ import yaml
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.plans import LayerStrategy
 
-_BESIDE_FSDP = [  # `Accelerator.prepare` of release 1.15 imports it there; transformers 5.1.0 lacks it
-    '    if not hasattr(tensor_parallel, "ReplicateParallel"):',
-    '        raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")',
-]
-_CONTEXT_PARALLEL = [
-    "",
-    "",
-    "def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:",
-    '    """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""',
-    '    model.set_attn_implementation("sdpa")  # eager attention stays inside each part, in silence',
-    '    batch = {key: tensor for key, tensor in batch.items() if key != "attention_mask"}',
-    '    labels = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()',
-    "    positions = torch.arange(labels.shape[1], device=labels.device).repeat(labels.shape[0], 1)",
-    "    # a part knows neither its place in the sequence nor the token that follows it, nor all tokens",
-    '    batch |= {"shift_labels": labels, "position_ids": positions}',
-    "    count = (labels != -100).sum() / CONTEXT_PARALLEL",
-    "    buffers = list(batch.values())",
-    "    with accelerator.maybe_context_parallel(",
-    "        buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)",
-    "    ):",
-    "        return model(**batch, num_items_in_batch=count).loss",
-]
+_ACCELERATOR = '''
+
+def planned_accelerator() -> Accelerator:
+    """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""
+    return Accelerator(
+{note}        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps={count}, sync_each_batch={each}
+        ),
+{parallelism}    )
+'''
+_WHOLE_GRADIENTS = """\
+        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit
+"""
+_MODEL = '''
+
+def planned_model(accelerator: Accelerator, name: str) -> Any:
+    """The model with its own tensor-parallel plan, which computes again without a cache."""
+{check}    model = AutoModelForCausalLM.from_pretrained(name{mesh})
+    model.config.use_cache = False  # recomputed layers would find their keys in it already
+    return model
+'''
+_BESIDE_FSDP = """\
+    if not hasattr(tensor_parallel, "ReplicateParallel"):
+        raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")
+"""
+"""`Accelerator.prepare` of release 1.15 imports it there; transformers 5.1.0 lacks it."""
+_CONTEXT_PARALLEL = '''
+
+def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:
+    """Loss of a micro-batch whose sequences are divided; outside of this context they would not be."""
+    model.set_attn_implementation("sdpa")  # eager attention stays inside each part, in silence
+    batch = {key: tensor for key, tensor in batch.items() if key != "attention_mask"}
+    labels = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    positions = torch.arange(labels.shape[1], device=labels.device).repeat(labels.shape[0], 1)
+    # a part knows neither its place in the sequence nor the token that follows it, nor all tokens
+    batch |= {"shift_labels": labels, "position_ids": positions}
+    count = (labels != -100).sum() / CONTEXT_PARALLEL
+    buffers = list(batch.values())
+    with accelerator.maybe_context_parallel(
+        buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
+    ):
+        return model(**batch, num_items_in_batch=count).loss
+'''
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
 
@@ -94,14 +115,17 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     devices = job.problem.cluster.num_devices
     fsdp = _fsdp(job, strategy)
     nodes, _ = job.nodes
+    several = "MULTI_GPU" if devices > 1 else "NO"
+    kind = "FSDP" if fsdp else several
+    precision = PRECISION[job.problem.training.precision]
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if fsdp else "MULTI_GPU" if devices > 1 else "NO",
+        "distributed_type": kind,
         "machine_rank": 0,
         "main_training_function": "main",
         "num_machines": nodes,
         "num_processes": devices,
-        "mixed_precision": PRECISION[job.problem.training.precision],
+        "mixed_precision": precision,
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": False,
@@ -109,18 +133,26 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     if nodes > 1:
         values |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500}
     if fsdp:
-        values["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_reshard_after_forward": strategy.zero_stage == 3,
-            "fsdp_activation_checkpointing": job.recompute() == "full",
-            "fsdp_offload_params": False,
-            "fsdp_cpu_ram_efficient_loading": strategy.tp == 1,  # it would load parts as if whole
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
+        values["fsdp_config"] = _fsdp_settings(job, strategy)
     if not _replicas_only(job, strategy):
         sizes = parallelism(job, strategy).items()
         values["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes}
+    return values
+
+
+def _fsdp_settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+    again = job.recompute() == "full"
+    sharded_weights = strategy.zero_stage == 3
+    one_loads = strategy.tp == 1  # parts of tensors would be loaded as if whole
+    values = {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": sharded_weights,
+        "fsdp_activation_checkpointing": again,
+        "fsdp_offload_params": False,
+        "fsdp_cpu_ram_efficient_loading": one_loads,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
     return values
 
 
@@ -129,55 +161,44 @@ def _replicas_only(job: Request, strategy: LayerStrategy) -> bool:
 
 
 def _snippet(job: Request, strategy: LayerStrategy) -> str:
-    fields = ", ".join(f"{name}={size}" for name, size in parallelism(job, strategy).items())
-    plain, count = _replicas_only(job, strategy), job.plan.num_micro_batches
-    sharded, context = _fsdp(job, strategy), job.plan.cp > 1
-    beside, again = sharded and strategy.tp > 1, sharded and job.recompute() == "full"
-    loads = strategy.tp > 1 or again
-    whole = [
-        "        # the gradients of every micro-batch are reduced and sharded: whole ones would not fit"
-    ]
-    whole *= sharded and count > 1
+    """Write the module with the accelerator and the model of the plan."""
+    context = job.plan.cp > 1
+    sharded = _fsdp(job, strategy)
+    beside_fsdp = sharded and strategy.tp > 1
+    loads = strategy.tp > 1 or (sharded and job.recompute() == "full")
     imports = {
         "from typing import Any\n": loads or context,
         "import torch": context,
         "from accelerate import Accelerator": True,
-        "from accelerate.parallelism_config import ParallelismConfig": not plain,
+        "from accelerate.parallelism_config import ParallelismConfig": not _replicas_only(
+            job, strategy
+        ),
         "from accelerate.utils import GradientAccumulationPlugin": True,
         "from transformers import AutoModelForCausalLM": loads,
-        "from transformers.integrations import tensor_parallel": beside,
+        "from transformers.integrations import tensor_parallel": beside_fsdp,
     }
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
     lines += [line for line, wanted in imports.items() if wanted]
-    lines += [
-        "",
-        f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
-        '"""Sequences of one batch of the data loader, per process."""',
-        *([f"CONTEXT_PARALLEL = {job.plan.cp}"] if context else []),
-        "",
-        "",
-        "def planned_accelerator() -> Accelerator:",
-        '    """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""',
-        "    return Accelerator(",
-        *whole,
-        "        gradient_accumulation_plugin=GradientAccumulationPlugin(",
-        f"            num_steps={count}, sync_each_batch={sharded and count > 1}",
-        "        ),",
-        *([] if plain else [f"        parallelism_config=ParallelismConfig({fields}),"]),
-        "    )",
-    ]
+    lines += ["", f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}"]
+    lines.append('"""Sequences of one batch of the data loader, per process."""')
+    if context:
+        lines.append(f"CONTEXT_PARALLEL = {job.plan.cp}")
+    text = "\n".join(lines) + "\n" + _accelerator(job, strategy)
     if loads:
-        mesh = (
-            ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh' if strategy.tp > 1 else ""
-        )
-        lines += [
-            "",
-            "",
-            "def planned_model(accelerator: Accelerator, name: str) -> Any:",
-            '    """The model with its own tensor-parallel plan, which computes again without a cache."""',
-            *(_BESIDE_FSDP if beside else []),
-            f"    model = AutoModelForCausalLM.from_pretrained(name{mesh})",
-            "    model.config.use_cache = False  # recomputed layers would find their keys in it already",
-            "    return model",
-        ]
-    return "\n".join([*lines, *(_CONTEXT_PARALLEL if context else [])]) + "\n"
+        mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh'
+        check = _BESIDE_FSDP if beside_fsdp else ""
+        text += _MODEL.format(check=check, mesh=mesh if strategy.tp > 1 else "")
+    return text + _CONTEXT_PARALLEL * context
+
+
+def _accelerator(job: Request, strategy: LayerStrategy) -> str:
+    """Write the function that makes the accelerator."""
+    count = job.plan.num_micro_batches
+    each = _fsdp(job, strategy) and count > 1
+    line = ""
+    if not _replicas_only(job, strategy):
+        sizes = parallelism(job, strategy).items()
+        fields = ", ".join(f"{name}={size}" for name, size in sizes)
+        line = f"        parallelism_config=ParallelismConfig({fields}),\n"
+    note = _WHOLE_GRADIENTS * each
+    return _ACCELERATOR.format(note=note, count=count, each=each, parallelism=line)

@@ -1,15 +1,16 @@
 """Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import inf
+from typing import Any, NamedTuple
 
 from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.plans import LayerStrategy, Plan, facts, job_facts, trainer_schedules
-from darts_parallel.problem import Problem
+from darts_parallel.problem import LayerSpec, Problem
 from darts_parallel.schedules import SEARCHED, find
 
 BLOCKS = (
@@ -27,9 +28,35 @@ BLOCKS = (
 )
 """Kinds of layer that trainers count as layers."""
 FULL_BITS = max(COMM_BITS)
-
+SHARED = (
+    "tp",
+    "dp",
+    "sequence_parallel",
+    "zero_stage",
+    "shard_size",
+    "tp_comm_bits",
+    "grad_comm_bits",
+)
+"""Fields of a strategy that most trainers have once; a layer without parameters has the first three."""
+LLAMA = {
+    "causal": True,
+    "gated_mlp": True,
+    "learned_positions": False,
+    "linear_bias": False,
+    "norm_bias": False,
+}
+"""Values of Llama's blocks."""
 WORDS = {"activation": "activations", "optimizer": "optimizer state"}
 """Kinds of state that may be offloaded, in a sentence."""
+
+
+Flag = tuple[str, str | int | float | None]
+"""A flag of a command and its value; None: it has none."""
+
+
+def switches(wanted: dict[str, bool]) -> list[Flag]:
+    """Return the flags without value that are wanted."""
+    return [(name, None) for name, on in wanted.items() if on]
 
 
 @dataclass(frozen=True)
@@ -38,6 +65,14 @@ class Exported:
 
     files: dict[str, str]
     notes: tuple[str, ...] = ()
+
+
+class Compared(NamedTuple):
+    """A layer, and the fields of its strategy in which it must not differ from others."""
+
+    name: str
+    strategy: LayerStrategy
+    fields: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -85,14 +120,14 @@ class Request:
     def chunks(self) -> tuple[ChunkContent, ...]:
         """Contents of every chunk in order of layers; chunk c runs on stage `c % pp`."""
         kinds = [layer.kind for layer in self.problem.model.layers]
-        chunks, block = [], 0
-        for first, end in zip(self.plan.boundaries, self.plan.boundaries[1:], strict=False):
+        chunks: list[ChunkContent] = []
+        block = 0
+        for first, end in pairwise(self.plan.boundaries):
             inside = kinds[first:end]
             count = sum(kind in BLOCKS for kind in inside)
-            predictions = sum(kind.startswith("mtp") for kind in inside)
-            chunks.append(
-                ChunkContent("embedding" in inside, block, count, "head" in inside, predictions)
-            )
+            mtp = sum(kind.startswith("mtp") for kind in inside)
+            embedding = "embedding" in inside
+            chunks.append(ChunkContent(embedding, block, count, "head" in inside, mtp))
             block += count
         return tuple(chunks)
 
@@ -108,27 +143,46 @@ class Request:
         return counts == {chunks[0].num_blocks} and 0 not in counts and with_head
 
     @property
+    def pairs(self) -> list[tuple[LayerSpec, LayerStrategy]]:
+        """Every layer with its strategy."""
+        return list(zip(self.problem.model.layers, self.plan.layers, strict=True))
+
+    @cached_property
     def blocks(self) -> list[LayerStrategy]:
         """Strategy of every block."""
-        pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
-        return [strategy for layer, strategy in pairs if layer.kind in BLOCKS]
+        return [strategy for layer, strategy in self.pairs if layer.kind in BLOCKS]
+
+    def blocks_of(self, chunk: ChunkContent) -> list[LayerStrategy]:
+        """Return the strategies of the blocks of a chunk."""
+        return self.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
+
+    @cached_property
+    def _job_facts(self) -> dict[str, Any]:
+        problem = self.problem
+        return job_facts(problem.model, problem.training, problem.software)
+
+    def facts(self, strategy: LayerStrategy) -> dict[str, Any]:
+        """Return the settings of a strategy that the rules of `conf/trainer/` may name."""
+        return facts(self._job_facts, self.plan.pp, self.plan.cp, strategy)
 
     def micro_batch_size(self, strategy: LayerStrategy) -> int:
         """Return the sequences of a micro-batch on one data-parallel rank."""
-        return self.problem.training.global_batch_size // (
-            strategy.dp * self.plan.num_micro_batches
-        )
+        batch = self.problem.training.global_batch_size
+        return batch // (strategy.dp * self.plan.num_micro_batches)
 
     @property
     def nodes(self) -> tuple[int, int | None]:
         """Number of nodes, and GPUs of a node; None where nodes differ."""
         groups = self.problem.cluster.groups
         sizes = {group.gpus for group in groups}
-        return sum(group.count for group in groups), sizes.pop() if len(sizes) == 1 else None
+        gpus = sizes.pop() if len(sizes) == 1 else None
+        return sum(group.count for group in groups), gpus
 
     def sharded_over(self, strategy: LayerStrategy) -> int:
         """Return the data- and context-parallel ranks that share a strategy's state; 1 without ZeRO."""
-        return (strategy.shard_size or strategy.dp * self.plan.cp) if strategy.zero_stage else 1
+        if not strategy.zero_stage:
+            return 1
+        return strategy.shard_size or strategy.dp * self.plan.cp
 
     def shard_degrees(self, strategy: LayerStrategy) -> tuple[int, int]:
         """Return the replicas and shards of a mesh that shards over `shards * cp` ranks.
@@ -136,9 +190,10 @@ class Request:
         Errors:
             UnsupportedError: a sharding group is no multiple of the context-parallel group (at `settle`).
         """
-        sharded, cp = self.sharded_over(strategy), self.plan.cp
         if strategy.zero_stage == 0:
             return strategy.dp, 1
+        sharded = self.sharded_over(strategy)
+        cp = self.plan.cp
         if sharded % cp:
             self.refuse(
                 f"shard_size={sharded} with cp={cp}, and its sharding groups hold whole cp groups",
@@ -179,6 +234,24 @@ class Request:
         Errors:
             UnsupportedError: all that was refused, and the closest space (or model) that is not.
         """
+        self._require_no_offload()
+        training = self.problem.training
+        if training.lora_rank and self.trainer.own_model:
+            self.refuse(
+                f"training.lora_rank={training.lora_rank}, and the written program trains all weights",
+                "training.lora_rank=0",
+            )
+        for key, off in (("cuda_graphs", "none"), ("fp8_dot_product_attention", False)):
+            value = getattr(training, key)
+            if value != off:
+                self.refuse(
+                    f"training.{key}={str(value).lower()}, and no written file turns it on",
+                    f"training.{key}={str(off).lower()}",
+                )
+        if self.refusals:
+            raise self._refused()
+
+    def _require_no_offload(self) -> None:
         for number, kind in enumerate(OFFLOADS):
             most = max((shares[number] for shares in self.plan.offload), default=0.0)
             if most > 0:
@@ -187,21 +260,6 @@ class Request:
                     "has no setting for stage by stage",
                     "space.offload=null",
                 )
-        training = self.problem.training
-        rank = training.lora_rank
-        if rank and self.trainer.own_model:
-            self.refuse(
-                f"training.lora_rank={rank}, and the written program trains all weights",
-                "training.lora_rank=0",
-            )
-        for key, near in (("cuda_graphs", "none"), ("fp8_dot_product_attention", False)):
-            if (value := getattr(training, key)) != near:
-                off = f"training.{key}={str(near).lower()}"
-                self.refuse(
-                    f"training.{key}={str(value).lower()}, and no written file turns it on", off
-                )
-        if self.refusals:
-            raise self._refused()
 
     def _refused(self) -> UnsupportedError:
         ways = [way.replace("export=", f"{self.key}=") for _, way in self.refusals]
@@ -212,43 +270,42 @@ class Request:
         what = "; and ".join(what for what, _ in self.refusals)
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
-    def shared(
-        self, layers: Iterable[tuple[str, LayerStrategy, Sequence[str]]], why: str
-    ) -> LayerStrategy:
-        """Return the strategy of the first of some layers; a field in which another one differs is refused.
+    def shared(self, layers: Sequence[Compared], why: str) -> LayerStrategy:
+        """Return the strategy of the first of some layers; the first difference of another is refused.
 
         Args:
             why: What the target has for all of them alike, in one clause.
         """
-        (first_name, first, _), *others = layers
-        for name, strategy, fields in others:
-            for key in fields:
-                mine, its = getattr(strategy, key), getattr(first, key)
+        first, *others = layers
+        for own in others:
+            for key in own.fields:
+                mine = getattr(own.strategy, key)
+                its = getattr(first.strategy, key)
                 if mine != its:
                     self.refuse(
-                        f"{name} has {key}={mine} and {first_name} has {key}={its}, but {why}"
+                        f"{own.name} has {key}={mine} and {first.name} has {key}={its}, but {why}"
                     )
-                    return first
-        return first
+                    return first.strategy
+        return first.strategy
 
     def uniform(self) -> LayerStrategy:
         """Return the one strategy of all layers, recomputation apart (see `recompute`).
 
         A layer without parameters (the loss) may name any ZeRO stage.
         """
-        bits = ("tp_comm_bits", "grad_comm_bits")
-        names = ("tp", "dp", "sequence_parallel", "zero_stage", "shard_size", *bits)
-        pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
-        vocabulary = self.model.vocab_size
-        rows = ((x.name, own, names if x.parameters(vocabulary) else names[:3]) for x, own in pairs)
+        rows = []
+        for layer, own in self.pairs:
+            trained = layer.parameters(self.model.vocab_size) > 0
+            rows.append(Compared(layer.name, own, SHARED if trained else SHARED[:3]))
         return self.shared(rows, "all layers of this trainer run one strategy")
 
     @property
     def experts(self) -> LayerStrategy | None:
         """The strategy of the layers with experts, as far as their experts go; None for a dense model."""
-        pairs = zip(self.problem.model.layers, self.plan.layers, strict=True)
         rows = [
-            (layer.name, own, ("ep", "etp")) for layer, own in pairs if layer.experts is not None
+            Compared(layer.name, own, ("ep", "etp"))
+            for layer, own in self.pairs
+            if layer.experts is not None
         ]
         return self.shared(rows, "the experts of this trainer have one degree") if rows else None
 
@@ -268,28 +325,32 @@ class Request:
 
     def require_abilities(self) -> None:
         """Refuse what the trainer's file in `conf/trainer/` says that it lacks."""
-        problem, pairs = (
-            self.problem,
-            list(zip(self.problem.model.layers, self.plan.layers, strict=True)),
-        )
-        job = job_facts(problem.model, problem.training, problem.software)
-        strategies = [one for layer, one in pairs if layer.parameters(self.model.vocab_size) > 0]
-        if not self.trainer.layerwise:
-            strategies = [replace(self.uniform(), ep=one.ep, etp=one.etp) for one in strategies]
-        for strategy, kind in product(
-            dict.fromkeys(strategies), sorted({s.recompute for s in self.blocks})
-        ):
-            given = facts(job, self.plan.pp, self.plan.cp, replace(strategy, recompute=kind))
+        strategies = self._distinct_strategies()
+        kinds = sorted({own.recompute for own in self.blocks})
+        for strategy, kind in product(strategies, kinds):
+            given = self.facts(replace(strategy, recompute=kind))
             for lack in self.trainer.lacks:
                 if lack.holds(given):
                     self.refuse(lack.sentence(given), lack.instead)
         if self.trainer.executable:
-            return  # of what is left, its exporter asks `darts_parallel.run`'s own rules
-        self._require_exact_collectives(
-            self.trainer.gradient_bits.get(str(strategies[0].zero_stage), [])
-        )
+            return  # its exporter asks `darts_parallel.run` for all other rules
+        stage = str(strategies[0].zero_stage)
+        self._require_exact_collectives(self.trainer.gradient_bits.get(stage, []))
         if self.plan.pp > 1:
             self._require_schedule(trainer_schedules(self.trainer))
+
+    def _distinct_strategies(self) -> list[LayerStrategy]:
+        """Return the strategies of layers with parameters, each once.
+
+        A trainer of one strategy has it for all layers, but for the degrees of experts.
+        """
+        trained = [own for layer, own in self.pairs if layer.parameters(self.model.vocab_size) > 0]
+        strategies = list(dict.fromkeys(trained))
+        if self.trainer.layerwise:
+            return strategies
+        common = self.uniform()
+        mixed = [replace(common, ep=own.ep, etp=own.etp) for own in strategies]
+        return list(dict.fromkeys(mixed))
 
     def require_precision(self, known: Collection[str], why: str) -> None:
         """Refuse a precision that is none of `known`; `why` says so of the trainer, in one clause."""
@@ -323,17 +384,11 @@ class Request:
         """Refuse models whose blocks are not Llama's: RMSNorm, gated MLP, rotary positions, no biases."""
         self.require_one_stack()
         config = self.model
-        wrong = [
-            f"{name}={str(value).lower()}"
-            for name, value in (
-                ("causal", config.causal),
-                ("gated_mlp", config.gated_mlp),
-                ("learned_positions", config.learned_positions),
-                ("linear_bias", config.linear_bias),
-                ("norm_bias", config.norm_bias),
-            )
-            if value != (name in ("causal", "gated_mlp"))
-        ]
+        wrong = []
+        for name, wanted in LLAMA.items():
+            value = getattr(config, name)
+            if value != wanted:
+                wrong.append(f"{name}={str(value).lower()}")
         if wrong:
             self.refuse(
                 f"model={config.name} has {', '.join(wrong)}, and this trainer's own model is Llama's",
@@ -361,7 +416,8 @@ class Request:
             return ""
         usual = replace(self.plan, schedule=None)
         try:
-            own, seconds = self.price(self.plan), self.price(usual)
+            own = self.price(self.plan)
+            seconds = self.price(usual)
         except DartsParallelError:
             return ""
         slower = f"takes {seconds:.4g} s instead of {own:.4g} s"
@@ -373,12 +429,14 @@ def _joined(ways: list[str]) -> str:
     """Join overrides of several ways out: lists of one key are cut down to what all of them allow."""
     values: dict[str, list[str]] = {}
     for way in ways:
-        for override in way.partition(" or ")[0].split():
+        first, _, _ = way.partition(" or ")
+        for override in first.split():
             key, _, value = override.partition("=")
             mine = value.strip("[]").split(",")
             both = [entry for entry in values.get(key, mine) if entry in mine]
             values[key] = both or mine
-    return " ".join(
-        f"{key}={entries[0]}" if len(entries) == 1 else f"{key}=[{','.join(entries)}]"
-        for key, entries in values.items()
-    )
+    texts = []
+    for key, entries in values.items():
+        value = entries[0] if len(entries) == 1 else f"[{','.join(entries)}]"
+        texts.append(f"{key}={value}")
+    return " ".join(texts)

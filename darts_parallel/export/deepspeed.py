@@ -15,6 +15,47 @@ from darts_parallel.plans import LayerStrategy
 QUANTIZED_GRADIENT_BITS = 4
 """Bits of `zero_quantized_gradients`, ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""
 
+PIPELINE = '''"""DeepSpeed pipeline of a plan."""
+
+{headline}
+
+from collections.abc import Sequence
+from typing import Any
+
+from deepspeed.pipe import PipelineModule
+
+PARTS = {parts}
+"""First layer of every stage, and the end: embedding, blocks, head."""
+
+
+class PlannedPipeline(PipelineModule):
+    """Stages as the plan cuts them; DeepSpeed has no setting for that."""
+
+    def _partition_layers(self, method: str = "plan") -> None:
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = PARTS
+        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
+
+
+def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> PlannedPipeline:
+    """The module for deepspeed.initialize: {layers} layers (LayerSpec, TiedLayerSpec or modules).
+
+    Args:
+        layers: Embedding, blocks and head in order.
+        loss_fn: Of output and labels.
+        block: Name of the class of the blocks, which alone are recomputed.
+    """
+    if len(layers) != PARTS[-1]:
+        raise ValueError(f"{{len(layers)}} layers, but the plan has {{PARTS[-1]}}")
+    return PlannedPipeline(
+        layers=list(layers),
+        num_stages={stages},
+        loss_fn=loss_fn,
+        activation_checkpoint_interval={interval},
+        checkpointable_layers=[block],
+    )
+'''
+
 
 def export(job: Request) -> Exported:
     """Write `deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
@@ -39,78 +80,47 @@ def export(job: Request) -> Exported:
 
 def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the content of the JSON."""
-    training, plan = job.problem.training, job.plan
-    values: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": job.micro_batch_size(strategy),
-        "gradient_accumulation_steps": plan.num_micro_batches,
-        "zero_optimization": {
-            "stage": strategy.zero_stage,
-            "overlap_comm": True,
-            "reduce_scatter": True,
-        },
+    training = job.problem.training
+    zero: dict[str, Any] = {
+        "stage": strategy.zero_stage,
+        "overlap_comm": True,
+        "reduce_scatter": True,
     }
     if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
-        values["zero_optimization"]["zero_quantized_gradients"] = True
+        zero["zero_quantized_gradients"] = True
+    values: dict[str, Any] = {}
+    if strategy.tp == 1:
+        values["train_batch_size"] = training.global_batch_size
+    values["train_micro_batch_size_per_gpu"] = job.micro_batch_size(strategy)
+    values["gradient_accumulation_steps"] = job.plan.num_micro_batches
+    values["zero_optimization"] = zero
     if job.experts is not None:
         values["expert_parallel"] = {"enabled": True, "autoep_size": job.experts.ep}
     if strategy.tp > 1:
         values["tensor_parallel"] = {"autotp_size": strategy.tp}
-    else:
-        values = {"train_batch_size": training.global_batch_size, **values}
     if training.optimizer == "sgd" and strategy.zero_stage:
         values["zero_allow_untested_optimizer"] = True
-    if training.precision in ("bf16", "fp16"):
-        values[training.precision] = {"enabled": True}
+    return values | _precision(job, strategy)
+
+
+def _precision(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+    """Return the settings of precision: of products, and of accumulated gradients."""
+    precision = job.problem.training.precision
+    if precision == "fp32":
+        return {}
+    values: dict[str, Any] = {precision: {"enabled": True}}
     narrow = job.problem.software.gradient_bits == 16
-    if training.precision == "bf16" and (strategy.zero_stage or narrow):
+    if precision == "bf16" and (strategy.zero_stage or narrow):
         values["data_types"] = {"grad_accum_dtype": "bf16" if narrow else "fp32"}
     return values
 
 
 def _pipeline(job: Request) -> str:
-    """Write a `PipelineModule` whose stages are the plan's; the loss is no layer of it but its `loss_fn`."""
+    """Write a `PipelineModule` with the plan's stages; the loss is its `loss_fn`, not a layer."""
     layers = len(job.problem.model.layers) - 1
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]
+    headline = "\n".join(job.headline())
     interval = int(job.recompute() == "full")
-    lines = [
-        '"""DeepSpeed pipeline of a plan."""',
-        "",
-        *job.headline(),
-        "",
-        "from collections.abc import Sequence",
-        "from typing import Any",
-        "",
-        "from deepspeed.pipe import PipelineModule",
-        "",
-        f"PARTS = {parts}",
-        '"""First layer of every stage, and the end: embedding, blocks, head."""',
-        "",
-        "",
-        "class PlannedPipeline(PipelineModule):",
-        '    """Stages as the plan cuts them; DeepSpeed has no setting for that."""',
-        "",
-        '    def _partition_layers(self, method: str = "plan") -> None:',
-        "        stage = self._topo.get_coord(self.global_rank).pipe",
-        "        self.parts = PARTS",
-        "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",
-        "",
-        "",
-        "def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> PlannedPipeline:",
-        f'    """The module for deepspeed.initialize: {layers} layers (LayerSpec, TiedLayerSpec or modules).',
-        "",
-        "    Args:",
-        "        layers: Embedding, blocks and head in order.",
-        "        loss_fn: Of output and labels.",
-        "        block: Name of the class of the blocks, which alone are recomputed.",
-        '    """',
-        "    if len(layers) != PARTS[-1]:",
-        '        raise ValueError(f"{len(layers)} layers, but the plan has {PARTS[-1]}")',
-        "    return PlannedPipeline(",
-        "        layers=list(layers),",
-        f"        num_stages={job.plan.pp},",
-        "        loss_fn=loss_fn,",
-        f"        activation_checkpoint_interval={interval},",
-        "        checkpointable_layers=[block],",
-        "    )",
-    ]
-    return "\n".join(lines) + "\n"
+    return PIPELINE.format(
+        headline=headline, parts=parts, layers=layers, stages=job.plan.pp, interval=interval
+    )

@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from darts_parallel.export.common import Exported, Request
-from darts_parallel.plans import LayerStrategy, facts, job_facts, legal_pipeline_degrees
+from darts_parallel.export.common import Compared, Exported, Request
+from darts_parallel.plans import LayerStrategy, legal_pipeline_degrees
 
 DEFAULT_TYPE = {0: "ddp", 2: "zero2"}
+OUTER_FIELDS = ("tp", "zero_stage")
 
 
 def export(job: Request) -> Exported:
@@ -46,32 +47,30 @@ def export(job: Request) -> Exported:
 
 
 def settings(job: Request) -> dict[str, Any]:
-    """Return the content of the JSON."""
-    plan, blocks = job.plan, job.blocks
+    """Return the content of the JSON: lists of a number for every block, as text."""
+    plan = job.plan
+    blocks = job.blocks
     outer = _outer(job)
-    default = _default_type(job, outer)
-    # its runtime takes 1 for what the JSON leaves out
-    ep, etp = _text(s.ep for s in blocks), _text(s.etp for s in blocks)
-    degrees = {"ep_sizes_enc": ep, "tp_of_ep_sizes_enc": etp}
-    return {
-        "pp_deg": plan.pp,
-        "tp_sizes_enc": _text(strategy.tp for strategy in blocks),
-        "tp_consecutive_flags": _text(1 for _ in blocks),
-        "cp_sizes_enc": _text(plan.cp for _ in blocks),
-        "dp_types_enc": _text(int(strategy.zero_stage == 3) for strategy in blocks),
-        **(degrees if job.problem.model.has_experts else {}),
-        "use_sp": _text(0 for _ in blocks),
-        "checkpoint": _text(int(strategy.recompute == "full") for strategy in blocks),
-        "global_bsz": job.problem.training.global_batch_size,
-        "chunks": plan.num_micro_batches,
-        "pp_division": _text(chunk.num_blocks for chunk in job.chunks),
-        "pipeline_type": "pipedream_flush",
-        "default_dp_type": default,
-        "vtp": outer.tp,
-        "vsp": 0,
-        "vcp": plan.cp,
-        "vocab_sdp": int(outer.zero_stage == 3),
-    }
+    values: dict[str, Any] = {"pp_deg": plan.pp}
+    values["tp_sizes_enc"] = _text(own.tp for own in blocks)
+    values["tp_consecutive_flags"] = _text(1 for _ in blocks)
+    values["cp_sizes_enc"] = _text(plan.cp for _ in blocks)
+    values["dp_types_enc"] = _text(int(own.zero_stage == 3) for own in blocks)
+    if job.problem.model.has_experts:  # its runtime takes 1 for missing degrees
+        values["ep_sizes_enc"] = _text(own.ep for own in blocks)
+        values["tp_of_ep_sizes_enc"] = _text(own.etp for own in blocks)
+    values["use_sp"] = _text(0 for _ in blocks)
+    values["checkpoint"] = _text(int(own.recompute == "full") for own in blocks)
+    values["global_bsz"] = job.problem.training.global_batch_size
+    values["chunks"] = plan.num_micro_batches
+    values["pp_division"] = _text(chunk.num_blocks for chunk in job.chunks)
+    values["pipeline_type"] = "pipedream_flush"
+    values["default_dp_type"] = _default_type(job, outer)
+    values["vtp"] = outer.tp
+    values["vsp"] = 0
+    values["vcp"] = plan.cp
+    values["vocab_sdp"] = int(outer.zero_stage == 3)
+    return values
 
 
 def _text(values: Iterable[int]) -> str:
@@ -80,20 +79,18 @@ def _text(values: Iterable[int]) -> str:
 
 def _outer(job: Request) -> LayerStrategy:
     """Return the strategy that embedding, head and loss share."""
-    pairs = zip(job.problem.model.layers, job.plan.layers, strict=True)
+    fields = {"embedding": OUTER_FIELDS, "head": OUTER_FIELDS, "loss": ("tp",)}
     rows = [
-        (layer.name, own, ("tp",) if layer.kind == "loss" else ("tp", "zero_stage"))
-        for layer, own in pairs
-        if layer.kind in ("embedding", "head", "loss")
+        Compared(layer.name, own, fields[layer.kind])
+        for layer, own in job.pairs
+        if layer.kind in fields
     ]
     return job.shared(rows, "vtp and vocab_sdp are one for both")
 
 
 def _default_type(job: Request, outer: LayerStrategy) -> str:
-    problem, plan = job.problem, job.plan
-    own = job_facts(problem.model, problem.training, problem.software)
-    shared = (s for s in [outer, *job.blocks] if facts(own, plan.pp, plan.cp, s)["copies"] > 1)
-    stages = {s.zero_stage for s in shared} - {1, 3}
+    given = [job.facts(own) for own in dict.fromkeys([outer, *job.blocks])]
+    stages = {own["zero_stage"] for own in given if own["copies"] > 1} - {1, 3}
     if len(stages) > 1:
         job.refuse(
             "zero_stage 0 and 2, and default_dp_type is one for all", "space.zero_stage=[2,3]"
@@ -111,9 +108,9 @@ def _check_model(job: Request) -> None:
 
 
 def _check_stages(job: Request) -> None:
-    first, last = job.chunks[0], job.chunks[-1]
-    if not (first.num_blocks and last.num_blocks):
-        place = "first" if not first.num_blocks else "last"
+    for place, chunk in (("first", job.chunks[0]), ("last", job.chunks[-1])):
+        if chunk.num_blocks:
+            continue
         legal = legal_pipeline_degrees(job.problem.model, job.problem.cluster)
         below = [pp for pp in legal if pp < job.plan.pp]
         fewer = max(below, default=job.plan.pp)
@@ -121,6 +118,7 @@ def _check_stages(job: Request) -> None:
             f"the {place} stage holds no block, and its embedding and head go with the outermost blocks",
             f"space.pp={fewer}",
         )
+        return
 
 
 def _sequence_parallel(job: Request) -> bool:

@@ -5,7 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.export.common import ChunkContent, Exported, Request
+from darts_parallel.export.common import ChunkContent, Exported, Flag, Request, switches
 from darts_parallel.export.megatron_layers import (
     hybrid_flags,
     prediction_flags,
@@ -17,8 +17,18 @@ from darts_parallel.export.mixtures import megatron_model_flags, megatron_recomp
 from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
-Flag = tuple[str, str | int | float | None]
-"""A flag and its value; None: it has none."""
+LAUNCH = """
+torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:-0}}" \\
+    --master-addr "${{MASTER_ADDR:-localhost}}" --master-port "${{MASTER_PORT:-29500}}" \\
+    "${{MEGATRON:-.}}/{program}" {arguments} "$@"
+"""
+PRECISION: dict[str, list[Flag]] = {
+    "fp16": [("fp16", None)],
+    "fp8": [("fp8-format", "hybrid")],
+    "mxfp8": [("fp8-format", "e4m3"), ("fp8-recipe", "mxfp8")],
+    "nvfp4": [("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
+}
+"""Flags of a precision; below 16 bits they follow those of bf16."""
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -86,27 +96,24 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, list[Flag]]
     if strategy.zero_stage < 2:
         lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=1")
     for name, flags in groups.items():
-        lines += ["", f"{name}=("]
-        lines += [
-            f"    --{flag}" + ("" if value is None else f" {_quoted(value)}")
-            for flag, value in flags
-        ]
-        lines.append(")")
+        lines += ["", f"{name}=(", *(_line(flag) for flag in flags), ")"]
     processes = '"${GPUS_PER_NODE:?GPUs of this node}"' if gpus is None else str(gpus)
-    lines += [
-        "",
-        f'torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:-0}}" \\',
-        '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
-        f'    "${{MEGATRON:-.}}/{program}" '
-        + " ".join(f'"${{{name}[@]}}"' for name in groups)
-        + ' "$@"',
-    ]
-    return "\n".join(lines) + "\n"
+    arguments = " ".join(f'"${{{name}[@]}}"' for name in groups)
+    lines.append(
+        LAUNCH.format(nodes=nodes, processes=processes, program=program, arguments=arguments)
+    )
+    return "\n".join(lines)
 
 
-def _quoted(value: str | int | float) -> str:
+def _line(flag: Flag) -> str:
+    """Write a flag, with quotes around what a shell would expand."""
+    name, value = flag
+    if value is None:
+        return f"    --{name}"
     text = str(value)
-    return f'"{text}"' if any(sign in text for sign in "|*[") else text
+    if any(sign in text for sign in "|*["):
+        text = f'"{text}"'
+    return f"    --{name} {text}"
 
 
 def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
@@ -152,35 +159,34 @@ def layout(chunks: tuple[ChunkContent, ...]) -> str:
     """Return the stages in Megatron-LM's words, e.g. `Et*3|t*4|t*2L`."""
     texts = []
     for chunk in chunks:
-        blocks = (
-            ""
-            if chunk.num_blocks == 0
-            else "t"
-            if chunk.num_blocks == 1
-            else f"t*{chunk.num_blocks}"
-        )
+        blocks = "t" if chunk.num_blocks == 1 else f"t*{chunk.num_blocks}"
+        if not chunk.num_blocks:
+            blocks = ""
         texts.append("E" * chunk.embedding + blocks + "m" * chunk.mtp + "L" * chunk.head)
     return "|".join(texts)
 
 
 def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
-    zero, plan = strategy.zero_stage, job.plan
-    overlap: list[Flag] = [("overlap-grad-reduce", None)] if strategy.dp > 1 else []
-    if zero == 0:
-        return overlap
-    groups = strategy.dp * plan.cp // job.sharded_over(strategy)
-    flags: list[Flag] = [("use-distributed-optimizer", None), *overlap]
-    flags += [("overlap-param-gather", None)] if strategy.dp > 1 else []
-    if zero == 1:
-        return flags + ([("num-distributed-optimizer-instances", groups)] if groups > 1 else [])
-    return [
-        *flags,
-        *([("num-distributed-optimizer-instances", groups)] if groups > 1 else []),
-        ("use-megatron-fsdp", None),
-        ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
-        ("no-gradient-accumulation-fusion", None),
-        ("ckpt-format", "fsdp_dtensor"),
-    ]
+    zero = strategy.zero_stage
+    several = strategy.dp > 1
+    flags = switches(
+        {
+            "use-distributed-optimizer": zero > 0,
+            "overlap-grad-reduce": several,
+            "overlap-param-gather": several and zero > 0,
+        }
+    )
+    groups = strategy.dp * job.plan.cp // job.sharded_over(strategy)
+    if zero and groups > 1:
+        flags.append(("num-distributed-optimizer-instances", groups))
+    if zero > 1:
+        flags += [
+            ("use-megatron-fsdp", None),
+            ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
+            ("no-gradient-accumulation-fusion", None),
+            ("ckpt-format", "fsdp_dtensor"),
+        ]
+    return flags
 
 
 def _recompute_flags(job: Request) -> list[Flag]:
@@ -194,23 +200,16 @@ def _recompute_flags(job: Request) -> list[Flag]:
         job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
     full: Flag = ("recompute-granularity", "full")
     if kinds == {"full"}:  # of half blocks two share one kept input, as the plan counts
-        return [
-            full,
-            ("recompute-method", "uniform"),
-            ("recompute-num-layers", 2 if job.half_blocks else 1),
-        ]
+        layers = 2 if job.half_blocks else 1
+        return [full, ("recompute-method", "uniform"), ("recompute-num-layers", layers)]
     if job.half_blocks:
         job.refuse("recompute=full for some half blocks only, of which each would keep its input")
     require_first_recomputed(job)
     counts = []
     for chunk in job.chunks:
-        mine = job.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
-        counts.append(sum(strategy.recompute == "full" for strategy in mine))
+        counts.append(sum(own.recompute == "full" for own in job.blocks_of(chunk)))
     most = max(counts)
-    if any(
-        count != min(most, chunk.num_blocks)
-        for count, chunk in zip(counts, job.chunks, strict=True)
-    ):
+    if counts != [min(most, chunk.num_blocks) for chunk in job.chunks]:
         job.refuse(
             f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all"
         )
@@ -238,45 +237,36 @@ def _model_flags(job: Request) -> list[Flag]:
         ("position-embedding-type", positions),
         ("normalization", "LayerNorm" if config.norm_bias else "RMSNorm"),
     ]
-    switches = {
+    biases_of_qkv = config.qkv_bias is True and not config.linear_bias
+    wanted = {
         "swiglu": config.gated_mlp,
         "disable-bias-linear": not config.linear_bias,
-        "add-qkv-bias": config.qkv_bias is True and not config.linear_bias,
+        "add-qkv-bias": biases_of_qkv,
         "qk-layernorm": config.qk_norm,
         "untie-embeddings-and-output-weights": not config.tie_embeddings,
-        "bert-no-binary-head": not config.causal,
     }
-    flags += [(name, None) for name, wanted in switches.items() if wanted]
+    wanted["bert-no-binary-head"] = not config.causal
+    flags += switches(wanted)
     flags += megatron_model_flags(job)
     flags += window_flags(job) + prediction_flags(job)
     if not config.dropout:
         flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
-    return [
-        *flags,
-        ("vocab-size", config.vocab_size),
-        ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE),
-    ]
+    flags.append(("vocab-size", config.vocab_size))
+    flags.append(("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE))
+    return flags
 
 
 def _training_flags(job: Request) -> list[Flag]:
     training = job.problem.training
     narrow = job.problem.software.gradient_bits == 16
-    half: list[Flag] = [("bf16", None)]
-    half += [("grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32", None)]
-    precision: dict[str, list[Flag]] = {
-        "bf16": half,
-        "fp16": [("fp16", None)],
-        "fp8": [*half, ("fp8-format", "hybrid")],
-        "mxfp8": [*half, ("fp8-format", "e4m3"), ("fp8-recipe", "mxfp8")],
-        "nvfp4": [*half, ("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
-        "fp32": [],
-    }
-    fused = (
-        training.fused_attention and training.precision != "fp32"
-    )  # flash kernels are for 16 bits
-    return [
-        ("seq-length", training.seq_len),
-        *precision[training.precision],
-        ("optimizer", training.optimizer),
-        ("attention-backend", "flash" if fused else "unfused"),
-    ]
+    flags: list[Flag] = [("seq-length", training.seq_len)]
+    if training.precision not in ("fp16", "fp32"):
+        flags.append(("bf16", None))
+        sums = "grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32"
+        flags.append((sums, None))
+    flags += PRECISION.get(training.precision, [])
+    flags.append(("optimizer", training.optimizer))
+    # flash kernels are for 16 bits
+    fused = training.fused_attention and training.precision != "fp32"
+    flags.append(("attention-backend", "flash" if fused else "unfused"))
+    return flags

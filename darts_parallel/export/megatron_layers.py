@@ -8,12 +8,20 @@ pipeline segment (one each virtual stage) and takes the place of every other fla
 from dataclasses import replace
 
 from darts_parallel.config import ATTENTION, EXPERTS, LAYER, MAMBA, MLP
-from darts_parallel.export.common import Request
+from darts_parallel.export.common import Flag, Request
 
-Flag = tuple[str, str | int | float | None]
 SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
-CONVOLUTION, CHUNK = 4, 128
-"""Convolution and chunk of its Mamba mixer, which have no flag."""
+FIXED = {"mamba_conv_kernel": 4, "mamba_chunk_size": 128}
+"""Sizes of its Mamba mixer that have no flag."""
+WHOLE_BLOCKS = {
+    "mtp_num_layers": 0,
+    "sliding_window_pattern": None,
+    "causal": True,
+    "multi_latent_attention": False,
+}
+"""Fields of models, and the values that a model of half blocks may have."""
+SYMBOLS = {"mlp": MLP, "experts": EXPERTS}
+"""Symbols of half blocks by kind; all others are attention."""
 
 
 def with_halves(job: Request) -> Request:
@@ -22,27 +30,19 @@ def with_halves(job: Request) -> Request:
     Errors:
         UnsupportedError: what numbers whole blocks, or no causal decoder of attention and MLP.
     """
-    config, (_, *layers, _, _) = job.model, job.problem.model.layers
-    for key, near in (
-        ("mtp_num_layers", 0),
-        ("sliding_window_pattern", None),
-        ("causal", True),
-        ("multi_latent_attention", False),
-    ):
-        if (value := getattr(config, key)) != near:
+    for key, near in WHOLE_BLOCKS.items():
+        value = getattr(job.model, key)
+        if value != near:
             job.refuse(
                 f"model.{key}={value} with half blocks, which its hybrid models lack",
                 "space.cut=layer",
             )
-    pattern = "".join(
-        {"mlp": MLP, "experts": EXPERTS}.get(layer.kind, ATTENTION) for layer in layers
-    )
-    model, every = (
-        replace(config, num_layers=len(layers), hybrid_override_pattern=pattern),
-        job.problem.config,
-    )
-    every = replace(every, model=model, space=replace(every.space, cut=LAYER))
-    return replace(job, problem=replace(job.problem, config=every))
+    _, *layers, _, _ = job.problem.model.layers  # without embedding, head and loss
+    pattern = "".join(SYMBOLS.get(layer.kind, ATTENTION) for layer in layers)
+    model = replace(job.model, num_layers=len(layers), hybrid_override_pattern=pattern)
+    config = job.problem.config
+    config = replace(config, model=model, space=replace(config.space, cut=LAYER))
+    return replace(job, problem=replace(job.problem, config=config))
 
 
 def hybrid_flags(job: Request) -> list[Flag]:
@@ -51,44 +51,41 @@ def hybrid_flags(job: Request) -> list[Flag]:
     Errors:
         UnsupportedError: sizes that its mixer cannot have, or a segment without a layer.
     """
-    config, pattern = job.model, job.model.hybrid_override_pattern
-    if pattern is None:
+    config = job.model
+    if config.hybrid_override_pattern is None:
         return []
-    for key, value, fixed in (
-        ("mamba_conv_kernel", config.mamba_conv_kernel, CONVOLUTION),
-        ("mamba_chunk_size", config.mamba_chunk_size, CHUNK),
-    ):
-        if MAMBA in pattern and value != fixed:
+    mamba = MAMBA in config.hybrid_override_pattern
+    for key, fixed in FIXED.items():
+        value = getattr(config, key)
+        if mamba and value != fixed:
             raise job.refuse(
                 f"model.{key}={value}, and its Mamba mixer has {fixed}", f"model.{key}={fixed}"
             )
     flags: list[Flag] = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
-    if MAMBA in pattern:
-        flags += [
-            ("mamba-state-dim", config.mamba_state_dim),
-            ("mamba-head-dim", config.mamba_head_dim),
-            ("mamba-num-groups", config.mamba_num_groups),
-        ]
-        flags += (
-            [] if config.mamba_num_heads is None else [("mamba-num-heads", config.mamba_num_heads)]
-        )
+    if mamba:
+        flags.append(("mamba-state-dim", config.mamba_state_dim))
+        flags.append(("mamba-head-dim", config.mamba_head_dim))
+        flags.append(("mamba-num-groups", config.mamba_num_groups))
+        if config.mamba_num_heads is not None:
+            flags.append(("mamba-num-heads", config.mamba_num_heads))
     return flags
 
 
 def segments(job: Request) -> str:
     """Cut the hybrid pattern at the plan's stages, e.g. `M-M*|M-M-`."""
-    pattern, parts = job.model.hybrid_override_pattern or "", []
+    pattern = job.model.hybrid_override_pattern or ""
+    modules = job.model.mtp_num_layers
+    parts = []
     for chunk in job.chunks:
-        if chunk.num_blocks == 0 or (chunk.mtp > 0) != (
-            chunk.head and job.model.mtp_num_layers > 0
-        ):
+        with_head = (chunk.mtp > 0) == (chunk.head and modules > 0)
+        if chunk.num_blocks == 0 or not with_head:
             raise job.refuse(
                 "a stage has no layer of the hybrid pattern, or its prediction modules without the head, and "
                 "its segments name layers only",
                 "space=uniform space.pp=1",
             )
         parts.append(pattern[chunk.first_block : chunk.first_block + chunk.num_blocks])
-    return "|".join(parts) + f"/{pattern[-1:]}" * job.model.mtp_num_layers
+    return "|".join(parts) + f"/{pattern[-1:]}" * modules
 
 
 def window_flags(job: Request) -> list[Flag]:
@@ -99,7 +96,8 @@ def window_flags(job: Request) -> list[Flag]:
     flags: list[Flag] = [("window-size", f"{config.sliding_window - 1},0")]
     pattern = config.sliding_window_pattern
     if pattern is not None:
-        text = str(pattern) if isinstance(pattern, int) else str(list(pattern)).replace(" ", "")
+        skipped = pattern if isinstance(pattern, int) else list(pattern)
+        text = str(skipped).replace(" ", "")
         flags.append(("window-attn-skip-freq", text))
     return flags
 
@@ -107,9 +105,9 @@ def window_flags(job: Request) -> list[Flag]:
 def prediction_flags(job: Request) -> list[Flag]:
     """Return modules of multi-token prediction; a hybrid has them in its pattern."""
     count = job.model.mtp_num_layers
-    return (
-        [("mtp-num-layers", count)] if count and job.model.hybrid_override_pattern is None else []
-    )
+    if not count or job.model.hybrid_override_pattern is not None:
+        return []
+    return [("mtp-num-layers", count)]
 
 
 def require_first_recomputed(job: Request) -> None:
@@ -124,8 +122,7 @@ def require_first_recomputed(job: Request) -> None:
     if len(kinds) < 2:
         return
     for chunk in job.chunks:
-        mine = job.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
-        full = [strategy.recompute == "full" for strategy in mine]
+        full = [own.recompute == "full" for own in job.blocks_of(chunk)]
         if full != sorted(full, reverse=True):
             index = chunk.first_block + full.index(False)
             raise job.refuse(

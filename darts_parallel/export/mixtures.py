@@ -1,11 +1,13 @@
 """Experts and multi-head latent attention in Megatron-LM's flags."""
 
+from itertools import groupby
 from typing import Any
 
 from darts_parallel.config import ModelConfig, expert_pattern, score_function
-from darts_parallel.export.common import Request
+from darts_parallel.export.common import Flag, Request, switches
 
-Flag = tuple[str, str | int | float | None]
+MOST_RUNS = 4
+"""Runs of equal layers up to which a pattern is written run by run."""
 
 
 def megatron_model_flags(job: Request) -> list[Flag]:
@@ -33,7 +35,8 @@ def _latent_flags(config: ModelConfig) -> list[Flag]:
 
 
 def _expert_flags(job: Request) -> list[Flag]:
-    config, training = job.model, job.problem.training
+    config = job.model
+    training = job.problem.training
     if config.num_experts is None:
         return []
     if config.moe_router_bias != config.linear_bias:
@@ -42,33 +45,42 @@ def _expert_flags(job: Request) -> list[Flag]:
             f"linear_bias={str(config.linear_bias).lower()}, and its router has a bias where products have",
             "equal values of both",
         )
-    width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
-    values: dict[str, Any] = {
-        "num-experts": config.num_experts,
-        "moe-router-topk": config.moe_router_topk,
-        "moe-ffn-hidden-size": width,
-        "moe-layer-freq": layer_frequency(config),
-        "moe-shared-expert-intermediate-size": config.moe_shared_expert_intermediate_size,
-        **_score_flags(config, training.moe_token_dispatcher_type),
-        "moe-router-num-groups": config.moe_router_num_groups,
-        "moe-router-group-topk": config.moe_router_group_topk,
-        "moe-expert-capacity-factor": config.moe_expert_capacity_factor,
-        "moe-token-dispatcher-type": training.moe_token_dispatcher_type,
-    }
+    values = _expert_values(config, training.moe_token_dispatcher_type)
     flags: list[Flag] = [(name, value) for name, value in values.items() if value is not None]
     if training.moe_token_dispatcher_type == "flex":
         wide = any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
         flags.append(("moe-flex-dispatcher-backend", "hybridep" if wide else "deepep"))
-    switches = {
+    padded = config.moe_expert_capacity_factor is not None
+    wanted = {
         "moe-grouped-gemm": True,
         "moe-router-pre-softmax": config.moe_router_pre_softmax,
         "moe-router-enable-expert-bias": config.moe_router_enable_expert_bias,
-        "moe-pad-expert-input-to-capacity": config.moe_expert_capacity_factor is not None,
+        "moe-pad-expert-input-to-capacity": padded,
         "moe-shared-expert-gate": config.moe_shared_expert_gate,
         "moe-shared-expert-overlap": training.moe_shared_expert_overlap,
         "overlap-moe-expert-parallel-comm": training.overlap_moe_expert_parallel_comm,
     }
-    return [*flags, *((name, None) for name, wanted in switches.items() if wanted)]
+    return flags + switches(wanted)
+
+
+def _expert_values(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
+    """Return flags with values, of which None is not written."""
+    width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
+    frequency = layer_frequency(config)
+    sizes = {
+        "num-experts": config.num_experts,
+        "moe-router-topk": config.moe_router_topk,
+        "moe-ffn-hidden-size": width,
+        "moe-layer-freq": frequency,
+        "moe-shared-expert-intermediate-size": config.moe_shared_expert_intermediate_size,
+    }
+    routing = {
+        "moe-router-num-groups": config.moe_router_num_groups,
+        "moe-router-group-topk": config.moe_router_group_topk,
+        "moe-expert-capacity-factor": config.moe_expert_capacity_factor,
+        "moe-token-dispatcher-type": dispatcher,
+    }
+    return {**sizes, **_score_flags(config, dispatcher), **routing}
 
 
 def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
@@ -86,22 +98,19 @@ def layer_frequency(config: ModelConfig) -> str | int:
     pattern = [int(has) for has in expert_pattern(config)]
     if all(pattern):
         return 1
-    runs: list[list[int]] = []
-    for has in pattern:
-        if runs and runs[-1][0] == has:
-            runs[-1][1] += 1
-        else:
-            runs.append([has, 1])
-    if len(runs) > 4:  # a short pattern repeated
-        length = len(pattern)
-        sizes = [
-            n
-            for n in range(1, length)
-            if length % n == 0 and pattern[:n] * (length // n) == pattern
-        ]
-        if sizes:
-            return f"({pattern[: sizes[0]]}*{length // sizes[0]})".replace(" ", "")
+    runs = [(has, len(list(equal))) for has, equal in groupby(pattern)]
+    period = _period(pattern)
+    if len(runs) > MOST_RUNS and period < len(pattern):
+        text = f"({pattern[:period]}*{len(pattern) // period})"
+        return text.replace(" ", "")
     return "(" + "+".join(f"[{has}]*{count}" for has, count in runs) + ")"
+
+
+def _period(pattern: list[int]) -> int:
+    """Return the length of the shortest pattern whose repetition is the whole."""
+    length = len(pattern)
+    sizes = [n for n in range(1, length + 1) if length % n == 0]
+    return next(n for n in sizes if pattern[:n] * (length // n) == pattern)
 
 
 def megatron_recompute_modules(job: Request) -> list[Flag]:

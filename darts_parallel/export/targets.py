@@ -44,14 +44,14 @@ def export_plan(
 
 
 def _express(job: Request) -> Exported:
-    config, wrapper = job.model, "accelerate" if job.model.num_experts is None else "deepspeed"
-    for key, words in (
-        parts_beyond(config, job.trainer.model_parts) if job.trainer.own_model else ()
-    ):
-        raise job.refuse(
-            f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models have none",
-            f"export={'megatron' if key in read_trainer('megatron').model_parts else wrapper}",
-        )
+    config = job.model
+    if job.trainer.own_model:
+        for key, words in parts_beyond(config, job.trainer.model_parts):
+            raise job.refuse(
+                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models "
+                "have none",
+                f"export={_trainer_with(key, experts=config.num_experts is not None)}",
+            )
     if job.half_blocks and not job.trainer.half_blocks:
         raise job.refuse(
             f"space.cut={HALF_BLOCK}, and its stages hold whole blocks",
@@ -59,6 +59,19 @@ def _express(job: Request) -> Exported:
         )
     job.require_abilities()
     return TARGETS[job.target](job)
+
+
+def _trainer_with(part: str, *, experts: bool) -> str:
+    """Name a trainer for a part of a model: of all models with the most parts, or one that wraps yours."""
+    trainers = [read_trainer(name) for name in EXPORTS]
+    widest = max(trainers, key=lambda trainer: len(trainer.model_parts))
+    if part in widest.model_parts:
+        return widest.name
+    for trainer in trainers:
+        lacks_experts = any(lack.when == {"num_experts": "some"} for lack in trainer.lacks)
+        if not trainer.own_model and not (experts and lacks_experts):
+            return trainer.name
+    return widest.name
 
 
 def taken_by(problem: Problem, plan: Plan) -> list[str]:

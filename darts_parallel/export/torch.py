@@ -64,31 +64,32 @@ def export(job: Request) -> Exported:
         UnsupportedError: `darts_parallel.run` cannot execute it.
     """
     _check(job)
-    problem, training = job.problem, job.problem.training
+    problem = job.problem
+    training = problem.training
     nodes, gpus = job.nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {gpus or 'GPUS'}"
     if nodes > 1:
         launch += " --node-rank RANK --master-addr ADDRESS"
     launch += f" {NAME}.py"
-    program = PROGRAM.format(
-        name=NAME,
-        launch=launch,
-        headline="\n".join(job.headline()),
-        vocabulary=job.model.vocab_size,
-        sequences=training.global_batch_size,
-        length=training.seq_len,
-    )
-    names, experts = tuple(layer.name for layer in problem.model.layers), problem.model.has_experts
-    plan = job.plan.to_dict(names, problem.cluster.num_devices, experts=experts)
+    values = {
+        "name": NAME,
+        "launch": launch,
+        "vocabulary": job.model.vocab_size,
+        "sequences": training.global_batch_size,
+        "length": training.seq_len,
+    }
+    program = PROGRAM.format(headline="\n".join(job.headline()), **values)
+    names = [layer.name for layer in problem.model.layers]
+    devices = problem.cluster.num_devices
+    plan = job.plan.to_dict(names, devices, experts=problem.model.has_experts)
     data = {"schema": SCHEMA, **plan, "config": asdict(problem.config)}
-    return Exported(
-        {f"{NAME}.py": program, f"{NAME}.json": json.dumps(data, indent=2, allow_nan=False) + "\n"},
-        (
-            "the tokens are random: write your own batch()",
-            f"start it on every node, which needs darts-parallel and both files: {launch}",
-            "rotary angles have the base 10000, and Adam the rate 0.001: engine.optimizer is yours to set",
-        ),
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    notes = (
+        "the tokens are random: write your own batch()",
+        f"start it on every node, which needs darts-parallel and both files: {launch}",
+        "rotary angles have the base 10000, and Adam the rate 0.001: engine.optimizer is yours to set",
     )
+    return Exported({f"{NAME}.py": program, f"{NAME}.json": text}, notes)
 
 
 def _check(job: Request) -> None:

@@ -14,6 +14,27 @@ from darts_parallel.schedules import Schedule, find, search_start, usual_schedul
 ORDER = "torchtitan_order.csv"
 """The passes of every device, where torch has no class that writes them."""
 MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
+MODULE = '''"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.
+
+Call it in a config function of the model's config_registry.py, on the configuration of its sizes:
+    def planned() -> Trainer.Config:
+        return apply_plan(llama3_8b())
+"""
+
+{headline}
+
+{imports}from torchtitan.trainer import Trainer
+
+
+def apply_plan(config: Trainer.Config) -> Trainer.Config:
+    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""
+    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)
+    if layers is not None and len(layers) != {layers}:
+        raise ValueError(f"{{len(layers)}} layers, but the plan has {layers}")
+{body}
+    return config
+'''
+"""The written module; it refuses a model of another depth."""
 
 
 def export(job: Request) -> Exported:
@@ -27,66 +48,50 @@ def export(job: Request) -> Exported:
     _check(job)
     job.shard_degrees(strategy)
     job.settle()
-    recompute = job.recompute() == "full"
-    lines = _head(job, recompute)
-    lines += _assignments("parallelism", parallelism_fields(job, strategy))
-    files = dict[str, str]()
-    if job.plan.pp > 1 and job.plan.passes.pytorch is None:
+    recompute = "FullAC" if job.recompute() == "full" else ""
+    pipeline = job.plan.pp > 1
+    files: dict[str, str] = {}
+    lines = _assignments("parallelism", parallelism_fields(job, strategy))
+    if pipeline and job.plan.passes.pytorch is None:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
         path = f'str(Path(__file__).with_name("{ORDER}"))'
-        lines += [f"    config.parallelism.pipeline_parallel_schedule_csv = {path}"]
-        lines.insert(
-            lines.index("from torchtitan.trainer import Trainer"), "from pathlib import Path\n"
-        )
-    types = {"param": MIXED_PARAMETER[job.problem.training.precision], "reduce": "float32"}
-    lines += [
-        f'    config.training.mixed_precision_{name} = "{own}"' for name, own in types.items()
-    ]
-    strategies = [strategy, job.experts or strategy]
-    if job.plan.pp > 1 or max(each.ep for each in strategies) > 1:
-        lines += [
+        lines.append(f"    config.parallelism.pipeline_parallel_schedule_csv = {path}")
+    parameters = MIXED_PARAMETER[job.problem.training.precision]
+    types = {"mixed_precision_param": parameters, "mixed_precision_reduce": "float32"}
+    lines += _assignments("training", types)
+    experts = job.experts or strategy
+    if pipeline or max(strategy.ep, experts.ep) > 1:
+        lines.append(
             "    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"
-        ]
-    lines += ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
+        )
+    lines += _batches(job, strategy)
+    activation = f"{recompute}.Config()" if recompute else None
+    lines.append(f"    config.activation_checkpoint = {activation}")
+    imports = []
+    if recompute:
+        imports.append(f"from torchtitan.distributed.activation_checkpoint import {recompute}")
+    if files:
+        imports.append("from pathlib import Path\n")
+    headline = "\n".join(job.headline())
+    head = "".join(f"{line}\n" for line in imports)
+    body = "\n".join(lines)
+    module = MODULE.format(headline=headline, imports=head, layers=job.model.num_layers, body=body)
+    return Exported({"torchtitan_plan.py": module} | files, (_note(job),))
+
+
+def _batches(job: Request, strategy: LayerStrategy) -> list[str]:
+    """Write the batch sizes, in tokens for main and in sequences for release 0.3.0."""
+    lines = ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
     lines += _assignments("training", _token_fields(job, strategy), 8)
     if job.plan.pp > 1:
-        lines += _assignments("parallelism", {"num_pp_microbatches": job.plan.num_micro_batches}, 8)
-    lines += ["    else:  # 0.3.0"]
+        count = {"num_pp_microbatches": job.plan.num_micro_batches}
+        lines += _assignments("parallelism", count, 8)
+    lines.append("    else:  # 0.3.0")
     lines += _assignments("training", _batch_fields(job, strategy), 8)
     if job.plan.pp > 1:
         size = {"pipeline_parallel_microbatch_size": job.micro_batch_size(strategy)}
         lines += _assignments("parallelism", size, 8)
-    lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if recompute else 'None'}"]
-    lines += ["    return config"]
-    return Exported({"torchtitan_plan.py": "\n".join(lines) + "\n"} | files, (_note(job),))
-
-
-def _head(job: Request, recompute: bool) -> list[str]:
-    """Write the module down to the function's first lines, which refuse a model of another depth."""
-    lines = [
-        '"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.',
-        "",
-        "Call it in a config function of the model's config_registry.py, on the configuration of its sizes:",
-        "    def planned() -> Trainer.Config:",
-        "        return apply_plan(llama3_8b())",
-        '"""',
-        "",
-        *job.headline(),
-        "",
-    ]
-    if recompute:
-        lines.append("from torchtitan.distributed.activation_checkpoint import FullAC")
-    return [
-        *lines,
-        "from torchtitan.trainer import Trainer",
-        "",
-        "",
-        "def apply_plan(config: Trainer.Config) -> Trainer.Config:",
-        '    """`config` with the parallelism, token budgets and activation checkpointing of the plan."""',
-        '    layers = getattr(getattr(config.model_spec, "model", None), "layers", None)',
-        f"    if layers is not None and len(layers) != {job.model.num_layers}:",
-        f'        raise ValueError(f"{{len(layers)}} layers, but the plan has {job.model.num_layers}")',
-    ]
+    return lines
 
 
 def _note(job: Request) -> str:
@@ -115,17 +120,20 @@ def _check(job: Request) -> None:
 
 def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the fields of its `ParallelismConfig`."""
-    plan, (replicas, sharded) = job.plan, job.shard_degrees(strategy)
+    plan = job.plan
+    replicas, sharded = job.shard_degrees(strategy)
+    gathered_again = "always" if strategy.zero_stage == 3 else "never"
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": sharded,
-        "fsdp_reshard_after_forward": "always" if strategy.zero_stage == 3 else "never",
+        "fsdp_reshard_after_forward": gathered_again,
         "tensor_parallel_degree": strategy.tp,
         "enable_sequence_parallel": strategy.sequence_parallel,
         "context_parallel_degree": plan.cp,
         "pipeline_parallel_degree": plan.pp,
-        **({"expert_parallel_degree": job.experts.ep} if job.experts else {}),
     }
+    if job.experts:
+        values["expert_parallel_degree"] = job.experts.ep
     if plan.pp > 1:
         # an order in a CSV still needs a class, which decides where the stages lie
         rules = (plan.passes, _usual(plan))
