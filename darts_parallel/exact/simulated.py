@@ -30,6 +30,7 @@ from darts_parallel.exact.bounds import rising_bounds
 from darts_parallel.exact.enumeration import brute_force, number_of_plans
 from darts_parallel.exact.result import OFFLOADING, TableResult, Verification
 from darts_parallel.plans import Plan
+from darts_parallel.schedules import search_start
 
 MAX_PRICED_PLANS = 20_000
 """Plans that are simulated one by one; about a second."""
@@ -109,7 +110,7 @@ def in_any_order(table: CostTable) -> CostTable:
         return table
     pipeline = table.pipeline
     if table.virtual_stages == 1:
-        pipeline = replace(pipeline, schedule="zero_bubble_h1")
+        pipeline = replace(pipeline, schedule=search_start("loop").name)
     assert table.before is not None
     one = torch.ones_like(table.in_flight)
     return replace(table, pipeline=pipeline, in_flight=one, activation=table.before)

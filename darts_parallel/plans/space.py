@@ -146,22 +146,24 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         )
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
-        raise _no_plan(problem, rules, job)
+        raise _no_plan(config, cluster.num_devices, rules, job)
     return result
 
 
-def _no_plan(problem: Problem, rules: Trainer | None, job: dict[str, Any]) -> ConfigError:
+def _no_plan(
+    config: Config, devices: int, rules: Trainer | None, job: dict[str, Any]
+) -> ConfigError:
     """Return the error for a trainer, or for schedules, that run no plan of the space."""
-    space = problem.config.space
+    space = config.space
     if rules is None:
         key, value, why = "schedules", str(space.schedules), ""
     else:
         key, value = "trainer", str(space.trainer)
-        free = replace(problem.config, space=replace(space, trainer=None))
+        free = replace(config, space=replace(space, trainer=None))
         why = lacking(rules, job, outer_spaces(Problem.from_config(free)))
     return ConfigError(
         f"space.{key}={value} runs no plan that the other pins of the space allow on "
-        f"{problem.cluster.num_devices} GPUs{why}; try space.{key}=null, or fewer pins."
+        f"{devices} GPUs{why}; try space.{key}=null, or fewer pins."
     )
 
 
