@@ -1,6 +1,6 @@
 """The strategies of a space as tensors, so that costs are computed for all of them at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,26 +40,44 @@ class ChoiceTensors:
         cp: int = 1,
     ) -> "ChoiceTensors":
         """Return the tensors of `choices` for every number of micro-batches in `counts`."""
-        tp = float_tensor([c.tp for c in choices])
-        ranks = float_tensor([c.dp * cp for c in choices])
-        total = float(training.global_batch_size * training.seq_len)
+
+        def column(read: Callable[[LayerStrategy], float]) -> Tensor:
+            return float_tensor([read(choice) for choice in choices])
+
+        ranks = column(lambda choice: choice.dp * cp)
+        iteration_tokens = float(training.global_batch_size * training.seq_len)
+        micro_batches = float_tensor(list(counts)).unsqueeze(1)
         return ChoiceTensors(
-            tp=tp,
+            tp=column(lambda choice: choice.tp),
             ranks=ranks,
             cp=cp,
-            zero_stage=float_tensor([c.zero_stage for c in choices]),
-            recompute=torch.tensor([RECOMPUTE.index(c.recompute) for c in choices]),
-            sequence_shards=float_tensor([c.tp if c.sequence_parallel else 1 for c in choices]),
-            tp_comm_bits=float_tensor([c.tp_comm_bits for c in choices]),
-            grad_comm_bits=float_tensor([c.grad_comm_bits for c in choices]),
-            shards=float_tensor([(c.zero_stage and c.shard_size) or c.dp * cp for c in choices]),
-            ep=float_tensor([c.ep for c in choices]),
-            etp=float_tensor([c.etp for c in choices]),
-            expert_replicas=float_tensor(
-                [max(c.tp * c.dp * cp // (c.etp * c.ep), 1) for c in choices]
-            ),
-            tokens=total / (float_tensor(list(counts)).unsqueeze(1) * ranks),
+            zero_stage=column(lambda choice: choice.zero_stage),
+            recompute=torch.tensor([RECOMPUTE.index(choice.recompute) for choice in choices]),
+            sequence_shards=column(_sequence_shards),
+            tp_comm_bits=column(lambda choice: choice.tp_comm_bits),
+            grad_comm_bits=column(lambda choice: choice.grad_comm_bits),
+            shards=column(lambda choice: _zero_shards(choice, cp)),
+            ep=column(lambda choice: choice.ep),
+            etp=column(lambda choice: choice.etp),
+            expert_replicas=column(lambda choice: _expert_replicas(choice, cp)),
+            tokens=iteration_tokens / (micro_batches * ranks),
         )
+
+
+def _sequence_shards(choice: LayerStrategy) -> int:
+    return choice.tp if choice.sequence_parallel else 1
+
+
+def _zero_shards(choice: LayerStrategy, cp: int) -> int:
+    """Return the ranks of a shard group; without hybrid sharding they are all ranks of the weights."""
+    if choice.zero_stage and choice.shard_size:
+        return choice.shard_size
+    return choice.dp * cp
+
+
+def _expert_replicas(choice: LayerStrategy, cp: int) -> int:
+    ranks = choice.tp * choice.dp * cp
+    return max(ranks // (choice.etp * choice.ep), 1)
 
 
 def float_tensor(values: Sequence[float]) -> Tensor:

@@ -1,12 +1,16 @@
-"""Seconds of collectives and point-to-point messages by the alpha-beta model.
+"""Seconds of collectives and point-to-point messages by the alpha-beta model; one collective, one function.
 
-Bytes as of ring collectives (Thakur, Rabenseifner, Gropp 2005: an all-reduce moves 2 (n-1)/n of them over the
-slowest link), latencies as of trees: 2 log2 n hops, which NCCL takes where latencies count (double binary
-trees; NVLS in an NVLink domain). The smaller of two algorithms' times would not be convex in the logarithms
-of bandwidth and latency, on which `darts_parallel.design` relies; a sum is. Groups that cross nodes run
-hierarchically: inside the node, between nodes, inside the node; where one NVLink switch joins several nodes
-(GB200 NVL72), all of them are the inside. Rings that use a link at the same time share its bandwidth (FASOP,
-HPDC'24, found errors of 52-379 % without this term and 0.24-11.5 % with it).
+Bytes are priced as in ring collectives: an all-reduce moves 2 (n-1)/n of the tensor over the slowest link
+(Thakur, Rabenseifner, Gropp 2005). Latencies are priced as in trees: 2 log2 n hops, which NCCL takes where
+latencies count (double binary trees; NVLS in an NVLink domain). The smaller of two algorithms' times would
+not be convex in the logarithms of bandwidth and latency, as `darts_parallel.design` needs it; the sum is.
+
+Groups that cross nodes run hierarchically: inside the node, between nodes, inside the node. Where one NVLink
+switch joins several nodes (GB200 NVL72), these nodes count as one. Rings that use a link at the same time
+share its bandwidth (FASOP, HPDC'24: errors of 52-379 % without this term and 0.24-11.5 % with it).
+
+A new collective is a function here, and a call where its bytes are known: `layer_costs.py`, `sharding.py`,
+`_transitions.py` or a file of `terms/`.
 """
 
 from dataclasses import dataclass, replace
@@ -22,6 +26,7 @@ LOSSLESS = 16
 BLOCK = CostConfig.lossy_block
 """Numbers that share one scale in a lossy collective where nothing else is said."""
 SCALE_BITS = 16
+"""Bits of the scale of a block."""
 
 
 def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
@@ -30,7 +35,8 @@ def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
     Args:
         width: Bytes of one number in memory.
     """
-    return torch.where(bits >= LOSSLESS, float(width), (bits.double() + SCALE_BITS / block) / 8.0)
+    lossy = (bits.double() + SCALE_BITS / block) / 8.0
+    return torch.where(bits >= LOSSLESS, float(width), lossy)
 
 
 @dataclass(frozen=True)
@@ -47,23 +53,24 @@ class RingGroup:
 
 
 def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGroup, RingGroup]:
-    """Return the groups divided in two levels: neighbouring ranks, and the ranks of equal place among them.
+    """Return groups divided in two levels: neighbouring ranks, and ranks with the same index among them.
 
     Args:
-        ranks: Their sizes, `(C,)`.
+        ranks: Sizes of the groups, `(C,)`.
         inner: Ranks of an inner group, divisors of `ranks`, `(C,)`; they fill a node first.
 
     Returns:
         The inner and the outer groups.
     """
-    one, whole = torch.ones_like(ranks), inner == ranks
-    local = torch.where(
-        whole, group.local, torch.gcd(inner.long(), group.local.long()).to(ranks.dtype)
-    )
+    whole = inner == ranks
+    common = torch.gcd(inner.long(), group.local.long()).to(ranks.dtype)
+    local = torch.where(whole, group.local, common)
     nodes = torch.where(whole, group.nodes, inner / local)
-    outer_local = torch.where(whole, one, group.local / local)
-    outer = replace(group, local=outer_local, nodes=(ranks / inner / outer_local).clamp(min=1.0))
-    return replace(group, local=local, nodes=nodes), outer
+    outer_local = torch.where(whole, 1.0, group.local / local)
+    outer_nodes = (ranks / inner / outer_local).clamp(min=1.0)
+    inner_group = replace(group, local=local, nodes=nodes)
+    outer_group = replace(group, local=outer_local, nodes=outer_nodes)
+    return inner_group, outer_group
 
 
 def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
@@ -85,16 +92,17 @@ def reduce_scatter(
         size: Bytes of the full tensor, shape broadcastable to `(..., C)`.
         intra: Link inside a node, per GPU unless shared.
         inter: Link between nodes, per node.
-        messages: Share of the latencies that the tensor pays: several of one bucket travel as one message.
+        messages: Share of the latencies that the tensor pays; tensors of one bucket share a message.
 
     Returns:
         Seconds, shape of `size`.
     """
-    d, n = group.local, group.nodes
-    rings_inside = group.gpus / d if intra.shared else 1.0
-    inside = (d - 1) / d * size * rings_inside / intra.towards(d - 1)
-    across = (n - 1) / n * (size / d) * group.gpus / inter.bandwidth
-    latency = torch.log2(d) * intra.latency + torch.log2(n) * inter.latency
+    local = group.local
+    nodes = group.nodes
+    rings_inside = group.gpus / local if intra.shared else 1.0
+    inside = (local - 1) / local * size * rings_inside / intra.towards(local - 1)
+    across = (nodes - 1) / nodes * (size / local) * group.gpus / inter.bandwidth
+    latency = torch.log2(local) * intra.latency + torch.log2(nodes) * inter.latency
     return inside + across + messages * latency
 
 
@@ -103,6 +111,25 @@ def all_reduce(
 ) -> Tensor:
     """Return the seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
     return 2.0 * reduce_scatter(size, group, intra, inter, messages)
+
+
+def all_to_all(
+    inside: Tensor, across: Tensor, group: RingGroup, intra: Link, inter: Link, share: Scalar = 1.0
+) -> Tensor:
+    """Return the seconds of an all-to-all, whose messages inside and between nodes travel at once.
+
+    Args:
+        inside: Bytes that a rank sends to other ranks of its node, shape broadcastable to `(..., C)`.
+        across: Bytes that a rank sends to other nodes.
+        intra, inter: As in `reduce_scatter`.
+        share: Share of the links' bandwidth that all-to-alls reach.
+    """
+    sharing: Tensor | float = group.gpus if intra.shared else 1.0
+    within = inside * sharing / (intra.towards(group.local - 1) * share)
+    within = within + (group.local > 1) * intra.latency
+    between = across * group.gpus / (inter.bandwidth * share)
+    between = between + (group.nodes > 1) * inter.latency
+    return torch.maximum(within, between)
 
 
 def p2p(size: Tensor, senders: int, link: Link, *, inside_node: bool) -> Tensor:

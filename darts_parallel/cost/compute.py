@@ -33,7 +33,7 @@ ATTENTION_HALF_SIZE = 32.0
 """Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
 LAUNCH_EXPONENT = 4.0
-"""Exponent of the mean of launching and running experts' kernels: 19 % above either where they are alike."""
+"""Exponent of the smooth maximum of launching and running kernels: 19 % above two equal times."""
 IN_BLOCKS = ("column", "row")
 """Splits of the products that run below 16 bits."""
 CAST_BYTES = 3.0
@@ -55,24 +55,25 @@ def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: 
         inner = inner / tp
     elif gemm.split == "vocabulary":
         columns = padded_vocabulary(gemm.out_features, tp)
-    half = device.gemm_half_size
-    saturation = (
-        (tokens / (tokens + half)) * (columns / (columns + half)) * (inner / (inner + half))
-    )
     eight_bit = device.eight_bit and gemm.split in IN_BLOCKS
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
-    rate = (
-        speed
-        * device.gemm_efficiency
-        * saturation
-        * alignment(columns, device)
-        * alignment(inner, device)
-    )
+    rate = speed * device.gemm_efficiency * _saturation(device, tokens, columns, inner)
+    rate = rate * alignment(columns, device) * alignment(inner, device)
     arithmetic = 2.0 * tokens * columns * inner / rate
     traffic = width * (tokens * inner + inner * columns + tokens * columns)
+    seconds = torch.maximum(arithmetic, stream_seconds(traffic, device))
+    if not eight_bit:
+        return seconds
     # activations are cast for every micro-batch; weights once an iteration (`weight_cast_seconds`)
-    cast = CAST_BYTES * tokens * inner if eight_bit else torch.zeros_like(traffic)
-    return torch.maximum(arithmetic, stream_seconds(traffic, device)) + stream_seconds(cast, device)
+    return seconds + stream_seconds(CAST_BYTES * tokens * inner, device)
+
+
+def _saturation(device: Device, *sizes: Tensor) -> Tensor:
+    """Return the share of its speed that a product keeps despite small dimensions."""
+    share = torch.ones(())
+    for size in sizes:
+        share = share * (size / (size + device.gemm_half_size))
+    return share
 
 
 def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tensor:
@@ -90,11 +91,9 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
 
 def alignment(size: Tensor, device: Device) -> Tensor:
     """Return the share of the speed that products with a side of `size` elements keep, shape of `size`."""
-    whole = [gcd(int(value), ALIGNED) for value in size.reshape(-1).tolist()]
-    worse = torch.tensor([float(common < ALIGNED) for common in whole], dtype=size.dtype).reshape(
-        size.shape
-    )
-    return 1.0 - worse * (1.0 - device.misaligned_efficiency)
+    common = [gcd(int(value), ALIGNED) for value in size.reshape(-1).tolist()]
+    misaligned = torch.tensor(common, dtype=size.dtype).reshape(size.shape) < ALIGNED
+    return 1.0 - misaligned.to(size.dtype) * (1.0 - device.misaligned_efficiency)
 
 
 def products_seconds(
@@ -138,9 +137,8 @@ def attention_seconds(
     Args:
         eight_bit: Fused attention multiplies in 8 bits.
     """
-    flops = (
-        4.0 * tokens * (core.keys(seq_len) if fused else seq_len) * core.heads * core.head_dim / tp
-    )
+    keys = core.keys(seq_len) if fused else seq_len
+    flops = 4.0 * tokens * keys * core.heads * core.head_dim / tp
     if fused:
         flops = flops * (0.5 if core.causal else 1.0)
         filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
@@ -156,34 +154,35 @@ def attention_seconds(
 
 def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Tensor]]:
     """Return the seconds of every kernel of a layer's forward pass, by what it does, each `(O, C)`."""
-    device, training, width = stage.device, stage.training, stage.width
-    tokens, tp = stage.choices.tokens, stage.choices.tp
-    elements = (
-        layer.replicated_elements / stage.choices.sequence_shards + layer.sharded_elements / tp
-    )
-    cores = [
-        attention_seconds(
-            core,
-            tokens,
-            training.seq_len,
-            tp,
-            device,
-            fused=training.fused_attention,
-            width=width,
-            eight_bit=training.fp8_dot_product_attention,
-        )
-        for core in layer.cores
-    ]
+    device = stage.device
+    width = stage.width
+    tokens = stage.choices.tokens
+    tp = stage.choices.tp
+    replicated = layer.replicated_elements / stage.choices.sequence_shards
+    elements = replicated + layer.sharded_elements / tp
+    streamed = device.streaming_factor * width * tokens * elements
+    launches = stage.training.launches * device.layer_overhead
     return {
-        "attention": cores,
-        "streaming kernels": [
-            stream_seconds(device.streaming_factor * width * tokens * elements, device)
-        ],
+        "attention": [_attention_core(stage, core) for core in layer.cores],
+        "streaming kernels": [stream_seconds(streamed, device)],
         "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
-        "launch overhead": [
-            torch.as_tensor(training.launches * device.layer_overhead, dtype=torch.float64)
-        ],
+        "launch overhead": [torch.as_tensor(launches, dtype=torch.float64)],
     }
+
+
+def _attention_core(stage: StageContext, core: AttentionCore) -> Tensor:
+    """Return the forward seconds of one attention core under the job's kernels, `(O, C)`."""
+    training = stage.training
+    return attention_seconds(
+        core,
+        stage.choices.tokens,
+        training.seq_len,
+        stage.choices.tp,
+        stage.device,
+        fused=training.fused_attention,
+        width=stage.width,
+        eight_bit=training.fp8_dot_product_attention,
+    )
 
 
 def computation_seconds(
@@ -194,9 +193,13 @@ def computation_seconds(
     Returns:
         Forward, backward, the part of forward that is attention's, and the weights' gradients.
     """
-    kernels, none = forward_kernels(stage, layer), torch.zeros_like(stage.choices.tokens)
-    forward = sum((one for alike in kernels.values() for one in alike), none)
-    core, weights = sum(kernels["attention"], none), sum(kernels["matrix products"], none)
+    kernels = forward_kernels(stage, layer)
+    none = torch.zeros_like(stage.choices.tokens)
+    forward = none
+    for alike in kernels.values():
+        forward = sum(alike, forward)
+    core = sum(kernels["attention"], none)
+    weights = sum(kernels["matrix products"], none)
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     backward = BACKWARD_FACTOR * forward + extra * core
     if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
@@ -210,37 +213,43 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
 
     Attention core and the terms of `cost/terms` are not among a layer's parts.
     """
-    tokens, tp, shards = stage.choices.tokens, stage.choices.tp, stage.choices.sequence_shards
-    device, width = stage.device, stage.width
+    choices = stage.choices
+    tokens = choices.tokens
+    device = stage.device
     total = torch.zeros_like(tokens)
-    for part in (part for part in layer.parts if part.module in stage.training.recompute_modules):
-        kept = part.replicated_activation_bytes / shards + part.sharded_activation_bytes / tp
-        if (
-            not part.gemms
-        ):  # a streaming kernel writes again, in elements of 2 bytes, what was not kept
-            total = total + device.streaming_factor * stream_seconds(width * tokens * kept, device)
+    for part in layer.parts:
+        if part.module not in stage.training.recompute_modules:
+            continue
+        if not part.gemms:
+            # a streaming kernel writes what was not kept once more, in elements of 2 bytes
+            kept = part.replicated_activation_bytes / choices.sequence_shards
+            kept = kept + part.sharded_activation_bytes / choices.tp
+            streamed = stream_seconds(stage.width * tokens * kept, device)
+            total = total + device.streaming_factor * streamed
         for gemm in part.gemms:
-            total = total + gemm_seconds(gemm, tokens, tp, device, width)
+            total = total + gemm_seconds(gemm, tokens, choices.tp, device, stage.width)
     return total
 
 
 def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:
     """Return the seconds by which `communication` next to `compute` lengthens it.
 
-    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
-    exact for small ratios and overflows for none. g = 1 hides nothing, a large g all but the longer one.
+    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is exact for
+    small ratios and never overflows. g = 1 hides nothing; a large g hides all of the shorter one.
     """
     ratio = communication / compute
-    less, more = ratio.clamp(max=1.0), ratio.clamp(min=1.0)
-    longer = torch.log(more) + torch.log1p(more ** (-g)) / g
-    return compute * torch.expm1(torch.where(ratio <= 1.0, torch.log1p(less**g) / g, longer))
+    small = ratio.clamp(max=1.0)
+    large = ratio.clamp(min=1.0)
+    log_if_small = torch.log1p(small**g) / g
+    log_if_large = torch.log(large) + torch.log1p(large ** (-g)) / g
+    return compute * torch.expm1(torch.where(ratio <= 1.0, log_if_small, log_if_large))
 
 
 def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:
     """Return the seconds by which launching a layer's kernels takes longer than the kernels themselves.
 
-    The processor launches ahead of the device, so that the longer of the two counts, rounded off where they
-    are alike: `(a^4 + b^4)^(1/4) - a`. Experts have many small kernels (Megatron-Core MoE, arXiv 2603.07685:
+    The processor launches ahead of the device, so the longer of the two counts. A smooth maximum joins them:
+    `(a^4 + b^4)^(1/4) - a`. Experts have many small kernels (Megatron-Core MoE, arXiv 2603.07685:
     fine-grained experts are bound by launches until CUDA graphs take them).
 
     Args:
