@@ -1,10 +1,11 @@
 """Building cost tables (`cost_table.CostTable`) from a problem."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,65 +35,99 @@ from darts_parallel.problem import (
 )
 from darts_parallel.schedules import find
 
+SECONDS_BY_KIND = ("forward", "backward", "weight_gradient")
+"""Fields of a table that are fields of `LayerCosts`, in seconds."""
+BYTES = ("static", "activation", "for_weights", "working")
+"""Fields of a table that are fields of `LayerCosts`, in bytes."""
+PER_ITERATION = ("gradient_sync", "optimizer")
+"""Fields of `LayerCosts` whose sum is `sync`."""
+PLACED = ("stage_kind", "boundary_kind", "per_iteration", "capacity")
+"""Fields of a table that depend on where its stages lie."""
 
-def all_layer_costs(
-    model: Model, pp: int, stages: Sequence[StageContext]
-) -> list[list[LayerCosts]]:
-    """Price every distinct layer of a model, in their order, on every kind of stage."""
-    # a tied table is the first layer's where both lie on one device
-    return [
-        [
-            layer_costs(stage, spec, counts_table=pp > 1 or not spec.tied or number == 0)
-            for number, spec in enumerate(model.kinds[0])
-        ]
-        for stage in stages
-    ]
-
-
-def stack(
-    costs: list[list[LayerCosts]], kinds: Tensor, name: str, term: str | None = None
-) -> Tensor:
-    """Return a field of the costs of layers of `kinds`, or one of its terms, `(O, Q, L, C)`."""
-    some = costs[0][0].forward
-    fields_of = [[getattr(layer, name) for layer in kind] for kind in costs]
-    rows = [[x if term is None else x[term] for x in kind] for kind in fields_of]
-    distinct = torch.stack(
-        [torch.stack([x.expand_as(some) for x in row], dim=1) for row in rows], dim=1
-    )
-    return distinct.index_select(2, kinds)
+Item = TypeVar("Item", bound=Hashable)
+Costs = list[list[LayerCosts]]
+"""Costs by kind of stage and distinct layer."""
 
 
-def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
-    """Return one strategy for each distinct layout, and the layout of every strategy."""
-    first: dict[tuple[int, bool], LayerStrategy] = {}
-    for choice in choices:
-        first.setdefault(choice.layout, choice)
-    order = list(first)
-    return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
+@dataclass(frozen=True)
+class PlacedSpace:
+    """An outer space on a cluster: where its stages lie."""
+
+    space: OuterSpace
+    cluster: Cluster
+    """The cluster in rank order."""
+    arranged: Cluster
+    """The cluster in the order of the space's nodes."""
+    pipeline: PipelineModel
+    devices: tuple[int, ...]
+    """Device of every stage, K of them."""
+    stages: tuple[StageTopology, ...]
+    """Topology of every device of the pipeline."""
+
+    @staticmethod
+    def of(cluster: Cluster, space: OuterSpace, config: Config) -> "PlacedSpace":
+        """Place the stages of a space."""
+        arranged = cluster.arranged(space.node_order)
+        named = config.space.schedules or () if space.pp > 1 else ()
+        pipeline = PipelineModel.from_config(
+            config.cost, space.virtual_stages, space.schedule, named
+        )
+        devices = find(pipeline.schedule).devices(space.pp, space.pp * space.virtual_stages)
+        stages = tuple(arranged.stage_topology(k, space.pp) for k in range(space.pp))
+        return PlacedSpace(space, cluster, arranged, pipeline, tuple(devices), stages)
+
+    @property
+    def pricing_key(self) -> tuple[int, bool, OuterSpace]:
+        """Key of what layers cost: equal for spaces whose stages differ in number and place alone."""
+        shared = replace(
+            self.space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=()
+        )
+        pp = self.space.pp
+        return self.cluster.num_devices // pp, pp == 1, shared
+
+    @property
+    def folds(self) -> bool:
+        """Whether the stage after one of the last device lies there, too (a V)."""
+        pp = self.space.pp
+        return self.space.virtual_stages > 1 and self.devices[pp] == pp - 1
+
+    def boundaries(self) -> list[BoundaryTopology | None]:
+        """Return the link after every stage but the last; None: the next stage lies on the same device."""
+        pp = self.space.pp
+        if not self.folds:
+            return [self.arranged.boundary_topology(device, pp) for device in self.devices[:-1]]
+        links: list[BoundaryTopology | None] = []
+        for device, following in pairwise(self.devices):
+            if device == following:
+                links.append(None)
+            else:
+                links.append(self.arranged.boundary_topology(min(device, following), pp))
+        return links
 
 
 def build_tables(
     problem: Problem, spaces: Sequence[OuterSpace] | None = None, clusters: Sequence[Cluster] = ()
 ) -> list[CostTable]:
-    """Build one table for each space; those with equal stages, wherever these lie, share their costs.
+    """Build one table for each space; spaces with equal stages share the pricing of layers.
 
     Args:
         spaces: None: all that the problem allows.
         clusters: Of the spaces, where they differ from the problem's, in the counts of node groups at most.
     """
     spaces = outer_spaces(problem) if spaces is None else spaces
-    placed = list(zip(clusters or [problem.cluster] * len(spaces), spaces, strict=True))
-    equal: dict[tuple[int, bool, OuterSpace], list[int]] = {}
-    for index, (cluster, space) in enumerate(placed):
-        shared = replace(
-            space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=()
-        )
-        equal.setdefault((cluster.num_devices // space.pp, space.pp == 1, shared), []).append(index)
+    clusters = clusters or [problem.cluster] * len(spaces)
+    placed = [
+        PlacedSpace.of(cluster, space, problem.config)
+        for cluster, space in zip(clusters, spaces, strict=True)
+    ]
+    groups: dict[tuple[int, bool, OuterSpace], list[int]] = {}
+    for index, own in enumerate(placed):
+        groups.setdefault(own.pricing_key, []).append(index)
     tables: dict[int, CostTable] = {}
-    for members in equal.values():
-        mine = [placed[index] for index in members]
-        stage = partial(StageContext.build, replace(problem, cluster=mine[0][0]))
-        made = _tables_of_equal_stages(mine, stage, problem.config, problem.margin)
+    for members in groups.values():
+        group = [placed[index] for index in members]
+        stage = partial(StageContext.build, replace(problem, cluster=group[0].cluster))
+        made = _tables_of_equal_stages(group, stage, problem.config.space, problem.margin)
         tables |= zip(members, made, strict=True)
     return [tables[index] for index in range(len(placed))]
 
@@ -105,122 +140,171 @@ def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:
 
 
 def _tables_of_equal_stages(
-    placed: Sequence[tuple[Cluster, OuterSpace]],
+    placed: Sequence[PlacedSpace],
     stage: Callable[[StageTopology, OuterSpace], StageContext],
-    config: Config,
+    pins: SpaceConfig,
     margin: float,
 ) -> list[CostTable]:
-    """Build tables of entries that differ in number, places and order of stages and in micro-batches."""
-    spaces = [space for _, space in placed]
-    counts = tuple(sorted({count for space in spaces for count in space.num_micro_batches}))
-    clusters = [cluster.arranged(space.node_order) for cluster, space in placed]
-    stages = [
-        [c.stage_topology(k, s.pp) for k in range(s.pp)]
-        for c, s in zip(clusters, spaces, strict=True)
-    ]
-    kinds = list(dict.fromkeys(k for own in stages for k in own))
-    read, named = PipelineModel.from_config, config.space.schedules or ()
-    models = [read(config.cost, s.virtual_stages, s.schedule, named * (s.pp > 1)) for s in spaces]
-    placed_models = zip(clusters, models, spaces, strict=True)
-    edges = [
-        _boundaries(c, model.schedule, s.pp, s.virtual_stages) for c, model, s in placed_models
-    ]
-    boundaries = list(
-        dict.fromkeys(boundary for own in edges for boundary in own if boundary is not None)
-    )
-    whole = replace(spaces[0], num_micro_batches=counts)
+    """Build tables of spaces that differ in number, places and order of stages and in micro-batches."""
+    counts = sorted({count for own in placed for count in own.space.num_micro_batches})
+    whole = replace(placed[0].space, num_micro_batches=tuple(counts))
+    kinds = _distinct(topology for own in placed for topology in own.stages)
+    links = _distinct(link for own in placed for link in own.boundaries() if link is not None)
     priced = [stage(kind, whole) for kind in kinds]
-    first = _table(config.space, whole, priced, boundaries)
+    unplaced = _price_layers(pins, whole, priced, links)
     tables = []
-    for cluster, space, own, model, cut in zip(
-        clusters, spaces, stages, models, edges, strict=True
-    ):
-        # every order of the nodes numbers the boundaries alike: a search may weigh the orders
-        p2p, inner = first.p2p, first.p2p.shape[1]
-        numbers = [inner if boundary is None else boundaries.index(boundary) for boundary in cut]
-        if None in cut:  # where a V turns, the next stage lies on the last device, too
-            p2p = torch.cat([p2p, first.reshard[:, kinds.index(own[-1])].unsqueeze(1)], 1)
-        devices = find(model.schedule).devices(space.pp, space.pp * space.virtual_stages)
+    for own in placed:
+        table = _place(unplaced, own, kinds, links)
         table = replace(
-            first,
-            pipeline=model,
-            stage_kind=torch.tensor([kinds.index(own[device]) for device in devices]),
-            boundary_kind=torch.tensor(numbers, dtype=torch.long),
-            p2p=p2p,
-            per_iteration=tied_seconds(priced[0], cluster, own),
-            capacity=capacities(cluster, own, margin),
-            node_order=cluster.node_order,
-            order_name=order_label(cluster),
+            table,
+            per_iteration=tied_seconds(priced[0], own.arranged, own.stages),
+            capacity=capacities(own.arranged, own.stages, margin),
         )
-        if space.num_micro_batches != counts:
-            table = table.select([counts.index(count) for count in space.num_micro_batches])
+        if own.space.num_micro_batches != whole.num_micro_batches:
+            table = table.select([counts.index(count) for count in own.space.num_micro_batches])
         tables.append(table.with_schedule_memory())
     return tables
 
 
-def _boundaries(
-    cluster: Cluster, schedule: str, pp: int, virtual_stage: int
-) -> list[BoundaryTopology | None]:
-    """Return the link after every stage but the last; None where the next stage lies on the same device."""
-    devices = find(schedule).devices(pp, pp * virtual_stage)
-    if virtual_stage > 1 and devices[pp] == pp - 1:
-        ends = [(a, b) for a, b in pairwise(devices)]
-        return [None if a == b else cluster.boundary_topology(min(a, b), pp) for a, b in ends]
-    return [cluster.boundary_topology(device, pp) for device in devices[:-1]]
+def _distinct(items: Iterable[Item]) -> list[Item]:
+    return list(dict.fromkeys(items))
 
 
-def _table(
-    pins: SpaceConfig,
-    space: OuterSpace,
-    stages: list[StageContext],
-    boundaries: list[BoundaryTopology],
+def _place(
+    table: CostTable,
+    placed: PlacedSpace,
+    kinds: Sequence[StageTopology],
+    links: Sequence[BoundaryTopology],
+) -> CostTable:
+    """Return the table with the stages and boundaries of a placed space.
+
+    Every order of the nodes numbers the boundaries alike, so that a search may weigh the orders.
+    """
+    boundaries = placed.boundaries()
+    turn = table.p2p.shape[1]  # kind of the boundary at which a V turns
+    boundary_kind = [turn if link is None else links.index(link) for link in boundaries]
+    p2p = table.p2p
+    if None in boundaries:
+        last_kind = kinds.index(placed.stages[-1])
+        p2p = torch.cat([p2p, table.reshard[:, last_kind].unsqueeze(1)], 1)
+    stage_kind = [kinds.index(placed.stages[device]) for device in placed.devices]
+    return replace(
+        table,
+        pipeline=placed.pipeline,
+        stage_kind=torch.tensor(stage_kind),
+        boundary_kind=torch.tensor(boundary_kind, dtype=torch.long),
+        p2p=p2p,
+        node_order=placed.arranged.node_order,
+        order_name=order_label(placed.arranged),
+    )
+
+
+def _price_layers(
+    pins: SpaceConfig, space: OuterSpace, stages: list[StageContext], links: list[BoundaryTopology]
 ) -> CostTable:
     """Price all kinds of stages and boundaries; which stage is of which kind is still open."""
+    model = stages[0].model
+    costs = all_layer_costs(model, space.pp, stages)
+    kinds_of = torch.tensor(model.kinds[1])
+
+    def stacked(name: str) -> Tensor:
+        return stack(costs, kinds_of, attrgetter(name))
+
+    fields: dict[str, Any] = dict.fromkeys(PLACED, torch.zeros(0, dtype=torch.long))
+    fields |= _between_layers(space, stages, links)
+    fields |= {name: stacked(name) for name in SECONDS_BY_KIND}
+    # calibrated devices may differ in their memory factors: the largest counts on every stage
+    fields |= {name: stacked(name).amax(1) for name in BYTES}
+    once = {name: stacked(name) for name in PER_ITERATION}
+    terms = {name: stack(costs, kinds_of, partial(_term, name)) for name in costs[0][0].terms}
+    fields["sync"] = once["gradient_sync"] + once["optimizer"]
+    fields["terms"] = terms | once
+    fields["allowed"] = _allowed(pins, stages[0], space)
+    fields["kind_allowed"] = _kind_allowed(stages, space.choices)
+    fused = [layer.fused_to_previous for layer in model.layers]
+    fields["fused_to_previous"] = torch.tensor(fused)
     counts = torch.tensor(space.num_micro_batches)
-    model, cluster, training = stages[0].model, stages[0].cluster, stages[0].training
-    costs, kinds_of = all_layer_costs(model, space.pp, stages), torch.tensor(model.kinds[1])
-    distinct, layout = layouts(space.choices)
-    tokens = ChoiceTensors.build(
-        training, space.num_micro_batches, tuple(distinct), space.cp
-    ).tokens
-    batch = training.global_batch_size
-    allowed = [
-        [micro_batch_legal(pins, batch, m, c) for c in space.choices]
-        for m in space.num_micro_batches
-    ]
-    once = {name: stack(costs, kinds_of, name) for name in ("gradient_sync", "optimizer")}
-    admitted = torch.tensor(
-        [[admits(stage.group.gpus, c) for c in space.choices] for stage in stages]
-    )
-    places = [(stage.topology.group, max(stage.topology.counts)) for stage in stages]
-    empty, extra = torch.zeros(0, dtype=torch.long), dict[str, Any]()
+    fields["in_flight"] = torch.zeros(len(counts), 1)
     for term in TERMS:
-        extra |= term.table_fields(space, stages, lambda name: stack(costs, kinds_of, name))
-    stored = stored_bytes(model.layers, distinct, tokens, element_bytes(training))
-    return CostTable(
-        num_micro_batches=counts,
-        choices=space.choices,
-        layout=layout,
-        allowed=torch.tensor(allowed),
-        stage_kind=empty,
-        boundary_kind=empty,
-        fused_to_previous=torch.tensor([layer.fused_to_previous for layer in model.layers]),
-        forward=stack(costs, kinds_of, "forward"),
-        backward=stack(costs, kinds_of, "backward"),
-        weight_gradient=stack(costs, kinds_of, "weight_gradient"),
-        sync=once["gradient_sync"] + once["optimizer"],
-        per_iteration=empty,
-        # calibrated devices may differ in their memory factors: the largest counts on every stage
-        static=stack(costs, kinds_of, "static").amax(1),
-        activation=stack(costs, kinds_of, "activation").amax(1),
-        for_weights=stack(costs, kinds_of, "for_weights").amax(1),
-        working=stack(costs, kinds_of, "working").amax(1),
-        reshard=reshard_seconds(cluster, places, stored, distinct),
-        p2p=boundary_seconds(cluster, boundaries, stored, distinct),
-        capacity=empty,
-        in_flight=torch.zeros(len(counts), 1),
-        terms={name: stack(costs, kinds_of, "terms", name) for name in costs[0][0].terms} | once,
-        kind_allowed=None if bool(admitted.all()) else admitted,
-        cp=space.cp,
-        **extra,
-    )
+        fields |= term.table_fields(space, stages, stacked)
+    return CostTable(num_micro_batches=counts, choices=space.choices, cp=space.cp, **fields)
+
+
+def _between_layers(
+    space: OuterSpace, stages: list[StageContext], links: list[BoundaryTopology]
+) -> dict[str, Tensor]:
+    """Return the table's layouts, and the seconds between neighbours in a stage and across links."""
+    training = stages[0].training
+    cluster = stages[0].cluster
+    distinct, layout = layouts(space.choices)
+    choices = ChoiceTensors.build(training, space.num_micro_batches, tuple(distinct), space.cp)
+    width = element_bytes(training)
+    stored = stored_bytes(stages[0].model.layers, distinct, choices.tokens, width)
+    places = [(stage.topology.group, max(stage.topology.counts)) for stage in stages]
+    return {
+        "layout": layout,
+        "reshard": reshard_seconds(cluster, places, stored, distinct),
+        "p2p": boundary_seconds(cluster, links, stored, distinct),
+    }
+
+
+def _allowed(pins: SpaceConfig, stage: StageContext, space: OuterSpace) -> Tensor:
+    """Return the strategies that every number of micro-batches admits, bool, `(O, C)`."""
+    batch = stage.training.global_batch_size
+    rows = []
+    for count in space.num_micro_batches:
+        rows.append([micro_batch_legal(pins, batch, count, choice) for choice in space.choices])
+    return torch.tensor(rows)
+
+
+def _kind_allowed(
+    stages: Sequence[StageContext], choices: Sequence[LayerStrategy]
+) -> Tensor | None:
+    """Return the strategies that each kind of stage can run, bool, `(Q, C)`; None: all of them."""
+    rows = [[admits(stage.group.gpus, choice) for choice in choices] for stage in stages]
+    admitted = torch.tensor(rows)
+    return None if bool(admitted.all()) else admitted
+
+
+def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> Costs:
+    """Price every distinct layer of a model, in their order, on every kind of stage."""
+
+    def counts_table(number: int, tied: bool) -> bool:
+        # a tied table is the first layer's where both lie on one device
+        return pp > 1 or not tied or number == 0
+
+    return [
+        [
+            layer_costs(stage, layer, counts_table=counts_table(number, layer.tied))
+            for number, layer in enumerate(model.kinds[0])
+        ]
+        for stage in stages
+    ]
+
+
+def stack(costs: Costs, kinds_of: Tensor, read: Callable[[LayerCosts], Tensor]) -> Tensor:
+    """Return one figure of all layers on all kinds of stage, `(O, Q, L, C)`.
+
+    Args:
+        kinds_of: Distinct layer of every layer, `(L,)`.
+        read: Returns the figure of a layer, broadcastable to `(O, C)`.
+    """
+    shape = costs[0][0].forward.shape
+    rows = []
+    for kind in costs:
+        values = [read(layer).expand(shape) for layer in kind]
+        rows.append(torch.stack(values, dim=1))
+    return torch.stack(rows, dim=1).index_select(2, kinds_of)
+
+
+def _term(name: str, layer: LayerCosts) -> Tensor:
+    return layer.terms[name]
+
+
+def layouts(choices: Sequence[LayerStrategy]) -> tuple[list[LayerStrategy], Tensor]:
+    """Return one strategy for each distinct layout, and the layout of every strategy."""
+    first: dict[tuple[int, bool], LayerStrategy] = {}
+    for choice in choices:
+        first.setdefault(choice.layout, choice)
+    order = list(first)
+    return list(first.values()), torch.tensor([order.index(choice.layout) for choice in choices])
