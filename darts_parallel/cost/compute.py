@@ -10,6 +10,7 @@ bits, and so does attention unless the job says otherwise (`training.fp8_dot_pro
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd
 
 import torch
@@ -185,14 +186,20 @@ def _attention_core(stage: StageContext, core: AttentionCore) -> Tensor:
     )
 
 
-def computation_seconds(
-    stage: StageContext, layer: LayerSpec
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the seconds of a micro-batch without the terms of `cost/terms` and messages, each `(O, C)`.
+@dataclass(frozen=True)
+class KernelSeconds:
+    """Seconds of a micro-batch without the terms of `cost/terms` and messages, each `(O, C)`."""
 
-    Returns:
-        Forward, backward, the part of forward that is attention's, and the weights' gradients.
-    """
+    forward: Tensor
+    backward: Tensor
+    attention: Tensor
+    """Part of `forward` that is attention cores."""
+    weight_gradient: Tensor
+    """Part of `backward` that is gradients of weights."""
+
+
+def computation_seconds(stage: StageContext, layer: LayerSpec) -> KernelSeconds:
+    """Price the kernels of a layer forward and backward."""
     kernels = forward_kernels(stage, layer)
     none = torch.zeros_like(stage.choices.tokens)
     forward = none
@@ -202,10 +209,11 @@ def computation_seconds(
     weights = sum(kernels["matrix products"], none)
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     backward = BACKWARD_FACTOR * forward + extra * core
-    if layer.frozen:  # of a frozen product, backward has the gradient of the input alone
-        return forward, backward - weights, core, torch.zeros_like(weights)
+    if layer.frozen:
+        # backward of a frozen product is the gradient of the input alone
+        return KernelSeconds(forward, backward - weights, core, torch.zeros_like(weights))
     # the products of a weight's gradient have the sizes of its forward product in another order
-    return forward, backward, core, weights
+    return KernelSeconds(forward, backward, core, weights)
 
 
 def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:

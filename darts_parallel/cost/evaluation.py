@@ -1,9 +1,10 @@
-"""The true cost: reads a cost table for hard plans, one or thousands at a time."""
+"""The true cost of hard plans, one or thousands at a time, read from a cost table."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
@@ -14,10 +15,10 @@ from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated
 from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
 from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms import plan_contributions, terms_of
-from darts_parallel.cost.tolerances import PLAN_MEMORY_TOLERANCE
+from darts_parallel.cost.tolerances import BOUND_TOLERANCE, PLAN_MEMORY_TOLERANCE
 from darts_parallel.plans import Plan, plan_space
 from darts_parallel.plans import check_plan as check_plan
-from darts_parallel.problem import Model, Problem
+from darts_parallel.problem import Cluster, Model, Problem
 
 REMEMBERED = 64
 """Plans whose tables a problem keeps."""
@@ -59,59 +60,114 @@ class TableReading:
     """Results of `neighbour_seconds`."""
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Indices of the layers of B hard plans into a table."""
+
+    outer: Tensor
+    """Outer choice of every plan, `(B, 1)`."""
+    stages: Tensor
+    """Stage of every layer, `(B, L)`."""
+    kinds: Tensor
+    """Kind of every layer's stage, `(B, L)`."""
+    chosen: Tensor
+    """Flat index of every layer in costs `(O, L, C)`, `(B, L)`."""
+    chosen_by_kind: Tensor
+    """Flat index of every layer in costs `(O, Q, L, C)`, `(B, L)`."""
+
+    @staticmethod
+    def of(table: CostTable, plans: HardPlans) -> "_Places":
+        """Compute flat indices: indexing with several tensors takes five times as long."""
+        stages = plans.stages()
+        outer = plans.outer.unsqueeze(1)
+        kinds = table.stage_kind[stages]
+        num_kinds = table.time.shape[1]
+        num_choices = len(table.choices)
+        layers = torch.arange(table.num_layers)
+        chosen = (outer * table.num_layers + layers) * num_choices + plans.choices
+        chosen_by_kind = chosen
+        if num_kinds > 1:
+            skipped = outer * (num_kinds - 1) + kinds
+            chosen_by_kind = chosen + skipped * (table.num_layers * num_choices)
+        return _Places(outer, stages, kinds, chosen, chosen_by_kind)
+
+
 def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     """Read hard plans from their table; arguments as in `evaluate_batch`."""
-    stages = plans.stages()
-    outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
-    kinds = table.stage_kind[stages]
-    # places in the figures by outer choice, and by kind of stage: several indices take five times as long
-    chosen = (outer * table.num_layers + layers) * len(table.choices) + plans.choices
-    by_kind, size = chosen, table.num_layers * len(table.choices)
-    if table.time.shape[1] > 1:
-        by_kind = chosen + (outer * (table.time.shape[1] - 1) + kinds) * size
-    seconds, sync = table.time.take(by_kind), table.sync.take(by_kind)
-    inside, across = neighbour_seconds(table, plans, stages)
-    stage_seconds = summed(seconds, stages, table.num_stages) + inside
+    places = _Places.of(table, plans)
+    inside, across = neighbour_seconds(table, plans, places.stages)
+    layer_seconds = table.time.take(places.chosen_by_kind)
+    stage_seconds = summed(layer_seconds, places.stages, table.num_stages) + inside
     if table.pipeline.blocking:
-        stage_seconds = stage_seconds + torch.nn.functional.pad(across, (1, 0))
-    devices = table.stage_device[stages]
-    sync_seconds = summed(sync, devices, table.pp)
-    per_iteration = table.per_iteration.take(chosen).sum(1)
-    static, activation = table.static.take(chosen), table.activation.take(chosen)
-    working = table.working.take(chosen)
-    if table.moments is None:
-        kept = kept_bytes(static, activation, table.in_flight[outer, stages])
-        memory = device_bytes(kept, working, devices, table.pp)
-    else:
-        parts = (activation, table.for_weights.take(chosen))
-        held = torch.cat([summed(part, stages, table.num_stages) for part in parts], 1)
-        memory = device_bytes(static, working, devices, table.pp)
-        memory = memory + (held @ table.moments.transpose(1, 2)).amax(-1).T
+        stage_seconds = stage_seconds + pad(across, (1, 0))
+    devices = table.stage_device[places.stages]
+    sync = summed(table.sync.take(places.chosen_by_kind), devices, table.pp)
+    memory = _memory(table, places, devices)
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
-        sync_seconds, memory = sync_seconds + own.per_iteration, memory + own.memory
-    legal = table.allowed[outer, plans.choices].all(1) & ~(
-        table.fused_to_previous[plans.first_layers].any(1)
+        sync = sync + own.per_iteration
+        memory = memory + own.memory
+    fits = (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
+    return TableReading(
+        stage_seconds=stage_seconds,
+        sync=sync,
+        per_iteration=table.per_iteration.take(places.chosen).sum(1),
+        memory=memory,
+        feasible=_legal(table, plans, places) & fits,
+        between=(inside, across),
     )
+
+
+def _memory(table: CostTable, places: _Places, devices: Tensor) -> Tensor:
+    """Return the peak bytes of every device without offloading, `(B, pp)`."""
+    static = table.static.take(places.chosen)
+    activation = table.activation.take(places.chosen)
+    working = table.working.take(places.chosen)
+    if table.moments is None:
+        in_flight = table.in_flight[places.outer, places.stages]
+        kept = kept_bytes(static, activation, in_flight)
+        return device_bytes(kept, working, devices, table.pp)
+    between = table.for_weights.take(places.chosen)
+    held = _stage_bytes(table, activation, between, places.stages)
+    in_order = (held @ table.moments.transpose(1, 2)).amax(-1).T
+    return device_bytes(static, working, devices, table.pp) + in_order
+
+
+def _stage_bytes(table: CostTable, before: Tensor, between: Tensor, stages: Tensor) -> Tensor:
+    """Return bytes of stages before their backward and between its two parts, `(B, 2 K)`."""
+    parts = [summed(part, stages, table.num_stages) for part in (before, between)]
+    return torch.cat(parts, 1)
+
+
+def _legal(table: CostTable, plans: HardPlans, places: _Places) -> Tensor:
+    """Return whether the strategies and stages of plans are legal, `(B,)`."""
+    allowed = table.allowed[places.outer, plans.choices].all(1)
+    cut_fused = table.fused_to_previous[plans.first_layers].any(1)
+    legal = allowed & ~cut_fused
     if table.kind_allowed is not None:
-        legal &= table.runs(kinds, plans.choices).all(1)
-    fits = legal & (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
-    return TableReading(stage_seconds, sync_seconds, per_iteration, memory, fits, (inside, across))
+        legal &= table.runs(places.kinds, plans.choices).all(1)
+    return legal
 
 
 def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
-    """Return the micro-batches that stages hold when their device holds most, under a searched order.
+    """Return the micro-batches that stages hold when their device holds most.
+
+    Under a searched order this moment depends on the plan; otherwise it is `table.in_flight`.
 
     Returns:
         Before their backward and between its two parts, each `(K,)`.
     """
-    assert table.moments is not None
-    stages, chosen = plan.stages(), (plan.outer[0], torch.arange(table.num_layers), plan.choices[0])
-    parts = (table.activation[chosen], table.for_weights[chosen])
-    held = torch.cat([summed(part[None], stages, table.num_stages)[0] for part in parts])
-    most = (table.moments @ held).argmax(1)
-    before, between = table.moments[torch.arange(table.pp), most].sum(0).chunk(2)
-    return before, between
+    if table.moments is None:
+        in_flight = table.in_flight[int(plan.outer[0])]
+        return in_flight, torch.zeros_like(in_flight)
+    chosen = _Places.of(table, plan).chosen
+    activation = table.activation.take(chosen)
+    between = table.for_weights.take(chosen)
+    held = _stage_bytes(table, activation, between, plan.stages())[0]
+    fullest = (table.moments @ held).argmax(1)
+    moments = table.moments[torch.arange(table.pp), fullest].sum(0)
+    before, after = moments.chunk(2)
+    return before, after
 
 
 def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) -> BatchCost:
@@ -123,7 +179,8 @@ def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) 
             and `pipeline_end` is not known.
     """
     reading = table_reading(table, plans)
-    stage_seconds, sync_seconds = reading.stage_seconds, reading.sync
+    stage_seconds = reading.stage_seconds
+    sync_seconds = reading.sync
     device_seconds = table.by_device(stage_seconds)
     counts = table.num_micro_batches[plans.outer]
     if table.pipeline.simulated:
@@ -136,9 +193,16 @@ def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) 
             total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
     else:
         end = pipeline_seconds(stage_seconds, counts)
-        total, ends = end + sync_seconds.amax(1), end.unsqueeze(1).expand_as(device_seconds)
-    total = total + reading.per_iteration
-    return BatchCost(total, device_seconds, sync_seconds, ends, reading.memory, reading.feasible)
+        total = end + sync_seconds.amax(1)
+        ends = end.unsqueeze(1).expand_as(device_seconds)
+    return BatchCost(
+        iteration_time=total + reading.per_iteration,
+        stage_seconds=device_seconds,
+        sync_seconds=sync_seconds,
+        pipeline_end=ends,
+        memory=reading.memory,
+        feasible=reading.feasible,
+    )
 
 
 def pass_seconds(
@@ -148,43 +212,51 @@ def pass_seconds(
 
     Args:
         plans: B plans.
-        between: What `neighbour_seconds` gives of them, where it is known.
+        between: Result of `neighbour_seconds`; None: it is computed here.
     """
-    stages = plans.stages()
-    outer, layers = plans.outer.unsqueeze(1), torch.arange(table.num_layers)
-    forward, backward, weight = (
-        summed(
-            values[outer, table.stage_kind[stages], layers, plans.choices], stages, table.num_stages
-        )
-        for values in (table.forward, table.backward, table.weight_gradient)
-    )
+    places = _Places.of(table, plans)
+
+    def by_stage(values: Tensor) -> Tensor:
+        return summed(values.take(places.chosen_by_kind), places.stages, table.num_stages)
+
+    forward = by_stage(table.forward)
+    backward = by_stage(table.backward)
     for own in plan_contributions(table, plans):
-        forward, backward = forward + own.forward, backward + own.backward
-    inside, across = neighbour_seconds(table, plans, stages) if between is None else between
-    return PassSeconds(forward + inside / 2, backward + inside / 2, weight, across / 2)
+        forward = forward + own.forward
+        backward = backward + own.backward
+    inside, across = neighbour_seconds(table, plans, places.stages) if between is None else between
+    return PassSeconds(
+        forward=forward + inside / 2,
+        backward=backward + inside / 2,
+        weight_gradient=by_stage(table.weight_gradient),
+        message=across / 2,
+    )
 
 
 def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tuple[Tensor, Tensor]:
     """Return resharding inside stages `(B, K)`, and p2p across their boundaries `(B, K - 1)`, both ways."""
-    later, pairs = stages[:, 1:], torch.arange(table.num_layers - 1)
     outer = plans.outer.unsqueeze(1)
-    count, between = table.num_layouts, pairs.unsqueeze(0)
+    later = stages[:, 1:]
+    pairs = torch.arange(table.num_layers - 1)
+    count = table.num_layouts
+    between = pairs.unsqueeze(0)  # flat index of a pair of layers and of layouts
     if count > 1:
-        held = table.layout[plans.choices]
-        between = (pairs * count + held[:, :-1]) * count + held[:, 1:]
-    cut = later != stages[:, :-1]
+        layout = table.layout[plans.choices]
+        between = (pairs * count + layout[:, :-1]) * count + layout[:, 1:]
 
     def of_kind(values: Tensor, kind: Tensor) -> Tensor:
-        return values.take((outer * values.shape[1] + kind) * (len(pairs) * count**2) + between)
+        size = len(pairs) * count**2
+        return values.take((outer * values.shape[1] + kind) * size + between)
 
     inside = of_kind(table.reshard, table.stage_kind[later])
     if table.pp == 1:
         return summed(inside, later, 1), inside[:, :0]
     boundary = table.boundary_kind[(later - 1).clamp(min=0)]
     across = of_kind(table.p2p, boundary)
+    cut = later != stages[:, :-1]
     none = torch.zeros_like(inside)
-    parts = (torch.where(cut, none, inside), torch.where(cut, across, none))
-    within, crossing = (summed(part, later, table.num_stages) for part in parts)
+    within = summed(torch.where(cut, none, inside), later, table.num_stages)
+    crossing = summed(torch.where(cut, across, none), later, table.num_stages)
     return within, crossing[:, 1:]
 
 
@@ -224,21 +296,31 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     else:
         # the analytic seconds of the stages would contradict its total
         parts = SearcherModel.of(problem.model, cluster, problem.training).breakdown(plan)
-        seconds, stage_times = sum(parts.values()), ()
+        seconds = sum(parts.values())
+        stage_times = ()
     devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
-    memory = torch.tensor([device.memory for device in devices], dtype=torch.float64)
-    peak = sum(g.count * g.gpus * float(g.device.peak_flops) for g in problem.cluster.groups)
-    flops = problem.model.flops_per_token(problem.training.seq_len) * problem.tokens_per_iteration
+    whole = torch.tensor([device.memory for device in devices], dtype=torch.float64)
+    memory = cost.memory[0] + reserved
+    capacity = table.capacity + reserved + problem.margin * whole
+    tokens = problem.tokens_per_iteration
+    flops = problem.model.flops_per_token(problem.training.seq_len) * tokens
     return CostBreakdown(
         iteration_time_s=seconds,
-        memory_bytes=tuple((cost.memory[0] + reserved).tolist()),
-        capacity_bytes=tuple((table.capacity + reserved + problem.margin * memory).tolist()),
+        memory_bytes=tuple(memory.tolist()),
+        capacity_bytes=tuple(capacity.tolist()),
         feasible=bool(cost.feasible[0]),
         breakdown_s=parts,
         stage_times_s=stage_times,
-        tokens_per_s=problem.tokens_per_iteration / seconds,
-        mfu=flops / (seconds * peak),
+        tokens_per_s=tokens / seconds,
+        mfu=flops / (seconds * _peak_flops(problem.cluster)),
+    )
+
+
+def _peak_flops(cluster: Cluster) -> float:
+    """Return the floating-point operations per second of all devices."""
+    return sum(
+        group.count * group.gpus * float(group.device.peak_flops) for group in cluster.groups
     )
 
 
@@ -251,23 +333,23 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
     """
     known: dict[Plan, tuple[CostTable, HardPlans, BatchCost]] = problem.priced
-    if plan not in known:
-        check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
-        (table,) = build_tables(problem, [plan_space(plan)])
-        index = {choice: c for c, choice in enumerate(table.choices)}
-        hard = HardPlans(
-            outer=torch.zeros(1, dtype=torch.long),
-            choices=torch.tensor([[index[layer] for layer in plan.layers]]),
-            first_layers=torch.tensor([plan.boundaries[:-1]]),
-        )
-        found = table, hard, evaluate_batch(table, hard)
-        if found[2].iteration_time.requires_grad:
-            # a graph can be walked once only
-            return found
+    if plan in known:
+        return known[plan]
+    check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
+    (table,) = build_tables(problem, [plan_space(plan)])
+    index = {choice: c for c, choice in enumerate(table.choices)}
+    hard = HardPlans(
+        outer=torch.zeros(1, dtype=torch.long),
+        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
+        first_layers=torch.tensor([plan.boundaries[:-1]]),
+    )
+    cost = evaluate_batch(table, hard)
+    # a graph of gradients can be walked once only
+    if not cost.iteration_time.requires_grad:
         if len(known) >= REMEMBERED:
             known.pop(next(iter(known)))
-        known[plan] = found
-    return known[plan]
+        known[plan] = table, hard, cost
+    return table, hard, cost
 
 
 def _time_terms(model: Model, cp: int) -> list[str]:
@@ -284,38 +366,40 @@ def _breakdown(
 
     The stage is the slowest, or by simulation the one that the iteration waits for.
     """
-    stages = table.stage_device[plans.stages()[0]]
-    simulated = table.pipeline.simulated and not table.pipeline.together
-    awaited = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
-    slowest = awaited if simulated else int(cost.stage_seconds[0].argmax())
-    mine = stages == slowest
-    count = int(table.num_micro_batches[plans.outer[0]])
     layers = torch.arange(table.num_layers)
+    outer = plans.outer[0]
+    choices = plans.choices[0]
+    stages = table.stage_device[plans.stages()[0]]
+    seconds = cost.stage_seconds[0]
+    count = int(table.num_micro_batches[outer])
+    slowest = int(seconds.argmax())
+    last = int(cost.sync_seconds[0].argmax())
+    if table.pipeline.simulated and not table.pipeline.together:
+        last = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
+        slowest = last
 
     def term(name: str, stage: int) -> float:
         kind = int(table.stage_kind[stage])
-        values = table.terms[name][plans.outer[0], kind, layers, plans.choices[0]]
+        values = table.terms[name][outer, kind, layers, choices]
         return float(values[stages == stage].sum())
 
     parts = {name: count * term(name, slowest) for name in names}
-    seconds = cost.stage_seconds[0]
     updated = torch.zeros(table.pp)
     for own in plan_contributions(table, plans):
         extra_seconds = table.by_device(own.forward + own.backward)
         parts[own.name] = count * float(extra_seconds[0, slowest])
         updated = updated + own.per_iteration[0]
-    parts["p2p_and_resharding"] = count * float(seconds[slowest]) - sum(parts.values())
-    if abs(parts["p2p_and_resharding"]) < 1e-12 * float(seconds.sum()) or not mine.any():
-        parts["p2p_and_resharding"] = 0.0
+    between = count * float(seconds[slowest]) - sum(parts.values())
+    empty = not (stages == slowest).any()
+    rounding = BOUND_TOLERANCE * float(seconds.sum())
+    parts["p2p_and_resharding"] = 0.0 if empty or abs(between) < rounding else between
     if table.pipeline.simulated:
         idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
-        parts["pipeline_bubble"] = max(idle, 0.0)  # above 0 but for rounding
+        parts["pipeline_bubble"] = max(idle, 0.0)  # below 0 by rounding alone
     else:
         parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
-    last = awaited if simulated else int(cost.sync_seconds[0].argmax())
     parts["gradient_sync"] = term("gradient_sync", last)
     parts["optimizer"] = term("optimizer", last) + float(updated[last])
-    parts["tied_embedding_sync"] = float(
-        table.per_iteration[plans.outer[0], layers, plans.choices[0]].sum()
-    )
+    tied = table.per_iteration[outer, layers, choices]
+    parts["tied_embedding_sync"] = float(tied.sum())
     return parts

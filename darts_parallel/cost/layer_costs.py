@@ -1,6 +1,6 @@
 """Seconds and bytes of one kind of layer on one kind of stage, for all strategies at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -84,131 +84,250 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     if layer.half_of is not None:
         whole, other = layer.half_of
         parts = (replace(layer, half_of=None), other, whole)
-        return _half(*(layer_costs(stage, part, counts_table=counts_table) for part in parts))
-    device, choices, state = stage.device, stage.choices, stage.state
-    shards = shard_groups(stage, layer, counts_table=counts_table)
+        costs = [layer_costs(stage, part, counts_table=counts_table) for part in parts]
+        return _half(*costs)
     added = {term: term.layer_cost(stage, layer) for term in terms_of(layer)}
-    seconds, forward, backward, weights = _micro_batch_seconds(stage, layer, added)
-    accumulation = sum(accumulation_seconds(stage, part) for part in shards)
-    accumulation = torch.as_tensor(accumulation).expand_as(backward)
-    seconds["compute"] = seconds["compute"] + accumulation
-    backward, weights = backward + accumulation, weights + accumulation
-    sync = sharding_seconds(stage, shards, forward, backward)
-    traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
-    stored = _activations(stage, layer, added)
-    saved = torch.stack([stored[kind] for kind in RECOMPUTE])
-    activation = saved.gather(0, choices.recompute.expand(1, *stored["none"].shape)).squeeze(0)
-    zero, none = choices.zero_stage, torch.zeros_like(forward)
-    needed = weight_gradient_bytes(
-        layer, choices.tokens, choices.tp, choices.sequence_shards, stage.width
+    shards = shard_groups(stage, layer, counts_table=counts_table)
+    seconds = _micro_batch_seconds(stage, layer, added)
+    accumulation = _accumulation_seconds(stage, shards).expand_as(seconds.backward)
+    backward = seconds.backward + accumulation
+    sync = sharding_seconds(stage, shards, seconds.forward, backward)
+    terms = seconds.terms | {"sharding": sync["forward"] + sync["backward"]}
+    terms["compute"] = terms["compute"] + accumulation
+    timed = _Timed(
+        forward=seconds.forward + sync["forward"],
+        backward=backward + sync["backward"],
+        weight_gradient=seconds.weight_gradient + accumulation,
+        gradient_sync=sync["iteration"],
+        optimizer=_optimizer_seconds(stage, layer, shards).expand_as(backward),
     )
-    # with ZeRO-3 a rank casts its own shard before it is gathered
-    cast = 1.0 / (choices.tp * torch.where(zero == 3, choices.shards, 1.0))
-    optimizer = none + weight_cast_seconds(layer, cast, device)
-    static, optimizer_state, working = none, none, stored["none"] - activation
+    stored = _stored_bytes(stage, layer, shards, added)
+    return LayerCosts(terms=terms, **vars(timed), **vars(stored))
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The seconds of `LayerCosts`, each `(O, C)`."""
+
+    forward: Tensor
+    backward: Tensor
+    weight_gradient: Tensor
+    gradient_sync: Tensor
+    optimizer: Tensor
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The bytes of `LayerCosts`, each `(O, C)`."""
+
+    static: Tensor
+    state: Tensor
+    activation: Tensor
+    for_weights: Tensor
+    working: Tensor
+
+
+def _accumulation_seconds(stage: StageContext, shards: Sequence[ShardGroup]) -> Tensor:
+    """Return the seconds to add a micro-batch's gradients to the sum so far, `(C,)`."""
+    total = torch.zeros_like(stage.choices.ranks)
     for part in shards:
-        mine = torch.where(zero >= 1, part.parameters / part.shards, part.parameters)
+        total = total + accumulation_seconds(stage, part)
+    return total
+
+
+def _optimizer_seconds(
+    stage: StageContext, layer: LayerSpec, shards: Sequence[ShardGroup]
+) -> Tensor:
+    """Return the seconds per iteration of the optimizer step and of casting the new weights, `(C,)`."""
+    choices = stage.choices
+    state = stage.state
+    traffic = OPTIMIZER_TRAFFIC * (state.optimizer + state.gradient) + state.parameter
+    # with ZeRO-3 a rank casts its own shard before it is gathered
+    cast_shards = torch.where(choices.zero_stage == 3, choices.shards, 1.0)
+    seconds = weight_cast_seconds(layer, 1.0 / (choices.tp * cast_shards), stage.device)
+    for part in shards:
         if not part.frozen:
-            optimizer = optimizer + stream_seconds(mine * traffic, device)
-        per_parameter = part.held(state)
-        optimizer_state = optimizer_state + mine * per_parameter.optimizer
+            owned = _owned_parameters(stage, part)
+            seconds = seconds + stream_seconds(owned * traffic, stage.device)
+    return seconds
+
+
+def _owned_parameters(stage: StageContext, part: ShardGroup) -> Tensor:
+    """Return the parameters whose optimizer state a rank holds, `(C,)`."""
+    return torch.where(
+        stage.choices.zero_stage >= 1, part.parameters / part.shards, part.parameters
+    )
+
+
+def _stored_bytes(
+    stage: StageContext,
+    layer: LayerSpec,
+    shards: Sequence[ShardGroup],
+    added: Mapping[CostTerm, Contribution],
+) -> _Stored:
+    """Return the bytes of a layer on one device."""
+    choices = stage.choices
+    zero = choices.zero_stage
+    width = stage.width
+    by_recomputation = _activations(stage, layer, added)
+    whole = by_recomputation["none"]
+    saved = torch.stack([by_recomputation[kind] for kind in RECOMPUTE])
+    activation = saved.gather(0, choices.recompute.expand(1, *whole.shape)).squeeze(0)
+    static = torch.zeros_like(whole)
+    optimizer_state = static
+    working = whole - activation
+    for part in shards:
+        per_parameter = part.held(stage.state)
+        owned = _owned_parameters(stage, part)
+        optimizer_state = optimizer_state + owned * per_parameter.optimizer
         static = static + static_bytes(part.parameters, part.shards, zero, per_parameter)
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
+    needed = weight_gradient_bytes(
+        layer, choices.tokens, choices.tp, choices.sequence_shards, width
+    )
     for own in added.values():
-        needed, working = needed + own.kept, working + own.working
-    if choices.cp > 1:  # two parts of the sequence's keys and values: one in use, one on its way
-        working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
-    needed = device.activation_factor * needed
-    return LayerCosts(
-        forward=forward + sync["forward"],
-        backward=backward + sync["backward"],
-        weight_gradient=weights,
-        terms=seconds | {"sharding": sync["forward"] + sync["backward"]},
-        gradient_sync=sync["iteration"],
-        optimizer=optimizer,
-        static=device.state_factor * static,
-        state=device.state_factor * optimizer_state,
+        needed = needed + own.kept
+        working = working + own.working
+    if choices.cp > 1:
+        # two parts of the sequence's keys and values: one in use, one in transfer
+        working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, width)
+    needed = stage.device.activation_factor * needed
+    return _Stored(
+        static=stage.device.state_factor * static,
+        state=stage.device.state_factor * optimizer_state,
         activation=activation,
-        for_weights=between_passes(layer, needed, stored["none"], activation),
+        for_weights=between_passes(layer, needed, whole, activation),
         working=working,
     )
 
 
 def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:
-    """Return the costs of half a block: its share of those of the whole, which both halves make up.
+    """Return the costs of half a block: its share of the whole block's costs.
 
-    So no cut adds a launch, or the block's input that full recomputation keeps. Working memory is the
-    block's: the largest layer of a stage counts.
+    The whole is divided in proportion to what the halves cost alone. A cut inside a block therefore adds no
+    launch and no kept input of full recomputation. Working memory is the whole block's: only the largest
+    layer of a stage counts.
     """
-
-    def share(mine: Tensor, rest: Tensor, both: Tensor) -> Tensor:
-        none = mine + rest == 0
-        return both * torch.where(none, 0.5, mine / torch.where(none, 1.0, mine + rest))
-
-    terms = {
-        name: share(own.terms[name], other.terms[name], both) for name, both in whole.terms.items()
-    }
-    parts = {
-        entry.name: share(*(getattr(costs, entry.name) for costs in (own, other, whole)))
-        for entry in fields(whole)
-        if entry.name not in ("terms", "working")
-    }
-    # forward and backward have shares of their own
-    terms["compute"] = terms["compute"] + (
-        parts["forward"] + parts["backward"] - sum(terms.values())
-    )
+    parts = {}
+    for entry in fields(whole):
+        if entry.name not in ("terms", "working"):
+            mine, rest, both = (getattr(costs, entry.name) for costs in (own, other, whole))
+            parts[entry.name] = _share(mine, rest, both)
+    terms = {}
+    for name, both in whole.terms.items():
+        terms[name] = _share(own.terms[name], other.terms[name], both)
+    # forward and backward are divided in proportions of their own: the difference is compute's
+    difference = parts["forward"] + parts["backward"] - sum(terms.values())
+    terms["compute"] = terms["compute"] + difference
     return LayerCosts(**parts, terms=terms, working=whole.working)
 
 
+def _share(mine: Tensor, rest: Tensor, both: Tensor) -> Tensor:
+    """Return the part of `both` in proportion to `mine` of `mine + rest`; half where both are 0."""
+    none = mine + rest == 0
+    return both * torch.where(none, 0.5, mine / torch.where(none, 1.0, mine + rest))
+
+
 def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> list[ShardGroup]:
-    """Return the parameters of `layer` on a rank, those with replicas or states of their own apart.
+    """Return the parameters of `layer` on a rank: one group, and a group for each term with its own replicas.
 
     Args:
         counts_table: False where the layer's vocabulary table is another layer's on the same device.
     """
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, stage.model.config.vocab_size, stage.choices.tp)
-    apart = [group for term in terms_of(layer) for group in term.shard_groups(stage, layer)]
-    return [layer_shards(stage, parameters, frozen=layer.frozen), *apart]
+    groups = [layer_shards(stage, parameters, frozen=layer.frozen)]
+    for term in terms_of(layer):
+        groups += term.shard_groups(stage, layer)
+    return groups
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """Seconds of a micro-batch without data-parallel communication, each `(O, C)`."""
+
+    forward: Tensor
+    backward: Tensor
+    weight_gradient: Tensor
+    """Part of `backward` that is gradients of weights."""
+    terms: dict[str, Tensor]
+    """`forward + backward` by cause."""
 
 
 def _micro_batch_seconds(
     stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
-) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    """Return terms, forward, backward, and the part of backward that is gradients of weights."""
-    choices, modules = stage.choices, stage.training.recompute_modules
-    forward_pass, back, core, of_weights = computation_seconds(stage, layer)
-    part = recomputed_seconds(stage, layer)
-    part = part + core if "core_attn" in modules else part
+) -> _MicroBatch:
+    """Price kernels, recomputation and messages inside the layer."""
+    modules = stage.training.recompute_modules
+    kernels = computation_seconds(stage, layer)
+    forward = kernels.forward
+    backward = kernels.backward
+    of_weights = kernels.weight_gradient
+    selected = recomputed_seconds(stage, layer)
+    if "core_attn" in modules:
+        selected = selected + kernels.attention
     for own in added.values():
-        forward_pass, back = forward_pass + own.forward, back + own.backward
-        of_weights, part = of_weights + own.weight_gradient, part + own.recomputed
-    messages = [(CONTEXT, "core_attn", _key_seconds(stage, layer, core))]
-    for term in added:
-        sent = term.message_seconds(stage, layer, (forward_pass, back))
-        messages += [(term.message, term.repeated_with, sent)] if term.message else []
-    of_weights = of_weights / back
+        forward = forward + own.forward
+        backward = backward + own.backward
+        of_weights = of_weights + own.weight_gradient
+        selected = selected + own.recomputed
+    messages = _messages(stage, layer, added, kernels.attention, (forward, backward))
+    share_of_weights = of_weights / backward
     # measured times hold the launch overhead already
-    forward_pass = stage.measured_figure(layer, "forward", forward_pass)
-    back = stage.measured_figure(layer, "backward", back)
-    selective = (choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
-    full = (choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
-    none = torch.zeros_like(core)
-    again = torch.where(full, forward_pass, torch.where(selective, part, none))
+    forward = stage.measured_figure(layer, "forward", forward)
+    backward = stage.measured_figure(layer, "backward", backward)
+    of_weights = share_of_weights * backward
+    selective = (stage.choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
+    full = (stage.choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
+    none = torch.zeros_like(kernels.attention)
+    again = torch.where(full, forward, torch.where(selective, selected, none))
     forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, full)
-    terms = {
-        "compute": forward_pass + back,
-        "recompute": again,
-        "tensor_parallel": forward_tp + backward_tp,
-    }
-    terms |= dict.fromkeys(MESSAGES, none)
-    forward, backward = forward_pass + forward_tp, back + again + backward_tp
-    for name, module, (there, in_backward) in messages:
-        repeated = full | selective if module in modules else full
-        in_backward = in_backward + torch.where(repeated, there, 0.0)
-        forward, backward = forward + there, backward + in_backward
-        terms[name] = terms[name] + (there + in_backward)
-    return terms, forward, backward, of_weights * back
+    terms = dict.fromkeys(TIME_TERMS[:-1], none)
+    terms["compute"] = forward + backward
+    terms["recompute"] = again
+    terms["tensor_parallel"] = forward_tp + backward_tp
+    forward = forward + forward_tp
+    backward = backward + again + backward_tp
+    for sent in messages:
+        repeated = full | selective if sent.module in modules else full
+        in_backward = sent.backward + torch.where(repeated, sent.forward, 0.0)
+        forward = forward + sent.forward
+        backward = backward + in_backward
+        terms[sent.name] = terms[sent.name] + (sent.forward + in_backward)
+    return _MicroBatch(forward, backward, of_weights, terms)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """Seconds by which messages lengthen forward and backward, each `(O, C)`."""
+
+    name: str
+    """Name under which they are charged."""
+    module: str
+    """Module whose selective recomputation repeats the messages of forward."""
+    forward: Tensor
+    backward: Tensor
+
+
+def _messages(
+    stage: StageContext,
+    layer: LayerSpec,
+    added: Mapping[CostTerm, Contribution],
+    attention: Tensor,
+    compute: tuple[Tensor, Tensor],
+) -> list[_Message]:
+    """Return the messages of context parallelism and of the layer's terms.
+
+    Args:
+        attention: Seconds of the attention core forward.
+        compute: Seconds of all kernels of the layer in forward and in backward.
+    """
+    messages = [_Message(CONTEXT, "core_attn", *_key_seconds(stage, layer, attention))]
+    for term in added:
+        if term.message:
+            seconds = term.message_seconds(stage, layer, compute)
+            messages.append(_Message(term.message, term.repeated_with, *seconds))
+    return messages
 
 
 def _tensor_parallel_seconds(
@@ -219,27 +338,35 @@ def _tensor_parallel_seconds(
     Args:
         full: Strategies that compute all of the layer again, bool.
     """
-    choices, topology = stage.choices, stage.topology
-    elements = choices.tokens * stage.model.config.hidden_size
-    ring = ring_group([topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()], topology)
-    sent = wire_bytes(stage.width, choices.tp_comm_bits, stage.lossy_block)
-    # inputs of products in 8 bits are cast before sequence parallelism gathers them: half of an all-reduce
-    # moves a byte an element (Transformer Engine, pytorch/module/layernorm_linear.py: ln_out)
-    narrow = stage.device.eight_bit and any(gemm.split in IN_BLOCKS for gemm in layer.gemms)
-    cast = (choices.sequence_shards > 1) & narrow
-    collective, exact = (
-        all_reduce(
-            torch.where(cast, (width + width.clamp(max=1.0)) / 2.0, width) * elements,
-            ring,
-            *stage.links,
-        )
-        for width in (sent, torch.full_like(sent, stage.width))
-    )
+    sent = wire_bytes(stage.width, stage.choices.tp_comm_bits, stage.lossy_block)
+    exact = torch.full_like(sent, stage.width)
     shown = 1.0 - stage.device.tp_hidden_share
-    forward = shown * stage.measured_figure(layer, "tp_forward", layer.tp_collectives * collective)
+    reduced = layer.tp_collectives * _hidden_reduced(stage, layer, sent)
+    forward = shown * stage.measured_figure(layer, "tp_forward", reduced)
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
-    backward = stage.measured_figure(layer, "tp_backward", layer.tp_collectives_backward * exact)
-    return forward, shown * backward + torch.where(full, forward, 0.0)
+    reduced = layer.tp_collectives_backward * _hidden_reduced(stage, layer, exact)
+    backward = shown * stage.measured_figure(layer, "tp_backward", reduced)
+    return forward, backward + torch.where(full, forward, 0.0)
+
+
+def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Tensor:
+    """Return the seconds to all-reduce the hidden state over the tensor-parallel ranks, `(O, C)`.
+
+    Inputs of products in 8 bits are cast before sequence parallelism gathers them: half of the all-reduce
+    then moves a byte an element (Transformer Engine, pytorch/module/layernorm_linear.py: ln_out).
+
+    Args:
+        width: Bytes on the wire per element, `(C,)`.
+    """
+    choices = stage.choices
+    topology = stage.topology
+    elements = choices.tokens * stage.model.config.hidden_size
+    shapes = [topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()]
+    eight_bit = stage.device.eight_bit and any(gemm.split in IN_BLOCKS for gemm in layer.gemms)
+    cast = (choices.sequence_shards > 1) & eight_bit
+    half_cast = (width + width.clamp(max=1.0)) / 2.0
+    size = torch.where(cast, half_cast, width) * elements
+    return all_reduce(size, ring_group(shapes, topology), *stage.links)
 
 
 def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,8 +379,9 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[T
     their gradients. Grouped-query attention sends its few KV heads only. Runs next to the attention core,
     which cp balances.
     """
-    choices, none = stage.choices, torch.zeros_like(core)
+    choices = stage.choices
     if choices.cp == 1 or not layer.cores:
+        none = torch.zeros_like(core)
         return none, none
     parts = torch.full_like(choices.ranks, choices.cp)
     ring, _ = split_group(data_group(stage), choices.ranks, parts)
@@ -267,8 +395,10 @@ def _activations(
     stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
 ) -> dict[str, Tensor]:
     """Return the bytes that the layer keeps for backward, by recomputation."""
-    training, device, choices = stage.training, stage.device, stage.choices
-    formula = activation_bytes(
+    factor = stage.device.activation_factor
+    choices = stage.choices
+    training = stage.training
+    stored = activation_bytes(
         layer,
         choices.tokens,
         training.seq_len,
@@ -279,13 +409,15 @@ def _activations(
         stage.software,
     )
     for own in added.values():
-        formula["none"] = formula["none"] + own.kept
-        formula["selective"] = formula["selective"] + own.kept - own.dropped
-    # a block's input, which full recomputation keeps, is one tensor whatever the framework
-    exact = ("full",) if layer.recomputable else ()
-    stored = {
-        kind: x if kind in exact else device.activation_factor * x for kind, x in formula.items()
-    }
-    none = stage.measured_figure(layer, "saved", stored["none"])
-    none = device.activation_factor * none if layer.captured else none
-    return stored | {"none": none} | ({"selective": none} if layer.captured else {})
+        stored["none"] = stored["none"] + own.kept
+        stored["selective"] = stored["selective"] + own.kept - own.dropped
+    stored["none"] = factor * stored["none"]
+    stored["selective"] = factor * stored["selective"]
+    if not layer.recomputable:
+        # a block's input, which full recomputation keeps, is one tensor whatever the framework
+        stored["full"] = factor * stored["full"]
+    stored["none"] = stage.measured_figure(layer, "saved", stored["none"])
+    if layer.captured:
+        stored["none"] = factor * stored["none"]
+        stored["selective"] = stored["none"]
+    return stored

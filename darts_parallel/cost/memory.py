@@ -19,6 +19,9 @@ from darts_parallel.problem import (
     StageTopology,
 )
 
+OUTPUT_SPLITS = ("column", "vocabulary")
+"""Splits of products whose output features are divided over tensor-parallel ranks."""
+
 
 @dataclass(frozen=True)
 class StateBytes:
@@ -28,9 +31,9 @@ class StateBytes:
     gradient: float
     optimizer: float
     copy: float = 0.0
-    """A 16-bit gradient beside the float32 one that accumulates it."""
+    """A 16-bit gradient next to the float32 one that accumulates it."""
     step: float = 0.0
-    """Copies that the optimizer's step makes; the allocator keeps their room."""
+    """Copies that the optimizer's step makes; the allocator keeps their memory."""
 
 
 def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> StateBytes:
@@ -72,10 +75,9 @@ def static_bytes(
     def sharded(size: float, from_stage: int) -> Tensor:
         return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
 
-    per_parameter = sharded(state.optimizer + state.step, 1) + sharded(
-        state.gradient + state.copy, 2
-    )
-    return parameters * (per_parameter + sharded(state.parameter, 3))
+    optimizer = sharded(state.optimizer + state.step, 1)
+    gradient = sharded(state.gradient + state.copy, 2)
+    return parameters * (optimizer + gradient + sharded(state.parameter, 3))
 
 
 def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) -> Tensor:
@@ -93,10 +95,10 @@ def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) ->
 def weight_gradient_bytes(
     layer: LayerSpec, tokens: Tensor, tp: Tensor, sequence_shards: Tensor, width: int
 ) -> Tensor:
-    """Return the bytes of a micro-batch from which gradients of weights are computed, terms left aside.
+    """Return the bytes of a micro-batch from which gradients of weights are computed, without terms.
 
-    Inputs of the products and gradients of their outputs: of a GPT block `32 s b h` bytes (Qi et al. 2023,
-    arXiv 2401.10241, table 1), whatever was kept for the gradient of the input.
+    These are inputs of the products and gradients of their outputs: `32 s b h` bytes of a GPT block
+    (Qi et al. 2023, arXiv 2401.10241, table 1), whatever was kept for the gradient of the input.
 
     Args:
         layer, tokens, tp, sequence_shards, width: As in `activation_bytes`.
@@ -106,27 +108,30 @@ def weight_gradient_bytes(
     """
     features = torch.zeros_like(tp + sequence_shards)
     for gemm in layer.trained:
-        inside = gemm.in_features / (tp if gemm.split == "row" else sequence_shards)
-        outside = gemm.out_features / (
-            tp if gemm.split in ("column", "vocabulary") else sequence_shards
-        )
-        features = features + inside + outside
+        input_shards = tp if gemm.split == "row" else sequence_shards
+        output_shards = tp if gemm.split in OUTPUT_SPLITS else sequence_shards
+        inputs = gemm.in_features / input_shards
+        outputs = gemm.out_features / output_shards
+        features = features + inputs + outputs
     return width * tokens * features
 
 
 def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: Tensor) -> Tensor:
-    """Return the bytes of a micro-batch between the gradient of its input and that of the weights.
+    """Return the bytes of a micro-batch between the gradient of its input and the gradient of the weights.
 
-    What recomputation threw away is there again, as far as products of weights need it. A block that keeps
-    more for the gradient of the input counts in full.
+    Recomputed tensors exist again, as far as products of weights need them. A block that keeps more for the
+    gradient of the input counts in full.
 
     Args:
-        needed: What the gradients of the weights are computed from, shape `(O, C)`.
-        whole, activation: Kept for backward without recomputation, and with that of each strategy, `(O, C)`.
+        needed: Bytes from which the gradients of the weights are computed, shape `(O, C)`.
+        whole: Bytes kept for backward without recomputation, `(O, C)`.
+        activation: Bytes kept under the recomputation of each strategy, `(O, C)`.
     """
     if not layer.recomputable:
         return layer.share_for_weights * activation
-    return activation if layer.frozen else torch.maximum(activation, torch.minimum(needed, whole))
+    if layer.frozen:
+        return activation
+    return torch.maximum(activation, torch.minimum(needed, whole))
 
 
 def activation_bytes(
@@ -144,50 +149,69 @@ def activation_bytes(
     Args:
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
         tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
-        width: Bytes of one element (the specification counts for 2).
-        software: Says what a framework keeps beyond that.
+        width: Bytes of one element (the specification counts 2).
+        modules: Modules that selective recomputation computes again.
+        software: The framework, which may keep more.
 
     Returns:
         `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are
         not blocks as they are.
     """
-    scale = width / 2.0
-    linear = (
-        layer.replicated_activation_bytes / sequence_shards + layer.sharded_activation_bytes / tp
-    )
-    if layer.kind == "loss":
-        linear = linear * (software.loss_bytes / COMMON.loss_bytes)
-    if software.gathered_inputs:
-        inputs = sum(
-            gemm.in_features for gemm in layer.gemms if gemm.split in ("column", "vocabulary")
-        )
-        linear = linear + 2.0 * inputs * (1.0 - 1.0 / sequence_shards)
-    mlps = [part.gemms for part in layer.parts if part.module == "mlp" and software.gate_kept]
-    gate = sum(
-        (2.0 * (ins.out_features - out.in_features) / tp for ins, out in mlps), torch.zeros_like(tp)
-    )
+    linear = _linear_bytes(layer, tp, sequence_shards, software)
+    gate = _gate_bytes(layer, tp, software)
     linear = linear + gate
     scores = layer.score_bytes * seq_len / tp
-    kept = tokens * scale * (linear + scores)
+    scale = tokens * (width / 2.0)
+    whole = scale * (linear + scores)
     if not layer.recomputable:
-        return {"none": kept, "selective": kept, "full": kept}
-    dropped = scores if "core_attn" in modules else torch.zeros_like(scores)
-    dropped = dropped + gate if "mlp" in modules else dropped
+        return {"none": whole, "selective": whole, "full": whole}
+    dropped = torch.zeros_like(scores)
+    if "core_attn" in modules:
+        dropped = scores
+    if "mlp" in modules:
+        dropped = dropped + gate
     for part in layer.parts:
         if part.module in modules:
             dropped = dropped + part.replicated_activation_bytes / sequence_shards
             dropped = dropped + part.sharded_activation_bytes / tp
-    selective = tokens * scale * (linear + (scores - dropped))
+    selective = scale * (linear + (scores - dropped))
     full = tokens * width * layer.output_elements / sequence_shards
-    return {"none": kept, "selective": selective, "full": full}
+    return {"none": whole, "selective": selective, "full": full}
+
+
+def _linear_bytes(
+    layer: LayerSpec, tp: Tensor, sequence_shards: Tensor, software: Software
+) -> Tensor:
+    """Return the bytes per token whose number does not depend on the sequence's length, `(C,)`."""
+    replicated = layer.replicated_activation_bytes / sequence_shards
+    linear = replicated + layer.sharded_activation_bytes / tp
+    if layer.kind == "loss":
+        linear = linear * (software.loss_bytes / COMMON.loss_bytes)
+    if software.gathered_inputs:
+        inputs = sum(gemm.in_features for gemm in layer.gemms if gemm.split in OUTPUT_SPLITS)
+        linear = linear + 2.0 * inputs * (1.0 - 1.0 / sequence_shards)
+    return linear
+
+
+def _gate_bytes(layer: LayerSpec, tp: Tensor, software: Software) -> Tensor:
+    """Return the bytes per token of gates of MLPs, where the framework keeps them, `(C,)`."""
+    total = torch.zeros_like(tp)
+    if software.gate_kept:
+        for part in layer.parts:
+            if part.module == "mlp":
+                gated, projection = part.gemms
+                total = total + 2.0 * (gated.out_features - projection.in_features) / tp
+    return total
 
 
 def capacities(cluster: Cluster, stages: Sequence[StageTopology], margin: float) -> Tensor:
-    """Return the bytes that plans may use of every stage's device, the least of several kinds, `(K,)`.
+    """Return the bytes that plans may use of every stage's device, `(K,)`; the least of several kinds.
 
     Args:
-        margin: Share of its memory that is left free, next to what its framework reserves.
+        margin: Share of a device's memory that is left free, next to the framework's reserve.
     """
-    kinds = [[cluster.groups[kind].device for kind in stage.groups] for stage in stages]
-    free = [min((1.0 - margin) * d.memory - d.reserved for d in own) for own in kinds]
-    return torch.tensor(free, dtype=torch.float64)
+    least = []
+    for stage in stages:
+        devices = [cluster.groups[group].device for group in stage.groups]
+        least.append(min((1.0 - margin) * device.memory - device.reserved for device in devices))
+    return torch.tensor(least, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Parameters of a layer on a rank, the ranks that share them, and the seconds of their communication."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.problem import StageTopology
 
 BUCKET = 40e6
-"""Parameters whose gradients travel as one message, however many layers they are of (the default size of a
-bucket in Megatron-Core's DistributedDataParallelConfig); ZeRO-3 gathers layer by layer."""
+"""Parameters whose gradients travel as one message, of any number of layers (the default size of a bucket in
+Megatron-Core's DistributedDataParallelConfig); ZeRO-3 gathers layer by layer."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class ShardGroup:
     across: RingGroup
     """Ranks that hold the same shard."""
     frozen: bool = False
-    """Not trained: no gradient, no optimizer state, and nothing travels but the gathers of ZeRO-3."""
+    """Not trained: no gradient, no optimizer state, no communication but the gathers of ZeRO-3."""
 
     def held(self, state: StateBytes) -> StateBytes:
-        """Return the bytes per parameter of this group, from those of trained ones."""
+        """Return bytes per parameter; frozen parameters keep no gradient or optimizer state."""
         return StateBytes(state.parameter, 0.0, 0.0) if self.frozen else state
 
 
@@ -56,29 +56,43 @@ def layer_shards(stage: StageContext, parameters: Tensor, *, frozen: bool = Fals
 def data_group(stage: StageContext) -> RingGroup:
     """Return the data-parallel groups of every strategy."""
     topology = stage.topology
-    return ring_group(
-        [topology.data_parallel(int(tp)) for tp in stage.choices.tp.tolist()], topology
-    )
+    shapes = [topology.data_parallel(int(tp)) for tp in stage.choices.tp.tolist()]
+    return ring_group(shapes, topology)
 
 
 def ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGroup:
     """Return groups from their ranks on a node and the nodes that they cross."""
-    local, nodes = (float_tensor([shape[i] for shape in shapes]) for i in (0, 1))
+    local = float_tensor([ranks for ranks, _ in shapes])
+    nodes = float_tensor([crossed for _, crossed in shapes])
     return RingGroup(local=local, nodes=nodes, gpus=torch.full_like(local, topology.gpus_per_node))
 
 
 def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     """Return the seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
 
-    The sum is read and written at its own width and the new gradient read at that of the parameters;
-    with ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have none.
+    The sum is read and written at its own width; the new gradient is read at the parameters' width. With
+    ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have no gradient.
     """
     if part.frozen:
         return torch.zeros_like(part.parameters)
-    mine = torch.where(
-        stage.choices.zero_stage >= 2, part.parameters / part.shards, part.parameters
-    )
-    return stream_seconds(mine * (2.0 * stage.state.gradient + stage.state.parameter), stage.device)
+    sharded = stage.choices.zero_stage >= 2
+    added = torch.where(sharded, part.parameters / part.shards, part.parameters)
+    traffic = 2.0 * stage.state.gradient + stage.state.parameter
+    return stream_seconds(added * traffic, stage.device)
+
+
+@dataclass
+class _Collectives:
+    """Seconds of the collectives of all groups of a layer, before any overlap, each `(C,)`."""
+
+    gather: Tensor
+    """All-gather of parameters."""
+    scatter: Tensor
+    """Reduce-scatter of gradients inside shard groups."""
+    reduce: Tensor
+    """All-reduce of gradients inside shard groups."""
+    replicas: Tensor
+    """All-reduce of shards across shard groups."""
 
 
 def sharding_seconds(
@@ -87,35 +101,19 @@ def sharding_seconds(
     """Return the exposed seconds of data-parallel communication: per micro-batch and per iteration.
 
     Context-parallel ranks hold the same weights, so they count as data-parallel ones here.
-    ZeRO-0 all-reduces gradients once; ZeRO-1 reduce-scatters them once and all-gathers parameters;
-    ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers parameters in every forward
-    and backward. Each runs next to the computation of the same layer. With hybrid sharding all of this
-    stays inside a shard group, and once per iteration the groups all-reduce their shards (the two hops
-    of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at their bits and at the
-    framework's width, parameters as they are; layers share the broadcasts of their owners by size.
+    ZeRO-0 all-reduces gradients once. ZeRO-1 reduce-scatters them once and all-gathers parameters.
+    ZeRO-2 reduce-scatters after every micro-batch. ZeRO-3 also gathers parameters in every forward and
+    backward. Each collective runs next to the computation of the same layer.
+
+    With hybrid sharding all of this stays inside a shard group, and once per iteration the groups all-reduce
+    their shards (the two hops of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at
+    their bits and at the framework's width, parameters at their own width.
     """
-    choices, links, software, state = stage.choices, stage.links, stage.software, stage.state
-    none, zero = torch.zeros_like(forward), choices.zero_stage
-    sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
-    scatter, reduced, replicas, gather = none, none, none, none
-    for part in parts:
-        if software.single_ring:
-            part = replace(part, inner=single_ring(part.inner, choices.zero_stage == 3))
-        gradients = part.parameters * sent
-        # a layer without parameters sends no message, and so has no latency
-        there = part.parameters > 0
-        messages = torch.where(zero == 3, 1.0, (part.parameters / BUCKET).clamp(max=1.0))
-        gathers = there * reduce_scatter(
-            part.parameters * state.parameter, part.inner, *links, messages
-        )
-        gather = gather + (gathers * (zero == 3) if part.frozen else gathers)
-        if part.frozen:
-            continue
-        scatter = scatter + there * reduce_scatter(gradients, part.inner, *links, messages)
-        reduced = reduced + there * all_reduce(gradients, part.inner, *links, messages)
-        replicas = replicas + there * all_reduce(
-            gradients / part.shards, part.across, *links, messages
-        )
+    zero = stage.choices.zero_stage
+    none = torch.zeros_like(forward)
+    all_groups = _collectives(stage, parts)
+    gather = all_groups.gather
+    scatter = all_groups.scatter
 
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, stage.device.overlap_exponent)
@@ -123,11 +121,55 @@ def sharding_seconds(
     per_forward = torch.where(zero == 3, exposed_by(forward, gather), none)
     scattered = torch.where(zero == 2, exposed_by(backward, scatter), none)
     per_backward = torch.where(zero == 3, exposed_by(backward, gather + scatter), scattered)
-    sharded = torch.where(zero == 1, scatter, 0.0) + replicas
-    last = exposed_by(backward, torch.where(zero == 0, reduced, sharded))
-    gathered = torch.where((zero == 1) | (zero == 2), exposed_by(forward, gather), none)
-    stages = stage.cluster.num_devices / sum(stage.topology.counts)
-    share = stages * parts[0].parameters / stage.model.num_parameters * choices.tp
-    owners = choices.shards * ((choices.shards > 1) & ((zero == 1) | (zero == 2)))
-    gathered = gathered + software.owner_broadcast * owners * share
+    sharded = torch.where(zero == 1, scatter, 0.0) + all_groups.replicas
+    last = exposed_by(backward, torch.where(zero == 0, all_groups.reduce, sharded))
+    gathers_once = (zero == 1) | (zero == 2)
+    gathered = torch.where(gathers_once, exposed_by(forward, gather), none)
+    gathered = gathered + _owner_broadcast_seconds(stage, parts[0])
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
+
+
+def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
+    """Price the collectives of all groups of parameters of a layer."""
+    choices = stage.choices
+    links = stage.links
+    state = stage.state
+    third_stage = choices.zero_stage == 3
+    bytes_sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
+    none = torch.zeros_like(choices.ranks)
+    total = _Collectives(none, none, none, none)
+    for part in parts:
+        inner = part.inner
+        if stage.software.single_ring:
+            inner = single_ring(inner, third_stage)
+        # a layer without parameters sends no message, and so has no latency
+        present = part.parameters > 0
+        bucket_share = (part.parameters / BUCKET).clamp(max=1.0)
+        messages = torch.where(third_stage, 1.0, bucket_share)
+        size = part.parameters * state.parameter
+        gather = present * reduce_scatter(size, inner, *links, messages)
+        if part.frozen:
+            total.gather = total.gather + gather * third_stage
+            continue
+        total.gather = total.gather + gather
+        gradients = part.parameters * bytes_sent
+        scatter = reduce_scatter(gradients, inner, *links, messages)
+        total.scatter = total.scatter + present * scatter
+        reduced = all_reduce(gradients, inner, *links, messages)
+        total.reduce = total.reduce + present * reduced
+        replicas = all_reduce(gradients / part.shards, part.across, *links, messages)
+        total.replicas = total.replicas + present * replicas
+    return total
+
+
+def _owner_broadcast_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
+    """Return the layer's share, by its size, of the broadcasts of parameters by their owners, `(C,)`.
+
+    Some frameworks gather ZeRO-1 and 2 parameters by one broadcast from each rank of a shard group.
+    """
+    choices = stage.choices
+    stages = stage.cluster.num_devices / sum(stage.topology.counts)
+    share = stages * part.parameters / stage.model.num_parameters * choices.tp
+    zero = choices.zero_stage
+    broadcasts = (choices.shards > 1) & ((zero == 1) | (zero == 2))
+    return stage.software.owner_broadcast * (choices.shards * broadcasts) * share
