@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
@@ -12,14 +13,15 @@ from darts_parallel.cost.pipeline import summed
 from darts_parallel.cost.stage_costs import kept_bytes
 
 BISECTIONS = 30
+"""Halvings of the share of capacity that stages fill: to 1e-9 of it."""
 
 
 def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPlans]:
     """Return for every outer choice a plan of nearly the smallest peak memory.
 
-    Layer-wise, each layer takes its lightest strategy for the stage it lies in; otherwise all layers
-    share the strategy that is lightest in sum, and stage-wise also those of a stage alone: two plans then.
-    Stages are filled to an equal share of their capacity, found by bisection.
+    Layer-wise, each layer takes its lightest strategy for its stage. Uniform, all layers share the strategy
+    that is lightest in sum. Stage-wise there are two plans: the uniform one, and one in which the layers of
+    a stage share a strategy. Stages are filled to an equal share of their capacity, found by bisection.
     """
     kinds = ("uniform", "stagewise") if space_kind == "stagewise" else (space_kind,)
     free = [without_offloadable_memory(table) for table in tables]
@@ -28,52 +30,81 @@ def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPla
 
 def _lightest(table: CostTable, space_kind: str) -> HardPlans:
     units = unit_starts(table.fused_to_previous)
+    layers = torch.arange(table.num_layers)
     plans = []
     for outer in range(table.num_outer):
         if not table.allowed[outer].any():
             continue
-        in_flight = table.in_flight[outer].view(-1, 1, 1)
-        need = kept_bytes(table.static[outer], table.activation[outer], in_flight)
-        need = need + table.working[outer] / 2
-        legal = table.runnable.all(0, keepdim=True) if space_kind == "uniform" else table.runnable
-        need = need.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
-        size, choice = need.min(-1)
-        if space_kind != "layerwise":
-            sums = need.sum(1, keepdim=True)
-            shared = (sums.sum(0, keepdim=True) if space_kind == "uniform" else sums).argmin(-1)
-            choice = shared.expand_as(choice)
-            size = need.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+        size, choice = _lightest_strategies(_needed_bytes(table, outer, space_kind), space_kind)
         starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
-        stages = torch.searchsorted(starts, torch.arange(table.num_layers), right=True) - 1
-        chosen = choice[stages, torch.arange(table.num_layers)]
+        stages = torch.searchsorted(starts, layers, right=True) - 1
+        chosen = choice[stages, layers]
         plans.append(HardPlans(torch.tensor([outer]), chosen.unsqueeze(0), starts.unsqueeze(0)))
     return HardPlans.concatenate(plans)
 
 
-def _unit_sums(size: torch.Tensor, table: CostTable) -> torch.Tensor:
+def _needed_bytes(table: CostTable, outer: int, space_kind: str) -> Tensor:
+    """Return the bytes of every layer and strategy on every stage, `(K, L, C)`; infinite where illegal.
+
+    Half of the working bytes count: a stage needs them of its largest layer alone.
+    """
+    in_flight = table.in_flight[outer].view(-1, 1, 1)
+    needed = kept_bytes(table.static[outer], table.activation[outer], in_flight)
+    needed = needed + table.working[outer] / 2
+    legal = table.runnable
+    if space_kind == "uniform":
+        legal = legal.all(0, keepdim=True)
+    return needed.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
+
+
+def _lightest_strategies(needed: Tensor, space_kind: str) -> tuple[Tensor, Tensor]:
+    """Return the bytes of every layer under its lightest strategy, and that strategy, `(K, L)` each."""
+    if space_kind == "layerwise":
+        size, choice = needed.min(-1)
+        return size, choice
+    sums = needed.sum(1, keepdim=True)
+    if space_kind == "uniform":
+        sums = sums.sum(0, keepdim=True)
+    choice = sums.argmin(-1).expand(needed.shape[:-1])
+    return needed.gather(-1, choice.unsqueeze(-1)).squeeze(-1), choice
+
+
+def _unit_sums(size: Tensor, table: CostTable) -> Tensor:
     """Return the bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
     unit = (~table.fused_to_previous).cumsum(0) - 1
     return summed(size, unit.expand_as(size), int(unit.max()) + 1)
 
 
-def _fill(size: torch.Tensor, capacity: torch.Tensor) -> torch.Tensor:
-    """Return the stage starts that fill every stage to about the same share of its capacity."""
-    pp, units = size.shape
+def _fill(size: Tensor, capacity: Tensor) -> Tensor:
+    """Return the stage starts that fill every stage to about the same share of its capacity, `(K,)`."""
+    num_stages = len(size)
     prefix = torch.nn.functional.pad(size.cumsum(1), (1, 0)).tolist()
-    room = capacity.abs().clamp(min=1.0).tolist()
-    low, high = 0.0, max(row[-1] / own for row, own in zip(prefix, room, strict=True))
-    starts = list(range(pp))
+    available = capacity.abs().clamp(min=1.0).tolist()
+    low = 0.0
+    high = max(sums[-1] / bytes_ for sums, bytes_ in zip(prefix, available, strict=True))
+    starts = list(range(num_stages))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        position, trial = 0, []
-        for k in range(pp):
-            trial.append(position)
-            furthest = bisect_right(prefix[k], prefix[k][position] + middle * room[k]) - 1
-            position = min(max(furthest, position), units - (pp - 1 - k))
-            if position == trial[-1]:
-                break
-        if len(trial) == pp and position == units and trial[-1] < units:
-            high, starts = middle, trial
-        else:
+        trial = _filled_below(prefix, [middle * own for own in available])
+        if trial is None:
             low = middle
+        else:
+            high = middle
+            starts = trial
     return torch.tensor(starts)
+
+
+def _filled_below(prefix: list[list[float]], limits: list[float]) -> list[int] | None:
+    """Return stage starts with every stage within its limit of bytes; None if units are left over."""
+    units = len(prefix[0]) - 1
+    starts = []
+    position = 0
+    for stage, (sums, limit) in enumerate(zip(prefix, limits, strict=True)):
+        starts.append(position)
+        furthest = bisect_right(sums, sums[position] + limit) - 1
+        later_stages = len(prefix) - 1 - stage
+        end = min(max(furthest, position), units - later_stages)
+        if end == position:
+            return None
+        position = end
+    return starts if position == units else None

@@ -6,19 +6,43 @@ Passes that are equally many hops away from the start form a level: none of them
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from darts_parallel.errors import PlanError
 from darts_parallel.schedules import find
 
 Indices = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT, WHOLE, NOTHING = range(5)
-"""A backward pass is that of the input alone where the schedule splits it, or it is `WHOLE`: then `NOTHING`
-stands for the weights' gradient, so that all devices have equally many passes."""
+"""Kinds of pass. `BACKWARD` is the gradient of the input alone, where the schedule splits the pass. Otherwise
+the pass is `WHOLE`, and `NOTHING` stands for the weights' gradient: devices have equally many passes."""
+ROWS_PER_STAGE = 5
+"""Rows of seconds by stage. In order: forward, backward of the input, weights' gradient, the messages after
+all stages but the last, a row of zeros, whole backward."""
 PLACES = np.array([FORWARD, BACKWARD, WEIGHT, BACKWARD, WEIGHT])
-"""Kind in the place of which others wait for a pass, by kind."""
+"""Kind for which other passes wait, by kind of the pass: `WHOLE` counts as `BACKWARD`."""
+UNKNOWN = -2
+"""Hops of a pass that are not counted yet."""
+CACHED_GRAPHS, CACHED_ORDERS = 128, 64
+"""Graphs and orders of passes that are remembered: more than one job's outer choices."""
+
+
+def zero_row(stages: int) -> int:
+    """Return the index of the row of zeros."""
+    return 4 * stages - 1
+
+
+class Level(NamedTuple):
+    """Passes that are equally many hops from the start."""
+
+    passes: slice
+    previous: Indices
+    """The pass before each one on its device; N: none."""
+    source: Indices
+    """The pass that gives each one its input; N: none."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +76,19 @@ class Graph:
     @cached_property
     def widest(self) -> int:
         """Passes of the largest level."""
-        return max(last - first for first, last in pairwise(self.bounds))
+        return max(end - first for first, end in pairwise(self.bounds))
 
     @cached_property
-    def levels(self) -> tuple[tuple[slice, Indices, Indices], ...]:
-        """Passes, previous passes and sources of every level."""
-        cuts = [slice(a, b) for a, b in pairwise(self.bounds)]
-        return tuple((cut, self.previous[cut], self.source[cut]) for cut in cuts)
+    def levels(self) -> tuple[Level, ...]:
+        """Levels in the order of their distance from the start."""
+        levels = []
+        for first, end in pairwise(self.bounds):
+            passes = slice(first, end)
+            levels.append(Level(passes, self.previous[passes], self.source[passes]))
+        return tuple(levels)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=CACHED_GRAPHS)
 def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Graph:
     """Return the graph of a schedule (a pure function, remembered).
 
@@ -71,59 +98,90 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
     """
     stages = pp * chunks
     orders = _orders(schedule, pp, num_micro_batches, chunks)
-    listed, (previous, source) = orders.reshape(-1, 3), _waits(orders, stages)
+    listed = orders.reshape(-1, 3)
     kind, stage, _ = listed.T
-    total, length = len(listed), len(listed) // pp
+    total = len(listed)
+    length = total // pp
+    previous, source = _waits(orders, stages)
     hops = _counted_hops(source, pp)
     order = np.argsort(hops, kind="stable")
-    number = np.empty(total + 1, dtype=np.int64)
-    number[order], number[total] = np.arange(total), total
-    return Graph(
-        num_micro_batches=num_micro_batches,
-        operations=listed[order],
-        bounds=(*np.searchsorted(hops[order], np.arange(hops.max() + 2)).tolist(),),
-        previous=number[previous[order]],
-        source=number[source[order]],
+    bounds = np.searchsorted(hops[order], np.arange(hops.max() + 2))
+    number = np.empty(total + 1, dtype=np.int64)  # position of every listed pass in `order`
+    number[order] = np.arange(total)
+    number[total] = total
+    last_listed = np.arange(pp) * length + length - 1
+    frames = _frames(schedule, orders, source.reshape(pp, length), chunks)
+    waits = _Waits(previous=number[previous[order]], source=number[source[order]])
+    rows = _Rows(
         duration=_durations(kind, stage, stages)[order],
         message=_messages(PLACES[kind], stage, stages)[order],
-        last=number[np.arange(pp) * length + length - 1],
-        frames=number[_frames(schedule, orders, source.reshape(pp, length), chunks)],
+    )
+    return Graph(
+        num_micro_batches,
+        operations=listed[order],
+        bounds=tuple(bounds.tolist()),
+        last=number[last_listed],
+        frames=number[frames],
+        **vars(waits),
+        **vars(rows),
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=CACHED_ORDERS)
 def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
     """Return kind, stage and micro-batch of the passes of every device in order, `(pp, N / pp, 3)`."""
-    orders = find(schedule).orders(pp, num_micro_batches, chunks)
-    number = {kind: index for index, kind in enumerate(find(schedule).kinds)}
-    numbered = [[(number[kind], stage, batch) for kind, stage, batch in order] for order in orders]
-    split = {WHOLE: [WHOLE, NOTHING]}
-    rows = [
-        [(own, *rest) for kind, *rest in row for own in split.get(kind, [kind])] for row in numbered
-    ]
+    known = find(schedule)
+    number = {kind: index for index, kind in enumerate(known.kinds)}
+    rows = []
+    for order in known.orders(pp, num_micro_batches, chunks):
+        row = []
+        for kind, stage, batch in order:
+            row.append((number[kind], stage, batch))
+            if number[kind] == WHOLE:
+                row.append((NOTHING, stage, batch))
+        rows.append(row)
     return np.array(rows)
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Passes for which each pass waits; see `Graph`."""
+
+    previous: Indices
+    source: Indices
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of seconds of each pass; see `Graph`."""
+
+    duration: Indices
+    message: Indices
 
 
 def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
     """Return the pass before each one on its device, and the one that gives its input; N: none."""
-    total, length, (kind, stage, batch) = (
-        orders[..., 0].size,
-        orders.shape[1],
-        orders.reshape(-1, 3).T,
-    )
-    count, kind = int(batch.max()) + 1, PLACES[kind]
-    place = np.full(3 * stages * count + 1, total)
+    listed = orders.reshape(-1, 3)
+    kind, stage, batch = listed.T
+    kind = PLACES[kind]
+    total = len(listed)
+    length = orders.shape[1]
+    count = int(batch.max()) + 1
+    place = np.full(3 * stages * count + 1, total)  # position of the pass of every code
     place[(kind * stages + stage) * count + batch] = np.arange(total)
-    previous = np.where(np.arange(total) % length, np.arange(total) - 1, total)
+    here = np.arange(total)
+    previous = np.where(here % length, here - 1, total)
     return previous, place[_sources(kind, stage, batch, stages, count)]
 
 
 def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: int) -> Indices:
     """Return the code of the pass that gives the input of each one; the largest code: none."""
-    last = (kind == BACKWARD) & (stage == stages - 1)
-    from_stage = np.where(last, stage, np.where(kind == FORWARD, stage - 1, stage + 1))
-    codes = (np.where(last, FORWARD, kind) * stages + from_stage) * count + batch
-    # its device's order puts a gradient of the weights after the backward that it continues
+    turns = (kind == BACKWARD) & (stage == stages - 1)  # follow the forward pass of their stage
+    neighbour = np.where(kind == FORWARD, stage - 1, stage + 1)
+    from_stage = np.where(turns, stage, neighbour)
+    from_kind = np.where(turns, FORWARD, kind)
+    codes = (from_kind * stages + from_stage) * count + batch
+    # a gradient of the weights follows its backward pass in its device's order: it needs no source
     nothing = (kind == WEIGHT) | ((kind == FORWARD) & (stage == 0))
     sources: Indices = np.where(nothing, 3 * stages * count, codes)
     return sources
@@ -132,72 +190,81 @@ def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: 
 def _durations(kind: Indices, stage: Indices, stages: int) -> Indices:
     """Return the row of the seconds of each pass."""
     rows: Indices = np.where(kind == WHOLE, 4 * stages + stage, kind * stages + stage)
-    return np.where(kind == NOTHING, 4 * stages - 1, rows)
+    return np.where(kind == NOTHING, zero_row(stages), rows)
 
 
 def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
-    """Return the row of the message that each pass waits for; the last row is zero."""
+    """Return the row of the message that each pass waits for."""
     boundary = np.where(kind == FORWARD, stage - 1, stage)
     none = (kind == WEIGHT) | (boundary < 0) | (boundary == stages - 1)
-    rows: Indices = np.where(none, 4 * stages - 1, 3 * stages + boundary)
+    rows: Indices = np.where(none, zero_row(stages), 3 * stages + boundary)
     return rows
 
 
 def _counted_hops(source: Indices, pp: int) -> Indices:
-    """Return the passes on the longest path to each pass, device by device, `(N,)`."""
+    """Return the passes on the longest path to each pass, `(N,)`; passes are listed device by device."""
     total = len(source)
-    hops, sources = [-1] * total + [0], source.tolist()
     length = total // pp
-    waiting, known = [device * length for device in range(pp)], 0
+    sources = source.tolist()
+    hops = [UNKNOWN] * total
+    hops.append(-1)  # of no pass
+    waiting = [device * length for device in range(pp)]
+    known = 0
     while known < total:
         before = known
-        for device in range(pp):
-            here, end = waiting[device], (device + 1) * length
+        for device, here in enumerate(waiting):
             ahead = hops[here - 1] if here > device * length else -1
-            while here < end and (hops[sources[here]] >= 0):
-                needed = hops[sources[here]] if sources[here] < total else -1
-                ahead = hops[here] = 1 + max(ahead, needed)
+            end = (device + 1) * length
+            while here < end and hops[sources[here]] != UNKNOWN:
+                ahead = 1 + max(ahead, hops[sources[here]])
+                hops[here] = ahead
                 here += 1
             known += here - waiting[device]
             waiting[device] = here
         if known == before:
-            raise AssertionError("the order of passes waits for itself")
+            raise PlanError(
+                "schedule: the order of passes deadlocks, since every device waits for another one; "
+                "try cost.schedule=1f1b."
+            )
     return np.array(hops[:-1])
 
 
 def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indices:
     """Return the passes at the end of the steady part, in rows that are one frame apart.
 
-    On every device the steady part repeats the passes of one frame. It ends where the order for one frame
-    more has another pass; from there that order is the shorter one with a frame put in. A row holds, of every
-    device, the passes on which anything after its steady part waits, moved back by whole frames. Where a row
-    ends a constant after another one, so does, pass by pass, all that follows.
+    On every device the steady part repeats the passes of one frame. It ends where the order of one more
+    frame has another pass; from there that order is the shorter one with a frame inserted. A row holds, of
+    every device, the passes for which anything after its steady part waits, moved back by whole frames. If a
+    row ends a constant after another one, all later passes do so, too.
 
     Args:
         order: Kind, stage and micro-batch of every pass, device by device, `(pp, N / pp, 3)`.
-        source: Place of the pass that gives the input, `(pp, N / pp)`; N: none.
+        source: Position of the pass that gives the input, `(pp, N / pp)`; N: none.
         chunks: Stages of each device.
     """
-    none, (pp, length, _) = np.zeros((0, 0), dtype=np.int64), order.shape
-    known, count = find(schedule), int(order[..., 2].max()) + 1
+    none = np.zeros((0, 0), dtype=np.int64)
+    pp, length, _ = order.shape
+    known = find(schedule)
+    count = int(order[..., 2].max()) + 1
     step = known.frame_batches(pp)
     if known.linear or not known.repeats or count < 2 * pp:
         return none
     longer = _orders(schedule, pp, count + step, chunks)
-    frame, later = longer.shape[1] - length, np.array([0, 0, step])
+    frame = longer.shape[1] - length
+    one_frame_later = np.array([0, 0, step])
     differs = (order != longer[:, :length]).any(-1)
     end = np.where(differs.any(1), differs.argmax(1), length)
-    rows = known.longest_period(pp) + 1
-    for device in range(pp):
-        if (longer[device, end[device] + frame :] != order[device, end[device] :] + later).any():
+    for device, stop in enumerate(end):
+        drain = order[device, stop:] + one_frame_later
+        if (longer[device, stop + frame :] != drain).any():
             return none
     need = _needed(longer, source, end, frame, pp * chunks)
-    for device in range(pp):
-        repeats = (order[device, frame:] == order[device, :-frame] + later).all(-1)[
-            : end[device] - frame
-        ]
+    rows = known.longest_period(pp) + 1
+    for device, stop in enumerate(end.tolist()):
+        moved = order[device, :-frame] + one_frame_later
+        repeats = (order[device, frame:] == moved).all(-1)[: stop - frame]
         steady = len(repeats) if repeats.all() else int(repeats[::-1].argmin())
-        rows = min(rows, (steady - int(end[device] - need[device])) // frame + 1)
+        rows = min(rows, (steady - stop + int(need[device])) // frame + 1)
     if rows < 2:
         return none
     last = np.concatenate([np.arange(need[d], end[d]) + d * length for d in range(pp)])
@@ -206,18 +273,20 @@ def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indi
 
 
 def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: int) -> Indices:
-    """Return the first pass of every device on which its drain, or the added frame, waits, `(pp,)`."""
-    need, (pp, length), (kind, stage, batch) = end - 1, source.shape, longer.reshape(-1, 3).T
+    """Return the first pass of every device for which its drain, or the added frame, waits, `(pp,)`."""
+    pp, length = source.shape
+    kind, stage, batch = longer.reshape(-1, 3).T
     count = int(batch.max()) + 1
     place = np.full(3 * stages * count + 1, -1)
     place[(kind * stages + stage) * count + batch] = np.arange(pp * (length + frame))
-    for device in range(pp):
-        inserted = longer[device, end[device] : end[device] + frame]
-        givers = place[_sources(inserted[:, 0], inserted[:, 1], inserted[:, 2], stages, count)]
-        asked = [divmod(at, length + frame) for at in givers[givers >= 0].tolist()]
-        drain = source[device, end[device] :]
-        asked += [divmod(int(at), length) for at in drain[drain < pp * length]]
-        for other, at in asked:
+    need = end - 1
+    for device, stop in enumerate(end.tolist()):
+        inserted = longer[device, stop : stop + frame]
+        givers = place[_sources(*inserted.T, stages, count)]
+        needed = [divmod(at, length + frame) for at in givers[givers >= 0].tolist()]
+        drain = source[device, stop:]
+        needed += [divmod(at, length) for at in drain[drain < pp * length].tolist()]
+        for other, at in needed:
             if at < end[other]:
                 need[other] = min(need[other], at)
     return need

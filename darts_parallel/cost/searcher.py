@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
+from darts_parallel.cost.choices import element_bytes
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plans import Plan, divisors
 from darts_parallel.problem import Cluster, Model
@@ -22,7 +23,7 @@ CONSTANTS = {
     "IMBALANCE_PENALTY_FACTOR": 0.10,
     "OVERLAP_RATIO_PP": 0.60,
 }
-"""Share of the peak that one GPU reaches, what lowers it, and the share of a pipeline that computes."""
+"""Efficiency of one GPU, penalties on it by data- and tensor-parallel degree, busy share of a pipeline."""
 Product = tuple[int, int, int]
 """Degrees dp, tp and pp."""
 
@@ -35,7 +36,7 @@ def products(devices: int) -> Iterator[Product]:
 
 @dataclass(frozen=True)
 class SearcherModel:
-    """The figures of a problem that the closed form reads, and the form itself, in real degrees."""
+    """The figures of a job that the closed form reads, and the closed form itself, in real degrees."""
 
     flops: float
     """Operations of an iteration."""
@@ -68,19 +69,26 @@ class SearcherModel:
                 f"cost=searcher must have nodes of one type, and cluster={cluster.name} mixes them; "
                 "try cost=analytic."
             )
-        group, width = cluster.groups[0], 4 if training.precision == "fp32" else 2
+        group = cluster.groups[0]
+        width = element_bytes(training)
         tokens = training.global_batch_size * training.seq_len
         wide = [degree for degree in divisors(cluster.num_devices) if degree > group.gpus]
+        flops = model.flops_per_token(training.seq_len) * tokens
+        gradients = float(model.num_parameters * width)
+        activation = float(tokens * model.config.hidden_size * width)
+        collectives = 0
+        for layer in model.layers:
+            collectives += layer.tp_collectives + layer.tp_collectives_backward
+        inside = group.intra_node.bandwidth
+        between = cluster.inter_node.bandwidth
         return SearcherModel(
-            flops=model.flops_per_token(training.seq_len) * tokens,
+            flops=flops,
             peak=group.device.peak_flops,
-            gradients=float(model.num_parameters * width),
-            activation=float(tokens * model.config.hidden_size * width),
-            collectives=sum(
-                layer.tp_collectives + layer.tp_collectives_backward for layer in model.layers
-            ),
-            inside=group.intra_node.bandwidth,
-            between=cluster.inter_node.bandwidth,
+            gradients=gradients,
+            activation=activation,
+            collectives=collectives,
+            inside=inside,
+            between=between,
             gpus=group.gpus,
             beyond=float(min(wide, default=float("inf"))),
         )
@@ -88,27 +96,23 @@ class SearcherModel:
     def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
         """Return the seconds per iteration by cause, of the shape of the degrees, real and at least 1.
 
-        The two steps of the model, `pp > 1` and `dp` beyond a node, are steps at whole degrees; between the
-        last degree before and the first one after them the logarithm of the degree goes over from one value
-        to the other, so that real degrees have a slope.
+        The model has two steps at whole degrees: `pp > 1`, and `dp` beyond a node. Between the degrees next to
+        a step the values are interpolated in the logarithm of the degree, so that real degrees have a slope.
         """
-        efficiency = CONSTANTS["BASE_EFF"] / (
-            (1 + CONSTANTS["DP_EFF_PENALTY_FACTOR"] * (dp - 1))
-            * (1 + CONSTANTS["TP_EFF_PENALTY_FACTOR"] * (tp - 1))
-            * (1 + CONSTANTS["IMBALANCE_PENALTY_FACTOR"] * (dp - tp).abs())
-        )
+        of_dp = 1 + CONSTANTS["DP_EFF_PENALTY_FACTOR"] * (dp - 1)
+        of_tp = 1 + CONSTANTS["TP_EFF_PENALTY_FACTOR"] * (tp - 1)
+        of_imbalance = 1 + CONSTANTS["IMBALANCE_PENALTY_FACTOR"] * (dp - tp).abs()
+        efficiency = CONSTANTS["BASE_EFF"] / (of_dp * of_tp * of_imbalance)
         compute = self.flops / (self.peak * dp * tp * efficiency)
         piped = torch.log2(pp).clamp(0.0, 1.0)
         whole = torch.log2(torch.tensor(self.beyond / self.gpus, dtype=torch.float64))
         outside = (torch.log2(dp / self.gpus) / whole).clamp(0.0, 1.0)
         per_byte = (1 - outside) / self.inside + outside / self.between
+        reduced = self.collectives * self.activation / tp
+        compute = compute * (1 - piped + piped / CONSTANTS["OVERLAP_RATIO_PP"])
         return {
-            "compute": compute * (1 - piped + piped / CONSTANTS["OVERLAP_RATIO_PP"]),
-            "tensor_parallel": 2
-            * (tp - 1)
-            / tp
-            * (self.collectives * self.activation / tp)
-            / self.inside,
+            "compute": compute,
+            "tensor_parallel": 2 * (tp - 1) / tp * reduced / self.inside,
             "gradient_sync": 2 * (dp - 1) / dp * self.gradients * per_byte,
             "p2p_and_resharding": (pp - 1) * 2 * self.activation / self.inside,
         }
@@ -116,10 +120,8 @@ class SearcherModel:
     def breakdowns(self, degrees: Sequence[Product]) -> list[dict[str, float]]:
         """Return the seconds per iteration by cause of every product, in one vectorised pass."""
         terms = self.terms(*torch.tensor(degrees, dtype=torch.float64).unbind(1))
-        return [
-            dict(zip(terms, row, strict=True))
-            for row in torch.stack(list(terms.values()), 1).tolist()
-        ]
+        rows = torch.stack(list(terms.values()), 1).tolist()
+        return [dict(zip(terms, row, strict=True)) for row in rows]
 
     def breakdown(self, plan: Plan) -> dict[str, float]:
         """Return the seconds per iteration by cause of a plan whose layers all agree on (dp, tp).
