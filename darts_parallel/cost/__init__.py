@@ -1,8 +1,8 @@
 """Seconds and bytes of plans: the table of costs and its hard readings.
 
-Axes of tensors: O outer choices (numbers of micro-batches of one pipeline degree), R restarts, L layers,
-C strategies, Y layouts (tp, dp, cp), K stages, Q stage kinds, P boundary kinds, B hard plans in a batch.
-Seconds and bytes are float64.
+Axes of tensors: O outer choices (numbers of micro-batches of one pipeline degree), R restarts, L
+layers, C strategies, Y layouts (tp, dp, cp), K stages, Q stage kinds, P boundary kinds, B hard
+plans in a batch. Seconds and bytes are float64.
 """
 
 from darts_parallel.cost.collectives import BLOCK as BLOCK
@@ -13,8 +13,8 @@ from darts_parallel.cost.collectives import reduce_scatter as reduce_scatter
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE as ATTENTION_HALF_SIZE
 from darts_parallel.cost.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
 from darts_parallel.cost.compute import FUSED_BACKWARD_FACTOR as FUSED_BACKWARD_FACTOR
-from darts_parallel.cost.compute import attention_seconds as attention_seconds
 from darts_parallel.cost.compute import forward_kernels as forward_kernels
+from darts_parallel.cost.compute import fused_attention_seconds as fused_attention_seconds
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds
 from darts_parallel.cost.compute import stream_seconds as stream_seconds
 from darts_parallel.cost.cost_table import CostTable as CostTable

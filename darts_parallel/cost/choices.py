@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config import RECOMPUTE, TrainingConfig
 from darts_parallel.plans import LayerStrategy
+
+READ = ("tp", "zero_stage", "tp_comm_bits", "grad_comm_bits", "ep", "etp")
+"""Fields of `ChoiceTensors` that are fields of a strategy."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +51,21 @@ class ChoiceTensors:
         ranks = column(lambda choice: choice.dp * cp)
         iteration_tokens = float(training.global_batch_size * training.seq_len)
         micro_batches = float_tensor(list(counts)).unsqueeze(1)
+        tokens = iteration_tokens / (micro_batches * ranks)
+        recompute = torch.tensor([RECOMPUTE.index(choice.recompute) for choice in choices])
+        sequence_shards = column(_sequence_shards)
+        columns = {name: column(attrgetter(name)) for name in READ}
+        shards = column(lambda choice: _zero_shards(choice, cp))
+        expert_replicas = column(lambda choice: _expert_replicas(choice, cp))
         return ChoiceTensors(
-            tp=column(lambda choice: choice.tp),
             ranks=ranks,
             cp=cp,
-            zero_stage=column(lambda choice: choice.zero_stage),
-            recompute=torch.tensor([RECOMPUTE.index(choice.recompute) for choice in choices]),
-            sequence_shards=column(_sequence_shards),
-            tp_comm_bits=column(lambda choice: choice.tp_comm_bits),
-            grad_comm_bits=column(lambda choice: choice.grad_comm_bits),
-            shards=column(lambda choice: _zero_shards(choice, cp)),
-            ep=column(lambda choice: choice.ep),
-            etp=column(lambda choice: choice.etp),
-            expert_replicas=column(lambda choice: _expert_replicas(choice, cp)),
-            tokens=iteration_tokens / (micro_batches * ranks),
+            recompute=recompute,
+            sequence_shards=sequence_shards,
+            shards=shards,
+            expert_replicas=expert_replicas,
+            tokens=tokens,
+            **columns,
         )
 
 

@@ -1,16 +1,18 @@
 """Seconds of collectives and point-to-point messages by the alpha-beta model; one collective, one function.
 
-Bytes are priced as in ring collectives: an all-reduce moves 2 (n-1)/n of the tensor over the slowest link
-(Thakur, Rabenseifner, Gropp 2005). Latencies are priced as in trees: 2 log2 n hops, which NCCL takes where
-latencies count (double binary trees; NVLS in an NVLink domain). The smaller of two algorithms' times would
-not be convex in the logarithms of bandwidth and latency, as `darts_parallel.design` needs it; the sum is.
+Bytes are priced as in ring collectives: an all-reduce moves 2 (n-1)/n of the tensor over the
+slowest link (Thakur, Rabenseifner, Gropp 2005). Latencies are priced as in trees: 2 log2 n hops,
+which NCCL takes where latencies count (double binary trees; NVLS in an NVLink domain). The smaller
+of two algorithms' times would not be convex in the logarithms of bandwidth and latency, as
+`darts_parallel.design` needs it; the sum is.
 
-Groups that cross nodes run hierarchically: inside the node, between nodes, inside the node. Where one NVLink
-switch joins several nodes (GB200 NVL72), these nodes count as one. Rings that use a link at the same time
-share its bandwidth (FASOP, HPDC'24: errors of 52-379 % without this term and 0.24-11.5 % with it).
+Groups that cross nodes run hierarchically: inside the node, between nodes, inside the node. Where
+one NVLink switch joins several nodes (GB200 NVL72), these nodes count as one. Rings that use a link
+at the same time share its bandwidth (FASOP, HPDC'24: errors of 52-379 % without this term and
+0.24-11.5 % with it).
 
-A new collective is a function here, and a call where its bytes are known: `layer_costs.py`, `sharding.py`,
-`_transitions.py` or a file of `terms/`.
+A new collective is a function here, and a call where its bytes are known: `layer_costs.py`,
+`sharding.py`, `_transitions.py` or a file of `terms/`.
 """
 
 from dataclasses import dataclass, replace
@@ -88,11 +90,9 @@ def reduce_scatter(
 ) -> Tensor:
     """Return the seconds to reduce-scatter, or to all-gather, a tensor over a group.
 
-    Args:
-        size: Bytes of the full tensor, shape broadcastable to `(..., C)`.
-        intra: Link inside a node, per GPU unless shared.
-        inter: Link between nodes, per node.
-        messages: Share of the latencies that the tensor pays; tensors of one bucket share a message.
+    Args: size: Bytes of the full tensor, shape broadcastable to `(..., C)`. intra: Link inside a
+        node, per GPU unless shared. inter: Link between nodes, per node. messages: Share of the
+        latencies that the tensor pays; tensors of one bucket share a message.
 
     Returns:
         Seconds, shape of `size`.
@@ -118,10 +118,8 @@ def all_to_all(
 ) -> Tensor:
     """Return the seconds of an all-to-all, whose messages inside and between nodes travel at once.
 
-    Args:
-        inside: Bytes that a rank sends to other ranks of its node, shape broadcastable to `(..., C)`.
-        across: Bytes that a rank sends to other nodes.
-        intra, inter: As in `reduce_scatter`.
+    Args: inside: Bytes that a rank sends to other ranks of its node, shape broadcastable to `(...,
+        C)`. across: Bytes that a rank sends to other nodes. intra, inter: As in `reduce_scatter`.
         share: Share of the links' bandwidth that all-to-alls reach.
     """
     sharing: Tensor | float = group.gpus if intra.shared else 1.0

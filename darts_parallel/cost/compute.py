@@ -1,11 +1,11 @@
 """Seconds of a layer's kernels on one device: matrix products, attention, streaming kernels.
 
 Roofline (Williams et al. 2009): a kernel takes the longer of its arithmetic and its memory traffic.
-Matrix products lose efficiency with small shapes by a saturation curve in each dimension,
-`e_max * prod(d / (d + d_half))`, so that a high `tp` or a tiny micro-batch costs (the trend that
-Narayanan et al. 2021, section 5.4, measure), and with shapes that do not fill 128 bytes or, worse, 16
-bytes (NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Core Requirements").
-In fp8 training the weight products of the blocks run in fp8 (mxfp8 and nvfp4 alike); the head stays in 16
+Matrix products lose efficiency with small shapes by a saturation curve in each dimension, `e_max *
+prod(d / (d + d_half))`, so that a high `tp` or a tiny micro-batch costs (the trend that Narayanan
+et al. 2021, section 5.4, measure), and with shapes that do not fill 128 bytes or, worse, 16 bytes
+(NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Core Requirements"). In fp8
+training the weight products of the blocks run in fp8 (mxfp8 and nvfp4 alike); the head stays in 16
 bits, and so does attention unless the job says otherwise (`training.fp8_dot_product_attention`).
 """
 
@@ -28,11 +28,13 @@ FUSED_BACKWARD_FACTOR = 2.5
 ALIGNED, SLOWEST_ALIGNED = 64, 8
 """Elements of 128 and of 16 bytes in 16-bit numbers: full speed, and the least for tensor cores."""
 UNALIGNED_FACTOR = 1.0 / 8.0
-"""Speed of batched products whose rows do not begin on 16 bytes: outside the tensor cores, whose peak
-is 16 times that of the other 16-bit units (A100 data sheet: 312 and 78 TFLOP/s with FP16, 19.5 FP32)."""
+"""Speed of batched products whose rows do not begin on 16 bytes: outside the tensor cores, whose
+peak is 16 times that of the other 16-bit units (A100 data sheet: 312 and 78 TFLOP/s with FP16,
+19.5 FP32)."""
 ATTENTION_HALF_SIZE = 32.0
-"""Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches 2/3 and at
-128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv 2307.08691, figure 4)."""
+"""Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches
+2/3 and at 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv
+2307.08691, figure 4)."""
 LAUNCH_EXPONENT = 4.0
 """Exponent of the smooth maximum of launching and running kernels: 19 % above two equal times."""
 IN_BLOCKS = ("column", "row")
@@ -80,8 +82,8 @@ def _saturation(device: Device, *sizes: Tensor) -> Tensor:
 def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tensor:
     """Return the seconds per iteration to cast the block weights of a rank below 16 bits, shape of `share`.
 
-    The weights change once an iteration, and the cast ones are kept between micro-batches (Transformer
-    Engine: `is_first_microbatch`); frozen ones do not change.
+    The weights change once an iteration, and the cast ones are kept between micro-batches
+    (Transformer Engine: `is_first_microbatch`); frozen ones do not change.
 
     Args:
         share: Part of the layer's weights that a rank casts.
@@ -118,33 +120,33 @@ def stream_seconds(size: Tensor, device: Device) -> Tensor:
     return size / (device.memory_bandwidth * device.memory_efficiency)
 
 
-def attention_seconds(
-    core: AttentionCore,
-    tokens: Tensor,
-    seq_len: int,
-    tp: Tensor,
-    device: Device,
-    *,
-    fused: bool,
-    width: int,
-    eight_bit: bool = False,
+def fused_attention_seconds(
+    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, eight_bit: bool
 ) -> Tensor:
     """Return the forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
-    Fused (FlashAttention, Dao et al. 2022): half of the products are skipped under a causal mask, those
-    before a window too, and the scores stay on chip. Unfused: two batched products and five passes over
-    the score matrix.
+    FlashAttention (Dao et al. 2022): half of the products are skipped under a causal mask, and so
+    are the products before a window. The scores stay on chip.
 
     Args:
-        eight_bit: Fused attention multiplies in 8 bits.
+        eight_bit: Whether the products run in 8 bits.
     """
-    keys = core.keys(seq_len) if fused else seq_len
-    flops = 4.0 * tokens * keys * core.heads * core.head_dim / tp
-    if fused:
-        flops = flops * (0.5 if core.causal else 1.0)
-        filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
-        speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
-        return flops / (speed * device.attention_efficiency * filled)
+    flops = 4.0 * tokens * core.keys(seq_len) * core.heads * core.head_dim / tp
+    flops = flops * (0.5 if core.causal else 1.0)
+    filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
+    speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
+    return flops / (speed * device.attention_efficiency * filled)
+
+
+def unfused_attention_seconds(
+    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, width: int
+) -> Tensor:
+    """Return the forward seconds of two batched products and five passes over the score matrix.
+
+    Args:
+        width: Bytes of one element.
+    """
+    flops = 4.0 * tokens * seq_len * core.heads * core.head_dim / tp
     saturation = core.head_dim / (core.head_dim + device.gemm_half_size)
     aligned = 1.0 if core.head_dim % SLOWEST_ALIGNED == 0 else UNALIGNED_FACTOR
     products = flops / (device.half_flops * device.gemm_efficiency * saturation * aligned)
@@ -163,27 +165,22 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Ten
     elements = replicated + layer.sharded_elements / tp
     streamed = device.streaming_factor * width * tokens * elements
     launches = stage.training.launches * device.layer_overhead
-    return {
-        "attention": [_attention_core(stage, core) for core in layer.cores],
-        "streaming kernels": [stream_seconds(streamed, device)],
-        "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
-        "launch overhead": [torch.as_tensor(launches, dtype=torch.float64)],
-    }
+    kernels = {"attention": [_attention_seconds(stage, core) for core in layer.cores]}
+    kernels["streaming kernels"] = [stream_seconds(streamed, device)]
+    kernels["matrix products"] = [
+        gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms
+    ]
+    kernels["launch overhead"] = [torch.as_tensor(launches, dtype=torch.float64)]
+    return kernels
 
 
-def _attention_core(stage: StageContext, core: AttentionCore) -> Tensor:
+def _attention_seconds(stage: StageContext, core: AttentionCore) -> Tensor:
     """Return the forward seconds of one attention core under the job's kernels, `(O, C)`."""
     training = stage.training
-    return attention_seconds(
-        core,
-        stage.choices.tokens,
-        training.seq_len,
-        stage.choices.tp,
-        stage.device,
-        fused=training.fused_attention,
-        width=stage.width,
-        eight_bit=training.fp8_dot_product_attention,
-    )
+    job = (core, stage.choices.tokens, training.seq_len, stage.choices.tp, stage.device)
+    if training.fused_attention:
+        return fused_attention_seconds(*job, training.fp8_dot_product_attention)
+    return unfused_attention_seconds(*job, stage.width)
 
 
 @dataclass(frozen=True)
@@ -242,8 +239,9 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
 def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:
     """Return the seconds by which `communication` next to `compute` lengthens it.
 
-    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is exact for
-    small ratios and never overflows. g = 1 hides nothing; a large g hides all of the shorter one.
+    `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
+    exact for small ratios and never overflows. g = 1 hides nothing; a large g hides all of the
+    shorter one.
     """
     ratio = communication / compute
     small = ratio.clamp(max=1.0)
@@ -256,7 +254,8 @@ def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:
 def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:
     """Return the seconds by which launching a layer's kernels takes longer than the kernels themselves.
 
-    The processor launches ahead of the device, so the longer of the two counts. A smooth maximum joins them:
+    The processor launches ahead of the device, so the longer of the two counts. A smooth maximum
+    joins them:
     `(a^4 + b^4)^(1/4) - a`. Experts have many small kernels (Megatron-Core MoE, arXiv 2603.07685:
     fine-grained experts are bound by launches until CUDA graphs take them).
 

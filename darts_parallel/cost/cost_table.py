@@ -1,7 +1,7 @@
 """The cost table: seconds and bytes of all layers and strategies, which every search and solver reads.
 
-A `CostTable` is a record. `table.build_tables` makes it by torch operations only, so that costs carry
-gradients to hardware parameters given as tensors.
+A `CostTable` is a record. `table.build_tables` makes it by torch operations only, so that costs
+carry gradients to hardware parameters given as tensors.
 """
 
 from collections.abc import Sequence
@@ -33,19 +33,20 @@ class HostMemory:
     overlap: Tensor = field(metadata={"axes": "Q"})
     """Exponent of the overlap of transfers and computation."""
     fractions: Tensor | None = None
-    """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least that fit."""
+    """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least
+    that fit."""
 
 
 @dataclass(frozen=True)
 class CostTable:
     """Costs of all layers, strategies and stages for the outer choices of one `OuterSpace`.
 
-    A table holds all outer choices that share their pipeline degree, context-parallel degree and number
-    of stages a device.
+    A table holds all outer choices that share their pipeline degree, context-parallel degree and
+    number of stages a device.
 
     Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
-    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a row.
-    Stage s lies on device `stage_device[s]`; without several stages a device K = D.
+    K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a
+    row. Stage s lies on device `stage_device[s]`; without several stages a device K = D.
     The axes of a field are its metadata: selections of outer choices or strategies read them.
     Seconds and bytes are float64.
     """
@@ -94,9 +95,11 @@ class CostTable:
     pipeline: PipelineModel = field(default_factory=PipelineModel)
     """How the seconds of the stages make an iteration."""
     before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
-    """Bytes per micro-batch before its backward: `activation` without the share of a split backward."""
+    """Bytes per micro-batch before its backward: `activation` without the share of a split
+    backward."""
     moments: Tensor | None = None
-    """Micro-batches of stages when a device may hold most, under a searched order, `(pp, M, 2 K)`."""
+    """Micro-batches of stages when a device may hold most, under a searched order, `(pp, M, 2
+    K)`."""
     cp: int = 1
     """Context-parallel degree."""
     kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})

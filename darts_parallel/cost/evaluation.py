@@ -108,12 +108,14 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
         sync = sync + own.per_iteration
         memory = memory + own.memory
     fits = (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
+    feasible = _legal(table, plans, places) & fits
+    per_iteration = table.per_iteration.take(places.chosen).sum(1)
     return TableReading(
         stage_seconds=stage_seconds,
         sync=sync,
-        per_iteration=table.per_iteration.take(places.chosen).sum(1),
+        per_iteration=per_iteration,
         memory=memory,
-        feasible=_legal(table, plans, places) & fits,
+        feasible=feasible,
         between=(inside, across),
     )
 
@@ -173,10 +175,9 @@ def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
 def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) -> BatchCost:
     """Price hard plans, vectorised.
 
-    Args:
-        plans: B plans. Where they may offload they do so by the given shares, or by the least that fit.
-        linear: Whether seconds have second derivatives: simulated ones are then sums along a longest path,
-            and `pipeline_end` is not known.
+    Args: plans: B plans. Where they may offload they do so by the given shares, or by the least
+        that fit. linear: Whether seconds have second derivatives: simulated ones are then sums
+        along a longest path, and `pipeline_end` is not known.
     """
     reading = table_reading(table, plans)
     stage_seconds = reading.stage_seconds
@@ -274,8 +275,8 @@ class CostBreakdown:
     breakdown_s: dict[str, float]
     """Seconds per iteration by cause; they sum to `iteration_time_s`."""
     stage_times_s: tuple[float, ...]
-    """Seconds of one micro-batch, forward and backward, by stage (all its chunks together); none where the
-    model knows no stages (`cost=searcher`)."""
+    """Seconds of one micro-batch, forward and backward, by stage (all its chunks together); none
+    where the model knows no stages (`cost=searcher`)."""
     tokens_per_s: float
     mfu: float
     """Model FLOP (no recomputation) over the peak of all devices."""
@@ -305,15 +306,19 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     capacity = table.capacity + reserved + problem.margin * whole
     tokens = problem.tokens_per_iteration
     flops = problem.model.flops_per_token(problem.training.seq_len) * tokens
+    mfu = flops / (seconds * _peak_flops(problem.cluster))
+    memory_bytes = tuple(memory.tolist())
+    capacity_bytes = tuple(capacity.tolist())
+    feasible = bool(cost.feasible[0])
     return CostBreakdown(
         iteration_time_s=seconds,
-        memory_bytes=tuple(memory.tolist()),
-        capacity_bytes=tuple(capacity.tolist()),
-        feasible=bool(cost.feasible[0]),
+        memory_bytes=memory_bytes,
+        capacity_bytes=capacity_bytes,
+        feasible=feasible,
         breakdown_s=parts,
         stage_times_s=stage_times,
         tokens_per_s=tokens / seconds,
-        mfu=flops / (seconds * _peak_flops(problem.cluster)),
+        mfu=mfu,
     )
 
 
@@ -327,7 +332,8 @@ def _peak_flops(cluster: Cluster) -> float:
 def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, BatchCost]:
     """Return the smallest table that holds a plan, the plan as its only row, and its cost.
 
-    The report, its intervals and its alternatives ask for the same plans: a problem remembers the last ones.
+    The report, its intervals and its alternatives ask for the same plans: a problem remembers the
+        last ones.
 
     Errors:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
@@ -338,11 +344,9 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
     (table,) = build_tables(problem, [plan_space(plan)])
     index = {choice: c for c, choice in enumerate(table.choices)}
-    hard = HardPlans(
-        outer=torch.zeros(1, dtype=torch.long),
-        choices=torch.tensor([[index[layer] for layer in plan.layers]]),
-        first_layers=torch.tensor([plan.boundaries[:-1]]),
-    )
+    outer = torch.zeros(1, dtype=torch.long)
+    choices = torch.tensor([[index[layer] for layer in plan.layers]])
+    hard = HardPlans(outer, choices, first_layers=torch.tensor([plan.boundaries[:-1]]))
     cost = evaluate_batch(table, hard)
     # a graph of gradients can be walked once only
     if not cost.iteration_time.requires_grad:

@@ -32,11 +32,10 @@ class HardPlans:
     @staticmethod
     def concatenate(parts: list["HardPlans"]) -> "HardPlans":
         """Return all plans of `parts`, in order."""
-        return HardPlans(
-            outer=torch.cat([part.outer for part in parts]),
-            choices=torch.cat([part.choices for part in parts]),
-            first_layers=torch.cat([part.first_layers for part in parts]),
-        )
+        outer = torch.cat([part.outer for part in parts])
+        choices = torch.cat([part.choices for part in parts])
+        first_layers = torch.cat([part.first_layers for part in parts])
+        return HardPlans(outer, choices, first_layers)
 
     def stages(self) -> Tensor:
         """Return the stage of every layer, shape `(B, L)`."""
@@ -49,10 +48,10 @@ class HardPlans:
         if space_kind == "layerwise":
             return torch.ones(len(self), dtype=torch.bool)
         if space_kind == "stagewise":
-            model_layer = self.first_layers.gather(1, self.stages())
+            compared = self.first_layers.gather(1, self.stages())
         else:
-            model_layer = torch.zeros_like(self.choices)
-        return (self.choices == self.choices.gather(1, model_layer)).all(1)
+            compared = torch.zeros_like(self.choices)
+        return (self.choices == self.choices.gather(1, compared)).all(1)
 
     def to_plan(self, index: int, table: CostTable) -> Plan:
         """Read plan number `index` as stages and strategies."""
@@ -62,15 +61,18 @@ class HardPlans:
         schedule = table.pipeline.schedule
         if table.pipeline.start:
             schedule = find(schedule).code(table.pp, count, table.virtual_stages)
+        boundaries = (*starts, len(choices))
+        layers = tuple(table.choices[choice] for choice in choices)
+        offload = _offloaded_shares(table, self[index : index + 1])
         return Plan(
-            num_micro_batches=count,
-            boundaries=(*starts, len(choices)),
-            layers=tuple(table.choices[c] for c in choices),
+            count,
+            boundaries,
+            layers,
             cp=table.cp,
             node_order=table.node_order,
             virtual_stages=table.virtual_stages,
             schedule=schedule,
-            offload=_offloaded_shares(table, self[index : index + 1]),
+            offload=offload,
         )
 
 
@@ -78,7 +80,7 @@ def _offloaded_shares(table: CostTable, plan: HardPlans) -> tuple[tuple[float, f
     """Return the shares that every device offloads under one plan; empty if it offloads nothing."""
     if table.host is None:
         return ()
-    offloaded = OffloadedPlans.of(table, table.host, plan.outer, plan.choices, plan.stages())
+    offloaded = OffloadedPlans(table, table.host, plan.outer, plan.choices, plan.stages())
     shares = offloaded.fractions()[0]
     if not bool((shares > 0).any()):
         return ()
@@ -138,8 +140,8 @@ def round_edges(edges: Tensor, num_units: int) -> Tensor:
 def even_uniform_plans(table: CostTable, *, ends_apart: bool = False) -> HardPlans:
     """Return every outer choice with every strategy for all layers, stages as even as possible.
 
-    Args:
-        ends_apart: Even without the first and the last unit, which come on top, as trainers cut blocks.
+    Args: ends_apart: Even without the first and the last unit, which come on top, as trainers cut
+        blocks.
     """
     units = unit_starts(table.fused_to_previous)
     even_units = len(units) - 2 * ends_apart

@@ -1,14 +1,15 @@
 """Hard plans that keep activations and optimizer state in host memory: bytes, seconds, least shares.
 
-For given stages and strategies offloading only costs seconds. The best share of one kind of tensor is then
-the least share that fits: memory falls linearly with the share, except for the largest layer, whose
-activations are still in transfer.
+For given stages and strategies offloading only costs seconds. The best share of one kind of tensor
+is then the least share that fits: memory falls linearly with the share, except for the largest
+layer, whose activations are still in transfer.
 
-With both kinds the cheapest mixture lies on the line on which the device is just full. There the device's
-seconds are convex in the share of activations, and golden sections find the minimum.
+With both kinds the cheapest mixture lies on the line on which the device is just full. There the
+device's seconds are convex in the share of activations, and golden sections find the minimum.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,67 +64,75 @@ class OffloadedPlans:
 
     table: CostTable
     host: HostMemory
-    static: Tensor
-    """Static bytes of every device, `(B, pp)`."""
-    state: Tensor
-    """Bytes of optimizer state of every device, part of `static`, `(B, pp)`."""
-    in_flight: Tensor
-    """Bytes of the activations of all micro-batches in flight on every device, `(B, pp)`."""
-    state_seconds: Tensor
-    """Seconds of all optimizer state of every device over the host link, `(B, pp)`."""
-    activation: Tensor
-    """Activation bytes of one micro-batch of every layer, `(B, L)`."""
-    working: Tensor
-    """Working bytes of every layer, `(B, L)`."""
-    device: Tensor
-    """Device of every layer, `(B, L)`."""
-    transfer: Tensor
-    """Seconds of the activations of every stage over the host link, `(B, K)`."""
-    forward: Tensor
-    """Seconds of every stage's layers forward, `(B, K)`."""
-    backward: Tensor
-    """Seconds of every stage's layers backward, `(B, K)`."""
-    counts: Tensor
-    """Micro-batches, `(B,)`."""
+    outer: Tensor
+    """Outer choice of every plan, `(B,)`."""
+    choices: Tensor
+    """Strategy of every layer, `(B, L)`."""
+    stages: Tensor
+    """Stage of every layer, `(B, L)`."""
 
-    @staticmethod
-    def of(
-        table: CostTable, host: HostMemory, outer: Tensor, choices: Tensor, stages: Tensor
-    ) -> "OffloadedPlans":
-        """Read plans from their table.
+    @cached_property
+    def device(self) -> Tensor:
+        """Device of every layer, `(B, L)`."""
+        return self.table.stage_device[self.stages]
 
-        Args:
-            outer: Outer choice of every plan, `(B,)`.
-            choices: Strategy of every layer, `(B, L)`.
-            stages: Stage of every layer, `(B, L)`.
-        """
-        row = outer.unsqueeze(1)
-        layers = torch.arange(table.num_layers)
-        device = table.stage_device[stages]
-        kinds = table.stage_kind[stages]
+    @cached_property
+    def static(self) -> Tensor:
+        """Static bytes of every device, `(B, pp)`."""
+        return self._by_device(self._of_layers(self.table.static))
 
-        def by_stage(values: Tensor) -> Tensor:
-            return summed(values[row, kinds, layers, choices], stages, table.num_stages)
+    @cached_property
+    def state(self) -> Tensor:
+        """Bytes of optimizer state of every device, part of `static`, `(B, pp)`."""
+        return self._by_device(self._of_layers(self.host.state))
 
-        def by_device(values: Tensor) -> Tensor:
-            return summed(values, device, table.pp)
+    @cached_property
+    def activation(self) -> Tensor:
+        """Activation bytes of one micro-batch of every layer, `(B, L)`."""
+        return self._of_layers(self.table.activation)
 
-        activation = table.activation[row, layers, choices]
-        return OffloadedPlans(
-            table=table,
-            host=host,
-            static=by_device(table.static[row, layers, choices]),
-            state=by_device(host.state[row, layers, choices]),
-            in_flight=by_device(table.in_flight[row, stages] * activation),
-            state_seconds=by_device(host.state_transfer[row, kinds, layers, choices]),
-            activation=activation,
-            working=table.working[row, layers, choices],
-            device=device,
-            transfer=by_stage(host.transfer),
-            forward=by_stage(table.forward),
-            backward=by_stage(table.backward),
-            counts=table.num_micro_batches[outer],
-        )
+    @cached_property
+    def working(self) -> Tensor:
+        """Working bytes of every layer, `(B, L)`."""
+        return self._of_layers(self.table.working)
+
+    @cached_property
+    def in_flight(self) -> Tensor:
+        """Bytes of the activations of all micro-batches in flight on every device, `(B, pp)`."""
+        count = self.table.in_flight[self.outer.unsqueeze(1), self.stages]
+        return self._by_device(count * self.activation)
+
+    @cached_property
+    def state_seconds(self) -> Tensor:
+        """Seconds of all optimizer state of every device over the host link, `(B, pp)`."""
+        return self._by_device(self._of_kinds(self.host.state_transfer))
+
+    @cached_property
+    def transfer(self) -> Tensor:
+        """Seconds of the activations of every stage over the host link, `(B, K)`."""
+        return self._by_stage(self.host.transfer)
+
+    @cached_property
+    def passes(self) -> tuple[Tensor, Tensor]:
+        """Seconds of every stage's layers forward and backward, `(B, K)` each."""
+        return self._by_stage(self.table.forward), self._by_stage(self.table.backward)
+
+    def _of_layers(self, values: Tensor) -> Tensor:
+        """Read every layer's value, `(O, L, C)` to `(B, L)`."""
+        layers = torch.arange(self.table.num_layers)
+        return values[self.outer.unsqueeze(1), layers, self.choices]
+
+    def _of_kinds(self, values: Tensor) -> Tensor:
+        """Read every layer's value on its kind of stage, `(O, Q, L, C)` to `(B, L)`."""
+        layers = torch.arange(self.table.num_layers)
+        kinds = self.table.stage_kind[self.stages]
+        return values[self.outer.unsqueeze(1), kinds, layers, self.choices]
+
+    def _by_device(self, values: Tensor) -> Tensor:
+        return summed(values, self.device, self.table.pp)
+
+    def _by_stage(self, values: Tensor) -> Tensor:
+        return summed(self._of_kinds(values), self.stages, self.table.num_stages)
 
     def memory(self, fractions: Tensor) -> Tensor:
         """Return the peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
@@ -135,8 +144,7 @@ class OffloadedPlans:
 
     def lengthening(self, fractions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
-        passes = (self.forward, self.backward)
-        return lengthening(self.table, self.host, fractions, self.transfer, passes)
+        return lengthening(self.table, self.host, fractions, self.transfer, self.passes)
 
     def update(self, fractions: Tensor) -> Tensor:
         """Return the seconds by which transfers lengthen every device's optimizer step, `(B, pp)`."""
@@ -198,4 +206,5 @@ class OffloadedPlans:
         fractions = torch.stack([sent, self._state_needed(sent)], -1)
         forward, backward = self.lengthening(fractions)
         extra_seconds = self.table.by_device(forward + backward)
-        return self.counts.unsqueeze(1) * extra_seconds + self.update(fractions)
+        counts = self.table.num_micro_batches[self.outer]
+        return counts.unsqueeze(1) * extra_seconds + self.update(fractions)

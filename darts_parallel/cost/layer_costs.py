@@ -18,6 +18,7 @@ from darts_parallel.cost.compute import (
     weight_cast_seconds,
 )
 from darts_parallel.cost.memory import (
+    KeptTensors,
     activation_bytes,
     between_passes,
     gathered_bytes,
@@ -41,8 +42,8 @@ from darts_parallel.problem import LayerSpec
 CONTEXT = "context_parallel"
 MESSAGES = tuple(dict.fromkeys([CONTEXT, *(term.message for term in TERMS if term.message)]))
 TIME_TERMS = ("compute", "recompute", "tensor_parallel", *MESSAGES, "sharding")
-"""Causes of a micro-batch's seconds: arithmetic, repeated forward, collectives of tp and cp, messages of
-`cost/terms` (and waiting for the launches of experts), ZeRO-2/3."""
+"""Causes of a micro-batch's seconds: arithmetic, repeated forward, collectives of tp and cp,
+messages of `cost/terms` (and waiting for the launches of experts), ZeRO-2/3."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -70,7 +71,8 @@ class LayerCosts:
     activation: Tensor
     """Bytes kept for backward per micro-batch in flight."""
     for_weights: Tensor
-    """Bytes among or next to them that a split backward keeps from its first pass to that of the weights."""
+    """Bytes among or next to them that a split backward keeps from its first pass to that of the
+    weights."""
     working: Tensor
     """Bytes that exist only while the layer is computed."""
 
@@ -78,8 +80,8 @@ class LayerCosts:
 def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> LayerCosts:
     """Price `layer` on a stage.
 
-    Args:
-        counts_table: False where the layer's vocabulary table is another layer's on the same device.
+    Args: counts_table: False where the layer's vocabulary table is another layer's on the same
+        device.
     """
     if layer.half_of is not None:
         whole, other = layer.half_of
@@ -94,12 +96,14 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     sync = sharding_seconds(stage, shards, seconds.forward, backward)
     terms = seconds.terms | {"sharding": sync["forward"] + sync["backward"]}
     terms["compute"] = terms["compute"] + accumulation
+    weight_gradient = seconds.weight_gradient + accumulation
+    optimizer = _optimizer_seconds(stage, layer, shards).expand_as(backward)
     timed = _Timed(
         forward=seconds.forward + sync["forward"],
         backward=backward + sync["backward"],
-        weight_gradient=seconds.weight_gradient + accumulation,
+        weight_gradient=weight_gradient,
         gradient_sync=sync["iteration"],
-        optimizer=_optimizer_seconds(stage, layer, shards).expand_as(backward),
+        optimizer=optimizer,
     )
     stored = _stored_bytes(stage, layer, shards, added)
     return LayerCosts(terms=terms, **vars(timed), **vars(stored))
@@ -192,9 +196,10 @@ def _stored_bytes(
         # two parts of the sequence's keys and values: one in use, one in transfer
         working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, width)
     needed = stage.device.activation_factor * needed
+    factor = stage.device.state_factor
     return _Stored(
-        static=stage.device.state_factor * static,
-        state=stage.device.state_factor * optimizer_state,
+        static=factor * static,
+        state=factor * optimizer_state,
         activation=activation,
         for_weights=between_passes(layer, needed, whole, activation),
         working=working,
@@ -204,9 +209,9 @@ def _stored_bytes(
 def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:
     """Return the costs of half a block: its share of the whole block's costs.
 
-    The whole is divided in proportion to what the halves cost alone. A cut inside a block therefore adds no
-    launch and no kept input of full recomputation. Working memory is the whole block's: only the largest
-    layer of a stage counts.
+    The whole is divided in proportion to what the halves cost alone. A cut inside a block therefore
+    adds no launch and no kept input of full recomputation. Working memory is the whole block's:
+    only the largest layer of a stage counts.
     """
     parts = {}
     for entry in fields(whole):
@@ -231,8 +236,8 @@ def _share(mine: Tensor, rest: Tensor, both: Tensor) -> Tensor:
 def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> list[ShardGroup]:
     """Return the parameters of `layer` on a rank: one group, and a group for each term with its own replicas.
 
-    Args:
-        counts_table: False where the layer's vocabulary table is another layer's on the same device.
+    Args: counts_table: False where the layer's vocabulary table is another layer's on the same
+        device.
     """
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, stage.model.config.vocab_size, stage.choices.tp)
@@ -352,8 +357,9 @@ def _tensor_parallel_seconds(
 def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Tensor:
     """Return the seconds to all-reduce the hidden state over the tensor-parallel ranks, `(O, C)`.
 
-    Inputs of products in 8 bits are cast before sequence parallelism gathers them: half of the all-reduce
-    then moves a byte an element (Transformer Engine, pytorch/module/layernorm_linear.py: ln_out).
+    Inputs of products in 8 bits are cast before sequence parallelism gathers them: half of the
+    all-reduce then moves a byte an element (Transformer Engine, pytorch/module/layernorm_linear.py:
+    ln_out).
 
     Args:
         width: Bytes on the wire per element, `(C,)`.
@@ -372,12 +378,13 @@ def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Ten
 def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:
     """Return the seconds by which fetching keys and values lengthens attention forward and backward.
 
-    With context parallelism every rank needs all keys and values of the sequence for its own queries:
-    `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et al. 2024, arXiv
-    2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et al. 2023, arXiv
-    2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them again and reduce-scatters
-    their gradients. Grouped-query attention sends its few KV heads only. Runs next to the attention core,
-    which cp balances.
+    With context parallelism every rank needs all keys and values of the sequence for its own
+    queries:
+    `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et al. 2024,
+    arXiv 2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et al. 2023,
+    arXiv 2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them again and
+    reduce-scatters their gradients. Grouped-query attention sends its few KV heads only. Runs next
+    to the attention core, which cp balances.
     """
     choices = stage.choices
     if choices.cp == 1 or not layer.cores:
@@ -398,16 +405,9 @@ def _activations(
     factor = stage.device.activation_factor
     choices = stage.choices
     training = stage.training
-    stored = activation_bytes(
-        layer,
-        choices.tokens,
-        training.seq_len,
-        choices.tp,
-        choices.sequence_shards,
-        stage.width,
-        training.recompute_modules,
-        stage.software,
-    )
+    kept = KeptTensors(stage.width, tuple(training.recompute_modules), stage.software)
+    shards = choices.sequence_shards
+    stored = activation_bytes(layer, choices.tokens, training.seq_len, choices.tp, shards, kept)
     for own in added.values():
         stored["none"] = stored["none"] + own.kept
         stored["selective"] = stored["selective"] + own.kept - own.dropped

@@ -19,9 +19,10 @@ BISECTIONS = 30
 def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPlans]:
     """Return for every outer choice a plan of nearly the smallest peak memory.
 
-    Layer-wise, each layer takes its lightest strategy for its stage. Uniform, all layers share the strategy
-    that is lightest in sum. Stage-wise there are two plans: the uniform one, and one in which the layers of
-    a stage share a strategy. Stages are filled to an equal share of their capacity, found by bisection.
+    Layer-wise, each layer takes its lightest strategy for its stage. Uniform, all layers share the
+    strategy that is lightest in sum. Stage-wise there are two plans: the uniform one, and one in
+    which the layers of a stage share a strategy. Stages are filled to an equal share of their
+    capacity, found by bisection.
     """
     kinds = ("uniform", "stagewise") if space_kind == "stagewise" else (space_kind,)
     free = [without_offloadable_memory(table) for table in tables]

@@ -39,9 +39,10 @@ class StateBytes:
 def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> StateBytes:
     """Return bytes per parameter.
 
-    16-bit training keeps float32 master weights next to Adam's two moments. Gradients are float32 with
-    bf16 and fp8 (Megatron-LM's `--accumulate-allreduce-grads-in-fp32`, its default there) and 16-bit
-    with fp16 (ZeRO, section 3.1: 16 bytes in all), where the framework does not say otherwise.
+    16-bit training keeps float32 master weights next to Adam's two moments. Gradients are float32
+    with bf16 and fp8 (Megatron-LM's `--accumulate-allreduce-grads-in-fp32`, its default there) and
+    16-bit with fp16 (ZeRO, section 3.1: 16 bytes in all), where the framework does not say
+    otherwise.
     """
     moments = {"adam": 8.0, "sgd": 4.0}[optimizer]
     if precision == "fp32":
@@ -119,8 +120,8 @@ def weight_gradient_bytes(
 def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: Tensor) -> Tensor:
     """Return the bytes of a micro-batch between the gradient of its input and the gradient of the weights.
 
-    Recomputed tensors exist again, as far as products of weights need them. A block that keeps more for the
-    gradient of the input counts in full.
+    Recomputed tensors exist again, as far as products of weights need them. A block that keeps more
+    for the gradient of the input counts in full.
 
     Args:
         needed: Bytes from which the gradients of the weights are computed, shape `(O, C)`.
@@ -134,48 +135,55 @@ def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: 
     return torch.maximum(activation, torch.minimum(needed, whole))
 
 
+@dataclass(frozen=True)
+class KeptTensors:
+    """What a job keeps for backward."""
+
+    width: int
+    """Bytes of one element; the specification of layers counts 2."""
+    modules: tuple[str, ...] = ("core_attn",)
+    """Modules that selective recomputation computes again."""
+    software: Software = COMMON
+    """The framework, which may keep more than others."""
+
+
 def activation_bytes(
     layer: LayerSpec,
     tokens: Tensor,
     seq_len: int,
     tp: Tensor,
     sequence_shards: Tensor,
-    width: int,
-    modules: Sequence[str] = ("core_attn",),
-    software: Software = COMMON,
+    kept: KeptTensors,
 ) -> dict[str, Tensor]:
     """Return the bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
 
     Args:
         tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
         tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
-        width: Bytes of one element (the specification counts 2).
-        modules: Modules that selective recomputation computes again.
-        software: The framework, which may keep more.
 
     Returns:
         `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are
         not blocks as they are.
     """
-    linear = _linear_bytes(layer, tp, sequence_shards, software)
-    gate = _gate_bytes(layer, tp, software)
+    linear = _linear_bytes(layer, tp, sequence_shards, kept.software)
+    gate = _gate_bytes(layer, tp, kept.software)
     linear = linear + gate
     scores = layer.score_bytes * seq_len / tp
-    scale = tokens * (width / 2.0)
+    scale = tokens * (kept.width / 2.0)
     whole = scale * (linear + scores)
     if not layer.recomputable:
         return {"none": whole, "selective": whole, "full": whole}
     dropped = torch.zeros_like(scores)
-    if "core_attn" in modules:
+    if "core_attn" in kept.modules:
         dropped = scores
-    if "mlp" in modules:
+    if "mlp" in kept.modules:
         dropped = dropped + gate
     for part in layer.parts:
-        if part.module in modules:
+        if part.module in kept.modules:
             dropped = dropped + part.replicated_activation_bytes / sequence_shards
             dropped = dropped + part.sharded_activation_bytes / tp
     selective = scale * (linear + (scores - dropped))
-    full = tokens * width * layer.output_elements / sequence_shards
+    full = tokens * kept.width * layer.output_elements / sequence_shards
     return {"none": whole, "selective": selective, "full": full}
 
 

@@ -24,7 +24,8 @@ class PipelineModel:
     blocking: bool = True
     """Messages between stages occupy the later stage."""
     together: bool = False
-    """Gradients are synchronised once all devices have ended, as in the closed form; else each at its end."""
+    """Gradients are synchronised once all devices have ended, as in the closed form; else each
+    at its end."""
     free: bool = False
     """The order of the passes may be changed (`space.schedules` lists `searched`)."""
     start: bool = False
@@ -39,8 +40,8 @@ class PipelineModel:
     ) -> "PipelineModel":
         """Return the model that the user chose.
 
-        Args:
-            schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several stages a device.
+        Args: schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several
+            stages a device.
         """
         usual = usual_schedule(virtual_stages)
         name = full_name(schedule or (config.schedule if virtual_stages == 1 else usual))

@@ -16,8 +16,8 @@ MAX_COMPARISONS = 1 << 24
 def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
     """Return the plan with every layer on the most common strategy that costs it exactly the same.
 
-    Recomputation does not change an embedding, nor a ZeRO stage the loss: a search leaves them at random.
-    The true cost does not change.
+    Recomputation does not change an embedding, nor a ZeRO stage the loss: a search leaves them at
+    random. The true cost does not change.
     """
     outer = int(plan.outer[0])
     common = [choice for choice, _ in Counter(plan.choices[0].tolist()).most_common()]
@@ -59,11 +59,11 @@ def without_needless_simulation(table: CostTable) -> CostTable:
 def without_dominated(table: CostTable) -> CostTable:
     """Return the table without strategies that another one beats or equals in everything.
 
-    A strategy is dominated if another one of the same layout needs no more seconds and no more bytes, for every
-    layer, stage and outer choice; of equal ones the first is kept. No optimum is lost: the other strategy can
-    take its place in any plan of any space. Synchronisation may be longer by the seconds that the micro-batch is
-    shorter (a shorter backward hides less of it): the sum over stages falls by as much as the largest
-    synchronisation rises at most.
+    A strategy is dominated if another one of the same layout needs no more seconds and no more
+    bytes, for every layer, stage and outer choice; of equal ones the first is kept. No optimum is
+    lost: the other strategy can take its place in any plan of any space. Synchronisation may be
+    longer by the seconds that the micro-batch is shorter (a shorter backward hides less of it): the
+    sum over stages falls by as much as the largest synchronisation rises at most.
     """
     if table.host is not None:
         return table  # offloading trades memory for seconds: no strategy wins in everything
@@ -95,7 +95,8 @@ def _figures(table: CostTable) -> list[torch.Tensor]:
 
 def _distinct_layers(values: torch.Tensor) -> torch.Tensor:
     """Return costs `(..., L, C)` without the layers that equal the layer before them, as most blocks do."""
-    differs = (values[..., 1:, :] != values[..., :-1, :]).flatten(0, -3).any(0).any(-1)
+    unequal = values[..., 1:, :] != values[..., :-1, :]
+    differs = unequal.flatten(0, -3).any(0).any(-1)
     first = torch.ones(1, dtype=torch.bool)
     return values[..., torch.cat([first, differs]), :]
 
@@ -103,7 +104,8 @@ def _distinct_layers(values: torch.Tensor) -> torch.Tensor:
 def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the columns that another one beats or equals in every row; of equal ones not the first.
 
-    Few pairs of columns pass the comparison of single rows, so that only these are compared in all rows.
+    Few pairs of columns pass the comparison of single rows, so that only these are compared in all
+    rows.
 
     Args:
         parts: Each `(N, C)`.

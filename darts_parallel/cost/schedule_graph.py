@@ -17,11 +17,12 @@ from darts_parallel.schedules import find
 Indices = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT, WHOLE, NOTHING = range(5)
-"""Kinds of pass. `BACKWARD` is the gradient of the input alone, where the schedule splits the pass. Otherwise
-the pass is `WHOLE`, and `NOTHING` stands for the weights' gradient: devices have equally many passes."""
+"""Kinds of pass. `BACKWARD` is the gradient of the input alone, where the schedule splits the
+pass. Otherwise the pass is `WHOLE`, and `NOTHING` stands for the weights' gradient: devices have
+equally many passes."""
 ROWS_PER_STAGE = 5
-"""Rows of seconds by stage. In order: forward, backward of the input, weights' gradient, the messages after
-all stages but the last, a row of zeros, whole backward."""
+"""Rows of seconds by stage. In order: forward, backward of the input, weights' gradient, the
+messages after all stages but the last, a row of zeros, whole backward."""
 PLACES = np.array([FORWARD, BACKWARD, WEIGHT, BACKWARD, WEIGHT])
 """Kind for which other passes wait, by kind of the pass: `WHOLE` counts as `BACKWARD`."""
 UNKNOWN = -2
@@ -105,7 +106,8 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
     previous, source = _waits(orders, stages)
     hops = _counted_hops(source, pp)
     order = np.argsort(hops, kind="stable")
-    bounds = np.searchsorted(hops[order], np.arange(hops.max() + 2))
+    begins = np.searchsorted(hops[order], np.arange(hops.max() + 2))
+    bounds = tuple(begins.tolist())
     number = np.empty(total + 1, dtype=np.int64)  # position of every listed pass in `order`
     number[order] = np.arange(total)
     number[total] = total
@@ -118,8 +120,8 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
     )
     return Graph(
         num_micro_batches,
-        operations=listed[order],
-        bounds=tuple(bounds.tolist()),
+        listed[order],
+        bounds,
         last=number[last_listed],
         frames=number[frames],
         **vars(waits),
@@ -232,10 +234,10 @@ def _counted_hops(source: Indices, pp: int) -> Indices:
 def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indices:
     """Return the passes at the end of the steady part, in rows that are one frame apart.
 
-    On every device the steady part repeats the passes of one frame. It ends where the order of one more
-    frame has another pass; from there that order is the shorter one with a frame inserted. A row holds, of
-    every device, the passes for which anything after its steady part waits, moved back by whole frames. If a
-    row ends a constant after another one, all later passes do so, too.
+    On every device the steady part repeats the passes of one frame. It ends where the order of one
+    more frame has another pass; from there that order is the shorter one with a frame inserted. A
+    row holds, of every device, the passes for which anything after its steady part waits, moved
+    back by whole frames. If a row ends a constant after another one, all later passes do so, too.
 
     Args:
         order: Kind, stage and micro-batch of every pass, device by device, `(pp, N / pp, 3)`.

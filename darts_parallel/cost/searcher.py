@@ -1,7 +1,8 @@
 """The closed-form 3D-parallel searcher (`cost=searcher`): seconds of a product dp x tp x pp, for comparison.
 
-It knows no memory, no stages and no strategies below (dp, tp, pp): a base efficiency is lowered with
-every further data- and tensor-parallel rank and with their imbalance, and communication adds up.
+It knows no memory, no stages and no strategies below (dp, tp, pp): a base efficiency is lowered
+with every further data- and tensor-parallel rank and with their imbalance, and communication adds
+up.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,8 @@ CONSTANTS = {
     "IMBALANCE_PENALTY_FACTOR": 0.10,
     "OVERLAP_RATIO_PP": 0.60,
 }
-"""Efficiency of one GPU, penalties on it by data- and tensor-parallel degree, busy share of a pipeline."""
+"""Efficiency of one GPU, penalties on it by data- and tensor-parallel degree, busy share of a
+pipeline."""
 Product = tuple[int, int, int]
 """Degrees dp, tp and pp."""
 
@@ -81,23 +83,25 @@ class SearcherModel:
             collectives += layer.tp_collectives + layer.tp_collectives_backward
         inside = group.intra_node.bandwidth
         between = cluster.inter_node.bandwidth
+        beyond = float(min(wide, default=float("inf")))
         return SearcherModel(
-            flops=flops,
-            peak=group.device.peak_flops,
-            gradients=gradients,
+            flops,
+            group.device.peak_flops,
+            gradients,
             activation=activation,
             collectives=collectives,
             inside=inside,
             between=between,
             gpus=group.gpus,
-            beyond=float(min(wide, default=float("inf"))),
+            beyond=beyond,
         )
 
     def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
         """Return the seconds per iteration by cause, of the shape of the degrees, real and at least 1.
 
-        The model has two steps at whole degrees: `pp > 1`, and `dp` beyond a node. Between the degrees next to
-        a step the values are interpolated in the logarithm of the degree, so that real degrees have a slope.
+        The model has two steps at whole degrees: `pp > 1`, and `dp` beyond a node. Between the
+        degrees next to a step the values are interpolated in the logarithm of the degree, so that
+        real degrees have a slope.
         """
         of_dp = 1 + CONSTANTS["DP_EFF_PENALTY_FACTOR"] * (dp - 1)
         of_tp = 1 + CONSTANTS["TP_EFF_PENALTY_FACTOR"] * (tp - 1)
@@ -110,11 +114,14 @@ class SearcherModel:
         per_byte = (1 - outside) / self.inside + outside / self.between
         reduced = self.collectives * self.activation / tp
         compute = compute * (1 - piped + piped / CONSTANTS["OVERLAP_RATIO_PP"])
+        tensor_parallel = 2 * (tp - 1) / tp * reduced / self.inside
+        gradient_sync = 2 * (dp - 1) / dp * self.gradients * per_byte
+        p2p = (pp - 1) * 2 * self.activation / self.inside
         return {
             "compute": compute,
-            "tensor_parallel": 2 * (tp - 1) / tp * reduced / self.inside,
-            "gradient_sync": 2 * (dp - 1) / dp * self.gradients * per_byte,
-            "p2p_and_resharding": (pp - 1) * 2 * self.activation / self.inside,
+            "tensor_parallel": tensor_parallel,
+            "gradient_sync": gradient_sync,
+            "p2p_and_resharding": p2p,
         }
 
     def breakdowns(self, degrees: Sequence[Product]) -> list[dict[str, float]]:

@@ -20,8 +20,8 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.problem import StageTopology
 
 BUCKET = 40e6
-"""Parameters whose gradients travel as one message, of any number of layers (the default size of a bucket in
-Megatron-Core's DistributedDataParallelConfig); ZeRO-3 gathers layer by layer."""
+"""Parameters whose gradients travel as one message, of any number of layers (the default size of
+a bucket in Megatron-Core's DistributedDataParallelConfig); ZeRO-3 gathers layer by layer."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ def ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGr
 def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     """Return the seconds to add the gradients of one micro-batch to those before it, shape `(C,)`.
 
-    The sum is read and written at its own width; the new gradient is read at the parameters' width. With
-    ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have no gradient.
+    The sum is read and written at its own width; the new gradient is read at the parameters' width.
+    With ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have no
+    gradient.
     """
     if part.frozen:
         return torch.zeros_like(part.parameters)
@@ -100,14 +101,15 @@ def sharding_seconds(
 ) -> dict[str, Tensor]:
     """Return the exposed seconds of data-parallel communication: per micro-batch and per iteration.
 
-    Context-parallel ranks hold the same weights, so they count as data-parallel ones here.
-    ZeRO-0 all-reduces gradients once. ZeRO-1 reduce-scatters them once and all-gathers parameters.
-    ZeRO-2 reduce-scatters after every micro-batch. ZeRO-3 also gathers parameters in every forward and
+    Context-parallel ranks hold the same weights, so they count as data-parallel ones here. ZeRO-0
+    all-reduces gradients once. ZeRO-1 reduce-scatters them once and all-gathers parameters. ZeRO-2
+    reduce-scatters after every micro-batch. ZeRO-3 also gathers parameters in every forward and
     backward. Each collective runs next to the computation of the same layer.
 
-    With hybrid sharding all of this stays inside a shard group, and once per iteration the groups all-reduce
-    their shards (the two hops of MiCS, Zhang et al. 2022, arXiv 2205.00119, section 3.4). Gradients travel at
-    their bits and at the framework's width, parameters at their own width.
+    With hybrid sharding all of this stays inside a shard group, and once per iteration the groups
+    all-reduce their shards (the two hops of MiCS, Zhang et al. 2022, arXiv 2205.00119, section
+    3.4). Gradients travel at their bits and at the framework's width, parameters at their own
+    width.
     """
     zero = stage.choices.zero_stage
     none = torch.zeros_like(forward)

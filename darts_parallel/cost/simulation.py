@@ -1,19 +1,21 @@
 """Seconds of a pipeline by its schedule: the longest path through the order of passes.
 
-A pass begins when the pass before it on its device has ended and its input is there. Ends are therefore a
-max-plus recursion (Baccelli et al. 1992, Synchronization and Linearity), which is exact for uneven stages
-and piecewise linear: gradients run along the critical path. Passes that are equally many hops away from
-the start are computed at once, for all plans of a batch.
+A pass begins when the pass before it on its device has ended and its input is there. Ends are
+therefore a max-plus recursion (Baccelli et al. 1992, Synchronization and Linearity), which is exact
+for uneven stages and piecewise linear: gradients run along the critical path. Passes that are
+equally many hops away from the start are computed at once, for all plans of a batch.
 
-Many micro-batches repeat one *frame* of passes. If all passes of a frame end a constant after the same passes
-of the frame before, they do so for ever, since the recursion is linear in the max-plus sense. The frames in
-between are then left out, and the result is exact. Otherwise every micro-batch is simulated.
+Many micro-batches repeat one *frame* of passes. If all passes of a frame end a constant after the
+same passes of the frame before, they do so for ever, since the recursion is linear in the max-plus
+sense. The frames in between are then left out, and the result is exact. Otherwise every micro-batch
+is simulated.
 
-The seconds are a maximum over paths of sums of passes. A criticality counts how often the longest path takes
-a stage's forward, backward, weight pass, message or synchronisation: it is the gradient of the seconds. With
-fixed counts the cost is linear in the stages' seconds. Every path is a lower bound of the longest one, so the
-largest of several remembered paths is a lower bound, too. It is exact where one of them is the longest (a
-cutting-plane model, Kelley 1960, The cutting-plane method for solving convex programs).
+The seconds are a maximum over paths of sums of passes. A criticality counts how often the longest
+path takes a stage's forward, backward, weight pass, message or synchronisation: it is the gradient
+of the seconds. With fixed counts the cost is linear in the stages' seconds. Every path is a lower
+bound of the longest one, so the largest of several remembered paths is a lower bound, too. It is
+exact where one of them is the longest (a cutting-plane model, Kelley 1960, The cutting-plane method
+for solving convex programs).
 """
 
 from collections.abc import Iterator
@@ -41,7 +43,8 @@ from darts_parallel.schedules import Operation, find
 Floats = NDArray[np.float64]
 
 AT_ONCE = 200
-"""Passes of all plans, by levels of the graph, up to which all dependencies are looked up at once."""
+"""Passes of all plans, by levels of the graph, up to which all dependencies are looked up at
+once."""
 MAX_NUMBERS = 2**22
 """Numbers that one pass over a batch holds at a time."""
 FIRST_FRAMES = 6
@@ -107,11 +110,9 @@ def device_ends(
 
     Differentiable once; the gradient is the one of a critical path.
 
-    Args:
-        passes: Of B plans with S stages, a multiple of `pp`.
-        pp: Devices.
-        num_micro_batches: The same for all plans.
-        whole: Simulate every pass even where passes repeat: a gradient then counts passes of one path.
+    Args: passes: Of B plans with S stages, a multiple of `pp`. pp: Devices. num_micro_batches: The
+        same for all plans. whole: Simulate every pass even where passes repeat: a gradient then
+        counts passes of one path.
 
     Returns:
         Shape `(B, pp)`.
@@ -439,7 +440,8 @@ class Criticalities:
     ) -> "Criticalities":
         """Count the passes of one longest path of each plan; arguments as in `simulated_seconds`.
 
-        With `whole` it is a path through the schedule, otherwise possibly a path and its repetition.
+        With `whole` it is a path through the schedule, otherwise possibly a path and its
+        repetition.
         """
         leaves = [row.detach().clone().requires_grad_() for row in (*vars(passes).values(), sync)]
         with torch.enable_grad():
@@ -483,8 +485,8 @@ class PathMemory:
             passes, sync, counts, pp, model: As in `simulated_seconds`, of the same B plans at
                 every call.
 
-        Returns:
-            Seconds, and the part of them that is synchronisation, each `(B,)`; exact in steps that simulate.
+        Returns: Seconds, and the part of them that is synchronisation, each `(B,)`; exact in steps
+            that simulate.
         """
         if self.steps % self.every == 0:
             newest = Criticalities.of(passes, sync, counts, pp, model)

@@ -84,7 +84,8 @@ class StageContext:
     def measured_figure(self, layer: LayerSpec, name: str, otherwise: Tensor) -> Tensor:
         """Return a field of `Measured` for a layer, `(O, C)`; `otherwise` where it was not measured.
 
-        Figures of a captured block are priced, not measured: they move with the device as `otherwise` does.
+        Figures of a captured block are priced, not measured: they move with the device as
+            `otherwise` does.
         """
         if self.measured is None:
             return otherwise

@@ -4,20 +4,22 @@ Bytes. A device holds, over the layers of all its stages,
 
     peak = sum(static + in_flight * activation) + max(working)
 
-`static` are weights, gradients and optimizer state. `in_flight` counts the micro-batches whose activations
-the layer's stage keeps. `working` exists only while a layer is computed, so only the largest counts.
-`kept_bytes` is the summand. `device_bytes` reads plans of a table (torch); `SegmentSums` reads every
-possible stage of an outer choice (numpy). `peak` fits a device within a tolerance of `tolerances.py`.
+`static` are weights, gradients and optimizer state. `in_flight` counts the micro-batches whose
+activations the layer's stage keeps. `working` exists only while a layer is computed, so only the
+largest counts. `kept_bytes` is the summand. `device_bytes` reads plans of a table (torch);
+`SegmentSums` reads every possible stage of an outer choice (numpy). `peak` fits a device within a
+tolerance of `tolerances.py`.
 
-Seconds. A stage needs for one micro-batch the `time` of its layers and the resharding between neighbours
-in it. The message from the stage before is not part of it: only some schedules wait for it.
+Seconds. A stage needs for one micro-batch the `time` of its layers and the resharding between
+neighbours in it. The message from the stage before is not part of it: only some schedules wait for
+it.
 
 Prefix sums make the sum over layers [i, j) a difference of two numbers.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,24 +152,22 @@ class OuterCosts:
     @staticmethod
     def whole(table: CostTable, outer: int) -> "OuterCosts":
         """View outer choice `outer` with all strategies, legal or not; nothing is copied."""
-        costs = {}
+        fields: dict[str, Any] = {}
         for name in (*COSTS_BY_CHOICE, "reshard", "p2p", "in_flight"):
-            costs[name] = getattr(table, name)[outer].detach().numpy()
+            fields[name] = getattr(table, name)[outer].detach().numpy()
+        for name in ("layout", "stage_kind", "boundary_kind", "fused_to_previous"):
+            fields[name] = getattr(table, name).numpy()
         if table.kind_allowed is None:
-            kinds = table.forward.shape[1]
-            kind_allowed = np.ones((kinds, len(table.choices)), dtype=bool)
+            shape = (table.forward.shape[1], len(table.choices))
+            fields["kind_allowed"] = np.ones(shape, dtype=bool)
         else:
-            kind_allowed = table.kind_allowed.numpy()
+            fields["kind_allowed"] = table.kind_allowed.numpy()
+        capacity = table.stage_capacity.detach().numpy()
         return OuterCosts(
             num_micro_batches=int(table.num_micro_batches[outer]),
             choices=np.arange(len(table.choices)),
-            layout=table.layout.numpy(),
-            capacity=table.stage_capacity.detach().numpy(),
-            stage_kind=table.stage_kind.numpy(),
-            boundary_kind=table.boundary_kind.numpy(),
-            fused_to_previous=table.fused_to_previous.numpy(),
-            kind_allowed=kind_allowed,
-            **costs,
+            capacity=capacity,
+            **fields,
         )
 
     @cached_property

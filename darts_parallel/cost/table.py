@@ -110,9 +110,8 @@ def build_tables(
 ) -> list[CostTable]:
     """Build one table for each space; spaces with equal stages share the pricing of layers.
 
-    Args:
-        spaces: None: all that the problem allows.
-        clusters: Of the spaces, where they differ from the problem's, in the counts of node groups at most.
+    Args: spaces: None: all that the problem allows. clusters: Of the spaces, where they differ from
+        the problem's, in the counts of node groups at most.
     """
     spaces = outer_spaces(problem) if spaces is None else spaces
     clusters = clusters or [problem.cluster] * len(spaces)
@@ -160,10 +159,16 @@ def _tables_of_equal_stages(
             per_iteration=tied_seconds(priced[0], own.arranged, own.stages),
             capacity=capacities(own.arranged, own.stages, margin),
         )
-        if own.space.num_micro_batches != whole.num_micro_batches:
-            table = table.select([counts.index(count) for count in own.space.num_micro_batches])
-        tables.append(table.with_schedule_memory())
+        tables.append(_with_counts(table, own.space.num_micro_batches).with_schedule_memory())
     return tables
+
+
+def _with_counts(table: CostTable, counts: Sequence[int]) -> CostTable:
+    """Return the table with only some numbers of micro-batches."""
+    known = table.num_micro_batches.tolist()
+    if known == list(counts):
+        return table
+    return table.select([known.index(count) for count in counts])
 
 
 def _distinct(items: Iterable[Item]) -> list[Item]:
@@ -188,14 +193,14 @@ def _place(
         last_kind = kinds.index(placed.stages[-1])
         p2p = torch.cat([p2p, table.reshard[:, last_kind].unsqueeze(1)], 1)
     stage_kind = [kinds.index(placed.stages[device]) for device in placed.devices]
+    arranged = placed.arranged
+    table = replace(table, node_order=arranged.node_order, order_name=order_label(arranged))
     return replace(
         table,
         pipeline=placed.pipeline,
         stage_kind=torch.tensor(stage_kind),
         boundary_kind=torch.tensor(boundary_kind, dtype=torch.long),
         p2p=p2p,
-        node_order=placed.arranged.node_order,
-        order_name=order_label(placed.arranged),
     )
 
 

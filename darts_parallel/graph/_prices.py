@@ -15,7 +15,7 @@ import torch
 from darts_parallel.cost import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
-    attention_seconds,
+    fused_attention_seconds,
     gemm_seconds,
     stream_seconds,
 )
@@ -139,7 +139,7 @@ class Kernels:
             core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
             tokens = one * (prod(q[:-1]) / q[-3])
             seconds = float(
-                attention_seconds(core, tokens, k[-2], one, device, fused=True, width=width)
+                fused_attention_seconds(core, tokens, k[-2], one, device, eight_bit=False)
             )
             return seconds * (1.0 + (FUSED_BACKWARD_FACTOR if grads else 0.0))
         few = op.op in ("embedding", "index", "index_select", "gather")  # rows of the first input

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.cost.memory import activation_bytes, between_passes, state_bytes, static_bytes
+from darts_parallel.cost.memory import (
+    KeptTensors,
+    activation_bytes,
+    between_passes,
+    state_bytes,
+    static_bytes,
+)
 from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.software import Software
@@ -31,7 +37,9 @@ def _bytes(fused: bool, tp: int, sequence_parallel: bool) -> dict[str, float]:
     shards = degree if sequence_parallel else torch.ones_like(degree)
     return {
         k: float(v)
-        for k, v in activation_bytes(_block(fused), tokens, S, degree, shards, 2).items()
+        for k, v in activation_bytes(
+            _block(fused), tokens, S, degree, shards, KeptTensors(2)
+        ).items()
     }
 
 
@@ -54,8 +62,10 @@ def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_
     _, block, head, loss = Model(config, True).layers
 
     def more(layer: LayerSpec, sequence_shards: Tensor = tp, **habits: Any) -> float:
-        kept = partial(activation_bytes, layer, one, S, tp, sequence_shards, 2)
-        return float(kept(software=Software(**habits))["none"] - kept()["none"])
+        kept = partial(activation_bytes, layer, one, S, tp, sequence_shards)
+        usual = kept(KeptTensors(2))["none"]
+        changed = kept(KeptTensors(2, software=Software(**habits)))["none"]
+        return float(changed - usual)
 
     assert (
         more(block, gathered_inputs=True)

@@ -11,7 +11,7 @@ from darts_parallel.cost.compute import launch_gap
 from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
-from darts_parallel.cost.terms.experts import all_to_all
+from darts_parallel.cost.terms.experts import dispatch_seconds
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans._expert_degrees import expert_layer
 from darts_parallel.plans.space import OuterSpace, outer_spaces
@@ -210,10 +210,10 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
         for kind in ("flex", "alltoall")
     )
     size = torch.tensor([[2.0 * 4096 * experts.hidden]], dtype=torch.float64)
-    found = all_to_all(flex, experts, size)
+    found = dispatch_seconds(flex, experts, size)
     assert float(found) == pytest.approx(measured, rel=0.12)
     # a plain all-to-all moves every copy
-    assert float(all_to_all(plain, experts, size)) > float(found)
+    assert float(dispatch_seconds(plain, experts, size)) > float(found)
 
 
 def test_launches_count_where_the_kernels_are_shorter() -> None:

@@ -48,7 +48,7 @@ def offloading(seed: int, *kinds: str, simulated: bool = False, factor: float = 
 
 
 def offloaded(table: CostTable, plans: HardPlans) -> OffloadedPlans:
-    return OffloadedPlans.of(table, table.host, plans.outer, plans.choices, plans.stages())
+    return OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
 
 
 @pytest.mark.parametrize("simulated", [False, True])

@@ -4,7 +4,7 @@ import pytest
 
 from darts_parallel import load_problem
 from darts_parallel.cost.choices import ChoiceTensors
-from darts_parallel.cost.compute import attention_seconds
+from darts_parallel.cost.compute import fused_attention_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms.experts import USUAL_LOCAL
@@ -61,15 +61,8 @@ def test_attention_in_8_bits_runs_at_the_8_bit_peak() -> None:
     saved = float(costs(sixteen).terms["compute"]) - float(costs(eight).terms["compute"])
     own = [
         float(
-            attention_seconds(
-                core,
-                choices.tokens,
-                eight.training.seq_len,
-                choices.tp,
-                device,
-                fused=True,
-                width=2,
-                eight_bit=flag,
+            fused_attention_seconds(
+                core, choices.tokens, eight.training.seq_len, choices.tp, device, flag
             )
         )
         for flag in (False, True)

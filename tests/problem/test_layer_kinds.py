@@ -5,7 +5,7 @@ from math import prod
 import pytest
 import torch
 
-from darts_parallel.cost.compute import attention_seconds
+from darts_parallel.cost.compute import fused_attention_seconds, unfused_attention_seconds
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.degrees import context_degrees, legal_tensor_degrees
 from darts_parallel.plans.strategy import LayerStrategy, Plan
@@ -67,7 +67,9 @@ def test_windows_save_seconds_with_fused_attention_only() -> None:
     window, whole = AttentionCore(4, 4, 16, True, 16), AttentionCore(4, 4, 16, True)
 
     def seconds(core: AttentionCore, fused: bool) -> float:
-        return float(attention_seconds(core, tokens, 64, tp, device, fused=fused, width=2))
+        if fused:
+            return float(fused_attention_seconds(core, tokens, 64, tp, device, eight_bit=False))
+        return float(unfused_attention_seconds(core, tokens, 64, tp, device, width=2))
 
     assert seconds(window, True) == pytest.approx(
         seconds(whole, True) * window.keys(64) / 64, rel=1e-12

@@ -1,8 +1,8 @@
 """Terms that layers can have besides dense products and attention. One term is one file.
 
-A file contributes seconds and bytes to the layers that have its term, or to the plans that use it, and ends
-with `TERM`, by which the registry finds it. The table, the evaluation and the explanation add up whatever is
-registered.
+A file contributes seconds and bytes to the layers that have its term, or to the plans that use it,
+and ends with `TERM`, by which the registry finds it. The table, the evaluation and the explanation
+add up whatever is registered.
 """
 
 from collections.abc import Iterator

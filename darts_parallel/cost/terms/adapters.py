@@ -1,4 +1,4 @@
-"""Low-rank adapters: their products, and the parameters that alone are trained (`problem/model.py`)."""
+"""Low-rank adapters: their products, and their parameters, the only trained ones (`problem/model.py`)."""
 
 from typing import ClassVar
 

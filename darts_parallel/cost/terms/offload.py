@@ -1,11 +1,12 @@
 """Activations and optimizer state in host memory: transfer time over the host link, and bytes saved.
 
-A device sends a share of the activations of a micro-batch to the host during its forward pass and fetches
-it during its backward pass (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, section 5.1.2;
-PipeOffload, Wan et al. 2025, arXiv 2503.01328). A share of the optimizer state lies in host memory and
-passes through the device in every step, in and out at once over a full-duplex link (ZeRO-Infinity, section
-5.1.1). The device updates it, so the host's processor costs no seconds. Shares are of whole tensors:
-messages, and so latencies, grow with the share. `host_memory.py` finds the smallest shares that fit.
+A device sends a share of the activations of a micro-batch to the host during its forward pass and
+fetches it during its backward pass (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857,
+section 5.1.2; PipeOffload, Wan et al. 2025, arXiv 2503.01328). A share of the optimizer state lies
+in host memory and passes through the device in every step, in and out at once over a full-duplex
+link (ZeRO-Infinity, section 5.1.1). The device updates it, so the host's processor costs no
+seconds. Shares are of whole tensors: messages, and so latencies, grow with the share.
+`host_memory.py` finds the smallest shares that fit.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,12 +53,15 @@ class OffloadTerm(CostTerm):
         state = costs("state")
         exponents = [torch.as_tensor(stage.device.overlap_exponent) for stage in stages]
         shares = torch.tensor(space.shares, dtype=torch.float64) if space.shares else None
+        transfer = host_seconds(stages, costs("activation"))
+        state_transfer = host_seconds(stages, state)
+        overlap = torch.stack(exponents).double()
         host = HostMemory(
             kinds=space.offload,
-            transfer=host_seconds(stages, costs("activation")),
+            transfer=transfer,
             state=state.amax(1),
-            state_transfer=host_seconds(stages, state),
-            overlap=torch.stack(exponents).double(),
+            state_transfer=state_transfer,
+            overlap=overlap,
             fractions=shares,
         )
         return {"host": host}
@@ -66,18 +70,13 @@ class OffloadTerm(CostTerm):
         """Price plans that offload by the table's fractions, or by the least with which they fit."""
         if table.host is None:
             return None
-        offloaded = OffloadedPlans.of(table, table.host, plans.outer, plans.choices, plans.stages())
+        offloaded = OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
         shares = offloaded.fractions()
         forward, backward = offloaded.lengthening(shares)
         none = torch.zeros_like(shares)
-        return PlanContribution(
-            name=self.name,
-            memory_name="offloaded",
-            forward=forward,
-            backward=backward,
-            per_iteration=offloaded.update(shares),
-            memory=offloaded.memory(shares) - offloaded.memory(none),
-        )
+        memory = offloaded.memory(shares) - offloaded.memory(none)
+        update = offloaded.update(shares)
+        return PlanContribution(self.name, "offloaded", forward, backward, update, memory)
 
 
 def host_seconds(stages: Sequence[StageContext], sizes: Tensor) -> Tensor:

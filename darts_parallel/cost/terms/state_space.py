@@ -1,4 +1,4 @@
-"""The scan of a state-space layer; all else of it is priced as of any layer (`problem/state_space.py`)."""
+"""The scan of a state-space layer; its other parts are priced as in any layer (`problem/state_space.py`)."""
 
 from typing import ClassVar
 
@@ -13,8 +13,8 @@ from darts_parallel.cost.terms._term import NOTHING, Contribution, CostTerm
 from darts_parallel.problem import LayerSpec
 
 VECTOR_SHARE = 1.0 / 16.0
-"""Speed of float32 arithmetic outside the tensor cores, of the 16-bit peak (A100 data sheet: 19.5 and 312
-TFLOP/s)."""
+"""Speed of float32 arithmetic outside the tensor cores, of the 16-bit peak (A100 data sheet:
+19.5 and 312 TFLOP/s)."""
 
 
 class ScanTerm(CostTerm):
@@ -54,25 +54,27 @@ class ScanTerm(CostTerm):
 
 
 def scan_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]:
-    """Return the seconds of a scan forward and those that backward repeats, each `(O, C)`.
+    """Return the seconds of a scan forward, and of the part that backward repeats, each `(O, C)`.
 
-    Chunks multiply on matrix units like fused attention of as narrow heads; the scan of Mamba-1 has no
-    products and runs on the units next to them.
+    Chunks multiply on matrix units like fused attention of equally narrow heads. The scan of
+    Mamba-1 (heads of one feature) has no products and runs on the vector units.
     """
-    scan, device = layer.scan, stage.device
-    assert scan is not None
+    device = stage.device
+    none = torch.zeros_like(stage.choices.tokens)
+    scan = layer.scan
+    if scan is None:
+        return none, none
     share = stage.choices.tokens / stage.choices.tp
     filled = scan.head_dim / (scan.head_dim + ATTENTION_HALF_SIZE)
-    products = device.half_flops * device.attention_efficiency * filled
-    rate = products if scan.head_dim > 1 else device.half_flops * VECTOR_SHARE
-    forward, again = (
-        torch.maximum(share * flops / rate, stream_seconds(stage.width * share * elements, device))
-        for flops, elements in (
-            (scan.flops, scan.elements),
-            (scan.flops_again, scan.elements_again),
-        )
-    )
-    return forward, again
+    rate = device.half_flops * device.attention_efficiency * filled
+    if scan.head_dim == 1:
+        rate = device.half_flops * VECTOR_SHARE
+
+    def seconds(flops: float, elements: float) -> Tensor:
+        traffic = stage.width * share * elements
+        return torch.maximum(share * flops / rate, stream_seconds(traffic, device))
+
+    return seconds(scan.flops, scan.elements), seconds(scan.flops_again, scan.elements_again)
 
 
 TERM = ScanTerm()
