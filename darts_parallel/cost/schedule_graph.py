@@ -284,7 +284,8 @@ def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: 
     need = end - 1
     for device, stop in enumerate(end.tolist()):
         inserted = longer[device, stop : stop + frame]
-        givers = place[_sources(*inserted.T, stages, count)]
+        kind, stage, batch = inserted.T
+        givers = place[_sources(kind, stage, batch, stages, count)]
         needed = [divmod(at, length + frame) for at in givers[givers >= 0].tolist()]
         drain = source[device, stop:]
         needed += [divmod(at, length) for at in drain[drain < pp * length].tolist()]

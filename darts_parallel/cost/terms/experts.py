@@ -252,8 +252,8 @@ def _expert_group(stage: StageContext) -> RingGroup:
     choices = stage.choices
     inside = []
     for etp, ep in zip(choices.etp.tolist(), choices.ep.tolist(), strict=True):
-        local, _ = stage.topology.tensor_parallel(int(etp * ep))
-        inside.append(max(local // int(etp), 1))
+        on_node, _ = stage.topology.tensor_parallel(int(etp * ep))
+        inside.append(max(on_node // int(etp), 1))
     local = float_tensor(inside)
     gpus = torch.full_like(local, stage.topology.gpus_per_node)
     return RingGroup(local, choices.ep / local, gpus)
