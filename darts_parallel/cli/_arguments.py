@@ -23,6 +23,9 @@ DEGREES = (
     "sequence_parallel",
 )
 """Keys of the space that `price` takes without their group."""
+OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
+KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
+"""An override of a key inside a group, and the group."""
 SWITCHES = (
     "--help -h",
     "--hydra-help",
@@ -68,58 +71,66 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: a flag that does not exist or lacks its value; an override that cannot be read.
     """
-    topics = CHOICES["--info -i"]
-    told = [
-        "--info=all" if word in ("--info", "-i") and following not in topics else word
-        for word, following in zip(arguments, [*arguments[1:], ""], strict=False)
-    ]
-    flags = vars(FlagParser().parse_intermixed_args(["--help"] if told == ["help"] else told))
-    log, given = flags.pop("from_log"), flags.pop("overrides")
-    if log is not None and "tune" not in given:
-        raise ConfigError(
-            f"--from-log {log} needs the verb tune; try tune plan.json --from-log {log}."
-        )
-    overrides = [
-        *_without_verb(given, flags.pop("top")),
-        *([] if log is None else [f"tune.log={log}"]),
-    ]
-    overrides += ["explain=true"] if flags.pop("explain") else []
-    for override in overrides:
-        if not re.match(r"^[~+]{0,2}[\w./@:-]+(=|$)", override):
-            raise ConfigError(f"the override {override} cannot be read; try key=value.")
-    named = {f"--{name.replace('_', '-')}": value for name, value in flags.items() if value}
-    return [
-        *(flag if value is True else f"{flag}={value}" for flag, value in named.items()),
-        *overrides,
-    ]
-
-
-def _without_verb(given: list[str], top: str | None) -> list[str]:
-    """Write a verb, the plan after it and `--top` as overrides; a plan's file alone is priced."""
+    flags = vars(FlagParser().parse_intermixed_args(_written_out(arguments)))
+    given = flags.pop("overrides")
     verb = next((argument for argument in given if argument in VERBS), None)
+    top = flags.pop("top")
+    log = flags.pop("from_log")
     if top is not None and (verb != "tune" or not top.isdigit()):
-        raise ConfigError(
-            f"--top {top} must be a whole number of plans of the verb tune; try "
-            "darts-parallel tune plan.json --top 3."
-        )
+        rule = "must be a whole number of plans of the verb tune"
+        raise ConfigError(f"--top {top} {rule}; try darts-parallel tune plan.json --top 3.")
+    if log is not None and verb != "tune":
+        way_out = f"try tune plan.json --from-log {log}"
+        raise ConfigError(f"--from-log {log} needs the verb tune; {way_out}.")
+    overrides = _without_verb(given, verb)
+    if top is not None:
+        overrides.append(f"tune.top={top}")
+    if log is not None:
+        overrides.append(f"tune.log={log}")
+    if flags.pop("explain"):
+        overrides.append("explain=true")
+    for override in overrides:
+        if not OVERRIDE.match(override):
+            raise ConfigError(f"the override {override} cannot be read; try key=value.")
+    words = []
+    for name, value in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value:
+            words.append(flag if value is True else f"{flag}={value}")
+    return [*words, *overrides]
+
+
+def _written_out(arguments: Sequence[str]) -> list[str]:
+    """Write `--info` without a topic as `--info=all`, and `help` alone as `--help`."""
+    if list(arguments) == ["help"]:
+        return ["--help"]
+    words = list(arguments)
+    for place, word in enumerate(arguments):
+        following = arguments[place + 1 : place + 2]
+        topics = CHOICES["--info -i"]
+        if word in ("--info", "-i") and not set(following) & set(topics):
+            words[place] = "--info=all"
+    return words
+
+
+def _without_verb(given: list[str], verb: str | None) -> list[str]:
+    """Write a verb and the plan after it as overrides; a plan's file alone is priced."""
     place = 0 if verb is None else given.index(verb)
-    rest = given if verb is None else given[:place] + given[place + 1 :]
+    before = given[:place]
+    after = given[place:] if verb is None else given[place + 1 :]
     key = "tune.from" if verb == "tune" else "plan"
-    degrees = [f"space.{given}" if given.partition("=")[0] in DEGREES else given for given in rest]
-    if (
-        rest[place:]
-        and "=" not in rest[place]
-        and (verb is not None or rest[place].endswith(".json"))
-    ):
-        rest = [*rest[:place], f"{key}={rest[place]}", *rest[place + 1 :]]
-    elif (
-        verb == "price" and degrees != rest
-    ):  # the user's own degrees: their best plan, whatever its chance
-        rest = ["space=uniform", "space.out_of_memory=0.5", *degrees]
-    elif verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
+    switch = [f"{verb}=true"] if verb in ("price", "explain") else []
+    file = after[0] if after and "=" not in after[0] else ""
+    if file and (verb is not None or file.endswith(".json")):
+        return [*before, f"{key}={file}", *after[1:], *switch]
+    rest = before + after
+    degrees = [f"space.{own}" if own.partition("=")[0] in DEGREES else own for own in rest]
+    if verb == "price" and degrees != rest:
+        # the user's own degrees: the best plan with them, whatever its chance of fitting
+        return ["space=uniform", "space.out_of_memory=0.5", *degrees, *switch]
+    if verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
         raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
-    rest = [*rest, f"{verb}=true"] if verb in ("price", "explain") else rest
-    return [*rest, *([] if top is None else [f"tune.top={top}"])]
+    return [*rest, *switch]
 
 
 def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -131,11 +142,11 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
     if not names & {"plan", "tune.from"} or "experiment" in names or "--multirun" in arguments:
         return list(arguments), []
-    own = re.compile(r"^[+]{0,2}(\w+)\.[^=]+=")
-    held = [
-        argument
-        for argument in arguments
-        if (match := own.match(argument))
-        and match.group(1) not in (*names, *COMPOSED, *PRINTED, "hydra")
-    ]
-    return [argument for argument in arguments if argument not in held], held
+    for_hydra = []
+    deferred = []
+    for argument in arguments:
+        found = KEY_OF_GROUP.match(argument)
+        roots = {*names, *COMPOSED, *PRINTED, "hydra"}
+        own = found is not None and found[1] not in roots
+        (deferred if own else for_hydra).append(argument)
+    return for_hydra, deferred

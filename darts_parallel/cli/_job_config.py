@@ -6,7 +6,7 @@ from dataclasses import asdict
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from darts_parallel.config import Config, refuse_silent_overrides, to_config
+from darts_parallel.config import Config, refuse_silent_overrides, require, to_config
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans import own_config, required_config
 from darts_parallel.problem import check_import
@@ -17,6 +17,8 @@ PRINTED = ("plan", "export", "explain", "price", "output")
 """Root keys that change only what is written and printed, not the problem."""
 SOURCES = {"tune.from": "tries plans of its own", "plan": "evaluates a given one"}
 """Keys that name a plan, and what the command does with it."""
+SET_BY_TRAINER = {"space.trainer", "training.software"}
+"""Keys of other groups that a file of the group `trainer` sets."""
 
 
 def changed_config(
@@ -35,20 +37,21 @@ def changed_config(
     """
     merged = OmegaConf.create(asdict(own))
     overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
-    groups = {key for key, _ in overrides if "." not in key}
-    set_by_trainer = ("space.trainer", "training.software") if "trainer" in groups else ()
-    for key in (*groups, *kept, *set_by_trainer):
-        if key in composed or "." in key:
-            OmegaConf.update(merged, key, OmegaConf.select(composed, key))
+    replaced = {key for key, _ in overrides if "." not in key}
+    composed_keys = {*replaced, *kept} & {str(key) for key in composed}
+    if "trainer" in replaced:
+        composed_keys |= SET_BY_TRAINER
+    for key in composed_keys:
+        OmegaConf.update(merged, key, OmegaConf.select(composed, key))
     for key, value in overrides:
         root = key.partition(".")[0]
-        if root != key and root in merged and root not in (*groups, *kept):
-            try:
-                OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
-            except (OmegaConfBaseException, ValueError, TypeError):
-                raise ConfigError(
-                    f"{key}={value} does not fit the plan in {source}; try a key of its config."
-                ) from None
+        if root == key or root not in merged or root in (*replaced, *kept):
+            continue
+        try:
+            OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
+        except (OmegaConfBaseException, ValueError, TypeError):
+            rule = f"does not fit the plan in {source}; try a key of its config"
+            raise ConfigError(f"{key}={value} {rule}.") from None
     return to_config(merged, given, check_import)
 
 
@@ -59,18 +62,18 @@ def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Confi
         PlanError: the file is no plan with a configuration, or of another model.
         ConfigError: the global batch would change, or a value breaks a rule.
     """
-    own, source = required_config(path, "tune.from"), f"tune.from={path}"
+    own = required_config(path, "tune.from")
+    source = f"tune.from={path}"
     config = changed_config(own, source, composed, given, COMPOSED)
     if asdict(config.model) != asdict(own.model):
         raise PlanError(
             f"{source} was made for model={own.model.name}, and this command asks for another "
             f"(model={config.model.name}); try model={own.model.name} with its own sizes."
         )
-    batch, old = config.training.global_batch_size, own.training.global_batch_size
-    if batch != old:
-        raise ConfigError(
-            f"training.global_batch_size={batch} must stay what the plan in {source} trains with; try {old}."
-        )
+    batch = config.training.global_batch_size
+    old = own.training.global_batch_size
+    rule = f"stay what the plan in {source} trains with"
+    require(batch == old, f"training.global_batch_size={batch}", rule, old)
     return config
 
 
@@ -86,19 +89,19 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     """
     refuse_silent_overrides(given)
     asked = {key: OmegaConf.select(composed, key) for key in SOURCES}
-    (key, path), *others = [(key, path) for key, path in asked.items() if path is not None] or [
-        ("", None)
-    ]
-    if others:
-        other = "{}={}".format(*others[0])
-        raise ConfigError(
-            f"{key}={path} {SOURCES[key]}, and {other} {SOURCES[others[0][0]]}: one command does one of "
-            f"both; try {key}={path} alone."
+    named = [f"{key}={path}" for key, path in asked.items() if path is not None]
+    if len(named) == len(SOURCES):
+        first, second = (
+            f"{name} {does}" for name, does in zip(named, SOURCES.values(), strict=True)
         )
-    if key == "tune.from":
-        return tuned_config(str(path), composed, given)
-    named = key == "" or any(override.startswith("experiment=") for override in given)
-    own = None if named else own_config(str(path))
+        raise ConfigError(
+            f"{first}, and {second}: one command does one of both; try {named[0]} alone."
+        )
+    if asked["tune.from"] is not None:
+        return tuned_config(str(asked["tune.from"]), composed, given)
+    own = None
+    if named and not any(override.startswith("experiment=") for override in given):
+        own = own_config(str(asked["plan"]))
     if own is None:
         return to_config(composed, given, check_import)
-    return changed_config(own, f"plan={path}", composed, given, PRINTED)
+    return changed_config(own, named[0], composed, given, PRINTED)

@@ -3,32 +3,31 @@
 What a run has finished (a plan, a checkpoint, a table) is never removed, whatever happens after it.
 """
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from darts_parallel.cli._sweep_table import OVERRIDES
 from darts_parallel.errors import ConfigError
 
-CURVES, EVENTS = "tensorboard", "events.out.tfevents."
-BEGINNINGS = (CURVES, "multirun.yaml", OVERRIDES)
+CURVES = "tensorboard"
+EVENTS = "events.out.tfevents."
+LISTING = "multirun.yaml"
+BEGINNINGS = (CURVES, LISTING, OVERRIDES)
 """Files that a run writes before it has found anything."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes, and what was there before it.
-
-    `fresh`: the run made the folder itself.
-    """
+    """Where a run writes, and what was there before it."""
 
     path: Path
     before: frozenset[Path]
     fresh: bool
+    """Whether the run made the folder itself."""
 
     @staticmethod
     def enter(path: Path, began: float) -> "RunFolder":
@@ -52,44 +51,46 @@ class RunFolder:
         Errors:
             ConfigError: another run writes into the folder that the user named.
         """
-        held, number = self, 1
-        while (lock := held._locked(named)) is None:
+        folder = self
+        number = 1
+        lock = self._lock(named)
+        while lock is None:
             number += 1
-            beside = self.path.with_name(f"{self.path.name}-{number}")
+            path = self.path.with_name(f"{self.path.name}-{number}")
             if named:
                 raise ConfigError(
-                    f"hydra.run.dir={self.path} is being written by another run; try {beside}."
+                    f"hydra.run.dir={self.path} is being written by another run; try {path}."
                 )
-            fresh = not beside.exists()
-            beside.mkdir(exist_ok=True)
-            held = replace(self, path=beside, before=frozenset(_contents(beside)), fresh=fresh)
+            fresh = not path.exists()
+            path.mkdir(exist_ok=True)
+            folder = RunFolder(path, frozenset(_contents(path)), fresh)
+            lock = folder._lock(named)
         try:
-            yield held
+            yield folder
         finally:
             os.close(lock)
 
-    def _locked(self, named: bool) -> int | None:
+    def _lock(self, named: bool) -> int | None:
         """Lock the folder; return None where a run holds it, or left a result in one that nobody chose."""
         if not named and self._finished():
             return None
         handle = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                os.close(handle)
-                return None
-            # a file system without locks: the run goes on as it did before
+        except (BlockingIOError, PermissionError):
+            os.close(handle)
+            return None
+        except OSError:
+            pass  # a file system without locks: the run goes on without one
         return handle
 
     def _finished(self) -> bool:
         """Return whether a file that is no trace of a beginning is there."""
-        return any(
-            path.is_file()
-            for entry in self.path.glob("[!.]*")
-            if entry.name not in BEGINNINGS and entry.suffix != ".log"
-            for path in (entry, *entry.rglob("*"))
-        )
+        for entry in self.path.glob("[!.]*"):
+            traces = entry.name in BEGINNINGS or entry.suffix == ".log"
+            if not traces and any(path.is_file() for path in (entry, *entry.rglob("*"))):
+                return True
+        return False
 
     def require_writable(self) -> None:
         """Refuse a folder that cannot be written."""
@@ -108,41 +109,45 @@ class RunFolder:
 
         What anybody else has put there stays, and so does every result; next to those all stays as it is.
         """
-        added, mine = (
-            _contents(self.path) - self.before,
-            f".{os.getpid()}.",
-        )  # TensorBoard names its writer
-        if any(path.name not in BEGINNINGS for path in added if path.parent == self.path):
+        added = _contents(self.path) - self.before
+        beginnings = {self.path / name for name in BEGINNINGS}
+        if any(path.parent == self.path for path in added - beginnings):
             return
-        for path in sorted(added, reverse=True):
-            if path.parent.name == CURVES and path.name.startswith(EVENTS) and mine in path.name:
+        curves = self.path / CURVES
+        # TensorBoard writes the number of the process into the name
+        for path in curves.glob(f"{EVENTS}*.{os.getpid()}.*"):
+            if path in added:
                 path.unlink(missing_ok=True)
-            elif path.name == CURVES and path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-            elif path.name in BEGINNINGS and path.is_file():
-                path.unlink()
-        if not self.fresh:
+        for path in added & beginnings - {curves}:
+            path.unlink(missing_ok=True)
+        if curves in added:
+            with suppress(OSError):
+                curves.rmdir()
+        if self.fresh:
+            _remove_empty(self.path)
+
+
+def _remove_empty(path: Path) -> None:
+    """Remove a folder and those above it up to the working folder, if at most a sweep's listing is inside."""
+    here = Path.cwd()
+    for folder in (path, *path.parents):
+        if folder != path and here not in folder.parents:
             return
-        here = Path.cwd()
-        for folder in (self.path, *self.path.parents):
-            sweep = folder / "multirun.yaml"
-            if folder != self.path and here not in folder.parents:
-                return
-            try:
-                if [entry.name for entry in folder.iterdir()] == [sweep.name]:
-                    sweep.unlink()
-                folder.rmdir()
-            except OSError:
-                return
+        with suppress(OSError):
+            if os.listdir(folder) == [LISTING]:
+                (folder / LISTING).unlink()
+            folder.rmdir()
+        if folder.exists():
+            return
 
 
 def _contents(path: Path) -> set[Path]:
-    return {*path.glob("*"), *(path / "tensorboard").glob("*")}
+    return {*path.glob("*"), *(path / CURVES).glob("*")}
 
 
 def forget_sweeps(began: float) -> None:
     """Remove the sweep folders in which no job has begun since `began` (wall-clock seconds)."""
-    for listing in Path("multirun").absolute().glob("*/*/multirun.yaml"):
+    for listing in Path("multirun").absolute().glob(f"*/*/{LISTING}"):
         folder = listing.parent
         if listing.stat().st_mtime >= began and len(list(folder.iterdir())) == 1:
             RunFolder(folder, frozenset(), fresh=True).restore()

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,13 +20,13 @@ OVERRIDES = "overrides.json"
 SEED = "search.seed"
 LONGEST_NAME = 150
 """Characters of a job's folder; most file systems allow 255."""
-MEASURES = ("iteration_time_s", "raw_gap", "gap", "seconds")
 TITLES = {
     "iteration_time_s": "s/iteration",
     "raw_gap": "raw gap",
     "gap": "gap",
     "seconds": "search s",
 }
+"""Measures of a job, and their titles in the table."""
 
 Value = bool | str | float | int
 
@@ -37,33 +37,86 @@ class SweepJob:
 
     overrides: dict[str, Value]
     measures: dict[str, float | None]
+    """By the names of `TITLES`."""
     degrees: str
     """dp/tp/pp; ranges where layers differ."""
-    scale: tuple[int, float] = (0, 0.0)
-    """GPUs, and tokens a second on all of them."""
+    gpus: int = 0
+    tokens_per_s: float = 0.0
 
     @staticmethod
     def read(folder: Path) -> "SweepJob":
         """Read a job from its folder."""
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         given = json.loads((folder / OVERRIDES).read_text(encoding="utf-8"))
+        predicted = plan["predicted"]
         search = plan["search"] or {}
         measures = {
-            "iteration_time_s": plan["predicted"]["iteration_time_s"],
+            "iteration_time_s": predicted["iteration_time_s"],
             "raw_gap": search.get("raw_gap"),
             "gap": search.get("gradient_gap"),
             "seconds": search.get("seconds"),
         }
         degrees = [_range([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
+        degrees.append(str(plan["pp"]))
         gpus = sum(group["count"] * group["gpus"] for group in plan["cluster"]["nodes"])
-        scale = (gpus, plan["predicted"]["tokens_per_s"])
-        return SweepJob(
-            override_values(given), measures, "/".join([*degrees, str(plan["pp"])]), scale
-        )
+        speed = predicted["tokens_per_s"]
+        return SweepJob(override_values(given), measures, "/".join(degrees), gpus, speed)
 
 
 def _range(values: Sequence[int]) -> str:
-    return str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
+    least = min(values)
+    most = max(values)
+    return str(least) if least == most else f"{least}-{most}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Jobs that differ by their seeds alone."""
+
+    values: dict[str, Value]
+    """What was swept."""
+    jobs: list[SweepJob]
+
+    def known(self, measure: str) -> list[float]:
+        """List the finite values of a measure."""
+        found = [job.measures[measure] for job in self.jobs]
+        return [value for value in found if value is not None and isfinite(value)]
+
+    def median(self, measure: str) -> float | None:
+        """Return the median of a measure; None where no job has it."""
+        known = self.known(measure)
+        return median(known) if known else None
+
+    @property
+    def spread(self) -> str:
+        """How far the slowest plan is from the fastest, for the table."""
+        known = self.known("iteration_time_s")
+        if not known or min(known) <= 0:
+            return ""
+        return f" + {100 * (max(known) / min(known) - 1.0):.2f} %"
+
+    @property
+    def degrees(self) -> str:
+        """Degrees of the fastest plan."""
+        return min(self.jobs, key=lambda job: job.measures["iteration_time_s"] or inf).degrees
+
+    def cells(self, *, seeds: bool) -> list[str]:
+        """Return the line of the table; with `seeds` their number and the spread."""
+        texts = [str(value) for value in self.values.values()]
+        if seeds:
+            texts.append(str(len(self.jobs)))
+        for measure in TITLES:
+            texts.append(self._cell(measure))
+            if seeds and measure == "iteration_time_s":
+                texts[-1] += self.spread
+        return [*texts, self.degrees]
+
+    def _cell(self, measure: str) -> str:
+        value = self.median(measure)
+        if value is None:
+            return "-"
+        percent = measure.endswith("gap")
+        return f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}"
 
 
 class SweepTable(Callback):
@@ -72,101 +125,89 @@ class SweepTable(Callback):
     def on_multirun_end(self, config: DictConfig, **settings: Any) -> None:
         """Read all jobs of the sweep and write `results.csv`, `results.md` and, for one number, a curve."""
         folder = Path(config.hydra.sweep.dir)
-        jobs = [
-            SweepJob.read(path.parent)
-            for path in sorted(folder.glob(f"*/{OVERRIDES}"))
-            if (path.parent / "plan.json").exists()
-        ]
+        folders = [path.parent for path in sorted(folder.glob(f"*/{OVERRIDES}"))]
+        jobs = [SweepJob.read(own) for own in folders if (own / "plan.json").exists()]
         if not jobs:
             return
         console = Console()
         write_results(folder, jobs, console)
         if config.output.tensorboard:
-            console.print(f"curves: tensorboard --logdir {folder}", soft_wrap=True, highlight=False)
+            _say(console, f"curves: tensorboard --logdir {folder}")
 
 
 def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> None:
     """Print and write what the jobs of a sweep found."""
     keys = swept_keys(jobs)
     columns = [key for key in keys if key != SEED]
-    rows = medians(jobs, columns)
-    titles = [*columns, *(["seeds"] if SEED in keys else []), *TITLES.values(), "dp/tp/pp"]
-    words = [_words(row, columns, seeds=SEED in keys) for row in rows]
-    over = ", medians over seeds + from the fastest to the slowest" if SEED in keys else ""
-    console.print(filled_table(f"{len(jobs)} jobs{over}", titles, words, range(len(columns))))
-    write_text(folder / "results.md", "\n".join([*markdown_table(titles, words, ()), ""]))
-    swept = [[job.overrides.get(key, "") for key in keys] for job in jobs]
-    measured = ([*(job.measures[name] for name in MEASURES), job.degrees] for job in jobs)
-    lines = [[*values, *figures] for values, figures in zip(swept, measured, strict=True)]
-    write_text(folder / "results.csv", csv_text([*keys, *MEASURES, "dp_tp_pp"], lines))
+    seeds = SEED in keys
+    rows = joined_seeds(jobs, columns)
+    titles = [*columns, *(["seeds"] if seeds else []), *TITLES.values(), "dp/tp/pp"]
+    cells = [row.cells(seeds=seeds) for row in rows]
+    over = ", medians over seeds + from the fastest to the slowest" if seeds else ""
+    console.print(filled_table(f"{len(jobs)} jobs{over}", titles, cells, range(len(columns))))
+    write_text(folder / "results.md", "\n".join([*markdown_table(titles, cells, ()), ""]))
+    lines = [
+        [*(job.overrides.get(key, "") for key in keys), *job.measures.values(), job.degrees]
+        for job in jobs
+    ]
+    write_text(folder / "results.csv", csv_text([*keys, *TITLES, "dp_tp_pp"], lines))
     for name in ("results.csv", "results.md"):
-        console.print(f"table: {folder / name}", soft_wrap=True, highlight=False)
-    scales = sorted(job.scale for job in jobs)
-    fastest = {gpus: max(speed for count, speed in scales if count == gpus) for gpus, _ in scales}
-    if len(fastest) > 1:
-        (first, least), *_ = fastest.items()
-        cells = [
-            [f"{n}", f"{t:,.0f}", f"{100 * t * first / (n * least):.1f} %"]
-            for n, t in fastest.items()
-        ]
-        console.print(filled_table("Scaling", ["GPUs", "tokens/s", "of linear"], cells, ()))
-    numbers = [row[0][columns[0]] for row in rows] if len(columns) == 1 else []
-    if len(numbers) > 1 and all(
-        isinstance(n, int | float) and not isinstance(n, bool) for n in numbers
-    ):
-        from darts_parallel.report import write_sweep_curve
+        _say(console, f"table: {folder / name}")
+    _print_scaling(jobs, console)
+    if len(columns) == 1:
+        _draw_curve(folder, columns[0], rows, console)
 
-        points = [(float(overrides[columns[0]]), measured) for overrides, measured, _, _ in rows]
-        write_sweep_curve(folder / "results.png", columns[0], points)
-        console.print(f"curve: {folder / 'results.png'}", soft_wrap=True, highlight=False)
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False)
+
+
+def _print_scaling(jobs: Sequence[SweepJob], console: Console) -> None:
+    """Print the largest tokens/s of every number of GPUs, where there are several."""
+    fastest: dict[int, float] = {}
+    for job in sorted(jobs, key=lambda job: job.gpus):
+        fastest[job.gpus] = max(job.tokens_per_s, fastest.get(job.gpus, 0.0))
+    if len(fastest) < 2:
+        return
+    fewest, slowest = next(iter(fastest.items()))
+    cells = []
+    for gpus, speed in fastest.items():
+        linear = slowest * gpus / fewest
+        cells.append([f"{gpus}", f"{speed:,.0f}", f"{100 * speed / linear:.1f} %"])
+    console.print(filled_table("Scaling", ["GPUs", "tokens/s", "of linear"], cells, ()))
+
+
+def _draw_curve(folder: Path, key: str, rows: Sequence[Row], console: Console) -> None:
+    """Draw the measures over a key whose values are numbers."""
+    points = []
+    for row in rows:
+        value = row.values[key]
+        if isinstance(value, bool | str):
+            return
+        points.append((float(value), {name: row.median(name) for name in TITLES}))
+    if len(points) < 2:
+        return
+    from darts_parallel.report import write_sweep_curve
+
+    write_sweep_curve(folder / "results.png", key, points)
+    _say(console, f"curve: {folder / 'results.png'}")
 
 
 def swept_keys(jobs: Sequence[SweepJob]) -> list[str]:
     """Return keys of which two jobs have different values, in the order in which they were given."""
-    every = list(dict.fromkeys(key for job in jobs for key in job.overrides))
-    return [key for key in every if len({str(job.overrides.get(key, "")) for job in jobs}) > 1]
+    values: dict[str, set[str]] = {}
+    for key in (key for job in jobs for key in job.overrides):
+        values[key] = {str(job.overrides.get(key, "")) for job in jobs}
+    return [key for key, found in values.items() if len(found) > 1]
 
 
-Row = tuple[dict[str, Value], dict[str, float | None], str, int]
-"""Swept values, medians of the measures, degrees of the fastest plan, and how many seeds."""
-
-
-def medians(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
+def joined_seeds(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
     """Join jobs that differ by their seeds alone in one row, in the order of the sweep."""
-    groups: dict[tuple[str, ...], list[SweepJob]] = {}
+    rows: dict[str, Row] = {}
     for job in jobs:
-        groups.setdefault(tuple(str(job.overrides.get(key, "")) for key in columns), []).append(job)
-    rows: list[Row] = []
-    for members in groups.values():
-        measures: dict[str, float | None] = {}
-        for name in MEASURES:
-            known = [v for job in members if (v := job.measures[name]) is not None and isfinite(v)]
-            measures[name] = median(known) if known else None
-            measures[f"{name} spread"] = (
-                max(known) / min(known) - 1.0 if known and min(known) > 0 else None
-            )
-        best = min(members, key=lambda job: job.measures["iteration_time_s"] or float("inf"))
-        values = {key: members[0].overrides.get(key, "") for key in columns}
-        rows.append((values, measures, best.degrees, len(members)))
-    return rows
-
-
-def _words(row: Row, columns: Sequence[str], *, seeds: bool) -> list[str]:
-    values, measures, degrees, count = row
-    texts = [str(values[key]) for key in columns] + ([str(count)] if seeds else [])
-    for name in MEASURES:
-        value = measures[name]
-        percent = name in ("raw_gap", "gap")
-        texts.append(
-            "-" if value is None else f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}"
-        )
-        if (
-            seeds
-            and name == "iteration_time_s"
-            and (spread := measures[f"{name} spread"]) is not None
-        ):
-            texts[-1] += f" + {100 * spread:.2f} %"
-    return [*texts, degrees]
+        values = {key: job.overrides.get(key, "") for key in columns}
+        rows.setdefault(str(values), Row(values, [])).jobs.append(job)
+    return list(rows.values())
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from darts_parallel.config import (
     config_dir,
     error_sentence,
     leave_pipe,
-    refuse_endless_files,
+    readable_folder,
     register_schema,
     with_own_job,
 )
@@ -36,6 +36,7 @@ from darts_parallel.problem import Problem
 from darts_parallel.report import seconds as seconds_label
 
 PIPED_WIDTH = 100
+CONFIG_DIR = "--config-dir="
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
 
@@ -88,9 +89,9 @@ def main() -> None:
     _print_whatever_comes()
     try:
         sys.argv[1:], held = deferred_overrides(with_own_job(flags_first(sys.argv[1:])))
-        for argument in sys.argv[1:]:
-            if argument.startswith("--config-dir="):
-                refuse_endless_files(argument.partition("=")[2])
+        for place, argument in enumerate(sys.argv):
+            if argument.startswith(CONFIG_DIR):
+                sys.argv[place] = CONFIG_DIR + readable_folder(argument.removeprefix(CONFIG_DIR))
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return

@@ -2,7 +2,10 @@
 
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.checks import MAX_PROCESSES as MAX_PROCESSES
+from darts_parallel.config.checks import check_fields as check_fields
+from darts_parallel.config.checks import one_of as one_of
 from darts_parallel.config.checks import quoted as quoted
+from darts_parallel.config.checks import ranged as ranged
 from darts_parallel.config.checks import require as require
 from darts_parallel.config.checks import require_at_least as require_at_least
 from darts_parallel.config.checks import require_member as require_member
@@ -16,7 +19,7 @@ from darts_parallel.config.cluster import NodeGroupConfig as NodeGroupConfig
 from darts_parallel.config.cluster import RunConfig as RunConfig
 from darts_parallel.config.composition import ANY as ANY
 from darts_parallel.config.composition import load_config as load_config
-from darts_parallel.config.composition import refuse_endless_files as refuse_endless_files
+from darts_parallel.config.composition import readable_folder as readable_folder
 from darts_parallel.config.composition import refuse_silent_overrides as refuse_silent_overrides
 from darts_parallel.config.composition import to_config as to_config
 from darts_parallel.config.composition import with_own_job as with_own_job
@@ -38,6 +41,8 @@ from darts_parallel.config.layer_pattern import symbol as symbol
 from darts_parallel.config.layer_pattern import windowed as windowed
 from darts_parallel.config.messages import error_sentence as error_sentence
 from darts_parallel.config.model import ModelConfig as ModelConfig
+from darts_parallel.config.old_keys import OldKey as OldKey
+from darts_parallel.config.old_keys import translate as translate
 from darts_parallel.config.options import FOLDER as FOLDER
 from darts_parallel.config.options import describe as describe
 from darts_parallel.config.options import guarded as guarded

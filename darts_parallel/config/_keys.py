@@ -6,16 +6,18 @@ from typing import Any, get_args, get_origin
 
 from darts_parallel.errors import closest
 
+ENTRIES: dict[Any, str] = {list: "[]", dict: ".*"}
+"""How a key names an entry of a list and of a mapping."""
+
 
 def all_keys(schema: Any, prefix: str = "") -> list[str]:
     """List every dotted key of a dataclass; `[]` stands for an entry of a list, `*` for one of a mapping."""
     keys = [f"{prefix}{entry.name}" for entry in fields(schema)]
     for entry in fields(schema):
+        suffix = ENTRIES.get(get_origin(entry.type), "")
         for inner in (entry.type, *get_args(entry.type)):
             if is_dataclass(inner):
-                origin: Any = get_origin(entry.type)
-                suffix = "[]" if origin is list else ".*" if origin is dict else ""
-                keys.extend(all_keys(inner, f"{prefix}{entry.name}{suffix}."))
+                keys += all_keys(inner, f"{prefix}{entry.name}{suffix}.")
     return keys
 
 
@@ -57,19 +59,19 @@ def closest_key(key: str, schema: Any) -> str:
     """
     parts = key.split(".")
     known = list(walk(key, schema))[: len(parts) - 1]
-    name = parts[len(known)]
     place = ".".join(parts[: len(known)])
-    meant = [k for k in all_keys(schema) if parts[-1] in (_name(k), _initials(k))]
-    meant.sort(key=lambda k: k.partition(".")[0] != parts[0])
+    every = all_keys(schema)
+    meant = [k for k in every if parts[-1] in (_name(k), _initials(k))]
+    if meant:
+        return min(meant, key=lambda k: k.partition(".")[0] != parts[0])
     kind = plain_type(known[-1][1]) if known else schema
-    if meant or not place:
-        candidates = meant[:1] or all_keys(schema)
-    elif is_dataclass(kind):
+    candidates = every
+    if known:
+        if not is_dataclass(kind):
+            return place
         candidates = [f"{place}.{entry.name}" for entry in fields(kind)]
-    else:
-        return place
     names = [_name(candidate) for candidate in candidates]
-    return candidates[names.index(closest(name, names))]
+    return candidates[names.index(closest(parts[len(known)], names))]
 
 
 def _name(key: str) -> str:

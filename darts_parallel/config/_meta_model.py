@@ -5,6 +5,7 @@ Imported where a Hugging Face file is read alone: `transformers` is slow to impo
 
 import re
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from darts_parallel.config.huggingface import OWN_FILE, Imported
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError, UnsupportedError
 
-SEQUENCE, SCANNED = 256, 32
-"""Tokens of the forward pass that counts matrix products; with state spaces, which scan token by token."""
+SEQUENCE = 256
+"""Tokens of the forward pass that counts matrix products."""
+SCANNED = 32
+"""The same with state spaces, which scan token by token."""
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of published files that `transformers` knows by another name."""
 TOP_K = (
@@ -70,15 +73,14 @@ def _configuration(values: dict[str, Any], place: str) -> Any:
     text = getattr(config, "text_config", None)
     if text is not None and "tie_word_embeddings" in values:
         text.tie_word_embeddings = values["tie_word_embeddings"]
-    return (
-        config
-        if text is None or (_auto_class(text) is None and _auto_class(config) is not None)
-        else text
-    )
+    if text is None or (_auto_class(text) is None and _auto_class(config) is not None):
+        return config
+    return text
 
 
 def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip().rstrip(".")
 
 
 def _counted(config: Any, place: str, name: str) -> Imported:
@@ -109,11 +111,9 @@ class BaseWithHead(torch.nn.Module):
         table = base.get_input_embeddings()
         if type(table) is not torch.nn.Embedding:
             raise ValueError("it is no language model")
-        self.model, self.config, self.get_input_embeddings = (
-            base,
-            base.config,
-            base.get_input_embeddings,
-        )
+        self.model = base
+        self.config = base.config
+        self.get_input_embeddings = base.get_input_embeddings
         self.lm_head = torch.nn.Linear(table.embedding_dim, table.num_embeddings, bias=False)
         if getattr(self.config, "tie_word_embeddings", False):
             self.lm_head.weight = table.weight
@@ -129,16 +129,14 @@ class BaseWithHead(torch.nn.Module):
 
 def _auto_class(config: Any) -> Any:
     """Return the class that builds the language model of a configuration with its head, or None."""
-    if (
-        config.is_encoder_decoder
-        and type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    ):
+    kind = type(config)
+    translates = kind in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder and translates:
         return transformers.AutoModelForSeq2SeqLM
-    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(
-        config, "is_decoder", False
-    ):
+    decodes = getattr(config, "is_decoder", False)
+    if kind in transformers.MODEL_FOR_MASKED_LM_MAPPING and not decodes:
         return transformers.AutoModelForMaskedLM
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    if kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM
     return None
 
@@ -180,72 +178,89 @@ def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter, WholeBatch():
         ids = torch.zeros(1, tokens, dtype=torch.long)
-        model(
-            input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
-        )
-    # convolutions are no matrix products
-    flop = {
-        path: float(sum(n for op, n in ops.items() if "mm" in str(op)))
-        for path, ops in counter.get_flop_counts().items()
-    }
-    total, top_k = flop["Global"], _top_k(model.config)
+        inputs = {"input_ids": ids}
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = ids
+        model(**inputs)
+    flop = {path: _products(ops) for path, ops in counter.get_flop_counts().items()}
+    total = flop["Global"]
     for path, module in model.named_modules():
         count = flop.get(f"{type(model).__name__}.{path}", 0.0)
-        experts = [p.shape for p in module.parameters(recurse=False) if p.dim() == 3]
-        if "Rotary" in type(module).__name__:
-            total -= count
-        elif hasattr(module, "A_log"):
-            products = sum(
-                part.weight.numel() for part in module.modules() if type(part) is torch.nn.Linear
-            )
-            total -= count - 2.0 * tokens * products
-        elif experts and top_k and count == 2.0 * tokens * sum(shape.numel() for shape in experts):
-            total -= count * (1.0 - top_k / experts[0][0])
+        total -= _left_out(module, count, tokens, _top_k(model.config))
     return total, order
+
+
+def _products(counts: Mapping[Any, int]) -> float:
+    """Add the FLOP of matrix products; convolutions are none."""
+    return float(sum(count for operation, count in counts.items() if "mm" in str(operation)))
+
+
+def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> float:
+    """Return the FLOP of a module that priced layers do not have, of `count`."""
+    if "Rotary" in type(module).__name__:
+        return count
+    if hasattr(module, "A_log"):
+        linear = [part for part in module.modules() if type(part) is torch.nn.Linear]
+        return count - 2.0 * tokens * sum(part.weight.numel() for part in linear)
+    experts = [p.shape for p in module.parameters(recurse=False) if p.dim() == 3]
+    if experts and top_k and count == 2.0 * tokens * sum(shape.numel() for shape in experts):
+        return count * (1.0 - top_k / experts[0][0])
+    return 0.0
 
 
 def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
     """Return the fields that no shape says: windows, routing, positions, dropout, direction of attention."""
     unused = re.compile("layer_?drop|classifier|summary")
-    rates = [
-        value for key, value in config.to_dict().items() if "drop" in key and not unused.search(key)
-    ]
+    values = config.to_dict().items()
+    rates = [value for key, value in values if "drop" in key and not unused.search(key)]
     said: dict[str, Any] = {
         "causal": "MaskedLM" not in type(model).__name__,
         "dropout": any(isinstance(rate, float) and rate > 0 for rate in rates),
     }
     if not found["learned_positions"]:
-        relative = found["relative_position_buckets"]
-        longest = None if relative else getattr(config, "max_position_embeddings", None)
+        longest = None
+        if not found["relative_position_buckets"]:
+            longest = getattr(config, "max_position_embeddings", None)
         said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)
     if found.get("num_experts"):
-        said["moe_router_topk"] = _top_k(config) or found["num_experts"]
-        groups = getattr(config, "n_group", None) or 1
-        if groups > 1:
-            used = getattr(config, "topk_group", None) or groups
-            said.update(moe_router_num_groups=groups, moe_router_group_topk=used)
-        biased = any("correction_bias" in key for key, _ in model.named_buffers())
-        said["moe_router_enable_expert_bias"] = biased
-        said["moe_router_pre_softmax"] = (
-            getattr(config, "norm_topk_prob", None) is False and not biased
-        )
-        factor = getattr(config, "routed_scaling_factor", None)
-        said["moe_router_topk_scaling_factor"] = None if factor in (None, 1) else float(factor)
-    return {**said, **_windows(config, found["num_layers"])}
+        said |= _routing(config, found["num_experts"], model)
+    return said | _windows(config, found["num_layers"])
+
+
+def _routing(config: Any, num_experts: int, model: Any) -> dict[str, Any]:
+    """Return how the router chooses experts."""
+    biased = any("correction_bias" in key for key, _ in model.named_buffers())
+    over_chosen = getattr(config, "norm_topk_prob", None) is not False
+    factor = getattr(config, "routed_scaling_factor", None)
+    said: dict[str, Any] = {
+        "moe_router_topk": _top_k(config) or num_experts,
+        "moe_router_enable_expert_bias": biased,
+        "moe_router_pre_softmax": not over_chosen and not biased,
+        "moe_router_topk_scaling_factor": None if factor in (None, 1) else float(factor),
+    }
+    groups = getattr(config, "n_group", None) or 1
+    if groups > 1:
+        said["moe_router_num_groups"] = groups
+        said["moe_router_group_topk"] = getattr(config, "topk_group", None) or groups
+    return said
 
 
 def _top_k(config: Any) -> int | None:
-    return next(
-        (value for key in TOP_K if isinstance(value := getattr(config, key, None), int)), None
-    )
+    """Return the experts that a token is sent to, by the first known name."""
+    values = (getattr(config, key, None) for key in TOP_K)
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _windows(config: Any, layers: int) -> dict[str, Any]:
     """Return the size of sliding windows and the layers that have them; nothing where all attend globally."""
-    size = next((value for key in WINDOWS if (value := getattr(config, key, None))), None)
+    sizes = [getattr(config, key, None) for key in WINDOWS]
+    size = next((value for value in sizes if value), None)
+    if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:
+        return {}
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    flags = [int("sliding" in kind or "local" in kind) for kind in kinds or ["sliding"] * layers]
-    unused = getattr(config, "use_sliding_window", True) is False
-    if not isinstance(size, int) or unused or not any(flags) or len(flags) != layers:
+    flags = [1] * layers
+    if kinds:
+        flags = [int("sliding" in kind or "local" in kind) for kind in kinds]
+    if not any(flags) or len(flags) != layers:
         return {}
     return {"sliding_window": size, "sliding_window_pattern": None if all(flags) else flags}

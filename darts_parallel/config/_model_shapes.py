@@ -6,6 +6,7 @@ in widths, norms or biases, and what is read wrongly, do not add up in `problem/
 """
 
 import re
+from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ Fields = dict[str, Any]
 _ATTENTION = re.compile(r"Att(entio)?n", re.IGNORECASE)
 _QUERY_OR_KEY = re.compile(r"(^|[._])(q|k|query|key)[a-z_]*norm", re.IGNORECASE)
 _GATE = re.compile(r"[._](gate|g)_proj$")
+_DOWN = re.compile("down|output|^w2$")
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -29,22 +31,49 @@ class MetaPart:
     """A module with weights of its own, and its path."""
 
     def __init__(self, path: str, module: nn.Module):
-        self.path, self.module = path, module
+        self.path = path
+        self.module = module
         self.weights = {name: tuple(p.shape) for name, p in module.named_parameters(recurse=False)}
-        weight, kind = self.weights.get("weight", ()), type(module).__name__
         self.bias = "bias" in self.weights
+        weight = self.weights.get("weight", ())
+        kind = type(module).__name__
         named = "Norm" in kind and not isinstance(module, nn.Linear)
-        plain = set(self.weights) <= {"weight", "bias"} and (len(weight) == 1 or named)
-        self.norm = prod(weight) if weight and plain else 0
-        product = len(weight) == 2 and not named and not isinstance(module, nn.Embedding)
-        # GPT-2 stores its products transposed
-        self.out, self.inputs = (
-            (weight[::-1] if kind == "Conv1D" else weight) if product else (0, 0)
-        )
+        norm = set(self.weights) <= {"weight", "bias"} and (len(weight) == 1 or named)
+        self.norm = prod(weight) if weight and norm else 0
+        """Size of a norm's scale; 0: no norm."""
+        self.out = 0
+        """Columns of a matrix product; 0: no product."""
+        self.inputs = 0
+        if len(weight) == 2 and not named and not self.is_table:
+            # GPT-2 stores its products transposed
+            self.out, self.inputs = weight[::-1] if kind == "Conv1D" else weight
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is an embedding."""
+        return isinstance(self.module, nn.Embedding)
+
+    @property
+    def is_head_norm(self) -> bool:
+        """Whether it is a norm of queries or keys."""
+        return bool(self.norm and _QUERY_OR_KEY.search(self.path))
+
+    def inside(self, path: str) -> bool:
+        """Return whether it is the module of a path, or a part of that."""
+        return f"{self.path}.".startswith(f"{path}.")
 
     def refuse(self, why: str = "is not modelled") -> NotModelled:
         """Return the error that names this part."""
         return NotModelled(f"{self.path} ({type(self.module).__name__}) {why}")
+
+
+def _without(parts: Sequence[MetaPart], others: Sequence[MetaPart]) -> list[MetaPart]:
+    return [part for part in parts if part not in others]
 
 
 class MetaBlock(NamedTuple):
@@ -64,9 +93,11 @@ class ShapeReader:
 
     def __init__(self, model: nn.Module, order: dict[nn.Module, int]):
         """Keep a model of `transformers`, and the numbers of its modules' first calls."""
-        self.model, self.order = model, order
+        self.model = model
+        self.order = order
         self.config: Any = model.config
         self.table = model.get_input_embeddings()  # type: ignore[operator]
+        self.head = model.get_output_embeddings()  # type: ignore[operator]
         self.vocabulary, self.hidden = self.table.weight.shape
         self.fields: Fields = {}
         self.buckets = 0
@@ -84,9 +115,8 @@ class ShapeReader:
         if not blocks:
             raise NotModelled(f"{type(self.model).__name__} has no list of blocks")
         inside = tuple(f"{path}." for path, _ in stacks)
-        self._ends(
-            [p for p in self._parts(self.model, "") if not p.path.startswith(inside)], len(stacks)
-        )
+        every = self._parts(self.model, "")
+        self._ends([p for p in every if not p.path.startswith(inside)], len(stacks))
         self.fields.setdefault("num_heads", gcd(self.hidden, self.fields.get("mamba_num_heads", 1)))
         self.fields.update(vocab_size=self.vocabulary, hidden_size=self.hidden)
         self.fields["relative_position_buckets"] = self.buckets // len(stacks)
@@ -98,10 +128,9 @@ class ShapeReader:
 
     def _set(self, part: MetaPart, **fields: Any) -> None:
         for key, value in fields.items():
-            if self.fields.setdefault(key, value) != value:
-                raise part.refuse(
-                    f"has {key}={value} beside {self.fields[key]}, and one model has one"
-                )
+            known = self.fields.setdefault(key, value)
+            if known != value:
+                raise part.refuse(f"has {key}={value} beside {known}, and one model has one")
 
     def _parts(self, root: nn.Module, path: str) -> list[MetaPart]:
         """Return the modules with trained weights below `root`, in the order of their calls."""
@@ -114,136 +143,144 @@ class ShapeReader:
 
     def _stacks(self, count: int) -> list[tuple[str, nn.ModuleList]]:
         """Return the `count` outermost lists of modules with the most parameters, as the model holds them."""
-        lists = [
-            (name, m) for name, m in self.model.named_modules() if isinstance(m, nn.ModuleList)
-        ]
-        outer = [
-            (p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)
-        ]
-        largest = sorted(outer, key=lambda one: -sum(p.numel() for p in one[1].parameters()))[
-            :count
-        ]
-        return [one for one in outer if one in largest]
+        outer: list[tuple[str, nn.ModuleList]] = []
+        for name, module in self.model.named_modules():
+            # a module comes before its parts
+            within = name.startswith(tuple(f"{path}." for path, _ in outer))
+            if isinstance(module, nn.ModuleList) and not within:
+                outer.append((name, module))
+
+        def size(entry: tuple[str, nn.ModuleList]) -> int:
+            return sum(p.numel() for p in entry[1].parameters())
+
+        largest = sorted(outer, key=size, reverse=True)[:count]
+        return [entry for entry in outer if entry in largest]
 
     def _block(self, path: str, block: nn.Module) -> MetaBlock:
+        """Read state space, attentions, experts and MLP of one block."""
         rest = self._parts(block, path)
+        symbols = ""
         mixer = next((p for p in rest if "A_log" in p.weights), None)
         if mixer is not None:
-            inside = [p for p in rest if f"{p.path}.".startswith(f"{mixer.path}.")]
-            rest = [p for p in rest if p not in inside]
+            inside = [p for p in rest if p.inside(mixer.path)]
+            rest = _without(rest, inside)
             self._state_space(mixer, inside)
-        roots: list[str] = []
-        for name, module in block.named_modules():
-            has = [p for p in rest if f"{p.path}.".startswith(f"{path}.{name}.")]
-            inner = f"{path}.{name}.".startswith(tuple(f"{root}." for root in roots))
-            if name and has and not inner and _ATTENTION.search(type(module).__name__):
-                roots.append(f"{path}.{name}")
-        scales = {p.path for p in rest if p.norm and _QUERY_OR_KEY.search(p.path)}
-        normed = [p for p in rest if p.norm == self.hidden and p.path not in scales]
+            symbols += MAMBA
+        roots = _attention_roots(path, block, rest)
+        normed = [p for p in rest if p.norm == self.hidden and not p.is_head_norm]
         for part in normed:
             self._set(part, norm_scale=True, norm_bias=part.bias)
+        rest = _without(rest, normed)
         for root in roots:
-            group = [p for p in rest if f"{p.path}.".startswith(f"{root}.")]
-            rest = [p for p in rest if p not in group]
-            self._attention(
-                block.get_submodule(root[len(path) + 1 :]), [p for p in group if p not in normed]
-            )
-        experts, ffn = self._mlp([p for p in rest if p not in normed])
+            group = [p for p in rest if p.inside(root)]
+            rest = _without(rest, group)
+            self._attention(block.get_submodule(root[len(path) + 1 :]), group)
+            symbols += ATTENTION
+        experts, ffn = self._mlp(rest)
+        if experts:
+            symbols += EXPERTS
+        elif ffn:
+            symbols += MLP
         norms = len(normed)
         if not normed:
-            named = [
-                name for name, module in block.named_modules() if "Norm" in type(module).__name__
-            ]
-            norms = sum(not _QUERY_OR_KEY.search(name) for name in named)
+            norms = _unscaled_norms(block)
             self._set(MetaPart(path, block), norm_scale=False, norm_bias=False)
-        symbols = MAMBA * (mixer is not None) + ATTENTION * len(roots)
-        return MetaBlock(path, symbols + (EXPERTS if experts else MLP * bool(ffn)), ffn, norms)
+        return MetaBlock(path, symbols, ffn, norms)
 
     def _attention(self, root: nn.Module, parts: list[MetaPart]) -> None:
         """Read one attention: the product called last is its output, the others are what goes in."""
-        scales = [p for p in parts if p.norm and _QUERY_OR_KEY.search(p.path)]
         *ins, out = [p for p in parts if p.out and "indexer" not in p.path]
         self._set(out, attention_output_bias=out.bias)
         for part in parts:
-            if "relative" in part.path and isinstance(part.module, nn.Embedding):
+            if "relative" in part.path and part.is_table:
                 self.buckets += part.weights["weight"][0]
             elif set(part.weights) == {"sinks"}:
                 self._set(part, attention_sinks=True)
-            elif not part.out and part not in scales:
+            elif not part.out and not part.is_head_norm:
                 raise part.refuse()
         if any("kv_a_" in p.path for p in ins):
             self._latent(parts, out)
             return
         gates = [p for p in ins if _GATE.search(p.path)]
-        ins = [p for p in ins if p not in gates]
-        sizes = (getattr(m, key, None) for m in root.modules() for key in _HEAD_SIZES)
-        size = next(
-            (s for s in sizes if isinstance(s, int)), out.inputs // self.config.num_attention_heads
-        )
-        queries, total = out.inputs, sum(part.out for part in ins)
+        numbers = self._heads(root, _without(ins, gates), out, gates)
+        self._set(out, attention_gate_size=sum(p.out for p in gates) or None)
+        scales = [p for p in parts if p.is_head_norm]
+        if scales:
+            every = sum(p.norm for p in scales) == numbers
+            several = out.inputs != self.fields["head_dim"]
+            self._set(scales[0], qk_norm=True, qk_norm_whole=every and several)
+
+    def _heads(
+        self, root: nn.Module, ins: list[MetaPart], out: MetaPart, gates: list[MetaPart]
+    ) -> int:
+        """Read the heads of queries, keys and values, which are one, two or three products.
+
+        Returns:
+            Numbers of the queries and keys of a token.
+        """
+        size = self._head_size(root, out)
+        queries = out.inputs
+        total = sum(part.out for part in ins)
         keys = (total - queries) // 2
         given = getattr(self.config, "num_key_value_heads", None)
         odd = len(ins) < 3 and given and keys not in (queries, given * size)
-        split = sorted(p.out for p in ins)
         forms = ([total], sorted([queries, 2 * keys]), sorted([queries, keys, keys]))
+        split = sorted(p.out for p in ins)
         if odd or keys <= 0 or keys % size or split not in forms:
-            shapes = ", ".join(
-                f"{p.path.rpartition('.')[2]} {p.out}x{p.inputs}" for p in [*ins, *gates, out]
-            )
-            raise ins[-1].refuse(
-                f"stands in an attention of products {shapes}, no queries, keys and values"
-            )
-        gate = sum(p.out for p in gates) or None
+            shapes = ", ".join(f"{p.name} {p.out}x{p.inputs}" for p in [*ins, *gates, out])
+            why = f"stands in an attention of products {shapes}, no queries, keys and values"
+            raise ins[-1].refuse(why)
         self._set(out, num_heads=queries // size, num_kv_heads=keys // size, head_dim=size)
-        self._set(out, attention_gate_size=gate)
         self._set(ins[0], qkv_bias=ins[0].bias)
-        if scales:
-            whole = sum(p.norm for p in scales) == queries + keys and queries != size
-            self._set(scales[0], qk_norm=True, qk_norm_whole=whole)
+        return queries + keys
+
+    def _head_size(self, root: nn.Module, out: MetaPart) -> int:
+        """Return the size of a head that an attention or a part of it names, or an even share."""
+        for module in root.modules():
+            for key in _HEAD_SIZES:
+                size = getattr(module, key, None)
+                if isinstance(size, int):
+                    return size
+        heads: int = self.config.num_attention_heads
+        return out.inputs // heads
 
     def _latent(self, parts: list[MetaPart], out: MetaPart) -> None:
         """Read multi-head latent attention, and the indexer that picks the keys it attends to."""
         sizes: Fields = {key: getattr(self.config, key, None) for key in _LATENT}
-        self._set(
-            out, multi_latent_attention=True, num_heads=out.inputs // sizes["v_head_dim"], **sizes
-        )
-        self._set(out, qkv_bias=False)
-        indexer = {p.path.rpartition(".")[2]: p for p in parts if "indexer" in p.path and p.out}
+        heads = out.inputs // sizes["v_head_dim"]
+        self._set(out, multi_latent_attention=True, num_heads=heads, qkv_bias=False, **sizes)
+        indexer = {p.name: p for p in parts if "indexer" in p.path and p.out}
         if indexer:
-            heads, width = indexer["weights_proj"].out, indexer["wk"].out
-            self._set(out, indexer_num_heads=heads, indexer_head_dim=width)
+            self._set(out, indexer_num_heads=indexer["weights_proj"].out)
+            self._set(out, indexer_head_dim=indexer["wk"].out)
 
     def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> None:
         """Read Mamba-1 or Mamba-2."""
-        by_name = {p.path.rpartition(".")[2]: p for p in parts if p is not mixer}
+        by_name = {p.name: p for p in parts if p is not mixer}
         if not {"in_proj", "out_proj", "conv1d"} <= set(by_name):
             raise mixer.refuse("is no state space of Mamba-1 or Mamba-2")
-        inner, convolved = by_name["out_proj"].inputs, by_name["conv1d"].weights["weight"]
+        inner = by_name["out_proj"].inputs
+        convolved = by_name["conv1d"].weights["weight"]
         heads, *state = mixer.weights["A_log"]
         if state:
             self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
             self._set(mixer, mamba_dt_rank=by_name["dt_proj"].inputs, mamba_num_heads=inner)
         else:
             module: Any = mixer.module
-            groups, chunk = module.n_groups, module.chunk_size
+            groups = module.n_groups
             state = [(convolved[0] - inner) // (2 * groups)]
-            self._set(mixer, mamba_num_heads=heads, mamba_num_groups=groups, mamba_chunk_size=chunk)
+            self._set(mixer, mamba_num_heads=heads, mamba_num_groups=groups)
+            self._set(mixer, mamba_chunk_size=module.chunk_size)
         self._set(mixer, mamba_head_dim=inner // heads, mamba_state_dim=state[0])
         self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
 
     def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
         """Read experts with their router, then the MLP (or shared experts) that is left; return its size."""
         fused = [p for p in parts if any(len(shape) == 3 for shape in p.weights.values())]
-        parts = [p for p in parts if p not in fused]
+        parts = _without(parts, fused)
         for part in fused:
             self._experts(part)
-            sizes = (self.fields["num_experts"], self.hidden)
-            router = next((p for p in parts if (p.out, p.inputs) == sizes), None)
-            if router is None:
-                raise part.refuse("has no router")
-            gates = [p for p in parts if p.out == 1 and not p.bias and p is not router]
-            self._set(router, moe_router_bias=router.bias, moe_shared_expert_gate=bool(gates))
-            parts = [p for p in parts if p not in (router, *gates)]
+            parts = _without(parts, self._router(part, parts))
         for part in parts:
             if set(part.weights) == {"alpha_p", "alpha_n"}:
                 self._set(part, activation_parameters=len(part.weights))
@@ -255,97 +292,135 @@ class ShapeReader:
         *ins, down = products
         widths = [p.out for p in ins]
         if sum(widths) not in (down.inputs, 2 * down.inputs) or down.out != self.hidden:
-            raise ins[0].refuse(
-                f"stands in an MLP of widths {[*widths, down.out]}, which is not modelled"
-            )
+            shown = [*widths, down.out]
+            raise ins[0].refuse(f"stands in an MLP of widths {shown}, which is not modelled")
         self._set(down, gated_mlp=sum(widths) > down.inputs, mlp_bias=down.bias)
         return bool(fused), down.inputs
 
+    def _router(self, experts: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
+        """Read the product that chooses experts, and the gate of shared ones; return both."""
+        shape = (self.fields["num_experts"], self.hidden)
+        router = next((p for p in parts if (p.out, p.inputs) == shape), None)
+        if router is None:
+            raise experts.refuse("has no router")
+        gates = [p for p in parts if p.out == 1 and not p.bias and p is not router]
+        self._set(router, moe_router_bias=router.bias, moe_shared_expert_gate=bool(gates))
+        return [router, *gates]
+
     def _experts(self, part: MetaPart) -> None:
+        """Read the fused products of all experts."""
         shapes = {name: shape for name, shape in part.weights.items() if len(shape) == 3}
-        last = (shape for name, shape in shapes.items() if re.search("down|output|^w2$", name))
-        down: tuple[int, ...] = next(last, ())
-        if self.hidden not in down:
+        last = [shape for name, shape in shapes.items() if _DOWN.search(name)]
+        if not last or self.hidden not in last[0]:
             raise part.refuse("are experts of an unknown form")
-        width = prod(down[1:]) // self.hidden
-        gated = sum(prod(shape[1:]) for shape in shapes.values()) == 3 * width * self.hidden
-        self._set(part, num_experts=down[0], moe_ffn_hidden_size=width, gated_mlp=gated)
+        count, *down = last[0]
+        width = prod(down) // self.hidden
+        numbers = sum(prod(shape[1:]) for shape in shapes.values())
+        self._set(part, num_experts=count, moe_ffn_hidden_size=width)
+        self._set(part, gated_mlp=numbers == 3 * width * self.hidden)
         self._set(part, expert_bias=len(part.weights) > len(shapes))
 
     def _ends(self, parts: list[MetaPart], stacks: int) -> None:
         """Read tables, norms and head outside of the blocks."""
-        head = self.model.get_output_embeddings()  # type: ignore[operator]
-        tied = head is None or head.weight is self.table.weight
+        tied = self.head is None or self.head.weight is self.table.weight
         fields: Fields = {"tie_embeddings": tied, "learned_positions": False, "output_bias": False}
-        counts = {"final": 0, "embedding": 0}
-        if not self.fields.get("norm_scale", True):
-            counts["final"] = stacks  # whose number no shape says
+        # without scales no shape says how many final norms there are
+        unscaled = not self.fields.get("norm_scale", True)
+        counts = {"final_norm": stacks if unscaled else 0, "embedding_norm": 0}
         for part in parts:
-            name, embedding = part.path.lower(), isinstance(part.module, nn.Embedding)
-            rows, width = (*part.weights.get("weight", (0,)), 0)[:2]
-            if (
-                part.module in (self.table, head)
-                or getattr(part.module, "weight", None) is self.table.weight
-            ):
-                fields["output_bias"] = fields["output_bias"] or (part.module is head and part.bias)
-            elif embedding and width == self.hidden and ("pos" in name or "wpe" in name):
-                pad: Any = part.module.padding_idx
-                offset: Any = getattr(part.module, "offset", 0 if pad is None else pad + 1)
-                fields.update(
-                    learned_positions=True, max_seq_len=rows - offset, position_offset=offset
-                )
-            elif embedding and width == self.hidden and "type" in name:
-                fields["token_types"] = rows
+            if self._is_vocabulary(part):
+                fields["output_bias"] |= part.module is self.head and part.bias
             elif part.weights == {"bias": (self.vocabulary,)}:
                 fields["output_bias"] = True
+            elif part.is_table:
+                fields.update(self._table(part))
             elif part.norm == self.hidden:
                 self._set(part, norm_bias=part.bias)
-                if "head_transform" not in fields:
-                    counts["embedding" if "emb" in name else "final"] += 1
-            elif (
-                {part.out, part.inputs} != {self.hidden}
-                or "head_transform" in fields
-                or "pool" in name
-            ):
-                raise part.refuse()
-            else:
+                place = "embedding_norm" if "emb" in part.path.lower() else "final_norm"
+                # a norm after the head's transform belongs to that
+                counts[place] += "head_transform" not in fields
+            elif self._is_transform(part) and "head_transform" not in fields:
                 fields.update(head_transform=True, transform_bias=part.bias)
-        self.fields.update(fields, **{f"{key}_norm": count > 0 for key, count in counts.items()})
+            else:
+                raise part.refuse()
+        self.fields.update(fields, **{key: count > 0 for key, count in counts.items()})
+
+    def _is_vocabulary(self, part: MetaPart) -> bool:
+        """Return whether a part is the table of tokens or the head."""
+        if part.module in (self.table, self.head):
+            return True
+        return getattr(part.module, "weight", None) is self.table.weight
+
+    def _is_transform(self, part: MetaPart) -> bool:
+        """Return whether a part is the dense layer before BERT's head."""
+        return {part.out, part.inputs} == {self.hidden} and "pool" not in part.path.lower()
+
+    def _table(self, part: MetaPart) -> Fields:
+        """Read a table of positions or of token types."""
+        name = part.path.lower()
+        rows, width = part.weights["weight"]
+        if width == self.hidden and ("pos" in name or "wpe" in name):
+            pad: Any = part.module.padding_idx
+            offset: Any = getattr(part.module, "offset", 0 if pad is None else pad + 1)
+            longest = rows - offset
+            return {"learned_positions": True, "max_seq_len": longest, "position_offset": offset}
+        if width == self.hidden and "type" in name:
+            return {"token_types": rows}
+        raise part.refuse()
 
     def _widths(self, blocks: list[MetaBlock]) -> None:
         """Say which block has what: experts, state spaces, widths of MLPs."""
-        self.hybrid = any(MAMBA in b.symbols or len(b.symbols) < 2 for b in blocks)
-        pattern = "".join(block.symbols for block in blocks)
-        self.fields["num_layers"] = len(pattern if self.hybrid else blocks)
-        if self.hybrid:
-            self.fields["hybrid_override_pattern"] = pattern
+        hybrid = any(MAMBA in b.symbols or len(b.symbols) < 2 for b in blocks)
         routed = [EXPERTS in block.symbols for block in blocks]
-        dense = max((block.ffn for block in blocks if EXPERTS not in block.symbols), default=0)
-        shared = max((block.ffn for block in blocks if EXPERTS in block.symbols), default=0)
-        self.fields.update(
-            ffn_hidden_size=dense or None, moe_shared_expert_intermediate_size=shared or None
-        )
-        if any(routed) and not all(routed) and not self.hybrid:
+        self.fields["num_layers"] = len(blocks)
+        if hybrid:
+            pattern = "".join(block.symbols for block in blocks)
+            self.fields.update(num_layers=len(pattern), hybrid_override_pattern=pattern)
+        elif any(routed) and not all(routed):
             self.fields["moe_layer_freq"] = [int(has) for has in routed]
+        widths = {True: 0, False: 0}
+        for block, has in zip(blocks, routed, strict=True):
+            widths[has] = max(widths[has], block.ffn)
+        self.fields["ffn_hidden_size"] = widths[False] or None
+        self.fields["moe_shared_expert_intermediate_size"] = widths[True] or None
 
     def _norms(self, blocks: list[MetaBlock]) -> None:
         """Say how many norms a block has."""
         counts = [block.norms for block in blocks]
         if self.fields["embedding_norm"] and len(blocks) > 1 and counts[0] == counts[1] - 1:
             # ModernBERT's stands for one of the first block
-            self.fields["embedding_norm"], counts[0] = False, counts[1]
+            self.fields["embedding_norm"] = False
+            counts[0] = counts[1]
         if counts != [len(block.symbols) for block in blocks]:
             self.fields["block_norms"] = counts[0] or None
 
     def _biases(self) -> None:
-        """Put the biases of all products as `linear_bias`, and those that differ from it beside it."""
+        """Put the biases of all products as `linear_bias`, and those that differ from it next to it."""
         keys = ("mlp_bias", "qkv_bias", "attention_output_bias")
-        own = [
-            self.fields.pop(key, None) for key in ("expert_bias", "mamba_bias", "transform_bias")
-        ]
-        known = [
-            bias for bias in (*own, *(self.fields.get(key) for key in keys)) if bias is not None
-        ]
-        shared = known[0] if known else False
-        same = {key: None for key in keys if self.fields.get(key) == shared}
-        self.fields.update(linear_bias=shared, **same)
+        hidden = ("expert_bias", "mamba_bias", "transform_bias")
+        biases = [self.fields.pop(key, None) for key in hidden]
+        biases += [self.fields.get(key) for key in keys]
+        shared = next((bias for bias in biases if bias is not None), False)
+        self.fields["linear_bias"] = shared
+        for key in keys:
+            if self.fields.get(key) == shared:
+                self.fields[key] = None
+
+
+def _attention_roots(path: str, block: nn.Module, parts: Sequence[MetaPart]) -> list[str]:
+    """Return the paths of the outermost attentions of a block that hold weights."""
+    roots: list[str] = []
+    for name, module in block.named_modules():
+        own = f"{path}.{name}"
+        inner = own.startswith(tuple(f"{root}." for root in roots))
+        if not name or inner or not _ATTENTION.search(type(module).__name__):
+            continue
+        if any(part.inside(own) for part in parts):
+            roots.append(own)
+    return roots
+
+
+def _unscaled_norms(block: nn.Module) -> int:
+    """Count the norms of the hidden state in a block whose norms have no weights."""
+    named = [name for name, module in block.named_modules() if "Norm" in type(module).__name__]
+    return sum(not _QUERY_OR_KEY.search(name) for name in named)

@@ -44,14 +44,16 @@ def check_fields(key: str, config: Any) -> None:
     """Check each field of a dataclass, and of those inside it, by the rule that it was defined with.
 
     Args:
-        key: Where `config` stands in the configuration, e.g. `search`.
+        key: Where `config` stands in the configuration, e.g. `search`; empty for the root.
         config: Instance of a dataclass; null and missing values are left out.
 
     Errors:
         ConfigError: names the key, its value, the rule and the closest valid value.
     """
     for entry in fields(config):
-        for place, value in _entries(f"{key}.{entry.name}", getattr(config, entry.name)):
+        for place, value in _entries(
+            f"{key}.{entry.name}".lstrip("."), getattr(config, entry.name)
+        ):
             if is_dataclass(value):
                 check_fields(place, value)
             if "range" in entry.metadata:

@@ -16,15 +16,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.config._keys import type_at
+from darts_parallel.config.checks import require
 from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
+from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
 MOST_VALUES = 100_000
 """Values of a configuration file; all shipped ones together have fewer."""
-
-
 JOBS = {"training", "experiment", "plan", "tune.from"}
 """Overrides that say which job it is."""
 ANY = "training=any"
@@ -46,26 +46,23 @@ def to_config(
         ConfigError: a missing or mistyped value, or one that breaks a rule.
     """
     try:
-        composed = resolve_path(composed, overrides, check)
-        typed = OmegaConf.get_type(composed) is Config
-        if not typed or any(override.startswith(("+", "~")) for override in overrides):
-            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-            merged = OmegaConf.unsafe_merge(
-                OmegaConf.structured(Config), values
-            )  # both are its own
-            assert isinstance(merged, DictConfig)
-            composed = merged
-        config = OmegaConf.to_object(composed)
-    except (
-        OmegaConfBaseException,
-        AssertionError,
-    ) as error:  # OmegaConf asserts on a part of what is null
-        cause = error.__cause__
-        if isinstance(cause, DartsParallelError):
-            raise cause from None
+        config = OmegaConf.to_object(_typed(resolve_path(composed, overrides, check), overrides))
+    except (OmegaConfBaseException, AssertionError) as error:
+        # OmegaConf asserts on a part of what is null
+        if isinstance(error.__cause__, DartsParallelError):
+            raise error.__cause__ from None
         raise ConfigError(config_sentence(error, overrides)) from None
     assert isinstance(config, Config)
     return config
+
+
+def _typed(composed: DictConfig, overrides: Sequence[str]) -> Any:
+    """Return a configuration whose nodes know their types, which those of a plan or of `+key` do not."""
+    added = any(override.startswith(("+", "~")) for override in overrides)
+    if OmegaConf.get_type(composed) is Config and not added:
+        return composed
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    return OmegaConf.unsafe_merge(OmegaConf.structured(Config), values)
 
 
 def load_config(
@@ -77,40 +74,41 @@ def load_config(
     arguments: list[Any] = with_own_job(list(overrides or []))
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
-            raise ConfigError(
-                f"config_dir={extra_dir} must be a folder; try None, for the shipped files."
-            )
-        extra_dir = str(Path(extra_dir).absolute())
-        refuse_endless_files(extra_dir)
+            rule = "be a folder"
+            require(False, f"config_dir={extra_dir}", rule, "None, for the shipped files")
+        extra_dir = readable_folder(str(Path(extra_dir).absolute()))
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
     return to_config(composition(arguments), arguments, check)
 
 
-def refuse_endless_files(folder: str) -> None:
-    """Refuse a user's files whose aliases stand for more than `MOST_VALUES`: they would fill the memory."""
+def readable_folder(folder: str) -> str:
+    """Return a user's folder of configuration files as this version reads it (`current_folder`).
+
+    Errors:
+        ConfigError: the aliases of a file stand for more than `MOST_VALUES`, which would fill the memory.
+    """
     for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
         count = 0
         with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
             root = yaml.compose(read_text(path), yaml.SafeLoader)  # type: ignore[no-untyped-call]
             count = _values(root, {})
         if count > MOST_VALUES:
-            raise ConfigError(
-                f"{path} must hold at most {MOST_VALUES:,} values, and its aliases stand for "
-                f"{float(count):.3g}; try it without aliases."
+            rule = (
+                f"hold at most {MOST_VALUES:,} values, and its aliases stand for {float(count):.3g}"
             )
+            require(False, str(path), rule, "it without aliases")
+    return current_folder(folder)
 
 
 def _values(node: Any, known: dict[int, int]) -> int:
     """Count the values of a node, those behind aliases at each of their places; a loop counts once."""
-    if id(node) not in known:
-        known[id(node)] = 1
-        entries = [] if node is None or isinstance(node.value, str) else node.value
-        inner = [
-            child
-            for entry in entries
-            for child in (entry if isinstance(entry, tuple) else (entry,))
-        ]
-        known[id(node)] = 1 + sum(_values(child, known) for child in inner)
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = 1
+    entries = [] if node is None or isinstance(node.value, str) else node.value
+    for entry in entries:
+        children = entry if isinstance(entry, tuple) else (entry,)
+        known[id(node)] += sum(_values(child, known) for child in children)
     return known[id(node)]
 
 
@@ -146,6 +144,7 @@ def composition(arguments: list[Any]) -> DictConfig:
 
 _NUMBER = re.compile(r"[-+]?[\d._]+(e[-+]?\d+)?", re.IGNORECASE)
 """Numbers as YAML reads them."""
+_EMPTY = re.compile(r"\{\s*\}")
 _VALUE = re.compile(r"[a-z_]\w*(\.\w+)+=")
 """Overrides that set a value and choose no group."""
 
@@ -193,10 +192,10 @@ def refuse_silent_overrides(overrides: Sequence[str]) -> None:
         if not given or key.startswith(("~", "hydra")):
             continue
         key = key.lstrip("+")
-        if re.fullmatch(r"\{\s*\}", value):
-            raise ConfigError(
-                f"{key}={value} would change nothing, since mappings are merged; try leaving {key} "
-                f"out of the command, or name an entry of it."
-            )
-        if _NUMBER.fullmatch(value) and value not in ("0", "1") and type_at(key, Config) is bool:
-            raise ConfigError(f"{key}={value} must be true or false; try true.")
+        if _EMPTY.fullmatch(value):
+            reason = "would change nothing, since mappings are merged"
+            way_out = f"try leaving {key} out of the command, or name an entry of it"
+            raise ConfigError(f"{key}={value} {reason}; {way_out}.")
+        number = _NUMBER.fullmatch(value) and value not in ("0", "1")
+        if number and type_at(key, Config) is bool:
+            require(False, f"{key}={value}", "be true or false", "true")

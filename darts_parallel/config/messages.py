@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors as one sentence that names the key, the value, the rule and a way out."""
+"""Hydra's and OmegaConf's errors as one sentence: key, value, rule and a way out."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ PLUGINS = {
     "launcher/submitit_local": "slurm",
     "launcher/ray": "ray",
 }
-"""Options of the groups `hydra/...` that a plugin brings, and the extra of this project that installs it."""
+"""Options of the groups `hydra/...` that need a plugin, and the extra of this project that installs it."""
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -33,6 +33,16 @@ WORDS = {
     str: "text",
     list: "a list",
 }
+NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)")
+"""The start of a text that is a number of moderate size."""
+SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.")
+UNKNOWN_KEY = re.compile(r"(?:override|delete from config\.) '([^'=]+)")
+WRONG_GROUP = re.compile(r"In '([^']+)/[^']+': ValidationError")
+NO_FOLDER = re.compile(r"Additional config directory '([^']*)' not found")
+LIBRARY_TALK = re.compile(
+    r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$"
+)
+"""Parts of the libraries' messages that help no user."""
 
 
 def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
@@ -40,17 +50,26 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
     for known in (error, error.__cause__):
         if isinstance(known, DartsParallelError):
             return str(known)
-    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    raiser = next((name for name in reversed(names) if name.startswith((*LIBRARIES, *OWN))), "")
-    raised_there = raiser.startswith(LIBRARIES) and not isinstance(error, OSError)
-    if raised_there or type(error).__module__.startswith(LIBRARIES):
+    if _is_of_configuration(error):
         return config_sentence(error, overrides)
     if isinstance(error, OSError):
-        rule = f"output: {error.filename or 'standard output'} cannot be written ({error.strerror})"
-        return f"{rule}; try a folder that can be written, e.g. hydra.run.dir=outputs/run."
+        place = error.filename or "standard output"
+        way_out = "try a folder that can be written, e.g. hydra.run.dir=outputs/run"
+        return f"output: {place} cannot be written ({error.strerror}); {way_out}."
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return "search: this machine has too little memory for it; lower search.num_restarts or pin space.pp."
+        way_out = "lower search.num_restarts or pin space.pp"
+        return f"search: this machine has too little memory for it; {way_out}."
     return None
+
+
+def _is_of_configuration(error: BaseException) -> bool:
+    """Return whether a library of the configuration raised an error, and not code that it called."""
+    if type(error).__module__.startswith(LIBRARIES):
+        return True
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    known = [name for name in names if name.startswith((*LIBRARIES, *OWN))]
+    raised_there = bool(known) and known[-1].startswith(LIBRARIES)
+    return raised_there and not isinstance(error, OSError)
 
 
 def config_sentence(
@@ -59,7 +78,8 @@ def config_sentence(
     """Return one sentence for an error of the configuration libraries about keys of a dataclass."""
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
-        return f"the override {error.override} cannot be read; try key=value, with quotes around other signs."
+        way_out = "try key=value, with quotes around other signs"
+        return f"the override {error.override} cannot be read; {way_out}."
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(error.missing_cfg_file, error.options)
     if type(error).__module__.startswith("yaml") or isinstance(error, UnicodeDecodeError):
@@ -68,41 +88,54 @@ def config_sentence(
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, errors.OmegaConfBaseException):
         inner = inner.__cause__ or inner.__context__
-    if isinstance(inner, errors.OmegaConfBaseException) and inner.full_key:
+    if inner is not None and inner.full_key:
         return _value_sentence(inner, given, schema)
     return _text_sentence(text, given, schema)
 
 
 def _unknown_option(config: str, options: Sequence[str] | None) -> str:
-    group, name = config.rsplit("/", 1) if "/" in config else ("", config)
-    groups = sorted(path.name for path in Path(config_dir()).iterdir() if path.is_dir())
-    names = sorted(options or [path.stem for path in (Path(config_dir()) / group).glob("*.yaml")])
+    """Say which files a group has, where `group/name` is none of them."""
+    folder = Path(config_dir())
+    group, _, name = config.rpartition("/")
+    names = sorted(options or [path.stem for path in (folder / group).glob("*.yaml")])
     if not names:
-        near = closest(group, groups)
-        return f"{group}={name}: {group} must be one of the groups {', '.join(groups)}; try {near}."
+        groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        rule = f"must be one of the groups {', '.join(groups)}"
+        return f"{group}={name}: {group} {rule}; try {closest(group, groups)}."
     near = closest(name, names)
     if group.startswith("model/"):
+        # a name of the Hugging Face hub, owner/name
         group, _, owner = group.partition("/")
-        name, near = (
-            f"{owner}/{name}",
-            f"{near}, or model=hf model.path=config.json of a local copy",
-        )
+        name = f"{owner}/{name}"
+        near += ", or model=hf model.path=config.json of a local copy"
     rule = f"must name a file of the group {group}: {', '.join(names)}"
-    if extra := PLUGINS.get(config.removeprefix("hydra/")):
+    extra = PLUGINS.get(config.removeprefix("hydra/"))
+    if extra is not None:
         rule = "needs a Hydra plugin that is not installed"
         near += f", or pip install -e '.[{extra}]'"
     return f"{group}={name} {rule}; try {near}."
+
+
+def _shown(key: str, given: dict[str, str]) -> str:
+    """Write a key with its value where the command gives one."""
+    return f"{key}={given[key]}" if key in given else key
+
+
+def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
+    near = closest_key(key, schema)
+    return f"{_shown(key, given)} is not a key of the configuration; try {near}."
 
 
 def _value_sentence(
     error: errors.OmegaConfBaseException, given: dict[str, str], schema: Any
 ) -> str:
     """Say what is wrong with the value at the key that OmegaConf names."""
-    dotted = re.sub(r"\[(\w+)\]", r".\1", str(error.full_key))
-    key = next((k for k in given if k == dotted or k.startswith(f"{dotted}.")), str(error.full_key))
-    shown = f"{key}={given[key]}" if key in given else key
+    full_key = str(error.full_key)
+    dotted = re.sub(r"\[(\w+)\]", r".\1", full_key)
+    key = next((k for k in given if k == dotted or k.startswith(f"{dotted}.")), full_key)
+    shown = _shown(key, given)
     if isinstance(error, (errors.ConfigKeyError, errors.ConfigAttributeError)):
-        return f"{shown} is not a key of the configuration; try {closest_key(key, schema)}."
+        return _unknown_key(key, given, schema)
     if isinstance(error, errors.MissingMandatoryValue):
         return f"{key} is missing and has no default; try giving it a value."
     if isinstance(error, errors.InterpolationResolutionError):
@@ -115,60 +148,77 @@ def _value_sentence(
         place = dotted.rpartition(".")[0]
         first = f"{place}.0{key.removeprefix(dotted)}={given[key]}"
         return f"{shown} must change an entry that {place} has, counted from 0; try {first}."
-    value, holder = given.get(key, str(error.value)), error.object_type
+    value = given.get(key, str(error.value))
+    holder = error.object_type
     kind = type_at(str(error.key), holder) if is_dataclass(holder) else type_at(dotted, schema)
     return f"{key}={value} {_must_be(kind, value)}"
 
 
 def _must_be(kind: Any, value: str) -> str:
-    """Say what a field of type `kind` takes, and which value near `value` it would."""
+    """Say what a field of type `kind` takes, and the closest valid value."""
+    if is_dataclass(kind):
+        keys = ", ".join(entry.name for entry in fields(kind))
+        return f"must be a mapping; try one with the keys {keys}."
+    origin = get_origin(kind) or kind
+    if origin is dict:
+        return "must be a mapping; try one such as {bf16: 125.0}."
     near = "one word"
-    if is_dataclass(kind) or get_origin(kind) is dict:
-        keys = ", ".join(entry.name for entry in fields(kind)) if is_dataclass(kind) else ""
-        return f"must be a mapping; try one {f'with the keys {keys}' if keys else 'such as {bf16: 125.0}'}."
-    if kind is bool:
+    if origin is list:
+        near = f"[{value}]"
+    elif kind is bool:
         near = closest(value, ["true", "false"])
     elif kind in (int, float):
-        number = re.match(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)", value)
-        near = ("1" if kind is int else "0.5") if number is None else number[0]
-        near = str(round(float(near))) if kind is int else near
-    elif get_origin(kind) is list:
-        near = f"[{value}]"
-    return f"must be {WORDS.get(get_origin(kind) or kind, 'plain text')}; try {near}."
+        near = _closest_number(kind, value)
+    return f"must be {WORDS.get(origin, 'plain text')}; try {near}."
+
+
+def _closest_number(kind: Any, value: str) -> str:
+    """Return the number with which a text begins, or a small one."""
+    number = NUMBER.match(value)
+    if kind is int:
+        return "1" if number is None else str(round(float(number[0])))
+    return "0.5" if number is None else number[0]
 
 
 def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
     """Say what is wrong where the libraries give no key of their own."""
-    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.", text):
+    if match := SEVERAL_VALUES.search(text):
         key, values = match.groups()
-        return (
-            f"{key}={values} gives several values; try {key}={values.split(',')[0]}, {key}=[{values}] "
-            "for a list, or --multirun for one run with each."
-        )
-    if match := re.search(r"(?:override|delete from config\.) '([^'=]+)", text):
-        shown = f"{match[1]}={given[match[1]]}" if match[1] in given else match[1]
-        return f"{shown} is not a key of the configuration; try {closest_key(match[1], schema)}."
-    if match := re.search(r"In '([^']+)/[^']+': ValidationError", text):
+        first = values.partition(",")[0]
+        ways = f"{key}={first}, {key}=[{values}] for a list, or --multirun for one run with each"
+        return f"{key}={values} gives several values; try {ways}."
+    if match := UNKNOWN_KEY.search(text):
+        return _unknown_key(match[1], given, schema)
+    if match := WRONG_GROUP.search(text):
         return f"{match[1]} {_must_be(type_at(match[1], schema), '')}"
-    if match := re.search(r"Additional config directory '([^']*)' not found", text):
+    if match := NO_FOLDER.search(text):
         near = next(parent for parent in Path(match[1]).absolute().parents if parent.is_dir())
         return f"--config-dir={match[1]} must be a folder; try {near}."
     if "Config group override must be" in text:
-        key = next(
-            (k for k, v in given.items() if re.fullmatch(r"null|true|false|[\d.e-]+", v)), "group"
-        )
+        plain = [k for k, v in given.items() if re.fullmatch(r"null|true|false|[\d.e-]+", v)]
+        key = next(iter(plain), "group")
         return _unknown_option(f"{key}/{given.get(key, '')}", None)
-    for key, value in given.items() if "NoneType" in text else ():
-        optional = [
-            n for n, (_, kind) in enumerate(walk(key, schema), 1) if type(None) in get_args(kind)
-        ]
-        whole = ".".join(key.split(".")[: optional[0]]) if optional else key
-        entries, *rest = re.split(r"\.\d+\.", whole)
-        first = f"all entries whole, {entries}=[{{..., {rest[0]}: {{...}}}}]" if rest else ""
-        if rest or whole != key:
-            way = first or f"giving {whole} a value first"
-            return f"{key}={value} cannot be set, because {whole} is null; try {way}."
-    text = re.sub(
-        r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$", "", text
-    )
+    if "NoneType" in text:
+        for key, value in given.items():
+            if sentence := _inside_null(key, value, schema):
+                return sentence
+    text = LIBRARY_TALK.sub("", text)
     return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _inside_null(key: str, value: str, schema: Any) -> str:
+    """Refuse a key inside a part that is null, or inside an entry of a list; empty for any other."""
+    parts = key.split(".")
+    whole = key
+    for number, (_, kind) in enumerate(walk(key, schema), 1):
+        if type(None) in get_args(kind):
+            whole = ".".join(parts[:number])
+            break
+    entries, *rest = re.split(r"\.\d+\.", whole)
+    if rest:
+        way = f"all entries whole, {entries}=[{{..., {rest[0]}: {{...}}}}]"
+    elif whole != key:
+        way = f"giving {whole} a value first"
+    else:
+        return ""
+    return f"{key}={value} cannot be set, because {whole} is null; try {way}."

@@ -39,39 +39,48 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     Errors:
         ConfigError: an unknown key, or a value that breaks a rule.
     """
-    keys = all_keys(kind)
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if key not in keys:
-            raise ConfigError(f"{argument} is not an option; try {closest(key, keys)}.")
-        if not equals or not value:
-            raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
+    _check_keys(kind, arguments)
     defaults: Any = kind()
     try:
         given = OmegaConf.from_cli(list(arguments))
         for entry in fields(defaults):
             if entry.name in given:
                 _settle(given, entry.name, getattr(defaults, entry.name))
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
+        options: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
     except (OmegaConfBaseException, ValueError) as error:
-        known = next(
-            (e for e in (error, error.__cause__) if isinstance(e, DartsParallelError)), None
-        )
-        raise known or ConfigError(config_sentence(error, arguments, kind)) from None
+        for known in (error, error.__cause__):
+            if isinstance(known, DartsParallelError):
+                raise known from None
+        raise ConfigError(config_sentence(error, arguments, kind)) from None
     except YAMLError:
-        raise ConfigError(
-            f"{' '.join(arguments)} cannot be read; try closed brackets and quotes."
-        ) from None
-    assert isinstance(options, kind)
+        words = " ".join(arguments)
+        raise ConfigError(f"{words} cannot be read; try closed brackets and quotes.") from None
     for entry in fields(defaults):
-        value, default = getattr(options, entry.name), getattr(defaults, entry.name)
-        if default and value == []:
-            near = str(default).replace(" ", "").replace("'", "")
-            require(False, f"{entry.name}=[]", "list at least one value", f"{entry.name}={near}")
+        _check_value(entry.name, getattr(options, entry.name), getattr(defaults, entry.name))
+    found: Options = options
+    return found
+
+
+def _check_keys(kind: type[Any], arguments: Sequence[str]) -> None:
+    """Refuse an argument that is no `key=value` of a dataclass."""
+    keys = all_keys(kind)
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in keys:
+            raise ConfigError(f"{argument} is not an option; try {closest(key, keys)}.")
+        if not value:
+            raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
+
+
+def _check_value(key: str, value: Any, default: Any) -> None:
+    """Refuse an empty list where the default has entries, and a seed that no generator takes."""
+    if default and value == []:
+        near = str(default).replace(" ", "").replace("'", "")
+        require(False, f"{key}=[]", "list at least one value", f"{key}={near}")
+    if key in ("seed", "seeds"):
         for seed in value if isinstance(value, list) else [value]:
-            if entry.name in ("seed", "seeds") and isinstance(seed, int):
-                require_at_least(entry.name, seed, 0)  # no generator takes others
-    return options
+            if isinstance(seed, int):
+                require_at_least(key, seed, 0)
 
 
 def _settle(given: DictConfig, key: str, default: Any) -> None:
@@ -86,12 +95,14 @@ def _settle(given: DictConfig, key: str, default: Any) -> None:
 def describe(kind: type[Any]) -> str:
     """Return the options and their defaults, one a line."""
     defaults: Any = OmegaConf.to_container(OmegaConf.structured(kind))
-    return "\n".join(
-        f"  {name}.KEY=VALUE  (keys: {', '.join(map(str, value))})"
-        if isinstance(value, dict)
-        else f"  {name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in defaults.items()
-    )
+    lines = []
+    for name, value in defaults.items():
+        if isinstance(value, dict):
+            lines.append(f"  {name}.KEY=VALUE  (keys: {', '.join(map(str, value))})")
+        else:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            lines.append(f"  {name}={shown}")
+    return "\n".join(lines)
 
 
 def run_main(
@@ -126,7 +137,9 @@ def run_subcommand(
 def run_folder(arguments: Sequence[str]) -> Path:
     """Return the folder that a command line names by `hydra.run.dir=`, or one of the time."""
     named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
-    return Path(["", *named][-1] or datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+    if named and named[-1]:
+        return Path(named[-1])
+    return Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
 
 
 def leave_pipe() -> int:

@@ -68,7 +68,7 @@ class CostConfig:
 
     @property
     def knows_stages(self) -> bool:
-        """Whether it prices stages; the Searcher report's model prices dp, tp and pp alone."""
+        """Whether it prices stages; the closed-form 3D-parallel searcher prices dp, tp and pp alone."""
         return self.name != "searcher"
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class CostConfig:
         require_member("cost.schedule", self.schedule, schedules.names_with_chunks(1))
         self.schedule = schedules.full_name(self.schedule)
         if self.pipeline == "simulated":
-            rule = "go with cost.name=analytic or profiled, since the seed report's model knows no stages"
+            rule = "go with cost.name=analytic or profiled, since cost=searcher knows no stages"
             require(self.knows_stages, "cost.pipeline=simulated", rule, "cost.pipeline=closed_form")
             return
         for key, only in (("schedule", "1f1b"), ("p2p", "blocking")):
@@ -308,7 +308,7 @@ class Config:
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
         if self.space.schedules is not None:
-            rule = "go with cost=analytic or profiled, since the Searcher report's model knows no schedules"
+            rule = "go with cost=analytic or profiled, since cost=searcher knows no schedules"
             require(self.cost.knows_stages, f"space.schedules={self.space.schedules}", rule, "null")
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
@@ -321,7 +321,7 @@ class Config:
         return self.trainer if self.trainer.name == name else read_trainer(name)
 
     def _check_offload(self, offload: str) -> None:
-        rule = "go with cost=analytic or profiled, since the Searcher report's model knows no host memory"
+        rule = "go with cost=analytic or profiled, since cost=searcher knows no host memory"
         require(self.cost.knows_stages, offload, rule, "null")
         exact, own = self.search.method == "exact", self.space.offload
         rule = f"go with space.offload=null, not {own}: no exact method knows its continuous shares"

@@ -13,22 +13,22 @@ from darts_parallel.problem import GIB
 
 
 def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
-    """Return bytes of one device, and those that torch and its context hold already."""
-    if machine.device.type == "cuda":
+    """Return bytes of one device, and bytes that torch and its context hold already."""
+    if machine.has_gpu:
         free, total = torch.cuda.mem_get_info(machine.device)
         return float(total), float(total - free - torch.cuda.memory_reserved(machine.device))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # ru_maxrss: kibibytes on Linux; most of it is torch itself
-    return total / machine.ranks_per_node, resource.getrusage(
-        resource.RUSAGE_SELF
-    ).ru_maxrss * 1024.0
+    # in kibibytes on Linux; most of it is torch itself
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return total / machine.ranks_per_node, resident * 1024.0
 
 
 def machine_words(machine: MeasuredMachine) -> str:
     """Name the machine that was measured."""
-    if machine.device.type == "cuda":
-        return f"{torch.cuda.get_device_name(machine.device)}, torch {torch.__version__}"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads a process, torch {torch.__version__}"
+    name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads a process"
+    if machine.has_gpu:
+        name = torch.cuda.get_device_name(machine.device)
+    return f"{name}, torch {torch.__version__}"
 
 
 def device_yaml(
@@ -37,24 +37,29 @@ def device_yaml(
     """Write the text of `device/NAME.yaml`.
 
     Args:
-        memory: Bytes of one device, and those that are taken before any model.
+        memory: Bytes of one device, and bytes that are taken before any model.
     """
-    device, (total, taken) = compute.fit.device, memory
-    peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.fit.peaks.items())
+    fit = compute.fit
+    device = fit.device
+    total, taken = memory
+    peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in fit.peaks.items())
     hidden = "none, gloo sends on the cores that compute"
-    if machine.device.type == "cuda":
+    if machine.has_gpu:
         hidden = "not measured, the defaults"
-    bound = (
-        f"# Bound: the products of {', '.join(compute.fit.bounded)} are too small to show the rate of an\n"
-        f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest: measure larger ones.\n"
-    )
+    bound = ""
+    if fit.bounded:
+        bound = (
+            f"# Bound: the products of {', '.join(fit.bounded)} are too small to show the rate of an\n"
+            f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest: measure larger "
+            "ones.\n"
+        )
     return f"""\
 # {machine_words(machine)}; measured {when} by darts-parallel profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one.
-# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.fit.error:.1%}.
+# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {fit.error:.1%}.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
 # layer_overhead: a block of one token. overlap_exponent, tp_hidden_share: {hidden}.
-{bound if compute.fit.bounded else ""}memory_GiB: {total / GIB:.6g}
+{bound}memory_GiB: {total / GIB:.6g}
 peak_TFLOPs: {{{peaks}}}
 memory_bandwidth_GBps: {float(device.memory_bandwidth) / 1e9:.6g}
 gemm_efficiency: {float(device.gemm_efficiency):.6g}
@@ -76,20 +81,24 @@ def cluster_yaml(
     compute: ComputeProfile,
     when: str,
 ) -> str:
-    """Write the text of `cluster/NAME.yaml`; a link that nothing crosses gets those of the nearest."""
-    backend = "nccl" if machine.device.type == "cuda" else "gloo"
-    memory = (
-        f"bandwidth_GBps: {float(compute.fit.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
-    )
-    inside = memory if intra is None else _link(intra)
-    between = inside if inter is None else _link(inter)
-    no_intra = "one device a node, so nothing crosses it: the memory's bandwidth stands there"
-    no_inter = "one node, so nothing crosses it: the figures inside the node stand there"
+    """Write the text of `cluster/NAME.yaml`; a link that nothing crosses gets the figures of the nearest."""
+    backend = "nccl" if machine.has_gpu else "gloo"
+    speed = float(compute.fit.device.memory_bandwidth) / 1e9
+    inside = f"bandwidth_GBps: {speed:.6g}, latency_us: 0.0"
+    intra_words = "one device a node, so nothing crosses it: the memory's bandwidth stands there"
+    if intra is not None:
+        inside = _link(intra)
+        intra_words = _words(intra)
+    between = inside
+    inter_words = "one node, so nothing crosses it: the figures inside the node stand there"
+    if inter is not None:
+        between = _link(inter)
+        inter_words = _words(inter)
     return f"""\
 # {machine.nodes} x {machine.ranks_per_node} devices; {when}, by darts-parallel profile over {backend}.
 # Links: least squares on relative errors of all-reduce, all-gather and messages of all sizes.
-# intra_node: {no_intra if intra is None else _words(intra)}.
-# inter_node: {no_inter if inter is None else _words(inter)}.
+# intra_node: {intra_words}.
+# inter_node: {inter_words}.
 defaults:
   - /device@devices.{name}: {name}
 
@@ -105,7 +114,7 @@ def _link(link: LinkProfile) -> str:
 
 
 def _words(link: LinkProfile) -> str:
-    sizes = sorted({time.size for time in link.times})
+    sizes = [time.size for time in link.times]
     return (
-        f"{len(link.times)} cases of {sizes[0]} to {sizes[-1]} bytes, median error {link.error:.1%}"
+        f"{len(sizes)} cases of {min(sizes)} to {max(sizes)} bytes, median error {link.error:.1%}"
     )

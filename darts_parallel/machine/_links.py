@@ -12,6 +12,8 @@ from darts_parallel.machine._timing import MeasuredMachine
 
 SMALLEST = 2**10
 """Bytes of the smallest message; each further one is four times as large."""
+MOST_SIZES = 16
+"""Sizes of messages that are tried, at most."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,9 @@ class MessageTime:
     """Bytes of the full tensor."""
     seconds: float
     traffic: float
-    """Bytes through the slowest link by `comm.py`."""
+    """Bytes through the slowest link by `cost/collectives.py`."""
     steps: float
-    """Latencies by `comm.py`."""
+    """Latencies by `cost/collectives.py`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,17 @@ class LinkProfile:
     """Median of |fitted / measured - 1|."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """One collective or message to measure; fields as in `MessageTime`."""
+
+    operation: str
+    size: int
+    traffic: float
+    steps: float
+    work: Callable[[], object]
+
+
 def measure_link(
     machine: MeasuredMachine, *, inside: bool, largest: int, seconds: float
 ) -> LinkProfile | None:
@@ -53,30 +66,24 @@ def measure_link(
     Returns:
         None where such a group has one rank.
     """
-    ranks = machine.ranks_per_node if inside else machine.nodes
-    if ranks == 1:
+    ranks = torch.arange(machine.world).view(machine.nodes, machine.ranks_per_node)
+    groups = ranks if inside else ranks.T
+    if groups.shape[1] == 1:
         return None
-    group, members = _my_group(machine, inside=inside)
+    group, _ = distributed.new_subgroups_by_enumeration(groups.tolist())
     # all ranks of a node send at once between nodes, and share what leaves it
     sharing = 1 if inside else machine.ranks_per_node
-    sizes = [SMALLEST * 4**i for i in range(16) if SMALLEST * 4**i <= max(largest, SMALLEST)]
-    named: list[tuple[str, int, float, float]] = []
-    works: list[Callable[[], object]] = []
-    for size in sizes:
-        ring, steps = (ranks - 1) / ranks * size * sharing, log2(ranks)
-        named += [
-            ("all-reduce", size, 2 * ring, 2 * steps),
-            ("all-gather", size, ring, steps),
-            ("there and back", size, 2.0 * size * sharing, 2.0),
-        ]
-        works += _works(machine, group, members, size)
-    times = machine.measure(
-        "links inside nodes" if inside else "links between nodes", works, seconds
-    )
+    cases: list[Case] = []
+    for power in range(MOST_SIZES):
+        size = SMALLEST * 4**power
+        if size <= max(largest, SMALLEST):
+            cases += _cases(machine, group, size, sharing)
+    name = "links inside nodes" if inside else "links between nodes"
+    times = machine.measure(name, [case.work for case in cases], seconds)
     return fit_link(
         [
-            MessageTime(name, size, spent, traffic, steps)
-            for (name, size, traffic, steps), spent in zip(named, times, strict=True)
+            MessageTime(case.operation, case.size, spent, case.traffic, case.steps)
+            for case, spent in zip(cases, times, strict=True)
         ]
     )
 
@@ -84,59 +91,63 @@ def measure_link(
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
     """Fit bandwidth and latency by least squares on relative errors, both above zero.
 
-    Every time is `traffic / bandwidth + steps * latency`; the two are found from its normal equations, or one
-    of them alone where the other would be negative.
+    Every time is `traffic / bandwidth + steps * latency`. The normal equations give both, or one of them
+    alone where the other would be negative.
     """
-    rows = torch.tensor(
-        [[t.traffic / t.seconds, t.steps / t.seconds] for t in times], dtype=torch.float64
-    )
+    rows = torch.tensor([[t.traffic, t.steps] for t in times], dtype=torch.float64)
+    rows /= torch.tensor([[t.seconds] for t in times], dtype=torch.float64)
     one = torch.ones(len(times), dtype=torch.float64)
     inverse, latency = torch.linalg.lstsq(rows, one).solution.tolist()
     if latency < 0:
-        inverse, latency = _alone(rows[:, 0]), 0.0
+        inverse = _alone(rows[:, 0])
+        latency = 0.0
     elif inverse <= 0:
         # nothing grew with size: the largest message bounds the bandwidth from below
         inverse = min(t.seconds / t.traffic for t in times)
         latency = _alone(rows[:, 1])
     fitted = rows @ torch.tensor([inverse, latency], dtype=torch.float64)
-    return LinkProfile(tuple(times), 1.0 / inverse, latency, median((fitted - 1.0).abs().tolist()))
+    error = median((fitted - 1.0).abs().tolist())
+    return LinkProfile(tuple(times), 1.0 / inverse, latency, error)
 
 
 def _alone(column: Tensor) -> float:
     return float(column.sum() / column.square().sum())
 
 
-def _my_group(
-    machine: MeasuredMachine, *, inside: bool
-) -> tuple[distributed.ProcessGroup, list[int]]:
-    """Return this rank's group, and its ranks; every rank takes part in making all groups."""
-    size = machine.ranks_per_node
-    groups = [list(range(node * size, (node + 1) * size)) for node in range(machine.nodes)]
-    if not inside:
-        groups = [list(ranks) for ranks in zip(*groups, strict=True)]
-    made = [distributed.new_group(ranks) for ranks in groups]
-    mine = next(i for i, ranks in enumerate(groups) if machine.rank in ranks)
-    return made[mine], groups[mine]
+def _cases(
+    machine: MeasuredMachine, group: distributed.ProcessGroup, size: int, sharing: int
+) -> list[Case]:
+    """List an all-reduce, an all-gather and a message to a neighbour and back, each of `size` bytes.
 
-
-def _works(
-    machine: MeasuredMachine, group: distributed.ProcessGroup, members: list[int], size: int
-) -> list[Callable[[], object]]:
-    """Return an all-reduce, an all-gather and a message to a neighbour and back, each of `size` bytes."""
-    count = max(size // 4 // len(members), 1)
-    whole = torch.ones(count * len(members), device=machine.device)
-    parts = [torch.ones(count, device=machine.device) for _ in members]
+    Args:
+        sharing: Ranks that send through one link at once.
+    """
+    ranks = distributed.get_process_group_ranks(group)
+    count = max(size // 4 // len(ranks), 1)
+    whole = torch.ones(count * len(ranks), device=machine.device)
     mine = torch.ones(count, device=machine.device)
-    place = members.index(machine.rank)
+    parts = [torch.ones_like(mine) for _ in ranks]
+    place = ranks.index(machine.rank)
+    moves = [distributed.send, distributed.recv]
+    if place % 2:
+        moves.reverse()
+
+    def all_reduce() -> None:
+        distributed.all_reduce(whole, group=group)
+
+    def all_gather() -> None:
+        distributed.all_gather(parts, mine, group=group)
 
     def there_and_back() -> None:
-        # neighbors in pairs, all pairs at once; a last rank without a partner waits
-        if place ^ 1 < len(members):
-            for move in (distributed.send, distributed.recv)[:: -1 if place % 2 else 1]:
-                move(whole, members[place ^ 1], group=group)
+        # neighbours in pairs, all pairs at once; a last rank without a partner waits
+        if place ^ 1 < len(ranks):
+            for move in moves:
+                move(whole, ranks[place ^ 1], group=group)
 
+    ring = (len(ranks) - 1) / len(ranks) * size * sharing
+    steps = log2(len(ranks))
     return [
-        lambda: distributed.all_reduce(whole, group=group),
-        lambda: distributed.all_gather(parts, mine, group=group),
-        there_and_back,
+        Case("all-reduce", size, 2 * ring, 2 * steps, all_reduce),
+        Case("all-gather", size, ring, steps, all_gather),
+        Case("there and back", size, 2.0 * size * sharing, 2.0, there_and_back),
     ]

@@ -29,6 +29,11 @@ class MeasuredMachine:
         """Return the number of nodes of the group."""
         return self.world // self.ranks_per_node
 
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the device is a GPU, which talks by nccl; CPUs talk by gloo."""
+        return self.device.type == "cuda"
+
     def measure(
         self, name: str, works: Sequence[Callable[[], object]], seconds: float
     ) -> list[float]:
@@ -62,20 +67,24 @@ class MeasuredMachine:
         return float(torch.stack(parts).quantile(0.5))
 
 
+def _variable(name: str, default: int) -> int:
+    """Read a whole number that `torchrun` sets."""
+    return int(os.environ.get(name, default))
+
+
 @contextmanager
 def this_machine(kind: str) -> Iterator[MeasuredMachine]:
     """Yield the machine, with the process group that `torchrun` asks for."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    world = _variable("WORLD_SIZE", 1)
+    device = torch.device("cpu")
     if kind == "cuda":
+        device = torch.device(kind, _variable("LOCAL_RANK", 0))
         torch.cuda.set_device(device)
     if world > 1:
         distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+    per_node = _variable("LOCAL_WORLD_SIZE", world)
     try:
-        yield MeasuredMachine(
-            device, rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        )
+        yield MeasuredMachine(device, _variable("RANK", 0), world, per_node)
     finally:
         if world > 1:
             distributed.destroy_process_group()

@@ -12,17 +12,17 @@ torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`,
 with these figures.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
 
 import torch
 
-from darts_parallel.config import require_at_least, require_member, require_members, run_main
+from darts_parallel.config import check_fields, one_of, ranged, require, require_at_least, run_main
 from darts_parallel.cost import build_tables
-from darts_parallel.errors import ConfigError
-from darts_parallel.machine._compute import DTYPES, ComputeProfile, measure_compute
+from darts_parallel.machine._compute import DTYPES, BlockTime, ComputeProfile, measure_compute
 from darts_parallel.machine._files import cluster_yaml, device_yaml, node_memory
 from darts_parallel.machine._links import LinkProfile, measure_link
 from darts_parallel.machine._timing import MeasuredMachine, this_machine
@@ -31,6 +31,10 @@ from darts_parallel.problem import load_problem
 
 ROUGH = 0.5
 """Median relative error of a fit above which its figures are warned of."""
+COMPUTE_SHARE = 0.6
+"""Share of the seconds for one device's kernels, where there are links to measure as well."""
+LINKS = {"inside nodes": True, "between nodes": False}
+"""Links that are measured, and whether they are inside the nodes."""
 
 
 @dataclass
@@ -40,62 +44,66 @@ class ProfileOptions:
     out: str = "outputs/measured"
     """A folder for `--config-dir`."""
     name: str = "measured"
-    device: str = "auto"
+    device: str = one_of("auto", ("auto", "cpu", "cuda"))
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
-    seconds: float = 60.0
+    seconds: float = ranged(60.0, 0, inf)
     """Wall-clock of the measurements; each is repeated three times at least."""
-    precisions: list[str] | None = None
+    precisions: list[str] | None = one_of(None, tuple(DTYPES))
     """Precisions of products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a GPU."""
-    largest: int | None = None
+    largest: int | None = ranged(None, 64, inf)
     """Rows and columns of the largest product; null: 1024 on a CPU, 8192 on a GPU."""
     largest_message_mib: float = 16.0
     """In 2^20 bytes."""
 
     def __post_init__(self) -> None:
-        require_member("device", self.device, ("auto", "cpu", "cuda"))
-        require_at_least("seconds", self.seconds, 0)
+        check_fields("", self)
         require_at_least("largest_message_mib", self.largest_message_mib, 0, strict=True)
-        if self.largest is not None:
-            require_at_least("largest", self.largest, 64)
-        require_members("precisions", self.precisions or (), tuple(DTYPES))
-        if self.precisions is not None and not self.precisions:
-            raise ConfigError("precisions=[] must list at least one; try [fp32].")
-        if not self.name.isidentifier():
-            raise ConfigError(
-                f"name={self.name} must be letters, digits and underscores, since files and keys are "
-                "called so; try measured."
-            )
+        require(self.precisions != [], "precisions=[]", "list at least one", "[fp32]")
+        rule = "be letters, digits and underscores, since files and keys are called so"
+        require(self.name.isidentifier(), f"name={self.name}", rule, "measured")
 
     @property
-    def kind(self) -> str:
-        """`cpu` or `cuda`.
+    def on_gpu(self) -> bool:
+        """Whether a GPU is measured.
 
         Errors:
             ConfigError: a GPU is asked for and there is none.
         """
         found = torch.cuda.is_available()
-        if self.device == "cuda" and not found:
-            raise ConfigError("device=cuda must be there, and torch finds none; try cpu.")
-        return "cuda" if found and self.device != "cpu" else "cpu"
+        asked = self.device == "cuda"
+        require(found or not asked, "device=cuda", "be there, and torch finds none", "cpu")
+        return found and self.device != "cpu"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured."""
+
+    machine: MeasuredMachine
+    compute: ComputeProfile
+    links: dict[str, LinkProfile | None]
+    """Links `inside nodes` and `between nodes`; None where there is none."""
 
 
 def run(options: ProfileOptions) -> int:
     """Measure on all ranks, write on the first."""
-    kind = options.kind
-    precisions = options.precisions or (["fp32"] if kind == "cpu" else ["bf16", "fp16", "fp32"])
-    largest = options.largest or (1024 if kind == "cpu" else 8192)
+    on_gpu = options.on_gpu
+    precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["fp32"]
+    largest = options.largest or (8192 if on_gpu else 1024)
     message = int(options.largest_message_mib * 2**20)
-    folder = Path(options.out)
     for part in ("device", "cluster"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    with this_machine(kind) as machine:
-        share = 1.0 if machine.world == 1 else 0.6
-        compute = measure_compute(machine, precisions, largest, share * options.seconds)
-        rest = (1 - share) * options.seconds / 2
-        intra = measure_link(machine, inside=True, largest=message, seconds=rest)
-        inter = measure_link(machine, inside=False, largest=message, seconds=rest)
+        (Path(options.out) / part).mkdir(parents=True, exist_ok=True)
+    with this_machine("cuda" if on_gpu else "cpu") as machine:
+        share = 1.0 if machine.world == 1 else COMPUTE_SHARE
+        seconds = share * options.seconds
+        compute = measure_compute(machine, options.precisions or precisions, largest, seconds)
+        rest = (options.seconds - seconds) / 2
+        links = {
+            words: measure_link(machine, inside=inside, largest=message, seconds=rest)
+            for words, inside in LINKS.items()
+        }
         if machine.rank == 0:
-            _write(options, machine, compute, intra, inter)
+            _write(options, Measured(machine, compute, links))
     return 0
 
 
@@ -109,95 +117,91 @@ def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[
     """
     result = []
     for layer in compute.blocks:
-        if (
-            layer.backward_s <= 0.0
-        ):  # a difference of measurements: a loaded machine can turn it around
+        # a difference of measurements, which a loaded machine can turn around
+        if layer.backward_s <= 0.0:
             continue
-        width = layer.width
-        problem = load_problem(
-            [
-                "model=gpt2_xl",
-                f"cluster={name}",
-                "training=toy",
-                "training.fused_attention=false",
-                "space=uniform",
-                "space.pp=1",
-                "space.tp=1",
-                "space.num_micro_batches=1",
-                "space.recompute=none",
-                "space.zero_stage=0",
-                f"model.hidden_size={width}",
-                f"model.num_heads={max(width // 64, 1)}",
-                "model.num_layers=1",
-                f"model.max_seq_len={layer.seq_len}",
-                f"training.seq_len={layer.seq_len}",
-                "cluster.nodes.0.count=1",
-                "cluster.nodes.0.gpus=1",
-                f"training.precision={compute.gemms[0].precision}",
-                f"training.global_batch_size={layer.micro_batch}",
-            ],
-            config_dir=folder,
-        )
+        overrides = _block_overrides(layer, compute.gemms[0].precision)
+        problem = load_problem([f"cluster={name}", *overrides], config_dir=folder)
         (table,) = build_tables(problem)
-        forward, backward = float(table.forward[0, 0, 1, 0]), float(table.backward[0, 0, 1, 0])
-        words = f"width {width}, {layer.micro_batch} x {layer.seq_len} tokens"
-        result.append((words, forward / layer.forward_s - 1.0, backward / layer.backward_s - 1.0))
+        forward = float(table.forward[0, 0, 1, 0]) / layer.forward_s
+        backward = float(table.backward[0, 0, 1, 0]) / layer.backward_s
+        words = f"width {layer.width}, {layer.micro_batch} x {layer.seq_len} tokens"
+        result.append((words, forward - 1.0, backward - 1.0))
     return result
 
 
-def _write(
-    options: ProfileOptions,
-    machine: MeasuredMachine,
-    compute: ComputeProfile,
-    *links: LinkProfile | None,
-) -> None:
-    """Write the files; `links` are those inside and between nodes."""
-    folder, name = Path(options.out), options.name
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    intra, inter = links
-    write_text(
-        folder / f"device/{name}.yaml", device_yaml(compute, machine, node_memory(machine), when)
-    )
-    write_text(
-        folder / f"cluster/{name}.yaml", cluster_yaml(name, machine, intra, inter, compute, when)
-    )
-    measured = {
-        key: [asdict(entry) for entry in getattr(compute, key)] for key in ("gemms", "blocks")
-    }
-    shown = {"intra_node": intra and asdict(intra), "inter_node": inter and asdict(inter)}
-    write_json(folder / "profile.json", {"when": when, **measured, **shown})
-    print(_summary(options, compute, {"inside nodes": intra, "between nodes": inter}))
-
-
-def _summary(
-    options: ProfileOptions, compute: ComputeProfile, links: Mapping[str, LinkProfile | None]
-) -> str:
-    device = compute.fit.device
-    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.fit.peaks.items())
-    lines = [
-        f"peak {peaks} TFLOP/s; products within {compute.fit.error:.1%} (median) of the fitted curve",
-        f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; "
-        f"a block of one token {float(device.layer_overhead) * 1e6:.3g} us",
+def _block_overrides(layer: BlockTime, precision: str) -> list[str]:
+    """Describe a model of one measured block on one device."""
+    return [
+        "model=gpt2_xl",
+        "training=toy",
+        "training.fused_attention=false",
+        "space=uniform",
+        "space.pp=1",
+        "space.tp=1",
+        "space.num_micro_batches=1",
+        "space.recompute=none",
+        "space.zero_stage=0",
+        f"model.hidden_size={layer.width}",
+        f"model.num_heads={max(layer.width // 64, 1)}",
+        "model.num_layers=1",
+        f"model.max_seq_len={layer.seq_len}",
+        f"training.seq_len={layer.seq_len}",
+        "cluster.nodes.0.count=1",
+        "cluster.nodes.0.gpus=1",
+        f"training.precision={precision}",
+        f"training.global_batch_size={layer.micro_batch}",
     ]
-    errors = {"products": compute.fit.error}
-    for name, link in links.items():
-        if link is not None:
-            errors[f"links {name}"] = link.error
-            speed = f"links {name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
-            lines.append(f"{speed}; within {link.error:.1%} (median) of the fit")
-    for words, forward, backward in block_errors(options.out, options.name, compute):
-        lines.append(
-            f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}"
-        )
+
+
+def _write(options: ProfileOptions, measured: Measured) -> None:
+    """Write the files, and print what they say."""
+    folder = Path(options.out)
+    name = options.name
+    machine = measured.machine
+    compute = measured.compute
+    intra, inter = measured.links.values()
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    device = device_yaml(compute, machine, node_memory(machine), when)
+    write_text(folder / f"device/{name}.yaml", device)
+    cluster = cluster_yaml(name, machine, intra, inter, compute, when)
+    write_text(folder / f"cluster/{name}.yaml", cluster)
+    page = {
+        "when": when,
+        "gemms": list(map(asdict, compute.gemms)),
+        "blocks": list(map(asdict, compute.blocks)),
+        "intra_node": intra and asdict(intra),
+        "inter_node": inter and asdict(inter),
+    }
+    write_json(folder / "profile.json", page)
+    print("\n".join(_summary(options, measured)))
+
+
+def _summary(options: ProfileOptions, measured: Measured) -> Iterator[str]:
+    """Yield the lines that the command prints."""
+    fit = measured.compute.fit
+    device = fit.device
+    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in fit.peaks.items())
+    yield f"peak {peaks} TFLOP/s; products within {fit.error:.1%} (median) of the fitted curve"
+    overhead = f"{float(device.layer_overhead) * 1e6:.3g} us"
+    yield f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; a block of one token {overhead}"
+    errors = {"products": fit.error}
+    for words, link in measured.links.items():
+        if link is None:
+            continue
+        errors[f"links {words}"] = link.error
+        speed = f"{link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
+        yield f"links {words}: {speed}; within {link.error:.1%} (median) of the fit"
+    for words, forward, backward in block_errors(options.out, options.name, measured.compute):
+        yield f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}"
     for name, error in errors.items():
         if error > ROUGH:
-            lines.append(
-                f"warning: the fit of {name} is {error:.0%} off; measure again, on an idle machine"
-            )
-    small = f" model=bert_345m training.precision={next(iter(compute.fit.peaks))}"
-    usable = "" if "bf16" in compute.fit.peaks else small
-    lines.append(f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}")
-    return "\n".join(lines)
+            advice = "measure again, on an idle machine"
+            yield f"warning: the fit of {name} is {error:.0%} off; {advice}"
+    usable = ""
+    if "bf16" not in fit.peaks:
+        usable = f" model=bert_345m training.precision={next(iter(fit.peaks))}"
+    yield f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}"
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config import Config, to_config
+from darts_parallel.config import Config, to_config, translate
 from darts_parallel.errors import DartsParallelError, PlanError, read_json
 from darts_parallel.plans.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
@@ -129,6 +129,7 @@ def own_config(path: str, *, key: str = "plan", **changes: Any) -> Config | None
     if not isinstance(config, dict):
         return None
     kept = {key: value for key, value in config.items() if key not in ONCE}
+    translate(kept, f"{key}={path}")
     return to_config(OmegaConf.create({**kept, **changes}))
 
 

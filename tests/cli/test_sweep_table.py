@@ -9,7 +9,7 @@ from rich.console import Console
 
 from darts_parallel.cli._sweep_table import (
     SweepJob,
-    medians,
+    joined_seeds,
     sweep_folder,
     swept_keys,
     write_results,
@@ -63,15 +63,21 @@ def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
         job(2.0, None, search__seed=0, a=2),
     ]
     assert swept_keys(jobs) == ["search.seed", "a"]
-    first, second = medians(jobs, ["a"])
-    assert first[0] == {"a": 1}
-    assert (first[1]["iteration_time_s"], first[2], first[3]) == (2.0, "1/2/1", 2)
-    assert (second[1]["raw_gap"], second[3]) == (None, 1)
+    first, second = joined_seeds(jobs, ["a"])
+    assert first.values == {"a": 1}
+    assert first.median("iteration_time_s") == 2.0
+    assert first.cells(seeds=True)[1:3] == ["2", "2 + 200.00 %"]
+    assert first.degrees == "1/2/1"
+    assert second.median("raw_gap") is None
+    assert second.jobs == jobs[2:]
 
 
 def test_names_are_no_numbers_and_get_no_curve(tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=100)
-    jobs = [replace(job(1.0, a="x"), scale=(8, 100.0)), replace(job(2.0, a="y"), scale=(16, 150.0))]
+    jobs = [
+        replace(job(1.0, a="x"), gpus=8, tokens_per_s=100.0),
+        replace(job(2.0, a="y"), gpus=16, tokens_per_s=150.0),
+    ]
     write_results(tmp_path, jobs, console)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.csv", "results.md"]
     assert "75.0 %" in console.file.getvalue()  # type: ignore[attr-defined]
