@@ -74,19 +74,10 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     flags = vars(FlagParser().parse_intermixed_args(_written_out(arguments)))
     given = flags.pop("overrides")
     verb = next((argument for argument in given if argument in VERBS), None)
-    top = flags.pop("top")
-    log = flags.pop("from_log")
-    if top is not None and (verb != "tune" or not top.isdigit()):
-        rule = "must be a whole number of plans of the verb tune"
-        raise ConfigError(f"--top {top} {rule}; try darts-parallel tune plan.json --top 3.")
-    if log is not None and verb != "tune":
-        way_out = f"try tune plan.json --from-log {log}"
-        raise ConfigError(f"--from-log {log} needs the verb tune; {way_out}.")
-    overrides = _without_verb(given, verb)
-    if top is not None:
-        overrides.append(f"tune.top={top}")
-    if log is not None:
-        overrides.append(f"tune.log={log}")
+    overrides = [
+        *_without_verb(given, verb),
+        *_tune_flags(verb, flags.pop("top"), flags.pop("from_log")),
+    ]
     if flags.pop("explain"):
         overrides.append("explain=true")
     for override in overrides:
@@ -98,6 +89,22 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         if value:
             words.append(flag if value is True else f"{flag}={value}")
     return [*words, *overrides]
+
+
+def _tune_flags(verb: str | None, top: str | None, log: str | None) -> list[str]:
+    """Write the flags of the verb `tune` as overrides."""
+    overrides = []
+    if top is not None:
+        if verb != "tune" or not top.isdigit():
+            rule = "must be a whole number of plans of the verb tune"
+            raise ConfigError(f"--top {top} {rule}; try darts-parallel tune plan.json --top 3.")
+        overrides.append(f"tune.top={top}")
+    if log is not None:
+        if verb != "tune":
+            way_out = f"try tune plan.json --from-log {log}"
+            raise ConfigError(f"--from-log {log} needs the verb tune; {way_out}.")
+        overrides.append(f"tune.log={log}")
+    return overrides
 
 
 def _written_out(arguments: Sequence[str]) -> list[str]:

@@ -57,6 +57,17 @@ def fail(sentence: str) -> NoReturn:
     raise SystemExit(2)
 
 
+@dataclass(frozen=True)
+class Findings:
+    """Everything found for one job, before it is written."""
+
+    planned: Planned
+    outcome: Outcome
+    offers: Sequence[Offer]
+    rungs: Sequence[Rung]
+    """Plans by their risk of running out of memory."""
+
+
 @dataclass
 class Job(Watcher):
     """A problem on its way to files and a report; watches its own search, for the bar and the curves.
@@ -86,12 +97,7 @@ class Job(Watcher):
             self.tracker = Tracker(self.folder / "tensorboard", self.problem, self.overrides)
         try:
             if config.bilevel is not None and config.plan is None:
-                from darts_parallel.bilevel import BilevelJob
-
-                with self.progress("bilevel") as update:
-                    return BilevelJob(
-                        self.problem, self.folder, self.console, self.tracker, update
-                    ).run()
+                return self._bilevel()
             if config.tune.get("from") is not None:
                 return run_tuning(self.problem, self.folder, self.console)
             if config.training.lengths is not None and config.plan is None:
@@ -106,6 +112,13 @@ class Job(Watcher):
                 if self.tracker is not None:
                     self.tracker.close()
             threading.excepthook = hook
+
+    def _bilevel(self) -> float:
+        """Search while a toy Transformer trains; its package is imported where it is used alone."""
+        from darts_parallel.bilevel import BilevelJob
+
+        with self.progress("bilevel") as update:
+            return BilevelJob(self.problem, self.folder, self.console, self.tracker, update).run()
 
     @contextmanager
     def _curves(self) -> Iterator[None]:
@@ -125,36 +138,24 @@ class Job(Watcher):
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
         elasticities = self._sensitivity(planned.plan, problem)
+        outcome = Outcome(
+            problem, planned.plan, cost, planned.result, planned.answers, elasticities
+        )
         found = list(offers(problem, planned, cost.iteration_time_s))
-        rungs, price = ladder(planned, self.problem), self.problem.config.price
-        best, distance = distance_to_best(self.problem, cost, self.folder) if price else ({}, [])
-        result, answers = planned.result, planned.answers
-        outcome = Outcome(problem, planned.plan, cost, result, answers, elasticities)
-        data = self._write(planned, outcome, found, rungs, best)
+        findings = Findings(planned, outcome, found, ladder(planned, self.problem))
+        best: dict[str, Any] = {}
+        distance: list[str] = []
+        if self.problem.config.price:
+            best, distance = distance_to_best(self.problem, cost, self.folder)
+        data = self._write(findings, best)
         if ANY in self.overrides:
             self.say(f"{ANY}: the job of models that no file of that group has the name of.")
-        file = self.folder / "plan.json"
-        start = (
-            [start_command(problem, planned.plan, file)] if any(own.takes for own in found) else []
-        )
         with self._plan_stands():
-            tables = render(outcome, self.console, lambda plan: taken_by(problem, plan))
-            if price:
-                self.console.print(memory_table(problem, planned.plan))
-            for line in distance:
-                self._print_line(line)
-            tables += [*render_ladder(planned, rungs, self.console), trainers_table(found, problem)]
-            self.console.print(tables[-1])
-            lines = [
-                *start,
-                f"darts-parallel plan={file} --explain",
-                f"darts-parallel tune {file} --top 3",
-            ]
-            lines += self._next_lines(problem, found, rungs)
-            write_text(self.folder / "report.html", report_page(outcome, data, tables, lines))
+            self._report(findings, data, distance)
         render_ending(planned, problem, self.folder, self.console)
-        for line in start if problem.config.export is None else []:
-            self._print_line(f"start it: {line}")
+        if problem.config.export is None:
+            for line in self._start_lines(findings):
+                self._print_line(f"start it: {line}")
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 # pictures take seconds: whoever waits for the plan has it by now
@@ -162,6 +163,35 @@ class Job(Watcher):
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
+
+    def _start_lines(self, findings: Findings) -> list[str]:
+        """Return the command that starts the plan, where a trainer takes it."""
+        outcome = findings.outcome
+        if not any(offer.takes for offer in findings.offers):
+            return []
+        return [start_command(outcome.problem, outcome.plan, self.folder / "plan.json")]
+
+    def _report(self, findings: Findings, data: dict[str, Any], distance: Sequence[str]) -> None:
+        """Print the report, and write it as a page."""
+        outcome = findings.outcome
+        problem = outcome.problem
+        tables = render(outcome, self.console, lambda plan: taken_by(problem, plan))
+        if problem.config.price:
+            self.console.print(memory_table(problem, outcome.plan))
+        for line in distance:
+            self._print_line(line)
+        tables += render_ladder(findings.planned, findings.rungs, self.console)
+        trainers = trainers_table(findings.offers, problem)
+        self.console.print(trainers)
+        file = self.folder / "plan.json"
+        lines = [
+            *self._start_lines(findings),
+            f"darts-parallel plan={file} --explain",
+            f"darts-parallel tune {file} --top 3",
+            *self._next_lines(problem, findings.offers, findings.rungs),
+        ]
+        page = report_page(outcome, data, [*tables, trainers], lines)
+        write_text(self.folder / "report.html", page)
 
     @contextmanager
     def _plan_stands(self) -> Iterator[None]:
@@ -207,29 +237,24 @@ class Job(Watcher):
         except KeyboardInterrupt:
             return {}
 
-    def _write(
-        self,
-        planned: Planned,
-        outcome: Outcome,
-        found: Sequence[Offer],
-        rungs: Sequence[Rung],
-        best: dict[str, Any],
-    ) -> dict[str, Any]:
+    def _write(self, findings: Findings, best: dict[str, Any]) -> dict[str, Any]:
         """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
+        planned = findings.planned
+        outcome = findings.outcome
         result = planned.result
         if result is not None and planned.interrupted:
             outcome = replace(outcome, result=replace(result, stopped_by="user"))
         data = plan_dict(outcome)
         for name, content in planned.files.items():
             write_json(self.folder / name, content)
-        for rung in rungs:
+        entries = []
+        for rung in findings.rungs:
+            entries.append({"plan": rung.file, "seconds": rung.seconds, "chance": rung.chance})
             if rung.name != CHOSEN:
                 own = Outcome(self.problem, rung.plan, evaluate(rung.plan, self.problem))
                 write_json(self.folder / rung.file, plan_dict(own))
-        data["trainers"] = {offer.name: offer.to_dict() for offer in found}
-        data["ladder"] = [
-            {"plan": own.file, "seconds": own.seconds, "chance": own.chance} for own in rungs
-        ]
+        data["trainers"] = {offer.name: offer.to_dict() for offer in findings.offers}
+        data["ladder"] = entries
         write_json(self.folder / "plan.json", data | planned.entries() | best)
         return data
 

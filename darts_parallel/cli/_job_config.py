@@ -45,14 +45,18 @@ def changed_config(
         OmegaConf.update(merged, key, OmegaConf.select(composed, key))
     for key, value in overrides:
         root = key.partition(".")[0]
-        if root == key or root not in merged or root in (*replaced, *kept):
-            continue
-        try:
-            OmegaConf.update(merged, key, OmegaConf.from_dotlist([f"value={value}"]).value)
-        except (OmegaConfBaseException, ValueError, TypeError):
-            rule = f"does not fit the plan in {source}; try a key of its config"
-            raise ConfigError(f"{key}={value} {rule}.") from None
+        if root != key and root in merged and root not in (*replaced, *kept):
+            _change(merged, key, value, source)
     return to_config(merged, given, check_import)
+
+
+def _change(config: DictConfig, key: str, value: str, source: str) -> None:
+    """Set one key of a plan's own configuration."""
+    try:
+        OmegaConf.update(config, key, OmegaConf.from_dotlist([f"value={value}"]).value)
+    except (OmegaConfBaseException, ValueError, TypeError):
+        rule = f"does not fit the plan in {source}; try a key of its config"
+        raise ConfigError(f"{key}={value} {rule}.") from None
 
 
 def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Config:
@@ -88,20 +92,19 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
         ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.
     """
     refuse_silent_overrides(given)
-    asked = {key: OmegaConf.select(composed, key) for key in SOURCES}
-    named = [f"{key}={path}" for key, path in asked.items() if path is not None]
-    if len(named) == len(SOURCES):
+    tuned, plan = (OmegaConf.select(composed, key) for key in SOURCES)
+    if tuned is not None and plan is not None:
+        named = [f"tune.from={tuned}", f"plan={plan}"]
         first, second = (
             f"{name} {does}" for name, does in zip(named, SOURCES.values(), strict=True)
         )
         raise ConfigError(
             f"{first}, and {second}: one command does one of both; try {named[0]} alone."
         )
-    if asked["tune.from"] is not None:
-        return tuned_config(str(asked["tune.from"]), composed, given)
-    own = None
-    if named and not any(override.startswith("experiment=") for override in given):
-        own = own_config(str(asked["plan"]))
+    if tuned is not None:
+        return tuned_config(str(tuned), composed, given)
+    problem_named = any(override.startswith("experiment=") for override in given)
+    own = None if plan is None or problem_named else own_config(str(plan))
     if own is None:
         return to_config(composed, given, check_import)
-    return changed_config(own, named[0], composed, given, PRINTED)
+    return changed_config(own, f"plan={plan}", composed, given, PRINTED)

@@ -15,16 +15,12 @@ from darts_parallel.report import seconds as seconds_label
 
 def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     """Write and print the plans for sequences of many lengths; return the expected seconds of the best."""
-    found, training, file, entries = (
-        plan_lengths(problem),
-        problem.training,
-        folder / "plan.json",
-        [],
-    )
-    kind, by = (
-        "packed" if training.packed else "padded",
-        training.software or "an average framework",
-    )
+    found = plan_lengths(problem)
+    training = problem.training
+    file = folder / "plan.json"
+    entries = []
+    kind = "packed" if training.packed else "padded"
+    by = training.software or "an average framework"
     title = (
         f"{problem.config.model.name} on {problem.config.cluster.name}, {training.global_batch_size:,} "
         f"sequences of {training.lengths}, {kind} · {training.precision} · {training.optimizer} · by {by}\n"

@@ -23,7 +23,9 @@ def distance_to_best(
 
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
     """
-    own, usual, file = problem.config, SpaceConfig(), folder / "plan_best.json"
+    own = problem.config
+    usual = SpaceConfig()
+    file = folder / "plan_best.json"
     space = own.space
     if any(getattr(space, key) != getattr(usual, key) for key in DEGREES):
         space = SpaceConfig(trainer=space.trainer, executable=space.executable)
@@ -38,18 +40,21 @@ def distance_to_best(
     best = evaluate(found.plan, tight)
     write_json(file, plan_dict(Outcome(tight, found.plan, best, found.result, found.answers)))
     extra = cost.iteration_time_s - best.iteration_time_s
-    share, way = extra / best.iteration_time_s, "slower" if extra >= 0.0 else "faster"
-    return {
-        "best": {
-            "plan": file.name,
-            "seconds": best.iteration_time_s,
-            "chance": found.out_of_memory,
-            "slower_by": share,
-        }
-    }, [
-        f"\nBest plan of the space: {found.plan.describe(problem.training.global_batch_size)}",
-        f"{seconds_label(best.iteration_time_s)} · fits: {fits_label(found.out_of_memory)} · "
-        + claim(tight, best, found.answers),
+    share = extra / best.iteration_time_s
+    way = "slower" if extra >= 0.0 else "faster"
+    entry = {
+        "plan": file.name,
+        "seconds": best.iteration_time_s,
+        "chance": found.out_of_memory,
+        "slower_by": share,
+    }
+    words = found.plan.describe(problem.training.global_batch_size)
+    seconds = seconds_label(best.iteration_time_s)
+    proof = claim(tight, best, found.answers)
+    lines = [
+        f"\nBest plan of the space: {words}",
+        f"{seconds} · fits: {fits_label(found.out_of_memory)} · {proof}",
         f"The priced plan is {seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}.",
         f"the best: {start_command(tight, found.plan, file)}",
     ]
+    return {"best": entry}, lines

@@ -1,35 +1,21 @@
 """Read a trainer's log: seconds of a step, peak memory, and whose batch it was."""
 
 import re
+from collections.abc import Sequence
 from statistics import median
 
+from darts_parallel.config import EXPORTS, TrainerLog, read_trainer, require
 from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.problem import GIB, Problem
 
-WARMUP, LEAST = 5, 3
-"""Steps left out at the beginning, half of the log at most, and printed steps that a log must have."""
+WARMUP = 5
+"""Steps left out at the beginning, half of the log at most."""
+LEAST = 3
+"""Printed steps that a log must have."""
 NUMBER = r"(\d[\d.,]*(?:e[+-]?\d+)?)"
-TITAN = r"(?<!validate )step: +\d+ .*?"
-STEPS = {
-    "Megatron": (rf"elapsed time per iteration \(ms\): {NUMBER}", "ms"),
-    "NeMo": (rf"train_step_timing in s[:=] ?{NUMBER}", "s"),
-    "torchtitan": (rf"{TITAN}tps: {NUMBER}", "tokens/s/GPU"),
-    "DeepSpeed": (rf"CurrSamplesPerSec={NUMBER}", "sequences/s"),
-}
-"""Line of a step, and the unit of its number, by trainer; the first one that a log has counts."""
-PEAKS = {
-    rf"\| max allocated: .*?max reserved: {NUMBER}": 2.0**20,
-    rf"peak_memory_usage[:=] ?{NUMBER}": 1.0,
-    rf"{TITAN}memory: *{NUMBER}GiB": GIB,
-    rf"MaxMemAllocated={NUMBER}GB": GIB,
-}
-"""Lines of the allocator's peak, of what it reserved where that is printed, and bytes of their unit."""
-BATCHES = {
-    r"global[_ ]batch[_ ]size:? +(\d+)": "sequences",
-    r"train_batch_size \.+ (\d+)": "sequences",
-    r"(\d+) tokens per train step": "tokens",
-}
-"""Lines of the global batch, and its unit."""
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+SECONDS = {"s": 1.0, "ms": 1e-3}
+"""Units of time in seconds; the other units are rates."""
 
 
 def read_log(path: str, problem: Problem) -> tuple[float, float | None, str]:
@@ -39,41 +25,52 @@ def read_log(path: str, problem: Problem) -> tuple[float, float | None, str]:
         ConfigError: the log cannot be read, or holds no steps, or those of another batch.
     """
     try:
-        text = re.sub(r"\x1b\[[\d;]*m", "", read_text(path))
+        text = COLOURS.sub("", read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"tune.log={path} cannot be read ({error}); try a trainer's output."
         ) from None
-    found = ((name, unit, _numbers(line, text)) for name, (line, unit) in STEPS.items())
-    trainer, unit, steps = next((own for own in found if own[2]), ("", "", []))
-    if len(steps) < LEAST:
-        who = f"steps of {', '.join(STEPS)}, and holds {len(steps)}"
-        raise ConfigError(
-            f"tune.log={path} must hold at least {LEAST} {who}; try the whole output of a run."
-        )
-    batch, tokens = problem.training.global_batch_size, problem.tokens_per_iteration
-    for line, kind in BATCHES.items():
-        printed, own = _numbers(line, text)[-1:], batch if kind == "sequences" else tokens
-        if printed not in ([], [own]):
-            told = f"its global batch is {printed[0]:.0f} {kind}, the plan's {own}"
-            raise ConfigError(
-                f"tune.log={path} is of another job: {told}; try the log of this plan's run."
-            )
+    known = [log for name in EXPORTS for log in read_trainer(name).logs]
+    # a step's own seconds count before a rate
+    known.sort(key=lambda log: log.unit not in SECONDS)
+    printed = [log for log in known if _numbers(log.step, text)]
+    steps = _numbers(printed[0].step, text) if printed else []
+    who = f"steps of {', '.join(log.name for log in known)}, and holds {len(steps)}"
+    rule = f"hold at least {LEAST} {who}"
+    require(len(steps) >= LEAST, f"tune.log={path}", rule, "the whole output of a run")
+    _check_batch(path, known, text, problem)
     left_out = min(WARMUP, len(steps) // 2)
-    value = max(median(steps[left_out:]), 1e-12)
-    rates = {
-        "tokens/s/GPU": tokens / problem.cluster.num_devices / value,
-        "sequences/s": batch / value,
-    }
-    seconds = rates.get(unit, value * (1e-3 if unit == "ms" else 1.0))
-    peak = max(
-        (size * own for line, size in PEAKS.items() for own in _numbers(line, text)), default=None
-    )
+    seconds = _seconds(median(steps[left_out:]), printed[0].unit, problem)
+    peaks = [log.memory_bytes * own for log in known for own in _numbers(log.memory, text)]
+    peak = max(peaks, default=None)
     memory = "no memory" if peak is None else f"peak {peak / GIB:.2f} GiB"
     counted = f"median of {len(steps) - left_out} steps ({left_out} of warm-up left out)"
-    return seconds, peak, f"{trainer}'s log: {seconds:.4g} s, {counted}, {memory}"
+    return seconds, peak, f"{printed[0].name}'s log: {seconds:.4g} s, {counted}, {memory}"
+
+
+def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Problem) -> None:
+    """Refuse the log of a run with another global batch, where the log states it."""
+    own = {"sequences": problem.training.global_batch_size, "tokens": problem.tokens_per_iteration}
+    for log in known:
+        unit = log.batch_unit
+        for printed in _numbers(log.batch, text)[-1:]:
+            if printed != own[unit]:
+                told = f"its global batch is {printed:.0f} {unit}, the plan's {own[unit]}"
+                way_out = "try the log of this plan's run"
+                raise ConfigError(f"tune.log={path} is of another job: {told}; {way_out}.")
+
+
+def _seconds(value: float, unit: str, problem: Problem) -> float:
+    """Return seconds of a step that a log states in a unit."""
+    value = max(value, 1e-12)
+    if unit == "tokens/s/GPU":
+        return problem.tokens_per_iteration / problem.cluster.num_devices / value
+    if unit == "sequences/s":
+        return problem.training.global_batch_size / value
+    return value * SECONDS[unit]
 
 
 def _numbers(line: str, text: str) -> list[float]:
     """Read the numbers of all lines as trainers print them: `6,260`, `1.073e+04`."""
-    return [float(number.replace(",", "").rstrip(".")) for number in re.findall(line, text)]
+    found = re.findall(line.replace("NUMBER", NUMBER), text)
+    return [float(number.replace(",", "").rstrip(".")) for number in found]

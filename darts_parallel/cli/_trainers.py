@@ -89,26 +89,32 @@ def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
 
 def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[str]) -> list[str]:
     """Say how a trainer gets its plan, and what none that takes this one costs."""
+    others = [offer for offer in found if offer.plan is not None and not offer.takes]
+    if not others:
+        return []
+    lines = []
+    if not any(offer.takes for offer in found):
+        lines += _within_error(min(others, key=lambda offer: offer.slower), problem)
+    named = problem.config.space.trainer
+    kept = [override for override in given if not override.startswith("trainer=")]
+    again = " ".join(["darts-parallel", *kept, "trainer=NAME"])
+    whose = f"the other trainers' plans are of those that {named} has; " if named else ""
+    return [*lines, f"{whose}another's own plan, by its own figures: {again}"]
+
+
+def _within_error(best: Offer, problem: Problem) -> list[str]:
+    """Say so where a trainer's own plan is slower by less than the model can tell."""
     known = posterior(problem)
-    lines, others = [], [offer for offer in found if offer.plan is not None and not offer.takes]
-    if others and known is not None and not any(offer.takes for offer in found):
-        best, difference = (
-            min(others, key=lambda offer: offer.slower),
-            exp(known.difference(problem)) - 1.0,
-        )
-        if best.slower < difference:
-            lines.append(
-                f"No trainer takes this plan, and it is faster than {best.name}'s own by "
-                f"{100 * best.slower:.1f} %, less than the model can tell ({100 * difference:.0f} %)."
-            )
-    if others:
-        named = problem.config.space.trainer
-        again = " ".join(
-            ["darts-parallel", *(own for own in given if not own.startswith("trainer="))]
-        )
-        whose = f"the other trainers' plans are of those that {named} has; " if named else ""
-        lines.append(f"{whose}another's own plan, by its own figures: {again} trainer=NAME")
-    return lines
+    if known is None:
+        return []
+    difference = exp(known.difference(problem)) - 1.0
+    if best.slower >= difference:
+        return []
+    told = f"less than the model can tell ({100 * difference:.0f} %)"
+    faster = f"{100 * best.slower:.1f} %"
+    return [
+        f"No trainer takes this plan, and it is faster than {best.name}'s own by {faster}, {told}."
+    ]
 
 
 def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer]:

@@ -32,6 +32,7 @@ TOP_K = (
     "top_k_experts",
     "moe_top_k",
 )
+_WINDOWED = re.compile("sliding|local")
 WINDOWS = ("sliding_window", "local_attention", "window_size")
 
 
@@ -200,11 +201,11 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
     if "Rotary" in type(module).__name__:
         return count
     if hasattr(module, "A_log"):
-        linear = [part for part in module.modules() if type(part) is torch.nn.Linear]
+        linear = filter(lambda part: type(part) is torch.nn.Linear, module.modules())
         return count - 2.0 * tokens * sum(part.weight.numel() for part in linear)
-    experts = [p.shape for p in module.parameters(recurse=False) if p.dim() == 3]
-    if experts and top_k and count == 2.0 * tokens * sum(shape.numel() for shape in experts):
-        return count * (1.0 - top_k / experts[0][0])
+    experts = [p for p in module.parameters(recurse=False) if p.dim() == 3]
+    if experts and top_k and count == 2.0 * tokens * sum(map(torch.numel, experts)):
+        return count * (1.0 - top_k / len(experts[0]))
     return 0.0
 
 
@@ -213,10 +214,9 @@ def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
     unused = re.compile("layer_?drop|classifier|summary")
     values = config.to_dict().items()
     rates = [value for key, value in values if "drop" in key and not unused.search(key)]
-    said: dict[str, Any] = {
-        "causal": "MaskedLM" not in type(model).__name__,
-        "dropout": any(isinstance(rate, float) and rate > 0 for rate in rates),
-    }
+    dropped = any(isinstance(rate, float) and rate > 0 for rate in rates)
+    causal = "MaskedLM" not in type(model).__name__
+    said: dict[str, Any] = {"causal": causal, "dropout": dropped}
     if not found["learned_positions"]:
         longest = None
         if not found["relative_position_buckets"]:
@@ -236,8 +236,8 @@ def _routing(config: Any, num_experts: int, model: Any) -> dict[str, Any]:
         "moe_router_topk": _top_k(config) or num_experts,
         "moe_router_enable_expert_bias": biased,
         "moe_router_pre_softmax": not over_chosen and not biased,
-        "moe_router_topk_scaling_factor": None if factor in (None, 1) else float(factor),
     }
+    said["moe_router_topk_scaling_factor"] = None if factor in (None, 1) else float(factor)
     groups = getattr(config, "n_group", None) or 1
     if groups > 1:
         said["moe_router_num_groups"] = groups
@@ -253,14 +253,11 @@ def _top_k(config: Any) -> int | None:
 
 def _windows(config: Any, layers: int) -> dict[str, Any]:
     """Return the size of sliding windows and the layers that have them; nothing where all attend globally."""
-    sizes = [getattr(config, key, None) for key in WINDOWS]
-    size = next((value for value in sizes if value), None)
+    size = next(filter(None, (getattr(config, key, None) for key in WINDOWS)), None)
     if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:
         return {}
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    flags = [1] * layers
-    if kinds:
-        flags = [int("sliding" in kind or "local" in kind) for kind in kinds]
+    flags = [int(bool(_WINDOWED.search(kind))) for kind in kinds or ["sliding"] * layers]
     if not any(flags) or len(flags) != layers:
         return {}
     return {"sliding_window": size, "sliding_window_pattern": None if all(flags) else flags}

@@ -38,15 +38,15 @@ class MetaPart:
         weight = self.weights.get("weight", ())
         kind = type(module).__name__
         named = "Norm" in kind and not isinstance(module, nn.Linear)
-        norm = set(self.weights) <= {"weight", "bias"} and (len(weight) == 1 or named)
-        self.norm = prod(weight) if weight and norm else 0
+        plain = set(self.weights) <= {"weight", "bias"}
+        scale = plain and bool(weight) and (len(weight) == 1 or named)
+        self.norm = prod(weight) if scale else 0
         """Size of a norm's scale; 0: no norm."""
-        self.out = 0
-        """Columns of a matrix product; 0: no product."""
-        self.inputs = 0
-        if len(weight) == 2 and not named and not self.is_table:
-            # GPT-2 stores its products transposed
-            self.out, self.inputs = weight[::-1] if kind == "Conv1D" else weight
+        product = len(weight) == 2 and not named and not self.is_table
+        # GPT-2 stores its products transposed
+        stored = weight[::-1] if kind == "Conv1D" else weight
+        self.out, self.inputs = stored if product else (0, 0)
+        """Columns and rows of a matrix product; 0: no product."""
 
     @property
     def name(self) -> str:
@@ -134,11 +134,10 @@ class ShapeReader:
 
     def _parts(self, root: nn.Module, path: str) -> list[MetaPart]:
         """Return the modules with trained weights below `root`, in the order of their calls."""
-        found = [
-            MetaPart(f"{path}.{name}".strip("."), module)
-            for name, module in root.named_modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False))
-        ]
+        found = []
+        for name, module in root.named_modules():
+            if any(p.requires_grad for p in module.parameters(recurse=False)):
+                found.append(MetaPart(f"{path}.{name}".strip("."), module))
         return sorted(found, key=lambda part: self.order.get(part.module, len(self.order)))
 
     def _stacks(self, count: int) -> list[tuple[str, nn.ModuleList]]:
@@ -191,13 +190,7 @@ class ShapeReader:
         """Read one attention: the product called last is its output, the others are what goes in."""
         *ins, out = [p for p in parts if p.out and "indexer" not in p.path]
         self._set(out, attention_output_bias=out.bias)
-        for part in parts:
-            if "relative" in part.path and part.is_table:
-                self.buckets += part.weights["weight"][0]
-            elif set(part.weights) == {"sinks"}:
-                self._set(part, attention_sinks=True)
-            elif not part.out and not part.is_head_norm:
-                raise part.refuse()
+        self._extras(parts)
         if any("kv_a_" in p.path for p in ins):
             self._latent(parts, out)
             return
@@ -209,6 +202,16 @@ class ShapeReader:
             every = sum(p.norm for p in scales) == numbers
             several = out.inputs != self.fields["head_dim"]
             self._set(scales[0], qk_norm=True, qk_norm_whole=every and several)
+
+    def _extras(self, parts: list[MetaPart]) -> None:
+        """Read relative positions and sinks; refuse what is no product and no norm of heads."""
+        for part in parts:
+            if "relative" in part.path and part.is_table:
+                self.buckets += part.weights["weight"][0]
+            elif set(part.weights) == {"sinks"}:
+                self._set(part, attention_sinks=True)
+            elif not part.out and not part.is_head_norm:
+                raise part.refuse()
 
     def _heads(
         self, root: nn.Module, ins: list[MetaPart], out: MetaPart, gates: list[MetaPart]
@@ -281,6 +284,10 @@ class ShapeReader:
         for part in fused:
             self._experts(part)
             parts = _without(parts, self._router(part, parts))
+        return bool(fused), self._dense(parts)
+
+    def _dense(self, parts: list[MetaPart]) -> int:
+        """Read the products of an MLP; return its size, 0 where there is none."""
         for part in parts:
             if set(part.weights) == {"alpha_p", "alpha_n"}:
                 self._set(part, activation_parameters=len(part.weights))
@@ -288,14 +295,14 @@ class ShapeReader:
                 raise part.refuse()
         products = [p for p in parts if p.out]
         if not products:
-            return bool(fused), 0
+            return 0
         *ins, down = products
         widths = [p.out for p in ins]
         if sum(widths) not in (down.inputs, 2 * down.inputs) or down.out != self.hidden:
             shown = [*widths, down.out]
             raise ins[0].refuse(f"stands in an MLP of widths {shown}, which is not modelled")
         self._set(down, gated_mlp=sum(widths) > down.inputs, mlp_bias=down.bias)
-        return bool(fused), down.inputs
+        return down.inputs
 
     def _router(self, experts: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
         """Read the product that chooses experts, and the gate of shared ones; return both."""
@@ -339,10 +346,8 @@ class ShapeReader:
                 place = "embedding_norm" if "emb" in part.path.lower() else "final_norm"
                 # a norm after the head's transform belongs to that
                 counts[place] += "head_transform" not in fields
-            elif self._is_transform(part) and "head_transform" not in fields:
-                fields.update(head_transform=True, transform_bias=part.bias)
             else:
-                raise part.refuse()
+                fields.update(self._transform(part, fields))
         self.fields.update(fields, **{key: count > 0 for key, count in counts.items()})
 
     def _is_vocabulary(self, part: MetaPart) -> bool:
@@ -351,9 +356,12 @@ class ShapeReader:
             return True
         return getattr(part.module, "weight", None) is self.table.weight
 
-    def _is_transform(self, part: MetaPart) -> bool:
-        """Return whether a part is the dense layer before BERT's head."""
-        return {part.out, part.inputs} == {self.hidden} and "pool" not in part.path.lower()
+    def _transform(self, part: MetaPart, fields: Fields) -> Fields:
+        """Read the dense layer before BERT's head, of which there is one."""
+        dense = {part.out, part.inputs} == {self.hidden} and "pool" not in part.path.lower()
+        if not dense or "head_transform" in fields:
+            raise part.refuse()
+        return {"head_transform": True, "transform_bias": part.bias}
 
     def _table(self, part: MetaPart) -> Fields:
         """Read a table of positions or of token types."""

@@ -23,6 +23,8 @@ from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
+Check = Callable[[Imported], None] | None
+"""Refuses a model that a Hugging Face file describes and the layers do not."""
 MOST_VALUES = 100_000
 """Values of a configuration file; all shipped ones together have fewer."""
 JOBS = {"training", "experiment", "plan", "tune.from"}
@@ -31,11 +33,7 @@ ANY = "training=any"
 """The job of models without a file of their name in the group."""
 
 
-def to_config(
-    composed: DictConfig,
-    overrides: Sequence[str] = (),
-    check: Callable[[Imported], None] | None = None,
-) -> Config:
+def to_config(composed: DictConfig, overrides: Sequence[str] = (), check: Check = None) -> Config:
     """Turn a composed configuration into checked dataclasses: the last line that knows OmegaConf.
 
     Args:
@@ -66,9 +64,7 @@ def _typed(composed: DictConfig, overrides: Sequence[str]) -> Any:
 
 
 def load_config(
-    overrides: list[str] | None = None,
-    extra_dir: str | None = None,
-    check: Callable[[Imported], None] | None = None,
+    overrides: list[str] | None = None, extra_dir: str | None = None, check: Check = None
 ) -> Config:
     """Return the checked configuration that `overrides` compose."""
     arguments: list[Any] = with_own_job(list(overrides or []))

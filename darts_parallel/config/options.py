@@ -25,6 +25,8 @@ from darts_parallel.errors import (
 )
 
 Options = TypeVar("Options")
+LinesOf = Callable[[Sequence[str]], list[str]]
+"""Does what a subcommand's arguments say, and returns the lines to print."""
 FOLDER = "hydra.run.dir="
 READER_LEFT = 141
 """Exit status where the reader of a pipe has gone: 128 and the number of the signal."""
@@ -120,9 +122,7 @@ def run_main(
     return guarded(name, work)
 
 
-def run_subcommand(
-    arguments: Sequence[str], about: str, kind: type[Any], run: Callable[[Sequence[str]], list[str]]
-) -> None:
+def run_subcommand(arguments: Sequence[str], about: str, kind: type[Any], run: LinesOf) -> None:
     """Print the lines of a subcommand of darts-parallel, or its help; exit status as `guarded`."""
 
     def work() -> int:

@@ -67,6 +67,11 @@ class CostConfig:
     """Numbers that share one scale of 16 bits where a collective sends few bits."""
 
     @property
+    def analytic(self) -> bool:
+        """Whether seconds and bytes follow from formulas."""
+        return self.name == "analytic"
+
+    @property
     def knows_stages(self) -> bool:
         """Whether it prices stages; the closed-form 3D-parallel searcher prices dp, tp and pp alone."""
         return self.name != "searcher"
@@ -214,18 +219,15 @@ class SpaceConfig:
             named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
             require_members("space.schedules", named, (*schedules.NAMES, schedules.SEARCHED))
             self.schedules = list(dict.fromkeys(named))
-        if self.offload is not None:
-            self.offload = [kind for kind in OFFLOADS if kind in (self.pinned("offload") or ())]
+        named = self.pinned("offload")
+        if named is not None:
+            self.offload = sorted(set(named), key=OFFLOADS.index)
             rule = "be null with space.executable or space.trainer, which run none of its shares"
             free = not self.executable and self.trainer is None
             require(free, f"space.offload={self.offload}", rule, "null")
         for value in self.pinned("sequence_parallel") or ():
-            require(
-                isinstance(value, bool),
-                f"space.sequence_parallel={value}",
-                "be true or false",
-                "true",
-            )
+            switch = isinstance(value, bool)
+            require(switch, f"space.sequence_parallel={value}", "be true or false", "true")
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """Return the values that the user allows for `key`, or None where all are."""
@@ -332,12 +334,15 @@ class Config:
 
     def _check_halves(self) -> None:
         model = self.model
+        own = f"model={model.name}, whose"
+        odd_norms = (model.block_norms or 2) % 2 == 1
         others = {
-            f"model={model.name}, whose decoder blocks hold two attentions": model.num_encoder_layers,
-            f"model={model.name}, whose pattern names single layers": model.hybrid_override_pattern,
-            f"model={model.name}, whose blocks come from a module": model.inputs,
-            f"model={model.name}, whose attention and MLP share one norm": (model.block_norms or 2)
-            % 2,
+            f"{own} decoder blocks hold two attentions": model.num_encoder_layers,
+            f"{own} pattern names single layers": model.hybrid_override_pattern,
+            f"{own} blocks come from a module": model.inputs,
+            f"{own} attention and MLP share one norm": odd_norms,
+        }
+        others |= {
             "a cost model that knows no stages": not self.cost.knows_stages,
             "a bilevel search": self.bilevel is not None,
         }
@@ -347,8 +352,7 @@ class Config:
         rank = self.training.lora_rank
         require_at_most("training.lora_rank", rank, self.model.hidden_size)
         others = {
-            "a cost model other than analytic, which are of full training": self.cost.name
-            != "analytic",
+            "a cost model other than analytic, which are of full training": not self.cost.analytic,
             "space.executable, since darts_parallel.run trains every weight": self.space.executable,
             "a bilevel search, whose toy model trains every weight": self.bilevel is not None,
         }

@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
+
+from darts_parallel.config.checks import one_of, ranged
 
 
 def config_dir() -> str:
@@ -55,6 +57,23 @@ class Lack:
 
 
 @dataclass
+class TrainerLog:
+    """How a trainer prints its steps: regular expressions, where NUMBER stands for a number."""
+
+    name: str = MISSING
+    step: str = MISSING
+    """The number of a step in its line, in units of `unit`."""
+    unit: str = one_of("s", ("s", "ms", "tokens/s/GPU", "sequences/s"))
+    memory: str = MISSING
+    """The allocator's peak; what it reserved where that is printed."""
+    memory_bytes: float = ranged(1.0, 1.0, 2.0**40)
+    """Bytes of the unit of `memory`."""
+    batch: str = MISSING
+    """The global batch."""
+    batch_unit: str = one_of("sequences", ("sequences", "tokens"))
+
+
+@dataclass
 class Trainer:
     """Abilities of a trainer; a setting that no `lacks` names runs."""
 
@@ -83,6 +102,8 @@ class Trainer:
     software: list[str] = field(default_factory=list)
     """Files of `conf/software/` that were fitted to its runs."""
     lacks: list[Lack] = field(default_factory=list)
+    logs: list[TrainerLog] = field(default_factory=list)
+    """Forms of its logs, which `tune --from-log` reads."""
 
 
 @cache

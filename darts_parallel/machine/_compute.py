@@ -29,6 +29,15 @@ determine only the ratio of the rate to the cube of the half size; the rate itse
 Work = Callable[[], object]
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
+UNKNOWN = {
+    "memory": 0.0,
+    "reserved": 0.0,
+    "peak_flops": 1.0,
+    "gemm_efficiency": 1.0,
+    "gemm_half_size": 0.0,
+    "attention_efficiency": 1.0,
+}
+"""Figures of a device whose products and memory are not measured yet."""
 LONGEST_SEQUENCE = 2048
 """Tokens of the measured attention, at most."""
 HEADS = 8
@@ -132,14 +141,13 @@ class Kernels:
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
         weights = self.weights(TransformerShape(1, 16, 1, 1, 16))
-        return [
-            partial(target.copy_, source),
-            partial(torch.add, source, other, out=target),
-            partial(functional.gelu, source),
-            partial(functional.layer_norm, rows, (self.largest,)),
-            partial(attention, query, key, value, is_causal=True),
-            partial(_forward, weights, self.ones(1, 1, 16)),
-        ]
+        copy = partial(target.copy_, source)
+        add = partial(torch.add, source, other, out=target)
+        gelu = partial(functional.gelu, source)
+        norm = partial(functional.layer_norm, rows, (self.largest,))
+        attend = partial(attention, query, key, value, is_causal=True)
+        launch = partial(_forward, weights, self.ones(1, 1, 16))
+        return [copy, add, gelu, norm, attend, launch]
 
     def weights(self, shape: TransformerShape) -> Weights:
         """Return the weights of a small Transformer."""
@@ -210,24 +218,16 @@ def _device(
     machine: MeasuredMachine, bandwidth: float, memory_efficiency: float, launched: float
 ) -> Device:
     """Return a device with measured memory and launches, whose products are not fitted yet."""
-    device = Device(
-        name="measured",
-        memory=0.0,
-        peak_flops=1.0,
-        memory_bandwidth=bandwidth,
-        gemm_efficiency=1.0,
-        gemm_half_size=0.0,
-        attention_efficiency=1.0,
-        memory_efficiency=min(memory_efficiency, 1.0),
-        layer_overhead=launched,
-        overlap_exponent=DeviceConfig.overlap_exponent,
-        tp_hidden_share=DeviceConfig.tp_hidden_share,
-        reserved=0.0,
-    )
-    if machine.device.type == "cuda":
-        return device
+    measured = {
+        "memory_bandwidth": bandwidth,
+        "memory_efficiency": min(memory_efficiency, 1.0),
+        "layer_overhead": launched,
+    }
     # gloo sends on the cores that compute, so nothing is hidden
-    return replace(device, overlap_exponent=1.0, tp_hidden_share=0.0)
+    hidden = {"overlap_exponent": 1.0, "tp_hidden_share": 0.0}
+    if machine.has_gpu:
+        hidden = {name: getattr(DeviceConfig, name) for name in hidden}
+    return Device(name="measured", **UNKNOWN, **measured, **hidden)
 
 
 def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:

@@ -80,12 +80,10 @@ def measure_link(
             cases += _cases(machine, group, size, sharing)
     name = "links inside nodes" if inside else "links between nodes"
     times = machine.measure(name, [case.work for case in cases], seconds)
-    return fit_link(
-        [
-            MessageTime(case.operation, case.size, spent, case.traffic, case.steps)
-            for case, spent in zip(cases, times, strict=True)
-        ]
-    )
+    measured = []
+    for case, spent in zip(cases, times, strict=True):
+        measured.append(MessageTime(case.operation, case.size, spent, case.traffic, case.steps))
+    return fit_link(measured)
 
 
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
@@ -146,8 +144,7 @@ def _cases(
 
     ring = (len(ranks) - 1) / len(ranks) * size * sharing
     steps = log2(len(ranks))
-    return [
-        Case("all-reduce", size, 2 * ring, 2 * steps, all_reduce),
-        Case("all-gather", size, ring, steps, all_gather),
-        Case("there and back", size, 2.0 * size * sharing, 2.0, there_and_back),
-    ]
+    reduced = Case("all-reduce", size, 2 * ring, 2 * steps, all_reduce)
+    gathered = Case("all-gather", size, ring, steps, all_gather)
+    exchanged = Case("there and back", size, 2.0 * size * sharing, 2.0, there_and_back)
+    return [reduced, gathered, exchanged]

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -166,13 +167,11 @@ def _write(options: ProfileOptions, measured: Measured) -> None:
     write_text(folder / f"device/{name}.yaml", device)
     cluster = cluster_yaml(name, machine, intra, inter, compute, when)
     write_text(folder / f"cluster/{name}.yaml", cluster)
-    page = {
-        "when": when,
-        "gemms": list(map(asdict, compute.gemms)),
-        "blocks": list(map(asdict, compute.blocks)),
-        "intra_node": intra and asdict(intra),
-        "inter_node": inter and asdict(inter),
-    }
+    page: dict[str, Any] = {"when": when}
+    for name, entries in (("gemms", compute.gemms), ("blocks", compute.blocks)):
+        page[name] = [asdict(entry) for entry in entries]
+    for name, link in (("intra_node", intra), ("inter_node", inter)):
+        page[name] = asdict(link) if link else None
     write_json(folder / "profile.json", page)
     print("\n".join(_summary(options, measured)))
 
