@@ -25,7 +25,8 @@ MOST_SAID = 2000
 MOST_READ = 2**26
 """Characters of a file that is read as text; no plan, model or table has as many."""
 STARTER = "DARTS_PARALLEL_STARTER"
-"""Variable with the number of the process with which this one must end; set while it is started only."""
+"""Variable with the number of the process with which this one must end; set while it is started
+only."""
 
 
 class DartsParallelError(Exception):
@@ -49,18 +50,22 @@ class UnsupportedError(DartsParallelError, ValueError):
 
 
 def one_line(sentence: str) -> str:
-    """Return a sentence as a terminal may show it: on one line, not endless, without control characters."""
-    text = "".join(s if s.isprintable() else ascii(s)[1:-1] for s in " ".join(sentence.split()))
+    """Return a sentence as a terminal may show it: one line, not endless, no control characters."""
+    text = ""
+    for sign in " ".join(sentence.split()):
+        text += sign if sign.isprintable() else ascii(sign)[1:-1]
+    if len(text) <= MOST_SAID:
+        return text
     half = MOST_SAID // 2
-    return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def closest(value: object, members: Iterable[Any]) -> Any:
-    """Return the member nearest to a number, of two the smaller, or spelled most like a text."""
-    known = list(members)
+    """Return the member closest to a number (the smaller of two), or spelled most like a text."""
     if isinstance(value, (int, float)):
-        return min(known, key=lambda member: (abs(member - value), member))
-    return get_close_matches(str(value), [str(member) for member in known], n=1, cutoff=0.0)[0]
+        return min(members, key=lambda member: (abs(member - value), member))
+    (near,) = get_close_matches(str(value), list(map(str, members)), n=1, cutoff=0.0)
+    return near
 
 
 def read_text(path: str | Path) -> str:
@@ -73,7 +78,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path, place: str, near: str, refusal: type[DartsParallelError]) -> Any:
-    """Return the content of a user's JSON file; a `refusal` names its place and says to try `near`."""
+    """Return the content of a user's JSON file, or raise a `refusal` that says to try `near`."""
     try:
         return json.loads(read_text(path))
     except OSError as error:
@@ -83,7 +88,7 @@ def read_json(path: str | Path, place: str, near: str, refusal: type[DartsParall
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` by which a package's face imports a module once one of its names is asked for.
+    """Return a `__getattr__` that imports a module of a package when one of its names is first used.
 
     Args:
         modules: Names that each slow module of the package exports, by the module's name.
@@ -99,20 +104,22 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
 
 
 def begin_imports() -> bool:
-    """Let Ctrl-C end a command in one sentence until `begin_command`; a library's user keeps the traceback.
+    """Let Ctrl-C end a command in one sentence until `begin_command`; libraries keep the traceback.
 
-    A command is what `python -m` or the script `darts-parallel` starts. Until `end_imports` no garbage is
-    looked for: what is imported stays, and to walk through it again and again takes a tenth of the seconds.
-    A process that another one starts for its own workers (`STARTER`) is killed when that one dies.
+    A command is a process that `python -m` or the script `darts-parallel` starts. Garbage
+    collection is off until `end_imports`: imported objects stay, and looking through them takes a
+    tenth of the start. A process that starts for another one's workers (`STARTER`) is killed when
+    that other process dies.
 
     Returns:
         Whether garbage was collected before.
     """
     if os.environ.get(STARTER) == str(os.getppid()) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    command = Path(sys.argv[0]).name in ("-m", "darts-parallel") if sys.argv else False
+    command = bool(sys.argv) and Path(sys.argv[0]).name in ("-m", "darts-parallel")
     alone = threading.current_thread() is threading.main_thread()
-    if command and alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    untouched = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if command and alone and untouched:
         signal.signal(signal.SIGINT, _end_quietly)
     collecting = gc.isenabled()
     gc.disable()
@@ -131,7 +138,8 @@ def begin_command() -> None:
     """Hand Ctrl-C over to the command, which catches `KeyboardInterrupt`; what is closed hears nothing."""
     if sys.stdout is None or sys.stderr is None:
         nobody = open(os.devnull, "w")  # noqa: SIM115 - open to the end, as they are
-        sys.stdout, sys.stderr = sys.stdout or nobody, sys.stderr or nobody
+        sys.stdout = sys.stdout or nobody
+        sys.stderr = sys.stderr or nobody
     if signal.getsignal(signal.SIGINT) is _end_quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.freeze()

@@ -40,7 +40,8 @@ CHOICES = {
     "--cfg -c": ("job", "hydra", "all"),
     "--info -i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
-"""Flags of Hydra. A job is not run again from a pickle (`--experimental-rerun`), which may hold any code."""
+"""Flags of Hydra. A job is not run again from a pickle (`--experimental-rerun`), which may hold any
+code."""
 
 
 class FlagParser(ArgumentParser):
@@ -66,7 +67,8 @@ class FlagParser(ArgumentParser):
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Put flags before overrides, as Hydra wants them, and write verbs and own flags as overrides.
 
-    `tune plan.json --top 3` sets `tune.from` and `tune.top`, `--from-log` `tune.log`, `--explain` `explain`.
+    `tune plan.json --top 3` sets `tune.from` and `tune.top`, `--from-log` `tune.log`, `--explain`
+    `explain`.
 
     Errors:
         ConfigError: a flag that does not exist or lacks its value; an override that cannot be read.
@@ -143,8 +145,8 @@ def _without_verb(given: list[str], verb: str | None) -> list[str]:
 def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments for Hydra, and those that change keys of a plan's own configuration.
 
-    Hydra would look for their keys in what it composes, whose cluster may have fewer node groups. Where the
-    group itself is given (`cluster=...`), they belong to that.
+    Hydra would look for their keys in what it composes, whose cluster may have fewer node groups.
+    Where the group itself is given (`cluster=...`), they belong to that.
     """
     names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
     if not names & {"plan", "tune.from"} or "experiment" in names or "--multirun" in arguments:

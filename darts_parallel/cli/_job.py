@@ -74,9 +74,10 @@ class Job(Watcher):
 
     Attributes:
         problem: What to plan.
-        folder: Gets `plan.json` and whatever else is asked for.
+        folder: Gets `plan.json` and every other file that is asked for.
         console: For the report.
-        rental: How the nodes of the problem were chosen out of an offer, and their best uniform plan.
+        rental: How the nodes of the problem were chosen out of an offer, and their best uniform
+            plan.
         overrides: What the command changed, `key=value`.
     """
 

@@ -84,9 +84,9 @@ def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Confi
 def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     """Return the composed configuration, or the given plan's own with what the command changes of it.
 
-    A plan is priced on the problem that it was made for: `plan=FILE cluster.inter_node.bandwidth_GBps=10`
-    changes that one figure, `cluster=NAME` the whole group. A named run (`experiment=NAME`) is the problem
-    that it names, whatever plan is priced on it.
+    A plan is priced on the problem that it was made for: `plan=FILE
+    cluster.inter_node.bandwidth_GBps=10` changes that one figure, `cluster=NAME` the whole group. A
+    named run (`experiment=NAME`) is the problem that it names, whatever plan is priced on it.
 
     Errors:
         ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.

@@ -40,7 +40,8 @@ class RunFolder:
     def own(self, *, named: bool) -> Iterator["RunFolder"]:
         """Hold the folder for one run at a time, by a lock that ends with the process.
 
-        Two commands of one second are given one folder; the later one takes a further one next to it.
+        Two commands of one second are given one folder; the later one takes a further one next to
+        it.
 
         Args:
             named: The user chose the folder: it is refused while another run writes into it.
@@ -107,7 +108,8 @@ class RunFolder:
     def restore(self) -> None:
         """Remove the beginnings that the run has added, by name, and the folders that it made, if empty.
 
-        What anybody else has put there stays, and so does every result; next to those all stays as it is.
+        What anybody else has put there stays, and so does every result; next to those all stays as
+        it is.
         """
         added = _contents(self.path) - self.before
         beginnings = {self.path / name for name in BEGINNINGS}

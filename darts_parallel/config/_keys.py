@@ -54,8 +54,8 @@ def type_at(key: str, schema: Any) -> Any:
 def closest_key(key: str, schema: Any) -> str:
     """Return the existing key that an unknown one most likely means.
 
-    A key of the same last name elsewhere (`pp`), or with these initials (`search.lr`), comes before one of
-    similar spelling at the same place.
+    A key of the same last name elsewhere (`pp`), or with these initials (`search.lr`), comes before
+    one of similar spelling at the same place.
     """
     parts = key.split(".")
     known = list(walk(key, schema))[: len(parts) - 1]

@@ -166,8 +166,9 @@ class WholeBatch(TorchFunctionMode):
 def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
     """Return the FLOP of a pass's products of weights and of scores, and the order of the modules' calls.
 
-    Left out is what the priced layers do not count as such: rotary tables; scans, for which the cost model
-    has its own formula; the zeros that Llama 4 passes to experts that a token is not sent to.
+    Left out is what the priced layers do not count as such: rotary tables; scans, for which the
+    cost model has its own formula; the zeros that Llama 4 passes to experts that a token is not
+    sent to.
     """
     order: dict[Any, int] = {}
 

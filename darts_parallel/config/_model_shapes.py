@@ -1,8 +1,9 @@
 """Fields of `ModelConfig` that the weights of a `transformers` model say, read from their shapes.
 
-Every module with weights of its own gets one role by shape and place: table, norm, product of attention or
-MLP, router, experts, state space. What has no role here is refused by its path and class; blocks that differ
-in widths, norms or biases, and what is read wrongly, do not add up in `problem/referee.py`.
+Every module with weights of its own gets one role by shape and place: table, norm, product of
+attention or MLP, router, experts, state space. What has no role here is refused by its path and
+class; blocks that differ in widths, norms or biases, and what is read wrongly, do not add up in
+`problem/referee.py`.
 """
 
 import re

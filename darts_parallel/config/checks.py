@@ -1,7 +1,8 @@
 """Check configured values; each check refuses with one sentence that names the closest valid value.
 
-A name is a user's (or a downloaded file's) text. It may hold anything that can be seen, and nothing that can
-end a line, move a cursor or hide: whatever a name holds stays inside its comment, its string and its cell.
+A name is a user's (or a downloaded file's) text. It may hold anything that can be seen, and nothing
+that can end a line, move a cursor or hide: whatever a name holds stays inside its comment, its
+string and its cell.
 """
 
 import json
@@ -19,7 +20,8 @@ _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 LONGEST = 4096
 """Characters of any text of the configuration, as long as the longest path of a Linux system."""
 MAX_SIZE = 2**24
-"""Largest width, vocabulary, sequence or batch: beyond, a slip of the pen is likelier than a model."""
+"""Largest width, vocabulary, sequence or batch: beyond, a slip of the pen is likelier than a
+model."""
 MAX_PROCESSES = 256
 """More on one machine are a slip of the keyboard."""
 

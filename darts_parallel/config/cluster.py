@@ -27,10 +27,11 @@ class LinkConfig:
     efficiency: float = ranged(1.0, 1e-3, 1.0)
     """Share of the bandwidth that a large message reaches."""
     shared: bool = False
-    """The GPUs of a node share this one link (PCIe host bridge) instead of a port each (NVSwitch)."""
+    """The GPUs of a node share this one link (PCIe host bridge) instead of a port each
+    (NVSwitch)."""
     peer_links: int = ranged(0, 0, 1024)
-    """Links of a GPU that together have this bandwidth, each to one other GPU of its node (MI300X: 7), so
-    that a message to one of them has its share of it; 0: all of it goes to any GPU."""
+    """Links of a GPU that together have this bandwidth, each to one other GPU of its node (MI300X:
+    7), so that a message to one of them has its share of it; 0: all of it goes to any GPU."""
 
 
 def check_link(key: str, link: LinkConfig) -> None:
@@ -54,7 +55,8 @@ class NodeGroupConfig:
     inter_node: LinkConfig | None = None
     """The link out of each of these nodes where it is not the cluster's `inter_node`."""
     nvlink_domain_gpus: int | None = ranged(None)
-    """GPUs of neighbouring nodes that the intra-node link joins; null: the cluster's, else one node's."""
+    """GPUs of neighbouring nodes that the intra-node link joins; null: the cluster's, else one
+    node's."""
 
     def check(self, key: str, devices: tuple[str, ...]) -> None:
         """Refuse what breaks a rule, at the place `key` in a cluster that defines these devices."""
@@ -95,7 +97,8 @@ class DeviceConfig:
     fp8_efficiency: float = ranged(0.82, 1e-3, 1.0)
     """Share of `gemm_efficiency` that fp8 products reach of the fp8 peak."""
     mxfp8_efficiency: float = ranged(0.75, 1e-3, 1.0)
-    """Share of `gemm_efficiency` that mxfp8 products reach of their peak; blocks are scaled in the cast."""
+    """Share of `gemm_efficiency` that mxfp8 products reach of their peak; blocks are scaled in the
+    cast."""
     nvfp4_efficiency: float = ranged(0.5, 1e-3, 1.0)
     """Share of `gemm_efficiency` that nvfp4 products reach of their peak."""
     attention_efficiency: float = ranged(0.4, 1e-3, 1.0)
@@ -103,36 +106,40 @@ class DeviceConfig:
     memory_efficiency: float = ranged(0.86, 1e-3, 1.0)
     """Share of the memory bandwidth that streaming kernels reach."""
     streaming_factor: float = ranged(1.2, 1e-2, 1e2)
-    """Memory traffic of element-wise kernels against that of fused ones; eager PyTorch is above 1."""
+    """Memory traffic of element-wise kernels against that of fused ones; eager PyTorch is above
+    1."""
     layer_overhead_us: float = ranged(350.0, 0.0, 1e7)
     """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
     tp_hidden_share: float = ranged(0.1, 0.0, 1.0)
-    """Share of the tensor-parallel communication that runs next to the products (asynchronous tp)."""
+    """Share of the tensor-parallel communication that runs next to the products (asynchronous
+    tp)."""
     overlap_exponent: float = ranged(1.6, 1.0, 64.0)
     """g of T = (a^g + b^g)^(1/g) for communication next to compute (Pollux); 1: no overlap."""
     reserved_GiB: float = ranged(4.4, 0.0, 1e5)
     """CUDA context and communication buffers."""
     state_factor: float = ranged(1.15, 1e-2, 1e2)
-    """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the formula:
-    copies of the optimizer step, flat buffers, fragmentation."""
+    """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the
+    formula: copies of the optimizer step, flat buffers, fragmentation."""
     activation_factor: float = ranged(1.12, 1e-2, 1e2)
-    """Bytes of kept activations per byte of the formula: unfused kernels keep more, the allocator wastes."""
+    """Bytes of kept activations per byte of the formula: unfused kernels keep more, the allocator
+    wastes."""
     grouped_gemm_efficiency: float = ranged(0.9, 1e-3, 1.0)
     """Share of the speed of single products that the grouped products of experts reach."""
     all_to_all_efficiency: float = ranged(0.7, 1e-3, 1.0)
     """Share of the links' bandwidth that the experts' all-to-all reaches."""
     host_bandwidth_GBps: float = ranged(0.0, 0.0, 1e6)
-    """Bandwidth that copies between one GPU and host memory reach in each direction, both at once; 0:
-    not known, and nothing can be offloaded (`space.offload`)."""
+    """Bandwidth that copies between one GPU and host memory reach in each direction, both at once;
+    0: not known, and nothing can be offloaded (`space.offload`)."""
     host_latency_us: float = ranged(10.0, 0.0, 1e7)
     """Latency of one such copy."""
     flex_gain: float = ranged(1.25, 1e-2, 1e2)
-    """Bandwidth of DeepEP and HybridEP (`training.moe_token_dispatcher_type=flex`) per that of a plain
-    all-to-all."""
+    """Bandwidth of DeepEP and HybridEP (`training.moe_token_dispatcher_type=flex`) per that of a
+    plain all-to-all."""
     permutation_factor: float = ranged(1.0, 1e-2, 1e2)
     """Memory traffic of router and permutation against that of fused kernels."""
     expert_overhead_us: float = ranged(0.0, 0.0, 1e7)
-    """Launch and synchronisation overhead of one layer's experts in the forward pass (twice in backward)."""
+    """Launch and synchronisation overhead of one layer's experts in the forward pass (twice in
+    backward)."""
 
     def __post_init__(self) -> None:
         require_members("cluster.devices.*.peak_TFLOPs key", self.peak_TFLOPs, PRECISIONS)
@@ -145,7 +152,8 @@ class RunConfig:
 
     log: str = MISSING
     error: float = ranged(MISSING, -20.0, 20.0)
-    """log(measured / predicted) by the calibrated figures; `sd`: of its part that no figure explains."""
+    """log(measured / predicted) by the calibrated figures; `sd`: of its part that no figure
+    explains."""
     sd: float = ranged(MISSING, 1e-3, 10.0)
     slopes: dict[str, float] = ranged(MISSING, -1e3, 1e3)
     """d error / d latent parameter, by `quantity|device|framework|intra link|inter link`."""
@@ -160,10 +168,11 @@ class ClusterConfig:
     inter_node: LinkConfig = MISSING
     devices: dict[str, DeviceConfig] = MISSING
     nvlink_domain_gpus: int | None = ranged(None)
-    """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72: 72);
-    null: those of one node. Node groups may have their own."""
+    """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72:
+    72); null: those of one node. Node groups may have their own."""
     runs: list[RunConfig] = field(default_factory=list)
-    """Runs that have moved its figures (`tune --from-log`), which then hold as they stand for `runs_of`."""
+    """Runs that have moved its figures (`tune --from-log`), which then hold as they stand for
+    `runs_of`."""
     runs_of: str | None = None
 
     def __post_init__(self) -> None:

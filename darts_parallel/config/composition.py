@@ -81,7 +81,8 @@ def readable_folder(folder: str) -> str:
     """Return a user's folder of configuration files as this version reads it (`current_folder`).
 
     Errors:
-        ConfigError: the aliases of a file stand for more than `MOST_VALUES`, which would fill the memory.
+        ConfigError: the aliases of a file stand for more than `MOST_VALUES`, which would fill the
+            memory.
     """
     for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
         count = 0
@@ -120,7 +121,8 @@ def with_own_job(arguments: list[str]) -> list[str]:
 def composition(arguments: list[Any]) -> DictConfig:
     """Compose the configuration files and `arguments`; not checked yet.
 
-    Groups take Hydra most of the time: equal choices of them are composed once, and it sets values in a copy.
+    Groups take Hydra most of the time: equal choices of them are composed once, and it sets values
+    in a copy.
 
     Errors:
         ConfigError: an argument names nothing, or has a value of another type.

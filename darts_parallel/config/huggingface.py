@@ -1,8 +1,8 @@
 """A Hugging Face `config.json` as a model configuration, read from the model that `transformers` makes of it.
 
-`_meta_model` builds it on the meta device (shapes without weights, no network) and counts the matrix products
-of a forward pass, `_model_shapes` gives every weight a role, and `problem/referee.py` compares both with the
-priced layers.
+`_meta_model` builds it on the meta device (shapes without weights, no network) and counts the
+matrix products of a forward pass, `_model_shapes` gives every weight a role, and
+`problem/referee.py` compares both with the priced layers.
 """
 
 import json

@@ -13,9 +13,9 @@ from typing import Any
 def children_without_interrupts() -> Iterator[None]:
     """Keep Ctrl-C from processes started inside, from their first import on; this one hears it at the end.
 
-    What a child sets itself comes too late: importing torch takes seconds, in which Ctrl-C would print the
-    child's traceback. A blocked signal stays blocked in children; here it waits, and where another thread
-    of the process hears it, the handler does.
+    What a child sets itself comes too late: importing torch takes seconds, in which Ctrl-C would
+    print the child's traceback. A blocked signal stays blocked in children; here it waits, and
+    where another thread of the process hears it, the handler does.
     """
     heard: list[Any] = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -34,9 +34,9 @@ def children_without_interrupts() -> Iterator[None]:
 def begin_worker() -> None:
     """Leave Ctrl-C to the parent, and end this process when the one that asked for it is gone.
 
-    A worker that waits for its next job, or in a collective, would not notice: it holds both ends of its own
-    pipe. The one that asked is not the parent that the system knows, which is the fork server, where there is
-    one, and may be gone already.
+    A worker that waits for its next job, or in a collective, would not notice: it holds both ends
+    of its own pipe. The one that asked is not the parent that the system knows, which is the fork
+    server, where there is one, and may be gone already.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
-"""Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they name."""
+"""Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they
+name."""
 SCORE_FUNCTIONS = ("softmax", "sigmoid")
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -33,8 +34,9 @@ def symbol(model: "ModelConfig", index: int) -> str | None:
 def windowed(model: "ModelConfig", index: int) -> bool:
     """Return whether block `index` attends to the last `sliding_window` tokens only.
 
-    A pattern n leaves every n-th block global (Gemma 3: 6, five windows and one global block); a list
-    says it block by block; null makes all of them windows. The blocks of an encoder-decoder have none.
+    A pattern n leaves every n-th block global (Gemma 3: 6, five windows and one global block); a
+    list says it block by block; null makes all of them windows. The blocks of an encoder-decoder
+    have none.
     """
     if model.sliding_window is None or model.num_encoder_layers:
         return False

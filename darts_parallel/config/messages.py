@@ -25,7 +25,8 @@ PLUGINS = {
     "launcher/submitit_local": "slurm",
     "launcher/ray": "ray",
 }
-"""Options of the groups `hydra/...` that need a plugin, and the extra of this project that installs it."""
+"""Options of the groups `hydra/...` that need a plugin, and the extra of this project that installs
+it."""
 WORDS = {
     int: "a whole number",
     float: "a number",

@@ -16,10 +16,11 @@ class ModelConfig:
 
     name: str = MISSING
     path: str | None = None
-    """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken. With `inputs`
-    the function that makes a block: `package.file:make_block` (`model=module`)."""
+    """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken.
+    With `inputs` the function that makes a block: `package.file:make_block` (`model=module`)."""
     inputs: Any = None
-    """Shapes of a block's inputs, `[sequences, tokens, hidden_size]` first; null: blocks as the keys say."""
+    """Shapes of a block's inputs, `[sequences, tokens, hidden_size]` first; null: blocks as the
+    keys say."""
     num_layers: int = ranged(MISSING, 1, 1024)
     """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
     hidden_size: int = ranged(MISSING)
@@ -40,7 +41,8 @@ class ModelConfig:
     causal: bool = True
     """False: every token attends to all (BERT)."""
     learned_positions: bool = True
-    """A table of `max_seq_len` position embeddings (GPT-2, BERT); false: rotary, ALiBi, relative."""
+    """A table of `max_seq_len` position embeddings (GPT-2, BERT); false: rotary, ALiBi,
+    relative."""
     dropout: bool = True
     """Dropout masks are kept for backward (1 byte an element); Llama trains without."""
     linear_bias: bool = True
@@ -63,12 +65,13 @@ class ModelConfig:
     token_types: int = ranged(0, 0)
     """Rows of a token-type embedding (BERT: 2); 0: none."""
     relative_position_buckets: int = ranged(0, 0)
-    """Rows of a table of `num_heads` attention biases by distance, one a stack (T5: 32); 0: none."""
+    """Rows of a table of `num_heads` attention biases by distance, one a stack (T5: 32); 0:
+    none."""
     attention_sinks: bool = False
     """Every head has a learned logit that takes part in the softmax (GPT-OSS)."""
     attention_gate_size: int | None = ranged(None)
-    """Width of a product of the input whose sigmoid gates the attention's output: that of all heads (Afmoe)
-    or one number a head (Laguna); null: none."""
+    """Width of a product of the input whose sigmoid gates the attention's output: that of all heads
+    (Afmoe) or one number a head (Laguna); null: none."""
     activation_parameters: int = ranged(0, 0)
     """Trained numbers in the activation function of an MLP (Apertus' xIELU: 2)."""
     num_experts: int | None = ranged(None, 1, 2**14)
@@ -82,27 +85,32 @@ class ModelConfig:
     moe_shared_expert_gate: bool = False
     """A learned scalar gate on the shared experts' output (Qwen2-MoE)."""
     moe_layer_freq: Any = 1
-    """Whole number n: the layers 0, n, 2n, ... have experts; a list of `num_layers` zeros and ones says
-    it layer by layer (Megatron-LM's `--moe-layer-freq`)."""
+    """Whole number n: the layers 0, n, 2n, ... have experts; a list of `num_layers` zeros and ones
+    says it layer by layer (Megatron-LM's `--moe-layer-freq`)."""
     first_k_dense_replace: int = ranged(0, 0)
     """First layers that are dense whatever `moe_layer_freq` says (DeepSeek)."""
     moe_router_bias: bool = False
     """The router's product has a bias (GPT-OSS)."""
     moe_router_enable_expert_bias: bool = False
-    """A score bias per expert, moved by load and not by gradients: a buffer, no parameter (DeepSeek-V3)."""
+    """A score bias per expert, moved by load and not by gradients: a buffer, no parameter
+    (DeepSeek-V3)."""
     moe_router_score_function: str | None = None
-    """Softmax or sigmoid of the router's product; null: sigmoid with an expert bias, else softmax."""
+    """Softmax or sigmoid of the router's product; null: sigmoid with an expert bias, else
+    softmax."""
     moe_router_pre_softmax: bool = False
     """The softmax is over all experts and not over the chosen ones alone (Qwen2-MoE)."""
     moe_router_topk_scaling_factor: float | None = ranged(None, 1e-6, 1e6)
     """Factor of the chosen experts' scores (DeepSeek-V3: 2.5); null: 1."""
     moe_router_num_groups: int | None = ranged(None)
-    """Groups of experts of which a token uses `moe_router_group_topk` only (DeepSeek-V3: 8); null: one."""
+    """Groups of experts of which a token uses `moe_router_group_topk` only (DeepSeek-V3: 8); null:
+    one."""
     moe_router_group_topk: int | None = ranged(None)
     moe_expert_capacity_factor: float | None = ranged(None, 1e-6, 1e6)
-    """Tokens an expert takes at most, and is padded to, per token of an even load; null: dropless."""
+    """Tokens an expert takes at most, and is padded to, per token of an even load; null:
+    dropless."""
     multi_latent_attention: bool = False
-    """Queries, keys and values pass through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    """Queries, keys and values pass through low ranks (DeepSeek-V2, arXiv 2405.04434, section
+    2.1)."""
     q_lora_rank: int | None = ranged(None)
     """Rank of the queries; null: they are projected directly."""
     kv_lora_rank: int | None = ranged(None)
@@ -114,28 +122,29 @@ class ModelConfig:
     v_head_dim: int | None = ranged(None)
     """Size of one head of the values."""
     indexer_num_heads: int | None = ranged(None)
-    """Heads of the indexer that picks the keys of sparse latent attention (DeepSeek-V3.2, arXiv 2512.02556);
-    null: none. The attention is priced over all keys, as in the indexer's warm-up."""
+    """Heads of the indexer that picks the keys of sparse latent attention (DeepSeek-V3.2, arXiv
+    2512.02556); null: none. The attention is priced over all keys, as in the indexer's warm-up."""
     indexer_head_dim: int | None = ranged(None)
     attention_output_bias: bool | None = None
     """Bias of the product after attention; null: as `linear_bias`."""
     mlp_bias: bool | None = None
     """Bias of the products of the MLP; null: as `linear_bias`."""
     qk_norm_whole: bool = False
-    """The norms of queries and keys (`qk_norm`) have a scale for every feature of all heads (OLMo 2)."""
+    """The norms of queries and keys (`qk_norm`) have a scale for every feature of all heads (OLMo
+    2)."""
     block_norms: int | None = ranged(None)
-    """Norms of a block; null: one for each of its parts. 1: attention and MLP read the same one (GPT-J,
-    Falcon, Cohere); 4: one before and one after each (Gemma 2, GLM-4)."""
+    """Norms of a block; null: one for each of its parts. 1: attention and MLP read the same one
+    (GPT-J, Falcon, Cohere); 4: one before and one after each (Gemma 2, GLM-4)."""
     position_offset: int = ranged(0, 0)
     """Rows of the position table that no token uses (OPT, RoBERTa: 2)."""
     sliding_window: int | None = ranged(None)
     """Tokens that attention looks back at in windowed blocks; null: all (Mistral, Gemma)."""
     sliding_window_pattern: Any = None
-    """Whole number n: every n-th block attends globally, the others in the window (Gemma 3: 6); a list of
-    zeros (global) and ones says it block by block; null: all blocks are windowed."""
+    """Whole number n: every n-th block attends globally, the others in the window (Gemma 3: 6); a
+    list of zeros (global) and ones says it block by block; null: all blocks are windowed."""
     hybrid_override_pattern: str | None = None
-    """Kind of every layer, one symbol each, as in Megatron-LM: `M` Mamba, `*` attention, `-` MLP, `E`
-    experts; null: every block is attention and MLP."""
+    """Kind of every layer, one symbol each, as in Megatron-LM: `M` Mamba, `*` attention, `-` MLP,
+    `E` experts; null: every block is attention and MLP."""
     mamba_state_dim: int = ranged(128)
     """Numbers of the state of a head and channel."""
     mamba_head_dim: int = ranged(64)
@@ -148,11 +157,13 @@ class ModelConfig:
     mamba_chunk_size: int = ranged(128)
     """Tokens of a chunk of the scan."""
     mamba_dt_rank: int | None = ranged(None)
-    """Rank of the step's product of Mamba-1, whose channels are heads of their own (Jamba); null: Mamba-2."""
+    """Rank of the step's product of Mamba-1, whose channels are heads of their own (Jamba); null:
+    Mamba-2."""
     mamba_inner_norms: bool = True
     """Mamba-1 has norms of step, B and C (Jamba); false: the first Mamba and Falcon Mamba."""
     mtp_num_layers: int = ranged(0, 0)
-    """Blocks after the last that each predict one token further (multi-token prediction, DeepSeek-V3)."""
+    """Blocks after the last that each predict one token further (multi-token prediction,
+    DeepSeek-V3)."""
 
     def __post_init__(self) -> None:
         check_fields("model", self)

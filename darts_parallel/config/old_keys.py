@@ -1,8 +1,8 @@
 """Keys of earlier versions: a file that an earlier version wrote stays readable.
 
-A removed key is ignored, a renamed key or value is translated, and one line on standard error says so. This
-holds for a `plan.json`, the plan of an exported program, and files of a folder for `--config-dir`. A key that
-a user types is refused as any unknown key.
+A removed key is ignored, a renamed key or value is translated, and one line on standard error says
+so. This holds for a `plan.json`, the plan of an exported program, and files of a folder for
+`--config-dir`. A key that a user types is refused as any unknown key.
 """
 
 import atexit
@@ -45,9 +45,9 @@ class OldKey:
 OLD_KEYS: tuple[OldKey, ...] = ()
 """Every key that a version removed or renamed, in alphabetical order.
 
-Examples: `OldKey("search.adam_betas")` was removed; `OldKey("training.fused_attention", "attention_kernel",
-{False: "unfused", True: None})` has another name and other values; `OldKey("cost.p2p", "p2p", {"free":
-"overlapped"})` has another spelling of one value.
+Examples: `OldKey("search.adam_betas")` was removed; `OldKey("training.fused_attention",
+"attention_kernel", {False: "unfused", True: None})` has another name and other values;
+`OldKey("cost.p2p", "p2p", {"free": "overlapped"})` has another spelling of one value.
 """
 
 

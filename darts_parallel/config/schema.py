@@ -49,20 +49,23 @@ class CostConfig:
 
     name: str = one_of("analytic", ("analytic", "profiled", "searcher"))
     profile: str | None = None
-    """For `profiled`: a folder or a CSV file of measured layer times (`problem/measured_times.py`)."""
+    """For `profiled`: a folder or a CSV file of measured layer times
+    (`problem/measured_times.py`)."""
     profile_model: str | None = None
     """The model as the profile spells it; null matches `model.name`."""
     profile_gpu: str | None = None
     """The GPU as the profile spells it; null matches the names of the cluster's devices."""
     pipeline: str = one_of("closed_form", ("closed_form", "simulated"))
-    """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each other), or
-    `simulated`: the longest path through the schedule, slower, exact where stages are uneven; gradient
-    synchronisation then starts when the stage's last backward ends."""
+    """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each
+    other), or `simulated`: the longest path through the schedule, slower, exact where stages are
+    uneven; gradient synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
-    """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and `zero_bubble` (ZB-H1;
-    pp of them). Plans with virtual stages are interleaved; `space.schedules` takes its place."""
+    """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and
+    `zero_bubble` (ZB-H1; pp of them). Plans with virtual stages are interleaved; `space.schedules`
+    takes its place."""
     p2p: str = one_of("blocking", ("blocking", "overlapped"))
-    """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if simulated)."""
+    """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if
+    simulated)."""
     lossy_block: int = one_of(64, (16, 32, 64, 128, 256))
     """Numbers that share one scale of 16 bits where a collective sends few bits."""
 
@@ -161,35 +164,41 @@ class SpaceConfig:
     shard_size: Any = ranged(0, 0)
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
     virtual_stages: Any = ranged(1)
-    """Stages of a device (interleaved schedule); null: every number that divides the blocks evenly."""
+    """Stages of a device (interleaved schedule); null: every number that divides the blocks
+    evenly."""
     schedules: Any = None
-    """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`, and
-    `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list, `virtual_stages: 1` tries
-    2 chunks and numbers dividing the blocks. `searched`: any order of passes, found along critical paths."""
+    """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`,
+    and `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list,
+    `virtual_stages: 1` tries 2 chunks and numbers dividing the blocks. `searched`: any order of
+    passes, found along critical paths."""
     cut: str = one_of(LAYER, CUTS)
-    """Where stages may begin: at any layer, or also between attention and MLP of a block, which then are
-    layers of their own."""
+    """Where stages may begin: at any layer, or also between attention and MLP of a block, which
+    then are layers of their own."""
     cp: Any = ranged(1)
-    """Context-parallel degree; null: every one that divides the halved sequence (its chunks are balanced)."""
+    """Context-parallel degree; null: every one that divides the halved sequence (its chunks are
+    balanced)."""
     ep: Any = ranged(None)
-    """Expert-parallel degree of layers with experts; null: every one that divides them and the stage."""
+    """Expert-parallel degree of layers with experts; null: every one that divides them and the
+    stage."""
     etp: Any = ranged(1)
     """Expert tensor-parallel degree; null: every one that a node and the experts' width allow."""
     offload: Any = one_of(None, OFFLOADS)
-    """Kinds of state of which a share may lie in host memory, a list of `OFFLOADS`; null: nothing. The
-    shares are continuous, one of each kind a device of the pipeline."""
+    """Kinds of state of which a share may lie in host memory, a list of `OFFLOADS`; null: nothing.
+    The shares are continuous, one of each kind a device of the pipeline."""
     node_orders: str = one_of("auto", ("auto", "all", "shifts", "adjacent", "given"))
-    """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or `auto`."""
+    """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or
+    `auto`."""
     memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
-    """Share of every device's memory that plans leave free, next to what the software keeps back."""
+    """Share of every device's memory that plans leave free, next to what the software keeps
+    back."""
     out_of_memory: float = ranged(0.2, 1e-4, 0.5)
-    """Chance, at most, with which the whole job may run out of memory, by the memory model's own errors; 0.5:
-    the median peak of every device must fit, and its chance counts no further."""
+    """Chance, at most, with which the whole job may run out of memory, by the memory model's own
+    errors; 0.5: the median peak of every device must fit, and its chance counts no further."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only what this trainer runs, one of `EXPORTS`; but for `torch` and `galvatron` the space is `uniform`.
-    The group `trainer` sets it."""
+    """Only what this trainer runs, one of `EXPORTS`; but for `torch` and `galvatron` the space is
+    `uniform`. The group `trainer` sets it."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -285,18 +294,20 @@ class Config:
     bilevel: BilevelConfig | None = None
     """The bilevel search takes the place of the plain one."""
     plan: str | None = None
-    """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where the
-    command changes more than what is written and printed, on the composed one."""
+    """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where
+    the command changes more than what is written and printed, on the composed one."""
     tune: dict[str, Any] = field(default_factory=TUNE.copy)
-    """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far, a list of
-    {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a trainer printed when it
-    ran that plan; `figures`: the folder for `--config-dir` that keeps what logs say of the cluster."""
+    """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far,
+    a list of {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a
+    trainer printed when it ran that plan; `figures`: the folder for `--config-dir` that keeps what
+    logs say of the cluster."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`)."""
     explain: bool = False
     """Print where every byte and second of the plan comes from (also `--explain`)."""
     price: bool = False
-    """Print what fills the memory, and how far the plan is from the best of its space (the verb `price`)."""
+    """Print what fills the memory, and how far the plan is from the best of its space (the verb
+    `price`)."""
 
     def __post_init__(self) -> None:
         for part in fields(self):  # behind an interpolation OmegaConf lets a text pass

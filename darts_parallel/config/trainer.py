@@ -1,8 +1,9 @@
 """The trainers that run plans, and what each lacks: the group `conf/trainer/`.
 
-`trainer=NAME` sets what a file of the group says: the trainer's calibrated figures (`training.software`),
-what it can run (`space.trainer`), and that the plan is written for it (`export`). A plan's search leaves out
-what the trainer lacks (`plans/trainers.py`), and its exporter refuses the same rules.
+`trainer=NAME` sets what a file of the group says: the trainer's calibrated figures
+(`training.software`), what it can run (`space.trainer`), and that the plan is written for it
+(`export`). A plan's search leaves out what the trainer lacks (`plans/trainers.py`), and its
+exporter refuses the same rules.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,8 @@ class Lack:
     """A combination of settings that a trainer does not run."""
 
     when: dict[str, Any]
-    """Settings and their values that are lacking together; `some` stands for all above 0, `many` above 1."""
+    """Settings and their values that are lacking together; `some` stands for all above 0, `many`
+    above 1."""
     why: str
     """Reason, a clause that follows the settings in a sentence."""
     instead: str

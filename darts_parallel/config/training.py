@@ -37,31 +37,36 @@ class TrainingConfig:
     moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
     moe_load_imbalance: float = ranged(1.1, 1.0, 1e6)
-    """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced to balance.
-    Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
+    """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced
+    to balance. Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
     overlap_moe_expert_parallel_comm: bool = False
     """The experts' all-to-all runs next to another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
-    """Shared experts run next to the all-to-all of the routed ones (Megatron-LM's flag of this name)."""
+    """Shared experts run next to the all-to-all of the routed ones (Megatron-LM's flag of this
+    name)."""
     cuda_graphs: str = one_of("none", ("none", "full_iteration"))
-    """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us` and
-    `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
+    """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us`
+    and `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
     fp8_dot_product_attention: bool = False
-    """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8 or mxfp8."""
+    """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8 or
+    mxfp8."""
     lora_rank: int = ranged(0, 0)
     """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
     lora_targets: list[str] = one_of(list(LORA_TARGETS), LORA_TARGETS)
     """Products with adapters (Megatron-Bridge's `target_modules`); routed experts have none."""
     gradient_bits: int | None = one_of(None, (16, 32, None))
-    """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16 with fp16
-    and 32 with all others (Megatron-LM's default; its `--grad-reduce-in-bf16` is 16)."""
+    """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16
+    with fp16 and 32 with all others (Megatron-LM's default; its `--grad-reduce-in-bf16` is 16)."""
     lengths: str | None = None
-    """A histogram of sequence lengths, a CSV file with the columns length and count: plans for the expected
-    seconds of its steps (`planner/lengths.py`). A given plan is priced for `seq_len` tokens."""
+    """A histogram of sequence lengths, a CSV file with the columns length and count: plans for the
+    expected seconds of its steps (`planner/lengths.py`). A given plan is priced for `seq_len`
+    tokens."""
     packed: bool = True
-    """With `lengths`: sequences lie one after the other, attention within each; else they are padded."""
+    """With `lengths`: sequences lie one after the other, attention within each; else they are
+    padded."""
     software: str | None = None
-    """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is common."""
+    """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is
+    common."""
 
     @property
     def launches(self) -> float:

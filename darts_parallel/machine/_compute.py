@@ -21,10 +21,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_SIZES = [0.0] + [2.0 ** (i / 4) for i in range(8, 45)]
 """Half sizes that are tried, 4 to 2048."""
 MOST_EXTRAPOLATED = 2.0
-"""Largest rate of an endless product that a fit may claim, in units of the fastest product measured.
+"""Largest rate of an endless product that a fit may claim, in units of the fastest product
+measured.
 
-Very small products all take the time of their launch, which every large half size explains. Such products
-determine only the ratio of the rate to the cube of the half size; the rate itself could be anything.
+Very small products all take the time of their launch, which every large half size explains. Such
+products determine only the ratio of the rate to the cube of the half size; the rate itself could be
+anything.
 """
 Work = Callable[[], object]
 STREAMED = 7.0
@@ -83,7 +85,8 @@ class GemmFit:
     error: float
     """Median of |fitted / measured - 1| over the products of the main precision."""
     bounded: tuple[str, ...]
-    """Precisions whose products ask for a peak above `MOST_EXTRAPOLATED` times the fastest product."""
+    """Precisions whose products ask for a peak above `MOST_EXTRAPOLATED` times the fastest
+    product."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +236,11 @@ def _device(
 def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
     """Find the peak, the efficiency and the half size that explain measured products best.
 
-    For every half size tried, the arithmetic rate is the median that the products imply. The candidate with
-    the smallest median error by the whole model (roofline included) is chosen, if its rate is at most
-    `MOST_EXTRAPOLATED` times the fastest product. The peak is the largest of the rates of single products and
-    the rate of an endless one; the peak of another precision is bounded in the same way.
+    For every half size tried, the arithmetic rate is the median that the products imply. The
+    candidate with the smallest median error by the whole model (roofline included) is chosen, if
+    its rate is at most `MOST_EXTRAPOLATED` times the fastest product. The peak is the largest of
+    the rates of single products and the rate of an endless one; the peak of another precision is
+    bounded in the same way.
 
     Args:
         gemms: Of one precision or several; the first product's is the main one.

@@ -89,8 +89,8 @@ def measure_link(
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
     """Fit bandwidth and latency by least squares on relative errors, both above zero.
 
-    Every time is `traffic / bandwidth + steps * latency`. The normal equations give both, or one of them
-    alone where the other would be negative.
+    Every time is `traffic / bandwidth + steps * latency`. The normal equations give both, or one of
+    them alone where the other would be negative.
     """
     rows = torch.tensor([[t.traffic, t.steps] for t in times], dtype=torch.float64)
     rows /= torch.tensor([[t.seconds] for t in times], dtype=torch.float64)

@@ -4,12 +4,12 @@
     torchrun --nproc-per-node 2 -m darts_parallel profile seconds=60     # one process a device
     darts-parallel --config-dir outputs/measured cluster=measured model=gpt2_xl
 
-Every process measures its own device at the same time (matrix products by shape, memory streams, attention,
-launches, Transformer blocks); then the processes of a node, and those of equal place on all nodes, time
-all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Seconds are those of
-torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`, `cluster/NAME.yaml` and
-`profile.json` (every measurement) into `out`, and says how far the cost model is from the measured blocks
-with these figures.
+Every process measures its own device at the same time (matrix products by shape, memory streams,
+attention, launches, Transformer blocks); then the processes of a node, and those of equal place on
+all nodes, time all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Seconds
+are those of torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`,
+`cluster/NAME.yaml` and `profile.json` (every measurement) into `out`, and says how far the cost
+model is from the measured blocks with these figures.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,8 @@ class ProfileOptions:
     seconds: float = ranged(60.0, 0, inf)
     """Wall-clock of the measurements; each is repeated three times at least."""
     precisions: list[str] | None = one_of(None, tuple(DTYPES))
-    """Precisions of products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a GPU."""
+    """Precisions of products, the main one first; null: fp32 on a CPU, bf16, fp16 and fp32 on a
+    GPU."""
     largest: int | None = ranged(None, 64, inf)
     """Rows and columns of the largest product; null: 1024 on a CPU, 8192 on a GPU."""
     largest_message_mib: float = 16.0
