@@ -69,7 +69,7 @@ def closest(value: object, members: Iterable[Any]) -> Any:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a user's file; an OSError says that it has more than `MOST_READ` characters."""
+    """Return the text of a user's file; an OSError above `MOST_READ` characters."""
     with Path(path).open(encoding="utf-8") as file:
         text = file.read(MOST_READ + 1)
     if len(text) > MOST_READ:
@@ -88,7 +88,7 @@ def read_json(path: str | Path, place: str, near: str, refusal: type[DartsParall
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports a module of a package when one of its names is first used.
+    """Return a `__getattr__` that imports a module when one of its names is first used.
 
     Args:
         modules: Names that each slow module of the package exports, by the module's name.
@@ -135,7 +135,7 @@ def end_imports(collecting: bool) -> None:
 
 
 def begin_command() -> None:
-    """Hand Ctrl-C over to the command, which catches `KeyboardInterrupt`; what is closed hears nothing."""
+    """Hand Ctrl-C over to the command; a closed output is replaced by none."""
     if sys.stdout is None or sys.stderr is None:
         nobody = open(os.devnull, "w")  # noqa: SIM115 - open to the end, as they are
         sys.stdout = sys.stdout or nobody

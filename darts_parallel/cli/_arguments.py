@@ -1,4 +1,4 @@
-"""The command's arguments before Hydra sees them: verbs and own flags, one sentence for a wrong one."""
+"""The command's arguments before Hydra sees them: verbs, own flags, refusals."""
 
 import re
 from argparse import ArgumentParser

@@ -70,7 +70,7 @@ class Findings:
 
 @dataclass
 class Job(Watcher):
-    """A problem on its way to files and a report; watches its own search, for the bar and the curves.
+    """Plans a problem, reports and writes; watches its own search for progress and curves.
 
     Attributes:
         problem: What to plan.
@@ -89,7 +89,7 @@ class Job(Watcher):
     tracker: Tracker | None = field(init=False, default=None)
 
     def run(self) -> float:
-        """Do what the configuration asks for; returns seconds per iteration, which sweepers minimise."""
+        """Do what the configuration asks for; return seconds per iteration, for sweepers."""
         config = self.problem.config
         hook = threading.excepthook
         # TensorBoard writes in a thread, whose errors come to this one, too
@@ -203,7 +203,7 @@ class Job(Watcher):
             self.say("interrupted: plan.json is whole, the report or the curves are not.")
 
     def _refuse(self, plan: Plan, cost: CostBreakdown) -> None:
-        """Refuse, before anything is written, what is over budget or a given plan's failing export."""
+        """Refuse a plan over budget or a failing export, before anything is written."""
         config = self.problem.config
         amount = bill(config.objective, self.problem.cluster, cost.iteration_time_s)
         if amount is not None:
@@ -232,14 +232,14 @@ class Job(Watcher):
         return lines
 
     def _sensitivity(self, plan: Plan, problem: Problem) -> dict[str, float]:
-        """Return what the plan's time depends on; nothing after Ctrl-C, which must not cost the plan."""
+        """Return what the plan's time depends on; nothing after Ctrl-C, the plan stays."""
         try:
             return sensitivity(plan, problem)
         except KeyboardInterrupt:
             return {}
 
     def _write(self, findings: Findings, best: dict[str, Any]) -> dict[str, Any]:
-        """Write the plan, those of its ladder, and what belongs to them; return what `plan.json` holds."""
+        """Write the plans of all risk levels; return the content of `plan.json`."""
         planned = findings.planned
         outcome = findings.outcome
         result = planned.result
@@ -260,7 +260,7 @@ class Job(Watcher):
         return data
 
     def _export(self, plan: Plan, target: str) -> None:
-        """Write the plan for a trainer; one that cannot express it ends the command, the plan stands."""
+        """Write the plan for a trainer; a refusal ends the command, the plan stays."""
         try:
             exported = export_plan(self.problem, plan, target, self._seconds)
         except UnsupportedError as error:

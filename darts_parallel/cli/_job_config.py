@@ -1,4 +1,4 @@
-"""Which configuration a command means: the composed one, or that of a plan file with what it changes."""
+"""The configuration of a command: composed, or that of a plan file with changes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -82,7 +82,7 @@ def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Confi
 
 
 def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
-    """Return the composed configuration, or the given plan's own with what the command changes of it.
+    """Return the composed configuration, or the given plan's own with the command's changes.
 
     A plan is priced on the problem that it was made for: `plan=FILE
     cluster.inter_node.bandwidth_GBps=10` changes that one figure, `cluster=NAME` the whole group. A

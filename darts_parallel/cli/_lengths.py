@@ -14,7 +14,7 @@ from darts_parallel.report import seconds as seconds_label
 
 
 def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
-    """Write and print the plans for sequences of many lengths; return the expected seconds of the best."""
+    """Write and print the plans for `training.lengths`; return the best expected seconds."""
     found = plan_lengths(problem)
     training = problem.training
     file = folder / "plan.json"

@@ -1,4 +1,4 @@
-"""`darts-parallel price`: the best plan of the space next to a priced one, and what the distance is."""
+"""`darts-parallel price`: a priced plan against the best one of its space."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from darts_parallel.report import seconds as seconds_label
 def distance_to_best(
     problem: Problem, cost: CostBreakdown, folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """Plan the job of a priced plan; where degrees are pinned, in its trainer's whole layer-wise space.
+    """Plan the job of a priced plan; pinned degrees are freed within the trainer's space.
 
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
     """

@@ -31,7 +31,7 @@ class RunFolder:
 
     @staticmethod
     def enter(path: Path, began: float) -> "RunFolder":
-        """Look at an existing folder before a command writes, which began then (wall-clock seconds)."""
+        """Look at an existing folder; the command began at `began` (wall-clock seconds)."""
         path = path.absolute()
         before = frozenset(_contents(path))
         return RunFolder(path, before, not before and path.stat().st_mtime >= began)
@@ -72,7 +72,7 @@ class RunFolder:
             os.close(lock)
 
     def _lock(self, named: bool) -> int | None:
-        """Lock the folder; return None where a run holds it, or left a result in one that nobody chose."""
+        """Lock the folder; return None if a run holds it, or left a result where nobody chose it."""
         if not named and self._finished():
             return None
         handle = os.open(self.path, os.O_RDONLY)
@@ -106,7 +106,7 @@ class RunFolder:
             ) from None
 
     def restore(self) -> None:
-        """Remove the beginnings that the run has added, by name, and the folders that it made, if empty.
+        """Remove the beginnings that this run wrote, and the folders that it made, if empty.
 
         What anybody else has put there stays, and so does every result; next to those all stays as
         it is.
@@ -130,7 +130,7 @@ class RunFolder:
 
 
 def _remove_empty(path: Path) -> None:
-    """Remove a folder and those above it up to the working folder, if at most a sweep's listing is inside."""
+    """Remove empty folders from here up to the working folder; a sweep's listing may go."""
     here = Path.cwd()
     for folder in (path, *path.parents):
         if folder != path and here not in folder.parents:

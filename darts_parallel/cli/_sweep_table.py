@@ -120,10 +120,10 @@ class Row:
 
 
 class SweepTable(Callback):
-    """Hydra's callback at the end of a sweep: prints the table and writes it into the sweep's folder."""
+    """Hydra's callback at the end of a sweep: prints the table and writes it."""
 
     def on_multirun_end(self, config: DictConfig, **settings: Any) -> None:
-        """Read all jobs of the sweep and write `results.csv`, `results.md` and, for one number, a curve."""
+        """Read all jobs; write `results.csv`, `results.md` and, for one number, a curve."""
         folder = Path(config.hydra.sweep.dir)
         folders = [path.parent for path in sorted(folder.glob(f"*/{OVERRIDES}"))]
         jobs = [SweepJob.read(own) for own in folders if (own / "plan.json").exists()]
@@ -194,7 +194,7 @@ def _draw_curve(folder: Path, key: str, rows: Sequence[Row], console: Console) -
 
 
 def swept_keys(jobs: Sequence[SweepJob]) -> list[str]:
-    """Return keys of which two jobs have different values, in the order in which they were given."""
+    """Return the keys whose values differ between jobs, in the order of the command."""
     values: dict[str, set[str]] = {}
     for key in (key for job in jobs for key in job.overrides):
         values[key] = {str(job.overrides.get(key, "")) for job in jobs}
@@ -211,7 +211,7 @@ def joined_seeds(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:
-    """Name the folder of a job by its number and its overrides, in characters that folders may have."""
+    """Name the folder of a job by its number and overrides, in characters for folders."""
     text = ",".join(override.lstrip("+") for override in overrides)
     name = "".join(c if c.isalnum() or c in "-_.,=+[]" else "_" for c in text)
     # what is swept usually stands last

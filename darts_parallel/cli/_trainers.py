@@ -28,7 +28,7 @@ COUNT = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """A trainer's plan for a job: the chosen one where it takes that, else its best, uniform one."""
+    """A trainer's plan for a job: the chosen plan if it runs that, else its best uniform plan."""
 
     name: str
     plan: Plan | None
@@ -50,7 +50,7 @@ class Offer:
 
 
 def start_command(problem: Problem, plan: Plan, file: Path) -> str:
-    """Return the command that starts a plan: an export for a trainer that takes it, the job's own first.
+    """Return the command that starts a plan: an export for a trainer that runs it.
 
     Where none takes it, say so: what no program can export does not run here, either.
     """
@@ -141,7 +141,7 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
 def _own_best(
     name: str, problem: Problem, tables: Sequence[CostTable], deadline: float, chosen: float
 ) -> Offer:
-    """Return the best uniform plan of a trainer, of the tables that are there, beside the chosen one."""
+    """Return the best uniform plan of a trainer, by the tables of the chosen plan."""
     space = replace(problem.config.space, trainer=name)
     own = replace(
         Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom

@@ -58,7 +58,7 @@ class PipedConsole(Console):
 
 
 def main() -> None:
-    """Run the command: exit status 0, or 2 with one sentence for an error that the user can correct."""
+    """Run the command: exit status 0, or 2 with one sentence that the user can follow."""
     if sys.argv[1:2] == ["graph"]:
         from darts_parallel.bilevel import train_operators
         from darts_parallel.graph import main as plan_graph

@@ -1,4 +1,4 @@
-"""Dotted keys of a schema of dataclasses: which there are, what stands at one, which one is meant."""
+"""Dotted keys of a schema of dataclasses: list them, type of one, closest one."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -11,7 +11,7 @@ ENTRIES: dict[Any, str] = {list: "[]", dict: ".*"}
 
 
 def all_keys(schema: Any, prefix: str = "") -> list[str]:
-    """List every dotted key of a dataclass; `[]` stands for an entry of a list, `*` for one of a mapping."""
+    """List every dotted key of a dataclass; `[]` is an entry of a list, `*` of a mapping."""
     keys = [f"{prefix}{entry.name}" for entry in fields(schema)]
     for entry in fields(schema):
         suffix = ENTRIES.get(get_origin(entry.type), "")
@@ -29,7 +29,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def walk(key: str, schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each part of a dotted key with the type that stands there, as far as the schema knows them."""
+    """Yield each part of a dotted key with its type, as far as the schema has them."""
     kind = schema
     for part in key.split("."):
         if is_dataclass(kind):

@@ -1,4 +1,4 @@
-"""The model that `transformers` makes of a configuration, on the meta device: its shapes and matrix products.
+"""The model that `transformers` builds on the meta device: shapes and matrix products.
 
 Imported where a Hugging Face file is read alone: `transformers` is slow to import, and an extra.
 """
@@ -37,7 +37,7 @@ WINDOWS = ("sliding_window", "local_attention", "window_size")
 
 
 def describe(values: dict[str, Any], place: str, name: str) -> Imported:
-    """Return the model that a parsed `config.json` describes; arguments and errors as `import_model`."""
+    """Return the model of a parsed `config.json`; arguments and errors as `import_model`."""
     shown = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     try:
@@ -164,7 +164,7 @@ class WholeBatch(TorchFunctionMode):
 
 
 def _forward(model: Any, tokens: int) -> tuple[float, dict[Any, int]]:
-    """Return the FLOP of a pass's products of weights and of scores, and the order of the modules' calls.
+    """Return the FLOP of a pass's matrix products, and the order of the modules' calls.
 
     Left out is what the priced layers do not count as such: rotary tables; scans, for which the
     cost model has its own formula; the zeros that Llama 4 passes to experts that a token is not
@@ -211,7 +211,7 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
 
 
 def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Return the fields that no shape says: windows, routing, positions, dropout, direction of attention."""
+    """Return the fields that no shape says: windows, routing, positions, dropout, causality."""
     unused = re.compile("layer_?drop|classifier|summary")
     values = config.to_dict().items()
     rates = [value for key, value in values if "drop" in key and not unused.search(key)]
@@ -253,7 +253,7 @@ def _top_k(config: Any) -> int | None:
 
 
 def _windows(config: Any, layers: int) -> dict[str, Any]:
-    """Return the size of sliding windows and the layers that have them; nothing where all attend globally."""
+    """Return the size of sliding windows and their layers; nothing if all attend globally."""
     size = next(filter(None, (getattr(config, key, None) for key in WINDOWS)), None)
     if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:
         return {}

@@ -90,7 +90,7 @@ class MetaBlock(NamedTuple):
 
 
 class ShapeReader:
-    """Reads the fields of a `ModelConfig` from a causal, masked or sequence-to-sequence language model."""
+    """Reads the fields of a `ModelConfig` from a language model of `transformers`."""
 
     def __init__(self, model: nn.Module, order: dict[nn.Module, int]):
         """Keep a model of `transformers`, and the numbers of its modules' first calls."""
@@ -142,7 +142,7 @@ class ShapeReader:
         return sorted(found, key=lambda part: self.order.get(part.module, len(self.order)))
 
     def _stacks(self, count: int) -> list[tuple[str, nn.ModuleList]]:
-        """Return the `count` outermost lists of modules with the most parameters, as the model holds them."""
+        """Return the `count` outermost lists of modules with the most parameters, in order."""
         outer: list[tuple[str, nn.ModuleList]] = []
         for name, module in self.model.named_modules():
             # a module comes before its parts
@@ -188,7 +188,7 @@ class ShapeReader:
         return MetaBlock(path, symbols, ffn, norms)
 
     def _attention(self, root: nn.Module, parts: list[MetaPart]) -> None:
-        """Read one attention: the product called last is its output, the others are what goes in."""
+        """Read one attention: the product called last is its output, the others its inputs."""
         *ins, out = [p for p in parts if p.out and "indexer" not in p.path]
         self._set(out, attention_output_bias=out.bias)
         self._extras(parts)
@@ -279,7 +279,7 @@ class ShapeReader:
         self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
 
     def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
-        """Read experts with their router, then the MLP (or shared experts) that is left; return its size."""
+        """Read experts and router, then the MLP or shared experts; return whether, and its size."""
         fused = [p for p in parts if any(len(shape) == 3 for shape in p.weights.values())]
         parts = _without(parts, fused)
         for part in fused:
@@ -404,7 +404,7 @@ class ShapeReader:
             self.fields["block_norms"] = counts[0] or None
 
     def _biases(self) -> None:
-        """Put the biases of all products as `linear_bias`, and those that differ from it next to it."""
+        """Set `linear_bias` for all products; products that differ keep a field of their own."""
         keys = ("mlp_bias", "qkv_bias", "attention_output_bias")
         hidden = ("expert_bias", "mamba_bias", "transform_bias")
         biases = [self.fields.pop(key, None) for key in hidden]

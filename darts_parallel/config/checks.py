@@ -27,12 +27,12 @@ MAX_PROCESSES = 256
 
 
 def ranged(default: Any, least: float = 1, most: float = MAX_SIZE) -> Any:
-    """Return a field whose number, or each of whose numbers, lies in `[least, most]`; see `check_fields`."""
+    """Return a field with numbers in `[least, most]`; see `check_fields`."""
     return _field(default, {"range": (least, most)})
 
 
 def one_of(default: Any, members: tuple[Any, ...]) -> Any:
-    """Return a field whose value, or each of whose values, is one of `members`; see `check_fields`."""
+    """Return a field with values out of `members`; see `check_fields`."""
     return _field(default, {"members": members})
 
 
@@ -43,7 +43,7 @@ def _field(default: Any, rules: dict[str, Any]) -> Any:
 
 
 def check_fields(key: str, config: Any) -> None:
-    """Check each field of a dataclass, and of those inside it, by the rule that it was defined with.
+    """Check each field of a dataclass and of nested ones by the rule in its definition.
 
     Args:
         key: Where `config` stands in the configuration, e.g. `search`; empty for the root.
@@ -80,13 +80,13 @@ def _shown(number: float) -> str:
 
 
 def require(valid: bool, setting: str, rule: str, near: Any) -> None:
-    """Refuse a setting (`key=value`) that is not `valid`, with its rule and the closest valid value."""
+    """Refuse a setting (`key=value`) that is not `valid`: rule and closest valid value."""
     if not valid:
         raise ConfigError(f"{setting} must {rule}; try {near}.")
 
 
 def require_none(setting: str, others: dict[str, Any], near: Any) -> None:
-    """Refuse a setting beside any of `others` that is given: what it is, in words, and its value."""
+    """Refuse a setting next to any of `others` (words and value) that is given."""
     for words, given in others.items():
         require(not given, setting, f"not go with {words}", near)
 
@@ -99,7 +99,7 @@ def require_divisor(key: str, value: int, whole_key: str, whole: int) -> None:
 
 
 def require_at_least(key: str, value: float, minimum: float, *, strict: bool = False) -> None:
-    """Refuse `value` of `key` below `minimum` (or equal to it, when `strict`), and what is not finite."""
+    """Refuse a value below `minimum` (or equal to it, when `strict`), or not finite."""
     finite = isinstance(value, int) or isfinite(value)
     valid = finite and (value > minimum or (value == minimum and not strict))
     rule = f"{'' if finite else 'a finite number '}{'above' if strict else 'at least'} {_shown(minimum)}"
@@ -114,7 +114,7 @@ def require_at_most(key: str, value: float, maximum: float) -> None:
 
 
 def require_within(key: str, value: float, least: float, most: float) -> None:
-    """Refuse a number outside what a real thing can have: beyond, seconds and bytes overflow or vanish."""
+    """Refuse an implausible number: seconds and bytes would overflow or vanish."""
     require_at_least(key, value, least)
     require_at_most(key, value, most)
 
@@ -133,7 +133,7 @@ def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -
 
 
 def quoted(name: str) -> str:
-    """Write a name for the comment of a file: bare where it is one plain word, else as a JSON string.
+    """Write a name for a comment: bare if it is one plain word, else as a JSON string.
 
     Errors:
         ConfigError: the name holds what cannot be printed.
@@ -143,7 +143,7 @@ def quoted(name: str) -> str:
 
 
 def require_printable(key: str, text: str) -> None:
-    """Refuse control, separating, direction and surrogate characters (all but printable ones and spaces)."""
+    """Refuse characters that are not printable: control, direction, surrogates."""
     if len(text) > LONGEST:
         raise ConfigError(
             f"{key} has {len(text)} characters and must have {LONGEST} at most; try its start."

@@ -35,7 +35,7 @@ class LinkConfig:
 
 
 def check_link(key: str, link: LinkConfig) -> None:
-    """Refuse what is no link, as a reference to a text is, and one both shared and a port for each GPU."""
+    """Refuse a value that is no link, and a link both shared and with a port for each GPU."""
     known = isinstance(link, LinkConfig)
     require(known, f"{key}={link}", "be a mapping", "{bandwidth_GBps: 10.0, latency_us: 5.0}")
     rule = "be 0 where shared=true, since all GPUs of a node then have one link"
@@ -69,7 +69,7 @@ class NodeGroupConfig:
 
 
 def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
-    """Refuse a domain of so many GPUs that is not made of whole nodes, each GPU with a port of its own."""
+    """Refuse an NVLink domain that cuts a node, or whose GPUs share a link."""
     near = max(round(domain / group.gpus), 1) * group.gpus
     rule = f"be a multiple of the {group.gpus} GPUs of a node"
     require(domain % group.gpus == 0, f"{key}={domain}", rule, near)

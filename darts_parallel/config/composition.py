@@ -55,7 +55,7 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = (), check: Check 
 
 
 def _typed(composed: DictConfig, overrides: Sequence[str]) -> Any:
-    """Return a configuration whose nodes know their types, which those of a plan or of `+key` do not."""
+    """Return a configuration of typed nodes; nodes of a plan or of `+key` have no types."""
     added = any(override.startswith(("+", "~")) for override in overrides)
     if OmegaConf.get_type(composed) is Config and not added:
         return composed
@@ -98,7 +98,7 @@ def readable_folder(folder: str) -> str:
 
 
 def _values(node: Any, known: dict[int, int]) -> int:
-    """Count the values of a node, those behind aliases at each of their places; a loop counts once."""
+    """Count the values of a node, aliases at each of their places; a loop counts once."""
     if id(node) in known:
         return known[id(node)]
     known[id(node)] = 1
@@ -110,7 +110,7 @@ def _values(node: Any, known: dict[int, int]) -> int:
 
 
 def with_own_job(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command; a model that is named alone takes the job of its name, or `ANY`."""
+    """Return the arguments; a model that is named alone takes the job of its name, or `ANY`."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if "model" not in given or JOBS & set(given):
         return arguments
@@ -154,7 +154,7 @@ def _file_times() -> frozenset[tuple[Path, int]]:
 
 @lru_cache(maxsize=256)
 def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[Path, int]]) -> bytes:
-    """Compose groups, pickled: to copy OmegaConf's nodes takes seven times as long as to read them."""
+    """Compose groups, pickled: copying OmegaConf's nodes takes seven times as long."""
     return pickle.dumps(compose_whole(list(groups)))
 
 

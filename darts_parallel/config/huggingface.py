@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json` as a model configuration, read from the model that `transformers` makes of it.
+"""A Hugging Face `config.json` as a model configuration, by the model of `transformers`.
 
 `_meta_model` builds it on the meta device (shapes without weights, no network) and counts the
 matrix products of a forward pass, `_model_shapes` gives every weight a role, and
@@ -25,7 +25,7 @@ OWN_FILE = (
 
 @dataclass(frozen=True)
 class Imported:
-    """A model that `transformers` made of a file: its fields here, and what it has and computes there."""
+    """A model that `transformers` built from a file: its fields, parameters and FLOP."""
 
     place: str
     fields: dict[str, Any]

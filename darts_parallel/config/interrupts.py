@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def children_without_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C from processes started inside, from their first import on; this one hears it at the end.
+    """Keep Ctrl-C from processes started inside; this process gets it at the end.
 
     What a child sets itself comes too late: importing torch takes seconds, in which Ctrl-C would
     print the child's traceback. A blocked signal stays blocked in children; here it waits, and

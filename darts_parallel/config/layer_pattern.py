@@ -1,4 +1,4 @@
-"""Which block is of which kind (hybrids, sliding windows, experts), and the rules of a model's keys."""
+"""Kinds of blocks (hybrids, sliding windows, experts), and the rules of a model's keys."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_
 
 
 def symbol(model: "ModelConfig", index: int) -> str | None:
-    """Return the symbol of block `index` in a hybrid pattern; None where each block is attention and MLP."""
+    """Return the symbol of block `index` of a hybrid pattern; None for attention and MLP."""
     pattern = model.hybrid_override_pattern
     return pattern[index] if pattern else None
 

@@ -47,7 +47,7 @@ LIBRARY_TALK = re.compile(
 
 
 def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
-    """Return one sentence for an error that the user can correct; None for any other, a bug of ours."""
+    """Return one sentence for an error that the user can correct; None for a bug of ours."""
     for known in (error, error.__cause__):
         if isinstance(known, DartsParallelError):
             return str(known)
@@ -64,7 +64,7 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
 
 
 def _is_of_configuration(error: BaseException) -> bool:
-    """Return whether a library of the configuration raised an error, and not code that it called."""
+    """Return whether a library of the configuration itself raised an error."""
     if type(error).__module__.startswith(LIBRARIES):
         return True
     names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
@@ -208,7 +208,7 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
 
 
 def _inside_null(key: str, value: str, schema: Any) -> str:
-    """Refuse a key inside a part that is null, or inside an entry of a list; empty for any other."""
+    """Refuse a key inside a part that is null or an entry of a list; empty otherwise."""
     parts = key.split(".")
     whole = key
     for number, (_, kind) in enumerate(walk(key, schema), 1):

@@ -95,7 +95,7 @@ def _same_key(key: str, pattern: str) -> bool:
 
 
 def _replaced(values: dict[Any, Any], name: str, key: str, old: OldKey) -> Iterator[str]:
-    """Remove or replace one entry of a mapping; yield the change in words, none where nothing changes."""
+    """Remove or replace one entry of a mapping; yield the change in words, if any."""
     if old.new_name is None:
         del values[name]
         yield f"{key} is ignored"
@@ -119,7 +119,7 @@ def _yaml(value: Any) -> str:
 
 
 def current_folder(folder: str) -> str:
-    """Return a user's folder of configuration files, or a copy without old keys where files have some."""
+    """Return a folder of configuration files, or a copy if files have old keys."""
     files = [*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")]
     changed: dict[Path, str] = {}
     for path in files:

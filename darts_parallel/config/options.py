@@ -86,7 +86,7 @@ def _check_value(key: str, value: Any, default: Any) -> None:
 
 
 def _settle(given: DictConfig, key: str, default: Any) -> None:
-    """Let one value stand for a list of it; refuse a number as a switch: all but 0 would count as true."""
+    """Let one value stand for a list of it; refuse a number as a switch."""
     value = given[key]
     if isinstance(default, list) and not OmegaConf.is_list(value):
         given[key] = [value]
@@ -149,7 +149,7 @@ def leave_pipe() -> int:
 
 
 def guarded(name: str, work: Callable[[], int]) -> int:
-    """Run a command's work; what ends it early is one sentence, or nothing where its reader has left.
+    """Run a command's work; an early end is one sentence, or nothing if the reader left.
 
     Returns:
         The exit status; 2, with one sentence, for an error that the user can correct.

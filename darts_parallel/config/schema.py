@@ -76,7 +76,7 @@ class CostConfig:
 
     @property
     def knows_stages(self) -> bool:
-        """Whether it prices stages; the closed-form 3D-parallel searcher prices dp, tp and pp alone."""
+        """Whether it prices stages; the closed-form 3D-parallel searcher does not."""
         return self.name != "searcher"
 
     def __post_init__(self) -> None:

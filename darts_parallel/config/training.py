@@ -70,7 +70,7 @@ class TrainingConfig:
 
     @property
     def launches(self) -> float:
-        """Share of the launch overheads that an iteration pays: none where a graph holds all of it."""
+        """Share of the launch overheads that an iteration pays: 0 with a full graph."""
         return 0.0 if self.cuda_graphs == "full_iteration" else 1.0
 
     def __post_init__(self) -> None:

@@ -138,7 +138,7 @@ class Kernels:
         return partial(torch.mm, left, right, out=self.ones(rows, columns))
 
     def others(self) -> list[Work]:
-        """List copy, sum, GELU, layer norm, causal attention, and a block of one token (launches alone)."""
+        """List copy, sum, GELU, layer norm, causal attention, and launches (a tiny block)."""
         source, other, target = (self.ones(self.stream_elements) for _ in range(3))
         rows = source.view(-1, self.largest)
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
@@ -179,7 +179,7 @@ class Kernels:
 
 
 def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
-    """List rows, inner size and columns: all triples of `largest`, its quarter and its sixteenth."""
+    """List rows, inner size and columns: triples of `largest`, its quarter and sixteenth."""
     sizes = sorted({max(largest // 4**i, 16) for i in range(3)})
     return list(product(sizes, repeat=3))
 
@@ -267,7 +267,7 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
 
 
 def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
-    """Return the allowed candidate of least median error, its error, and whether a refused one is better."""
+    """Return the best allowed candidate, its median error, and whether a refused one is better."""
     most = MOST_EXTRAPOLATED * _fastest(gemms)
     allowed: list[tuple[float, Device]] = []
     least = float("inf")

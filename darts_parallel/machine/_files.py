@@ -81,7 +81,7 @@ def cluster_yaml(
     compute: ComputeProfile,
     when: str,
 ) -> str:
-    """Write the text of `cluster/NAME.yaml`; a link that nothing crosses gets the figures of the nearest."""
+    """Write the text of `cluster/NAME.yaml`; an unused link gets the nearest link's figures."""
     backend = "nccl" if machine.has_gpu else "gloo"
     speed = float(compute.fit.device.memory_bandwidth) / 1e9
     inside = f"bandwidth_GBps: {speed:.6g}, latency_us: 0.0"

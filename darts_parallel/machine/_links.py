@@ -57,7 +57,7 @@ class Case:
 def measure_link(
     machine: MeasuredMachine, *, inside: bool, largest: int, seconds: float
 ) -> LinkProfile | None:
-    """Time all-reduce, all-gather and messages between the ranks of a node, or of equal place on all nodes.
+    """Time all-reduce, all-gather and messages inside nodes, or between them.
 
     Args:
         inside: Inside the nodes; else between them, all ranks of a node at once.
@@ -115,7 +115,7 @@ def _alone(column: Tensor) -> float:
 def _cases(
     machine: MeasuredMachine, group: distributed.ProcessGroup, size: int, sharing: int
 ) -> list[Case]:
-    """List an all-reduce, an all-gather and a message to a neighbour and back, each of `size` bytes.
+    """List an all-reduce, an all-gather, and a message there and back, of `size` bytes.
 
     Args:
         sharing: Ranks that send through one link at once.

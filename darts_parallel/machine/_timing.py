@@ -1,4 +1,4 @@
-"""The machine that a profile runs on: its ranks and device, and seconds by `torch.utils.benchmark`."""
+"""The machine that a profile runs on: ranks, device, and seconds of work."""
 
 import os
 import time
@@ -37,7 +37,7 @@ class MeasuredMachine:
     def measure(
         self, name: str, works: Sequence[Callable[[], object]], seconds: float
     ) -> list[float]:
-        """Time works, all ranks at the same time, and return the median seconds of each over the ranks.
+        """Time works on all ranks at once; return the median seconds of each over the ranks.
 
         Args:
             seconds: Wall-clock of all of them; rank 0 says how often each is repeated.
@@ -49,7 +49,7 @@ class MeasuredMachine:
         return result
 
     def _timed(self, work: Callable[[], object], seconds: float) -> float:
-        """Return the seconds of one run; every call of `timeit` warms up, and waits for the device."""
+        """Return the seconds of one run; `timeit` warms up and waits for the device."""
         timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
         once = timer.timeit(1).mean
         number = torch.tensor(max(int(seconds / BLOCKS / once), 1), device=self.device)

@@ -110,7 +110,7 @@ def run(options: ProfileOptions) -> int:
 
 
 def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[str, float, float]]:
-    """Return words, and `predicted / measured - 1` of forward and backward, for every measured block.
+    """Return words and `predicted / measured - 1` (forward, backward) of every block.
 
     No block has a part in the fit.
 
