@@ -90,15 +90,19 @@ class _Box:
         low = int(uses.first.min())
         rows = int(uses.first.max()) - low + 1
         columns = int(uses.end.max()) - low + 1
-        place = (uses.first - low) * columns + uses.end - low
+        row = uses.first - low
+        place = row * columns + uses.end - low
         order = np.argsort(place, kind="stable")
-        starts = np.flatnonzero(np.diff(place[order], prepend=-1))
-        cells = place[order][starts]
+        rising = place[order]
+        starts = np.flatnonzero(np.diff(rising, prepend=-1))
+        cells = rising[starts]
         used = np.zeros(rows * columns, dtype=bool)
         used[cells] = True
-        budgets = np.concatenate([uses.seconds, np.zeros((1, len(order)))])
+        nothing = np.zeros((1, len(order)))
+        budgets = np.concatenate([uses.seconds, nothing])
         loosest = np.full((len(budgets), rows * columns), -np.inf)
-        loosest[:, cells] = np.maximum.reduceat(budgets[:, order], starts, axis=1)
+        sorted_budgets = budgets[:, order]
+        loosest[:, cells] = np.maximum.reduceat(sorted_budgets, starts, axis=1)
         return _Box(low, used.reshape(rows, columns), loosest.reshape(-1, rows, columns))
 
     @property
@@ -108,15 +112,20 @@ class _Box:
 
     def cut(self, values: Array) -> Array:
         """Return the box's part of values `(L + 1, L + 1)`."""
-        return values[self.low : self.low + self.used.shape[0], self.ends]
+        stop = self.low + self.used.shape[0]
+        return values[self.low : stop, self.ends]
 
     def inside(self, groups: NodeGroups) -> Bools:
         """Return which segments of the groups, `(S,)`, some use begins with."""
-        reaching = np.logical_or.accumulate(self.used[:, ::-1], axis=1)[:, ::-1]
+        backwards = self.used[:, ::-1]
+        reaching = np.logical_or.accumulate(backwards, axis=1)[:, ::-1]
         first = groups.begins - self.low
         end = groups.stops - self.low
-        result = (first >= 0) & (first < reaching.shape[0]) & (end < reaching.shape[1])
-        result[result] = reaching[first[result], end[result]]
+        rows, columns = reaching.shape
+        result = (first >= 0) & (first < rows)
+        result &= end < columns
+        cells = (first[result], end[result])
+        result[result] = reaching[cells]
         return np.asarray(result)
 
 
@@ -154,20 +163,23 @@ class LabelForms:
         kind, in_flight, capacity = signature
         memory = kept_bytes(costs.static, costs.activation, np.asarray(in_flight))
         forms = _forms(costs, kind, memory, capacity)
-        most = _largest(memory, choices)
-        most_working = _largest(costs.working, choices)
+        most = prefix_sums(_largest(memory, choices))
+        most_working = segment_max(_largest(costs.working, choices))
         total = None
         if costs.pp == 1:
             total = np.array([costs.num_micro_batches, 1.0, 1.0])
         part = np.array([form.part for form in forms])
+        added = _column(forms, "added")
+        needed = prefix_sums(_column(forms, "needed"))
+        working = segment_max(costs.working.min(axis=1))
         return LabelForms(
             _column(forms, "weights"),
             part,
-            _column(forms, "added"),
-            prefix_sums(_column(forms, "needed")),
-            segment_max(costs.working.min(axis=1)),
-            prefix_sums(most),
-            segment_max(most_working),
+            added,
+            needed,
+            working,
+            most,
+            most_working,
             capacity,
             total,
         )
@@ -190,13 +202,15 @@ class LabelForms:
         needed = self.needed[:, None, box.ends]
         loosest = _largest_from(limit - needed)
         # prefix sums round; a label that meets its budget exactly must stay
-        largest = np.abs(np.where(np.isfinite(limit), limit, 0.0)).max(axis=(1, 2))
+        finite = np.where(np.isfinite(limit), limit, 0.0)
+        largest = np.abs(finite).max(axis=(1, 2))
         slack = GAIN_TOLERANCE * largest
         loosest = loosest + needed + slack[:, None, None]
         inside = box.inside(groups)
         begins = groups.begins[inside] - box.low
         stops = groups.stops[inside] - box.low
-        values = np.ascontiguousarray(loosest[:, begins, stops].T)
+        values = loosest[:, begins, stops].T
+        values = np.ascontiguousarray(values)
         of_node = groups.largest_of(inside, values, -np.inf)
         spare = self._spare(box)[begins, stops]
         room = -groups.largest_of(inside, -spare, -np.inf)
@@ -210,7 +224,9 @@ class LabelForms:
         """Return bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
         most = self.most[box.ends]
         spare = self.capacity - box.cut(self.most_working) - most
-        return -_largest_from(-np.where(box.used, spare, np.inf)) + most
+        spare = np.where(box.used, spare, np.inf)
+        least = -_largest_from(-spare)
+        return least + most
 
 
 @dataclass(frozen=True)
@@ -233,7 +249,10 @@ def _column(forms: Sequence[_Form], name: str) -> Array:
 
 def _largest(values: Array, choices: Sequence[Index]) -> Array:
     """Return the largest value of every layer's useful strategies, `(L,)`."""
-    return np.array([row[useful].max() for row, useful in zip(values, choices, strict=True)])
+    largest = []
+    for row, useful in zip(values, choices, strict=True):
+        largest.append(row[useful].max())
+    return np.array(largest)
 
 
 def _forms(costs: OuterCosts, kind: int, memory: Array, capacity: float) -> list[_Form]:
@@ -244,8 +263,11 @@ def _forms(costs: OuterCosts, kind: int, memory: Array, capacity: float) -> list
     parts = ((1.0, 0.0, 0.0), (count, 1.0, 1.0), (1.0, 1.0, 1.0))
     forms = []
     for part, (seconds, once, sync) in enumerate(parts):
-        value = seconds * costs.time[kind] + once * costs.per_iteration + sync * costs.sync[kind]
-        for price in price_grid(value[members], memory[members], MAX_PRICES).tolist():
+        value = seconds * costs.time[kind]
+        value = value + once * costs.per_iteration
+        value = value + sync * costs.sync[kind]
+        prices = price_grid(value[members], memory[members], MAX_PRICES)
+        for price in prices.tolist():
             needed = (value + price * memory).min(axis=1)
             # the working bytes so far are part of the final ones
             weights = (seconds, once, sync, price, price)
@@ -263,4 +285,5 @@ KEPT_FORM = -2
 
 def _largest_from(values: Array) -> Array:
     """Return the largest of the values from each one on, along the last axis."""
-    return np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
+    backwards = values[..., ::-1]
+    return np.maximum.accumulate(backwards, axis=-1)[..., ::-1]

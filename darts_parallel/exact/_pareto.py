@@ -39,15 +39,18 @@ def pareto(
     slack = LABEL_TOLERANCE * np.abs(values).max(axis=0)
     spread = values.max(axis=0) - low
     # a column of equal entries decides nothing, unless an offset is added to it
-    varying = np.flatnonzero((spread > slack) | (np.arange(len(spread)) < paid))
+    pays = np.arange(len(spread)) < paid
+    varying = np.flatnonzero((spread > slack) | pays)
     points = values[:, varying]
     slack = slack[varying]
     if keys is None and len(varying) <= 2:
         return _staircase(points, slack)
     scale = np.maximum(spread[varying], slack)
     scale[scale == 0.0] = 1.0
-    order = np.argsort((points - low[varying]) @ (1.0 / scale), kind="stable")
-    return _undominated(order, _Rule(points, slack, keys, offsets, paid))
+    total = (points - low[varying]) @ (1.0 / scale)
+    order = np.argsort(total, kind="stable")
+    rule = _Rule(points, slack, keys, offsets, paid)
+    return _undominated(order, rule)
 
 
 def _undominated(order: Index, rule: "_Rule") -> Index:
@@ -81,7 +84,8 @@ class _Rule:
             return np.zeros(len(worse), dtype=bool)
         extra: Array | None = None
         if self.keys is not None and self.offsets is not None:
-            extra = self.offsets[self.keys[better]][:, self.keys[worse]]
+            rows = self.offsets[self.keys[better]]
+            extra = rows[:, self.keys[worse]]
         result = np.ones((len(better), len(worse)), dtype=bool)
         for column, slack in enumerate(self.slack):
             value = self.points[better, column][:, None]
@@ -97,9 +101,11 @@ def _staircase(points: Array, slack: Array) -> Index:
     """Find the undominated rows of one or two columns, by sorting."""
     if points.shape[1] == 1:
         return np.array([points[:, 0].argmin()])
-    order = np.lexsort((points[:, 1], points[:, 0]))
-    second = points[order, 1]
-    best = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]])
+    first, second = points.T
+    order = np.lexsort((second, first))
+    second = second[order]
+    least = np.minimum.accumulate(second)
+    best = np.concatenate([[np.inf], least[:-1]])
     return np.asarray(order[second < best - slack[1]])
 
 
@@ -125,7 +131,8 @@ def price_grids(value: Array, memory: Array, limit: int = MAX_PRICES) -> list[Ar
         saved = memory[rows, current][:, None] - memory
         extra = value - value[rows, current][:, None]
         saves = saved > 0
-        price = np.where(saves, extra / np.where(saves, saved, 1.0), np.inf)
+        saved = np.where(saves, saved, 1.0)
+        price = np.where(saves, extra / saved, np.inf)
         best = price.min(axis=1)
         if not np.isfinite(best).any():
             break
@@ -147,5 +154,6 @@ def _thinned(prices: Array, limit: int) -> Array:
     found = np.unique(prices.clip(min=0.0))
     if len(found) <= limit:
         return found
-    places = np.linspace(0, len(found) - 1, limit).round().astype(int)
-    return np.asarray(found[np.unique(places)])
+    places = np.linspace(0, len(found) - 1, limit)
+    quantiles = np.unique(places.round().astype(int))
+    return np.asarray(found[quantiles])

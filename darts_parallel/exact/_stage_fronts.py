@@ -85,7 +85,8 @@ class SegmentTrie:
     def build(costs: OuterCosts) -> "SegmentTrie":
         """Number all segments."""
         size = costs.num_layers
-        pairs = np.concatenate([costs.reshard, costs.p2p]).transpose(1, 0, 2, 3)
+        pairs = np.concatenate([costs.reshard, costs.p2p])
+        pairs = pairs.transpose(1, 0, 2, 3)
         classes = costs.layer_class
         pair_class = equal_rows(pairs)
         node = np.zeros((size + 1, size + 1), dtype=np.int64)
@@ -98,7 +99,8 @@ class SegmentTrie:
                 above = int(node[i, j - 1])
                 # a single layer has no neighbour before it
                 pair = int(pair_class[j - 2]) if length > 1 else -1
-                key = (above, int(classes[j - 1]), pair)
+                last = int(classes[j - 1])
+                key = (above, last, pair)
                 if key not in known:
                     known[key] = len(parent)
                     parent.append(above)
@@ -167,14 +169,16 @@ class LayerStructure:
         """Return layout penalties before and inside every node on a kind of stage."""
         if kind not in self._entered:
             costs = self.costs
-            before = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
-            inside = np.zeros_like(before)
+            before = no_penalties(costs)
+            inside = no_penalties(costs)
             if costs.num_layers > 1:
                 # counted as what dominance compares: without a pipeline seconds per iteration
                 weight = costs.num_micro_batches if costs.pp == 1 else 1
-                inside[1:-1] = penalties(costs.reshard[kind : kind + 1]) * weight
+                reshard = costs.reshard[kind : kind + 1]
+                inside[1:-1] = penalties(reshard) * weight
                 if len(costs.p2p):
-                    before[1:-1] = penalties(costs.p2p.swapaxes(-1, -2))
+                    entering = costs.p2p.swapaxes(-1, -2)
+                    before[1:-1] = penalties(entering)
             groups = self.groups
             self._entered[kind] = NodePenalties(
                 groups.largest(before[groups.begins]), groups.largest(inside[groups.stops])
@@ -212,7 +216,9 @@ class LayerwiseFronts:
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
         """Return the front of layers [first, end) on `stage`; None where no way is useful."""
-        return self._fronts[int(self.of_stage[stage])].get(int(self.trie.node[first, end]))
+        signature = int(self.of_stage[stage])
+        node = int(self.trie.node[first, end])
+        return self._fronts[signature].get(node)
 
     def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
         """Return strategies, as numbers of the table, of the layers of one row of a front."""
@@ -237,7 +243,8 @@ class LayerwiseFronts:
             if above and above not in result:
                 continue
             layer = int(self.trie.example[node, 1]) - 1
-            labels = self._extend(result.get(above), layer, growth)
+            parent = result.get(above)
+            labels = self._extend(parent, layer, growth)
             self.labels_made += len(labels.values)
             self._check(len(labels.values))
             admitted = np.flatnonzero(limits.admit(labels.values, node))
@@ -245,7 +252,8 @@ class LayerwiseFronts:
             compared = limits.relevant(labels.values[admitted], node)
             offsets = growth.offsets.growing(node)
             # the bytes do not pay the penalty
-            kept = admitted[pareto(compared, states, offsets, paid=compared.shape[1] - 2)]
+            paid = compared.shape[1] - 2
+            kept = admitted[pareto(compared, states, offsets, paid=paid)]
             if len(kept):
                 result[node] = labels.keep(kept)
         return result
@@ -270,14 +278,16 @@ class LayerwiseFronts:
             return Labels(added, layout, layout, parent, choice)
         count = len(labels.values)
         values = labels.values[:, None, :] + added
-        values[..., SECONDS] += costs.reshard[kind, layer - 1][labels.current[:, None], layout]
-        values[..., WORKING] = np.maximum(labels.values[:, None, WORKING], added[:, WORKING])
+        reshard = costs.reshard[kind, layer - 1]
+        values[..., SECONDS] += reshard[labels.current[:, None], layout]
+        working = labels.values[:, None, WORKING]
+        values[..., WORKING] = np.maximum(working, added[:, WORKING])
         first = np.repeat(labels.first, size)
         parent = np.repeat(np.arange(count), size)
         current = np.tile(layout, count)
-        return Labels(
-            values.reshape(-1, WORKING + 1), first, current, parent, np.tile(choice, count)
-        )
+        newest = np.tile(choice, count)
+        values = values.reshape(-1, WORKING + 1)
+        return Labels(values, first, current, parent, newest)
 
     def _finish(self, labels: dict[int, Labels], growth: "_Growth") -> dict[int, Front]:
         """Return fronts of the nodes that can be a stage: memory is settled, three columns remain."""
@@ -291,10 +301,13 @@ class LayerwiseFronts:
             states = self._states(rows, fits)
             compared = growth.limits.times(rows.values[fits])
             offsets = growth.offsets.finished(node)
-            kept = fits[pareto(compared, states, offsets, paid=compared.shape[1])]
+            paid = compared.shape[1]
+            kept = fits[pareto(compared, states, offsets, paid=paid)]
             if len(kept):
                 values = rows.values[kept, : SYNC + 1]
-                result[node] = Front(values, rows.first[kept], rows.current[kept], kept)
+                first = rows.first[kept]
+                last = rows.current[kept]
+                result[node] = Front(values, first, last, kept)
         return result
 
 
@@ -328,13 +341,22 @@ def penalties(rows: Array) -> Array:
     Args:
         rows: Seconds from a layout to its successor in several settings, shape `(S, N, Y, Y)`.
     """
-    flat = np.moveaxis(rows, 0, -1).reshape(*rows.shape[1:3], -1)
-    return np.asarray((flat[:, :, None] - flat[:, None]).max(axis=-1).clip(min=0.0))
+    flat = np.moveaxis(rows, 0, -1)
+    flat = flat.reshape(*rows.shape[1:3], -1)
+    extra = flat[:, :, None] - flat[:, None]
+    largest = extra.max(axis=-1)
+    return np.asarray(largest.clip(min=0.0))
+
+
+def no_penalties(costs: OuterCosts) -> Array:
+    """Return penalties of 0 at every boundary of layers, `(L + 1, Y, Y)`."""
+    layouts = costs.p2p.shape[-1]
+    return np.zeros((costs.num_layers + 1, layouts, layouts))
 
 
 def end_penalties(costs: OuterCosts) -> Array:
     """Return layout penalties at the end of a stage by the layer behind it, `(L + 1, Y, Y)`."""
-    result = np.zeros((costs.num_layers + 1, *costs.p2p.shape[-2:]))
+    result = no_penalties(costs)
     if costs.num_layers > 1 and len(costs.p2p):
         # a worse boundary slows the next stage, which may be the slowest: m micro-batches pay
         result[1:-1] = penalties(costs.p2p) * costs.num_micro_batches
@@ -357,12 +379,14 @@ class _NodeOffsets:
         final = np.zeros(groups.node.shape, dtype=bool)
         final[uses.first, uses.end] = True
         chosen = final[groups.begins, groups.stops]
-        after = groups.largest_of(chosen, structure.boundary[groups.stops[chosen]])
+        boundary = structure.boundary[groups.stops[chosen]]
+        after = groups.largest_of(chosen, boundary)
         return _NodeOffsets(entered.before, entered.inside, after)
 
     def growing(self, node: int) -> Array | None:
         """Return penalty between states (first, current) of labels that may still grow."""
-        return self._states(self.before[node], np.maximum(self.inside[node], self.after[node]))
+        last = np.maximum(self.inside[node], self.after[node])
+        return self._states(self.before[node], last)
 
     def finished(self, node: int) -> Array | None:
         """Return penalty between states (first, last) of finished stages."""
@@ -373,7 +397,8 @@ class _NodeOffsets:
         if len(first) == 1:
             return None
         size = len(first) ** 2
-        return (first[:, None, :, None] + last[None, :, None, :]).reshape(size, size)
+        both = first[:, None, :, None] + last[None, :, None, :]
+        return both.reshape(size, size)
 
 
 class StagewiseFronts:
@@ -382,7 +407,8 @@ class StagewiseFronts:
     def __init__(self, costs: OuterCosts, check: Check) -> None:
         self.costs = costs
         self._check = check
-        self._sums = SegmentSums(costs, np.arange(len(costs.layout))[:, None])
+        every = np.arange(len(costs.layout))
+        self._sums = SegmentSums(costs, every[:, None])
         self.labels_made = 0
         self.of_stage = costs.stage_signatures[1]
         self._known: dict[tuple[int, int, int], Front | None] = {}
@@ -402,21 +428,19 @@ class StagewiseFronts:
     def _build(self, stage: int, first: int, end: int) -> Front | None:
         costs = self.costs
         sums = self._sums
-        peak = sums.peak_bytes(stage, first, end)
+        place = (stage, first, end)
+        peak = sums.peak_bytes(*place)
         self.labels_made += len(peak)
         legal = costs.kind_allowed[costs.stage_kind[stage]]
         # prefix sums round; a strategy that fits to the byte must not be lost
         room = costs.capacity[stage] * (1 + SOLVER_MEMORY_TOLERANCE)
         fits = np.flatnonzero((peak <= room) & legal)
-        columns = (
-            sums.seconds(stage, first, end),
-            sums.per_iteration(first, end),
-            sums.sync(stage, first, end),
-        )
+        columns = (sums.seconds(*place), sums.per_iteration(first, end), sums.sync(*place))
         values = np.stack(columns, axis=1)[fits]
         # equal layouts are interchangeable at the boundaries, others are all kept
         chosen = pareto_by_layout(values, costs.layout[fits])
         if not len(chosen):
             return None
-        layout = costs.layout[fits[chosen]]
-        return Front(values[chosen], layout, layout, fits[chosen])
+        strategies = fits[chosen]
+        layout = costs.layout[strategies]
+        return Front(values[chosen], layout, layout, strategies)

@@ -66,7 +66,8 @@ def spread_bounds(
 
 def _largest_stage(layers: Tensor, pp: int) -> Tensor:
     """Bound the largest of `pp` stages: it is their mean at least, and holds a whole layer."""
-    return torch.maximum(layers.sum(-1) / pp, layers.amax(-1))
+    mean = layers.sum(-1) / pp
+    return torch.maximum(mean, layers.amax(-1))
 
 
 class OuterBound(NamedTuple):
@@ -150,17 +151,19 @@ def _work_bounds(table: CostTable, space_kind: str, late: Callable[[], bool]) ->
     memory. Where passes are simulated, a device also waits for a forward pass of each device before it.
     """
     count = table.num_micro_batches.view(-1, 1, 1)
-    work = _least(table, count * table.time.amin(1) + table.sync.amin(1))
+    work = count * table.time.amin(1) + table.sync.amin(1)
+    work = _least(table, work)
     even = work.sum(-1) / table.pp
     if table.pipeline.simulated:
-        first_layers = _least(table, table.forward.amin(1))[:, : table.pp - 1]
-        waits = first_layers.cumsum(-1)
+        forward = _least(table, table.forward.amin(1))
+        waits = forward[:, : table.pp - 1].cumsum(-1)
         even = even + waits.sum(-1) / table.pp
     if table.virtual_stages == 1:
         for outer in range(table.num_outer):
             if late():
                 break
-            even[outer] = max(float(even[outer]), _staged_bound(table, outer, space_kind))
+            staged = _staged_bound(table, outer, space_kind)
+            even[outer] = max(float(even[outer]), staged)
     per_iteration = _least(table, table.per_iteration).sum(-1)
     return (even + per_iteration) * (1 - BOUND_TOLERANCE)
 
@@ -193,7 +196,8 @@ def _seconds_before(passes: Tensor, costs: OuterCosts) -> Array:
     Args:
         passes: Seconds of the pass, `(Q, L, C)`, all strategies of the table.
     """
-    layers = passes.detach().numpy()[..., costs.choices].min(axis=(0, -1))
+    chosen = passes.detach().numpy()[..., costs.choices]
+    layers = chosen.min(axis=(0, -1))
     return prefix_sums(layers)
 
 

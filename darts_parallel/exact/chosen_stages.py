@@ -68,7 +68,8 @@ class ChosenStages:
         pairs = np.arange(costs.num_layers - 1)
         across = costs.p2p[:, pairs, layout[..., :-1], layout[..., 1:]]
         result = self._shaped(self._sums.seconds(*self._places))
-        result = result + segments.entering(np.moveaxis(across, -1, 1), costs.boundary_kind)
+        p2p = np.moveaxis(across, -1, 1)
+        result = result + segments.entering(p2p, costs.boundary_kind)
         refused = ~costs.kind_allowed[:, self.choices]
         if not refused.any():
             return result
@@ -90,7 +91,8 @@ class ChosenStages:
 
     def _shaped(self, values: NDArray[Value]) -> NDArray[Value]:
         """Return sums `(X, N)` in the shape of answers."""
-        return values.T.reshape(len(self.segments), *self.choices.shape[:-1])
+        shape = (len(self.segments), *self.choices.shape[:-1])
+        return values.T.reshape(shape)
 
     def fitting(self) -> tuple[StageSegments, Array]:
         """Return segments that fit their stage and run there, and the seconds of each."""
@@ -102,11 +104,13 @@ class ChosenStages:
 def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
     """Return one plan whose longest chunk is as short as it can be."""
     segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
-    layers = table.time[outer, :, :, choice].detach().numpy()
-    seconds = segments.sums(layers, table.stage_kind.numpy())
-    _, starts = segments.split_below(seconds, segments.least_maximum(seconds))
+    layers = table.time[outer, :, :, choice].detach()
+    seconds = segments.sums(layers.numpy(), table.stage_kind.numpy())
+    longest = segments.least_maximum(seconds)
+    _, starts = segments.split_below(seconds, longest)
     choices = torch.full((1, table.num_layers), choice)
-    return HardPlans(torch.tensor([outer]), choices, torch.tensor([starts]))
+    first_layers = torch.tensor([starts])
+    return HardPlans(torch.tensor([outer]), choices, first_layers)
 
 
 def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> HardPlans | None:
@@ -129,12 +133,15 @@ def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> H
     found = []
     for outer in outers:
         mine = torch.nonzero(even.outer == outer).squeeze(1)
-        best = mine[rank[mine].argsort(stable=True)[:count]].tolist()
+        order = rank[mine].argsort(stable=True)
+        best = mine[order[:count]].tolist()
         if not cost.feasible[mine].any():
             fastest = int(mine[seconds[mine].argmin()])
             best = [fastest, *best[: count - 1]]
         try:
-            found += [balanced(table, outer, int(even.choices[row, 0])) for row in best]
+            for row in best:
+                choice = int(even.choices[row, 0])
+                found.append(balanced(table, outer, choice))
         except DeadlineError:  # too many layers to balance
             found.append(even[torch.tensor(best)])
     return HardPlans.concatenate(found) if found else None

@@ -136,8 +136,9 @@ class _Search:
         except DeadlineError:
             best = self.best or self.uniform
             return TableResult(best, self._lower_bound(), False, self._labels())
-        if self.best is None and self.uniform is not None and self.uniform.time <= self.limit:
-            self.best = self.uniform
+        if self.best is None and self.uniform is not None:
+            within = self.uniform.time <= self.limit
+            self.best = self.uniform if within else None
         lower_bound = self._lower_bound()
         if self.best is None and self.incumbent == inf:
             lower_bound = inf

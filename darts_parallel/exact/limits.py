@@ -46,7 +46,8 @@ class Completions:
         before = (stages.stage, stages.first)
         after = (stages.stage + 1, stages.end)
         total = self.sum_before[before] + self.sum_after[after]
-        slowest = np.maximum(self.slowest_before[before], self.slowest_after[after])
+        slowest_before = self.slowest_before[before]
+        slowest = np.maximum(slowest_before, self.slowest_after[after])
         sync = np.maximum(self.sync_before[before], self.sync_after[after])
         return OtherStages(total, slowest, sync)
 
@@ -95,8 +96,8 @@ class SegmentBounds:
         # a second of a stage costs 1 to m seconds in the total, one of synchronisation 1 / K to 1
         count = float(costs.num_micro_batches)
         rates = np.unique([1.0, count, float(costs.pp), count * costs.pp])
-        mixed = np.stack([grid.lower_bounds(time=rate, sync=1.0) for rate in rates.tolist()])
-        whole = SegmentBounds(grid.stages, seconds, summed, sync, mixed, rates)
+        mixed = [grid.lower_bounds(time=rate, sync=1.0) for rate in rates.tolist()]
+        whole = SegmentBounds(grid.stages, seconds, summed, sync, np.stack(mixed), rates)
         return whole.keep(np.isfinite(summed))
 
     def keep(self, kept: Bools) -> "SegmentBounds":
@@ -133,9 +134,10 @@ class SegmentBounds:
         bottleneck = later * np.maximum(others.slowest, self.seconds)
         rates = self.rates[:, None]
         with np.errstate(invalid="ignore"):
+            left = limit - others.total
             kept = others.total + self.summed + bottleneck + sync <= limit
-            room = largest_seconds(limit - others.total - sync, others.slowest, later)
-            room_sync = limit - others.total - self.summed - bottleneck
+            room = largest_seconds(left - sync, others.slowest, later)
+            room_sync = left - self.summed - bottleneck
             least_sync = (self.mixed - rates * room).max(axis=0)
             least_seconds = ((self.mixed - room_sync) / rates).max(axis=0)
             new_sync = np.maximum(self.sync, least_sync)
@@ -172,14 +174,16 @@ class UsableSegments:
         others = completions.outside(bounds.stages)
         others = replace(others, sync=np.maximum(others.sync, bounds.sync))
         incoming = np.zeros((costs.pp, costs.num_layers + 1))
-        incoming[1:, 1:-1] = costs.p2p.min(axis=(-1, -2))[costs.boundary_kind]
+        least = costs.p2p.min(axis=(-1, -2))
+        incoming[1:, 1:-1] = least[costs.boundary_kind]
         return UsableSegments(costs, limit, bounds.stages, others, incoming, completions)
 
     def budgets(self, signature: int) -> "Budgets":
         """Return the stages of one signature with what each of them may need."""
         stages = self.stages
         later = self.costs.num_micro_batches - 1.0
-        mine = np.flatnonzero(self.costs.stage_signatures[1][stages.stage] == signature)
+        of_stage = self.costs.stage_signatures[1]
+        mine = np.flatnonzero(of_stage[stages.stage] == signature)
         # for the stage and the two maxima
         left = self.limit - self.others.total[mine]
         slowest = self.others.slowest[mine]

@@ -72,13 +72,17 @@ class _Partials:
     def empty() -> "_Partials":
         """Return the one plan without a stage."""
         none = np.zeros(1, dtype=np.int64)
-        return _Partials(np.zeros((1, 3)), none, none, none, none)
+        values = np.zeros((1, 3))
+        return _Partials(values, none, none, none, none)
 
     @staticmethod
     def concatenate(parts: "Sequence[_Partials]") -> "_Partials":
         """Join partial plans that end at one boundary."""
         names = [column.name for column in fields(_Partials)]
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        columns = []
+        for name in names:
+            rows = [getattr(part, name) for part in parts]
+            columns.append(np.concatenate(rows))
         return _Partials(*columns)
 
     def keep(self, rows: Index) -> "_Partials":
@@ -147,12 +151,15 @@ class Partition:
         for first, plans in before.items():
             for end in self._ends.get((stage, first), ()):
                 self._check()
-                parts.setdefault(end, []).append(self._join(plans, stage, first, end))
+                joined = self._join(plans, stage, first, end)
+                parts.setdefault(end, []).append(joined)
         merged = {}
-        for end, joined in parts.items():
-            plans = _Partials.concatenate(joined)
+        for end, several in parts.items():
+            plans = _Partials.concatenate(several)
             if len(plans.values):
-                kept = pareto(plans.values @ self._worth, plans.last, self._boundary[end], paid=4)
+                compared = plans.values @ self._worth
+                offsets = self._boundary[end]
+                kept = pareto(compared, plans.last, offsets, paid=compared.shape[1])
                 merged[end] = plans.keep(kept)
         return merged
 
@@ -160,24 +167,30 @@ class Partition:
         """Return every partial plan with every way to run the next stage."""
         front = self.fronts[stage, first, end]
         self._check(len(before.values) * len(front))
-        seconds = np.broadcast_to(front.values[:, 0], (len(before.values), len(front)))
+        shape = (len(before.values), len(front))
+        seconds = np.broadcast_to(front.values[:, 0], shape)
         if stage:
-            boundary = self.costs.p2p[self.costs.boundary_kind[stage - 1], first - 1]
+            kind = self.costs.boundary_kind[stage - 1]
+            boundary = self.costs.p2p[kind, first - 1]
             seconds = seconds + boundary[before.last[:, None], front.first]
         known = before.values[:, None]
         total = known[..., TOTAL] + seconds + front.values[:, 1]
         slowest = np.maximum(known[..., SLOWEST], seconds)
         sync = np.maximum(known[..., SYNC], front.values[:, 2])
-        values = np.stack([total, slowest, sync], axis=-1).reshape(-1, 3)
+        values = np.stack([total, slowest, sync], axis=-1)
+        values = values.reshape(-1, 3)
         # less than what later stages give the two maxima is no advantage
         place = (stage + 1, end)
-        floors = [-np.inf, self._rest.slowest_after[place], self._rest.sync_after[place]]
+        later_slowest = self._rest.slowest_after[place]
+        later_sync = self._rest.sync_after[place]
+        floors = [-np.inf, later_slowest, later_sync]
         np.maximum(values, floors, out=values)
         self.labels_made += len(values)
         least = values @ self._weights + self._rest.sum_after[place]
         kept = np.flatnonzero(least <= self._limit)
         parent, row = np.divmod(kept, max(len(front), 1))
-        return _Partials(values[kept], front.last[row], np.full(len(kept), first), row, parent)
+        first_layer = np.full(len(kept), first)
+        return _Partials(values[kept], front.last[row], first_layer, row, parent)
 
     def _trace(self, reached: list[dict[int, _Partials]]) -> Arrangement | None:
         """Return the cheapest complete plan, read back stage by stage."""
@@ -193,7 +206,8 @@ class Partition:
         for stage in range(self.costs.pp - 1, -1, -1):
             plans = reached[stage + 1][end]
             first = int(plans.first_layer[row])
-            origin = int(self.fronts[stage, first, end].origin[plans.row[row]])
+            front = self.fronts[stage, first, end]
+            origin = int(front.origin[plans.row[row]])
             choices[:0] = self.source.strategies(stage, first, end, origin)
             starts.insert(0, first)
             row = int(plans.parent[row])
@@ -262,7 +276,8 @@ class OuterChoiceSolver:
         pairs = np.maximum(reshard, p2p).sum()
         sync = costs.sync.max(axis=(0, 2)).sum()
         per_iteration = costs.per_iteration.max(axis=1).sum()
-        total = costs.num_micro_batches * (layers + pairs) + sync + per_iteration
+        total = costs.num_micro_batches * (layers + pairs)
+        total = total + sync + per_iteration
         # rounding: where there is one strategy only, every plan is the most expensive
         return float(total) * (1 + AGREEMENT)
 
@@ -275,7 +290,8 @@ class OuterChoiceSolver:
         )
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])
-        if not bool(cost.feasible[0]) or abs(true - plan.cost) > AGREEMENT * true:
+        agrees = abs(true - plan.cost) <= AGREEMENT * true
+        if not agrees or not cost.feasible[0]:
             raise RuntimeError(
                 f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s"
             )

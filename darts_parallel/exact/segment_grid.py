@@ -51,20 +51,25 @@ class SegmentGrid:
         return SegmentGrid(costs, space_kind, distinct, members, stages)
 
     @cached_property
+    def _signatures(self) -> Array:
+        """Kind of stage, micro-batches in flight and capacity of every signature, `(3, S)`."""
+        return np.array(self.costs.stage_signatures[0]).T
+
+    @cached_property
     def _kind(self) -> Index:
         """Kind of stage of every signature, `(S,)`."""
-        return np.array([signature[0] for signature in self.costs.stage_signatures[0]])
+        return np.asarray(self._signatures[0].astype(np.int64))
 
     @cached_property
     def _capacity(self) -> Array:
         """Bytes that fit a stage of every signature, `(S,)`."""
-        capacity = np.array([signature[2] for signature in self.costs.stage_signatures[0]])
-        return capacity * (1 + SOLVER_MEMORY_TOLERANCE)
+        capacity = self._signatures[2]
+        return np.asarray(capacity * (1 + SOLVER_MEMORY_TOLERANCE))
 
     @cached_property
     def _memory(self) -> Array:
         """Bytes of every class and strategy that add up over a stage, `(S, R, C)`."""
-        in_flight = np.array([signature[1] for signature in self.costs.stage_signatures[0]])
+        in_flight = self._signatures[1]
         static = self.costs.static[self.members]
         activation = self.costs.activation[self.members]
         return kept_bytes(static, activation, in_flight[:, None, None])
@@ -84,7 +89,8 @@ class SegmentGrid:
         """
         costs = self.costs
         stages = self.stages
-        objective = time * costs.time + sync * costs.sync + per_iteration * costs.per_iteration
+        objective = time * costs.time + sync * costs.sync
+        objective = objective + per_iteration * costs.per_iteration
         objective = objective[:, self.members]
         if not costs.kind_allowed.all():
             # a strategy that a kind cannot run costs more than all layers, so it is never the least
@@ -94,16 +100,20 @@ class SegmentGrid:
         values = solve(objective[self._kind])
         signature = costs.stage_signatures[1][stages.stage]
         layers = values[signature, self.distinct.number[stages.first, stages.end]]
-        inside = inside_sums(time * costs.reshard.min(axis=(-1, -2)))
+        reshard = time * costs.reshard.min(axis=(-1, -2))
+        inside = inside_sums(reshard)
         kind = costs.stage_kind[stages.stage]
-        layers = layers + (inside[kind, stages.end] - inside[kind, stages.first + 1])
-        return layers + stages.entering(time * costs.p2p.min(axis=(-1, -2)), costs.boundary_kind)
+        between = inside[kind, stages.end] - inside[kind, stages.first + 1]
+        layers = layers + between
+        p2p = time * costs.p2p.min(axis=(-1, -2))
+        return layers + stages.entering(p2p, costs.boundary_kind)
 
     @cached_property
     def _working(self) -> Array:
         """Working bytes that every distinct segment needs at least, `(U,)`."""
         least = self.costs.working[self.members].min(axis=1)
-        return np.asarray(np.where(self.distinct.counts > 0, least, 0.0).max(axis=1))
+        held = np.where(self.distinct.counts > 0, least, 0.0)
+        return np.asarray(held.max(axis=1))
 
     @cached_property
     def _fits(self) -> NDArray[np.bool_]:
@@ -117,24 +127,29 @@ class SegmentGrid:
         working = self.costs.working[self.members]
         order = np.argsort(working, axis=1, kind="stable")
         working = np.take_along_axis(working, order, 1)
-        kept = np.minimum.accumulate(np.take_along_axis(kept, order[None], 2), axis=2)
+        kept = np.take_along_axis(kept, order[None], 2)
+        kept = np.minimum.accumulate(kept, axis=2)
         better = np.diff(kept, axis=2, prepend=np.inf) < 0
         limits = np.unique(working[better.any(axis=0)])
-        fewest = np.full((len(kept), len(self.distinct.counts)), np.inf)
+        counts = self.distinct.counts.T
+        fewest = np.full((len(kept), counts.shape[1]), np.inf)
         classes = np.arange(len(working))
         for limit in limits.tolist():
             within = (working <= limit).sum(axis=1)
             layers = kept[:, classes, np.maximum(within, 1) - 1]
             layers = np.where(within > 0, layers, MOST_BYTES)
-            np.minimum(fewest, layers @ self.distinct.counts.T + limit, out=fewest)
+            needed = layers @ counts + limit
+            np.minimum(fewest, needed, out=fewest)
         return np.asarray(fewest <= self._capacity[:, None])
 
     @cached_property
     def _possible(self) -> list[Index]:
         """Distinct segments that a stage of each signature may hold and that fit its memory."""
         held = np.zeros(self._fits.shape, dtype=bool)
-        signature = self.costs.stage_signatures[1][self.stages.stage]
-        held[signature, self.distinct.number[self.stages.first, self.stages.end]] = True
+        stages = self.stages
+        signature = self.costs.stage_signatures[1][stages.stage]
+        segment = self.distinct.number[stages.first, stages.end]
+        held[signature, segment] = True
         return [np.flatnonzero(row) for row in held & self._fits]
 
     def _priced(self, objective: Array) -> Array:
@@ -149,10 +164,11 @@ class SegmentGrid:
         result = np.full(free.shape, np.inf)
         price_rows = price_grids(objective, self._memory)
         for row, (prices, mine) in enumerate(zip(price_rows, self._possible, strict=True)):
-            bytes_ = self._memory[row]
-            layers = (objective[row].T + prices[:, None, None] * bytes_.T).min(axis=1)
+            charged = prices[:, None, None] * self._memory[row].T
+            layers = (objective[row].T + charged).min(axis=1)
             sums = prefix_sums(layers[:, self.costs.layer_class])
-            inside = sums.take(end[mine], axis=1) - sums.take(first[mine], axis=1)
+            before = sums.take(first[mine], axis=1)
+            inside = sums.take(end[mine], axis=1) - before
             bounds = inside - prices[:, None] * free[row, mine]
             result[row, mine] = bounds.max(axis=0, initial=-np.inf)
         return result
@@ -163,11 +179,14 @@ class SegmentGrid:
         working = self.costs.working[self.members]
         largest = np.zeros((len(counts), working.shape[1]))
         for held, row in zip(counts.T, working, strict=True):
-            np.maximum(largest, np.where(held[:, None] > 0, row, 0.0), out=largest)
+            needed = np.where(held[:, None] > 0, row, 0.0)
+            np.maximum(largest, needed, out=largest)
         result = np.empty((len(objective), len(counts)))
         for row, capacity in enumerate(self._capacity):
-            fits = counts @ self._memory[row] + largest <= capacity
-            result[row] = np.where(fits, counts @ objective[row], np.inf).min(axis=1)
+            peak = counts @ self._memory[row] + largest
+            values = counts @ objective[row]
+            values = np.where(peak <= capacity, values, np.inf)
+            result[row] = values.min(axis=1)
         return result
 
 
@@ -188,12 +207,15 @@ class DistinctSegments:
 @lru_cache(maxsize=16)
 def _distinct_segments(layer_class: tuple[int, ...]) -> DistinctSegments:
     """Find distinct segments; the outer choices of a problem share a few answers."""
-    one_hot = np.equal.outer(np.unique(layer_class), np.array(layer_class)).astype(float)
-    prefix = prefix_sums(one_hot).T
-    counts = (prefix[None, :] - prefix[:, None]).clip(min=0)
+    classes = np.unique(layer_class)
+    one_hot = np.equal.outer(classes, np.array(layer_class))
+    prefix = prefix_sums(one_hot.astype(float)).T
+    counts = prefix[None, :] - prefix[:, None]
+    counts = counts.clip(min=0)
     counts[np.tril_indices(len(prefix))] = 0
-    rows = counts.reshape(-1, len(one_hot))
+    rows = counts.reshape(-1, len(classes))
     number = equal_rows(rows)
     examples = np.unique(number, return_index=True)[1]
     first, end = np.divmod(examples, len(prefix))
-    return DistinctSegments(rows[examples], number.reshape(counts.shape[:2]), first, end)
+    number = number.reshape(counts.shape[:2])
+    return DistinctSegments(rows[examples], number, first, end)

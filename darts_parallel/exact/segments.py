@@ -44,15 +44,18 @@ class NodeGroups:
     def largest(self, values: Array, root: float = 0.0) -> Array:
         """Return the largest value of each node's segments, `(S, ...)` to `(nodes, ...)`; `root` first."""
         found = np.maximum.reduceat(values, self.first, axis=0)
-        return np.concatenate([np.full((1, *found.shape[1:]), root), found])
+        first = np.full((1, *found.shape[1:]), root)
+        return np.concatenate([first, found])
 
     def largest_of(self, some: NDArray[np.bool_], values: Array, none: float = 0.0) -> Array:
         """Return the largest values over the segments `some` `(S,)` alone; `none` where there is none."""
         numbers = self.node[self.begins[some], self.stops[some]]
-        result = np.full((len(self.first) + 1, *values.shape[1:]), none)
+        nodes = len(self.first) + 1
+        result = np.full((nodes, *values.shape[1:]), none)
         if len(numbers):
             first = _group_starts(numbers)
-            result[numbers[first]] = np.maximum.reduceat(values, first, axis=0)
+            largest = np.maximum.reduceat(values, first, axis=0)
+            result[numbers[first]] = largest
         return result
 
 
@@ -84,9 +87,9 @@ class StageSegments:
     def keep(self, kept: NDArray[np.bool_]) -> "StageSegments":
         """Select the segments `kept`, `(N,)`."""
         stage = self.stage[kept]
-        return StageSegments(
-            self.num_stages, self.num_layers, stage, self.first[kept], self.end[kept]
-        )
+        first = self.first[kept]
+        end = self.end[kept]
+        return StageSegments(self.num_stages, self.num_layers, stage, first, end)
 
     def sums(self, values: Array, row: Index) -> Array:
         """Return sums over the layers of every segment.
@@ -97,7 +100,8 @@ class StageSegments:
         """
         sums = prefix_sums(values)
         rows = row[self.stage]
-        return np.asarray(sums[rows, self.end] - sums[rows, self.first])
+        before = sums[rows, self.first]
+        return np.asarray(sums[rows, self.end] - before)
 
     def entering(self, p2p: Array, boundary_kind: Index) -> Array:
         """Return the seconds of the way into every segment's stage, 0 for the first stage.
@@ -115,10 +119,13 @@ class StageSegments:
     def rows_of(self, starts: Index | list[int]) -> Index:
         """Return rows of the segments of splits, `(..., K)`; they are made of segments that are here."""
         first = np.asarray(starts)
-        last = np.full((*first.shape[:-1], 1), self.num_layers)
+        shape = (*first.shape[:-1], 1)
+        last = np.full(shape, self.num_layers)
         end = np.concatenate([first[..., 1:], last], axis=-1)
-        wanted = self._rank(np.arange(self.num_stages), end, first)
-        return np.asarray(np.searchsorted(self._rank(self.stage, self.end, self.first), wanted))
+        stage = np.arange(self.num_stages)
+        wanted = self._rank(stage, end, first)
+        known = self._rank(self.stage, self.end, self.first)
+        return np.asarray(np.searchsorted(known, wanted))
 
     def _rank(self, stage: Index, end: Index, first: Index) -> Index:
         """Return numbers that rise in the order of segments."""
@@ -128,7 +135,8 @@ class StageSegments:
     @cached_property
     def _by_first(self) -> Index:
         """Return the segments in the order of stages and first layers."""
-        return np.argsort(self.stage * (self.num_layers + 1) + self.first, kind="stable")
+        places = self.stage * (self.num_layers + 1) + self.first
+        return np.argsort(places, kind="stable")
 
     def before(self, values: Array, join: np.ufunc) -> Array:
         """Return the least sum (`np.add`) or maximum (`np.maximum`) of the first k stages on layers [0, j).
@@ -141,7 +149,8 @@ class StageSegments:
         """
         result = self._start(join, 0, 0, values.shape[1:])
         for step in self._to_ends:
-            reached = join(result[step.stage, self.first[step.rows]], values[step.rows])
+            known = result[step.stage, self.first[step.rows]]
+            reached = join(known, values[step.rows])
             best = np.minimum.reduceat(reached, step.groups, axis=0)
             result[step.stage + 1, step.layers] = best
         return result
@@ -153,8 +162,10 @@ class StageSegments:
         values = values[order]
         result = self._start(join, self.num_stages, self.num_layers)
         for step in reversed(self._to_firsts):
-            reached = join(values[step.rows], result[step.stage + 1, end[step.rows]])
-            result[step.stage, step.layers] = np.minimum.reduceat(reached, step.groups)
+            known = result[step.stage + 1, end[step.rows]]
+            reached = join(values[step.rows], known)
+            best = np.minimum.reduceat(reached, step.groups)
+            result[step.stage, step.layers] = best
         return result
 
     @cached_property
@@ -166,14 +177,16 @@ class StageSegments:
         return self._steps(self.first[self._by_first])
 
     def _start(self, join: np.ufunc, stage: int, layer: int, more: tuple[int, ...] = ()) -> Array:
-        result = np.full((self.num_stages + 1, self.num_layers + 1, *more), np.inf)
+        shape = (self.num_stages + 1, self.num_layers + 1)
+        result = np.full((*shape, *more), np.inf)
         result[stage, layer] = -np.inf if join is np.maximum else 0.0
         return result
 
     def _steps(self, layers: Index) -> "list[_StageStep]":
         """Return the segments of every stage in groups that meet at one layer."""
         starts = _group_starts(self.stage * (self.num_layers + 1) + layers)
-        rows = np.searchsorted(self.stage, np.arange(self.num_stages + 1)).tolist()
+        stages = np.arange(self.num_stages + 1)
+        rows = np.searchsorted(self.stage, stages).tolist()
         places = np.searchsorted(starts, rows).tolist()
         steps = []
         for stage in range(self.num_stages):
@@ -207,8 +220,9 @@ class StageSegments:
         if not small.all():
             segments = self.keep(small)
             values = values[small]
-        within = values[:, None] <= np.array(limits)
-        sums, starts = segments.least_sums(np.where(within, values[:, None], np.inf))
+        valuations = values[:, None]
+        valuations = np.where(valuations <= np.array(limits), valuations, np.inf)
+        sums, starts = segments.least_sums(valuations)
         rows = zip(sums.tolist(), starts.tolist(), strict=True)
         return [(least, row if np.isfinite(least) else []) for least, row in rows]
 
@@ -233,9 +247,13 @@ class StageSegments:
             place = stage * size + end
             low = rows[place, None]
             high = rows[place + 1, None]
-            some = np.minimum(low + np.arange((high - low).max()), len(self) - 1)
-            sums = reached[stage, self.first[some], column[:, None]] + values[some, column[:, None]]
-            chosen = np.where(some < high, sums, np.inf).argmin(axis=1)
+            longest = int((high - low).max())
+            some = low + np.arange(longest)
+            some = np.minimum(some, len(self) - 1)
+            sums = reached[stage, self.first[some], column[:, None]]
+            sums = sums + values[some, column[:, None]]
+            sums = np.where(some < high, sums, np.inf)
+            chosen = sums.argmin(axis=1)
             end = self.first[some[column, chosen]]
             starts[:, stage] = end
         return total, starts
@@ -249,7 +267,8 @@ class StageSegments:
         limit = self.least_maximum(values)
         while np.isfinite(limit):
             yield limit
-            limit = float(values[values > limit * (1 + step)].min(initial=np.inf))
+            larger = values[values > limit * (1 + step)]
+            limit = float(larger.min(initial=np.inf))
 
 
 @dataclass(frozen=True)

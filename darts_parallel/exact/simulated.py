@@ -65,23 +65,28 @@ def packed_bound(table: CostTable, outer: int) -> float:
     expensive_first = np.argsort(-spent.min((0, -1)), kind="stable")
     best = 0.0
     for number in range(1, len(expensive_first) + 1):
-        cheapest_first = np.sort(layers[:, expensive_first[:number]], axis=-1)
+        expensive = layers[:, expensive_first[:number]]
+        cheapest_first = np.sort(expensive, axis=-1)
         priced = cheapest_first.cumsum(-1) - budgets[:, None]
         seconds = np.maximum.reduceat(priced, first_rows) + waits[:, None]
-        best = max(best, float(np.sort(seconds, axis=None)[number - 1]))
+        rising = np.sort(seconds, axis=None)
+        best = max(best, float(rising[number - 1]))
     per_iteration = float(costs.per_iteration.min(-1).sum())
     return (best + per_iteration) * (1 - BOUND_TOLERANCE)
 
 
 def _seconds_before(table: CostTable, costs: OuterCosts, outer: int) -> Array:
     """Return the least seconds before the first pass of every device, `(pp,)`."""
-    forward = table.forward[outer].detach().numpy()[..., costs.choices]
-    forward = np.where(costs.kind_allowed[:, None, :], forward, np.inf)
+    forward = table.forward[outer].detach().numpy()
+    legal = costs.kind_allowed[:, None, :]
+    forward = np.where(legal, forward[..., costs.choices], np.inf)
     # a device before this one holds a layer at least
-    waits = prefix_sums(forward.min((0, -1)))[: table.pp]
+    least = forward.min((0, -1))
+    waits = prefix_sums(least)[: table.pp]
     if not table.pipeline.blocking:
         # p2p counts the messages both ways
-        one_way = costs.p2p.min((1, 2, 3), initial=np.inf)[costs.boundary_kind] / 2
+        both_ways = costs.p2p.min((1, 2, 3), initial=np.inf)
+        one_way = both_ways[costs.boundary_kind] / 2
         waits = waits + prefix_sums(one_way)[: table.pp]
     return np.asarray(waits)
 
@@ -97,7 +102,8 @@ def _priced_layers(
         need = kept_bytes(costs.static, costs.activation, in_flight)[:, legal]
         seconds = spent[kind][:, legal]
         prices = price_grid(seconds, need, MAX_PRICES)
-        layers = (seconds + prices[:, None, None] * need).min(-1)
+        charged = seconds + prices[:, None, None] * need
+        layers = charged.min(-1)
         yield layers, prices * float(table.capacity[device])
 
 

@@ -115,11 +115,15 @@ class _Ranking:
     @property
     def limit(self) -> float:
         """Seconds above which a plan is not among the best."""
-        return self.plans[-1].time if len(self.plans) == self.count else self.ceiling
+        if len(self.plans) < self.count:
+            return self.ceiling
+        return self.plans[-1].time
 
     def add(self, plan: PricedPlan) -> None:
         """Put a plan in its place."""
-        self.plans = sorted([*self.plans, plan], key=lambda known: known.time)[: self.count]
+        plans = [*self.plans, plan]
+        plans.sort(key=lambda known: known.time)
+        self.plans = plans[: self.count]
 
 
 def _rank_interleaved(
@@ -146,14 +150,17 @@ def _even_plans(table: CostTable, bound: OuterBound, ranking: _Ranking) -> Itera
     limit = ranking.limit
     one = table.select([bound.outer])
     # what the mean work of a device excludes is not simulated
-    work = one.time[0].detach().amin(0).sum(0) * one.num_micro_batches / one.pp
+    layers = one.time[0].detach().amin(0)
+    work = layers.sum(0) * one.num_micro_batches / one.pp
     for ends_apart in (True, False):
         plans = even_uniform_plans(one, ends_apart=ends_apart)
         plans = plans[work[plans.choices[:, 0]] <= limit]
         seconds = feasible_seconds(one, plans)
-        for row in seconds.argsort(stable=True)[: ranking.count].tolist():
+        best = seconds.argsort(stable=True)[: ranking.count]
+        for row in best.tolist():
             if seconds[row] <= limit and seconds[row] < inf:
-                plan = replace(plans[row : row + 1], outer=torch.tensor([bound.outer]))
+                outer = torch.tensor([bound.outer])
+                plan = replace(plans[row : row + 1], outer=outer)
                 yield PricedPlan(bound.table, plan, float(seconds[row]))
 
 
@@ -180,14 +187,15 @@ class _Search:
         self.check = check
         self.reached = 0.0
         """Configurations of lower bounds are settled."""
-        known = min(_even_seconds(tables, ranking.count) * (1 + COST_TOLERANCE), ranking.ceiling)
-        self.known = known
+        even = _even_seconds(tables, ranking.count)
+        self.known = min(even * (1 + COST_TOLERANCE), ranking.ceiling)
         """Seconds that the wanted plans need at most."""
         self.quick = dict(_quick_bounds(tables))
         self.effort = sum(len(quick.seconds) for quick in self.quick.values())
-        self.queue = [
-            _Entry(float(quick.seconds.min()), *key, EVERY) for key, quick in self.quick.items()
-        ]
+        self.queue: list[_Entry] = []
+        for (number, outer), quick in self.quick.items():
+            least = float(quick.seconds.min())
+            self.queue.append(_Entry(least, number, outer, EVERY))
         heapify(self.queue)
 
     def run(self) -> bool:
@@ -209,10 +217,13 @@ class _Search:
     def _bound_each(self, entry: _Entry) -> None:
         """Queue the strategies of an outer choice by tighter bounds."""
         quick = self.quick[entry.table, entry.outer]
-        choices = quick.choices[quick.seconds <= min(self.ranking.limit, self.known)]
-        tighter = uniform_bounds(self.tables[entry.table], entry.outer, choices, self.check)
+        limit = min(self.ranking.limit, self.known)
+        choices = quick.choices[quick.seconds <= limit]
+        table = self.tables[entry.table]
+        tighter = uniform_bounds(table, entry.outer, choices, self.check)
         for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
-            heappush(self.queue, entry._replace(bound=bound, choice=choice))
+            each = entry._replace(bound=bound, choice=choice)
+            heappush(self.queue, each)
 
     def _solve(self, entry: _Entry) -> None:
         """Add the best split of a configuration, by a rising limit of its own."""
@@ -256,7 +267,8 @@ def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int]
     for number, table in enumerate(tables):
         if table.virtual_stages > 1:
             continue
-        outer, choice = torch.nonzero(table.allowed & table.runnable.all(0), as_tuple=True)
+        legal = table.allowed & table.runnable.all(0)
+        outer, choice = torch.nonzero(legal, as_tuple=True)
 
         def chosen(values: Tensor, outer: Tensor = outer, choice: Tensor = choice) -> Tensor:
             return values.detach()[outer, :, choice]
@@ -268,7 +280,8 @@ def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int]
         bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
         for own in torch.unique(outer).tolist():
             mine = outer == own
-            yield (number, own), _QuickBounds(choice[mine].numpy(), bounds[mine].numpy())
+            choices = choice[mine].numpy()
+            yield (number, own), _QuickBounds(choices, bounds[mine].numpy())
 
 
 def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -> Array:
@@ -294,21 +307,26 @@ def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -
 
 def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     """Bound sum, bottleneck and synchronisation of splits apart, or the two maxima of one stage together."""
-    stages = ChosenStages(costs, np.repeat(choices[:, None], costs.num_layers, axis=1))
+    every_layer = np.repeat(choices[:, None], costs.num_layers, axis=1)
+    stages = ChosenStages(costs, every_layer)
     later = costs.num_micro_batches - 1.0
-    seconds = np.where(stages.fits(), stages.seconds(), np.inf)
+    seconds = stages.seconds()
+    seconds = np.where(stages.fits(), seconds, np.inf)
     unfit = np.isinf(seconds)
     sync = stages.sync()
     both = later * np.where(unfit, 0.0, seconds) + sync
 
     def least(values: Array, join: np.ufunc) -> Array:
-        return np.asarray(stages.segments.before(values, join)[-1, -1])
+        reached = stages.segments.before(values, join)
+        return np.asarray(reached[-1, -1])
 
     slowest = least(seconds, np.maximum)
     # infinite least sums say that nothing fits
     bottleneck = later * np.where(np.isinf(slowest), 0.0, slowest)
-    apart = bottleneck + least(np.where(unfit, np.inf, sync), np.maximum)
-    together = least(np.where(unfit, np.inf, both), np.maximum)
+    sync = np.where(unfit, np.inf, sync)
+    apart = bottleneck + least(sync, np.maximum)
+    both = np.where(unfit, np.inf, both)
+    together = least(both, np.maximum)
     maxima = np.maximum(apart, together)
     per_iteration = costs.per_iteration[:, choices].sum(0)
     return np.asarray(least(seconds, np.add) + maxima + per_iteration)
