@@ -257,6 +257,19 @@ def test_a_package_has_at_most_30_modules() -> None:
         assert len(modules) <= 30, folder
 
 
+def test_no_package_is_called_like_a_public_name_of_the_root() -> None:
+    root = ROOT / "darts_parallel"
+    every = nodes(root / "__init__.py")
+    public = {n.name for n in every if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    public |= {name for _, _, name in imports((root / "__init__.py").read_text())}
+    packages = {path.parent.name for path in root.glob("*/__init__.py")}
+    modules = {path.stem for path in root.glob("*.py")}
+    assert {"plan", "search", "Problem"} <= public
+    assert {"plans", "problem"} <= packages
+    # `import darts_parallel.plan.space as s` fails where a function has the name of the package
+    assert not public & (packages | modules)
+
+
 def test_no_package_exports_the_name_of_one_of_its_modules() -> None:
     for face in ROOT.glob("darts_parallel/*/__init__.py"):
         exported = {name for _, _, name in imports(face.read_text())}
