@@ -91,7 +91,8 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
         names: Of those plans, for errors.
 
     Errors:
-        InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the fastest is).
+        InfeasibleError: none is within the budget (the cheapest is named) or the deadline (the
+        fastest is).
     """
     figures = [_figures(objective, amount) for amount in bills]
     order = sorted(range(len(bills)), key=lambda i: figures[i][0])

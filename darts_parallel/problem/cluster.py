@@ -11,7 +11,7 @@ from math import gcd
 
 from torch import Tensor
 
-from darts_parallel.config import NARROW, ClusterConfig, DeviceConfig, LinkConfig
+from darts_parallel.config import NARROW, ClusterConfig, DeviceConfig, LinkConfig, NodeGroupConfig
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.software import COMMON, Software
 
@@ -65,12 +65,14 @@ class Device:
     overlap_exponent: Scalar
     reserved: float
     half_share: float = 1.0
-    """FLOP/s of the products that training below 16 bits leaves in 16 bits, per `peak_flops`; else 1."""
+    """FLOP/s of the products that training below 16 bits leaves in 16 bits, per `peak_flops`; else
+    1."""
     eight_bit: bool = False
     """The job trains in fp8, mxfp8 or nvfp4."""
     misaligned_efficiency: Scalar = 1.0
     fp8_efficiency: Scalar = 1.0
-    """Share of `gemm_efficiency` that products below 16 bits reach of the peak of the job's precision."""
+    """Share of `gemm_efficiency` that products below 16 bits reach of the peak of the job's
+    precision."""
     streaming_factor: Scalar = 1.0
     tp_hidden_share: Scalar = 0.0
     state_factor: Scalar = 1.0
@@ -98,32 +100,36 @@ class Device:
     def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
         """Convert the units of the YAML keys and take the peak of `precision`, and its share of it."""
         peaks = config.peak_TFLOPs
+        peak = peaks[precision]
         narrow = precision in NARROW
-        half = peaks.get("bf16", peaks[precision]) if narrow else peaks[precision]
-        equal = {entry.name for entry in fields(Device)} & {
-            entry.name for entry in fields(DeviceConfig)
+        half = peaks.get("bf16", peak) if narrow else peak
+        known = {entry.name for entry in fields(DeviceConfig)}
+        figures = {
+            entry.name: getattr(config, entry.name)
+            for entry in fields(Device)
+            if entry.name in known
         }
-        figures = {key: getattr(config, key) for key in equal} | {
-            "peak_flops": peaks[precision] * 1e12,
-            "half_share": half / peaks[precision],
-            "eight_bit": narrow,
-            "fp8_efficiency": getattr(config, f"{precision}_efficiency") if narrow else 1.0,
-            "memory": config.memory_GiB * GIB,
-            "reserved": config.reserved_GiB * GIB,
-            "memory_bandwidth": config.memory_bandwidth_GBps * 1e9,
-            "host_bandwidth": config.host_bandwidth_GBps * 1e9,
-            "host_latency": config.host_latency_us * 1e-6,
-            "layer_overhead": config.layer_overhead_us * 1e-6,
-            "expert_overhead": config.expert_overhead_us * 1e-6,
-        }
-        return Device(name=name, **figures)
+        figures["name"] = name
+        figures["peak_flops"] = peak * 1e12
+        figures["half_share"] = half / peak
+        figures["eight_bit"] = narrow
+        figures["fp8_efficiency"] = getattr(config, f"{precision}_efficiency") if narrow else 1.0
+        figures["memory"] = config.memory_GiB * GIB
+        figures["reserved"] = config.reserved_GiB * GIB
+        for key in ("memory_bandwidth", "host_bandwidth"):
+            figures[key] = getattr(config, f"{key}_GBps") * 1e9
+        for key in ("host_latency", "layer_overhead", "expert_overhead"):
+            figures[key] = getattr(config, f"{key}_us") * 1e-6
+        return Device(**figures)
 
 
 def domain_nodes(count: int, most: int) -> int:
     """Return the nodes that a job takes of every NVLink domain.
 
-    A job that needs several domains takes equally many nodes of each where that leaves none of them less
-    than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it fills them.
+    A job that needs several domains takes equally many nodes of each where that leaves none of them
+    less
+    than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it fills
+    them.
 
     Args:
         most: Nodes of a whole domain; 0 and 1: every node is its own.
@@ -139,8 +145,8 @@ def domain_nodes(count: int, most: int) -> int:
 class NodeGroup:
     """Equal nodes that follow each other in rank order.
 
-    `inter_node` is the link out of each of these nodes where it differs from the cluster's; `intra_node`
-    joins `domain_nodes` neighbouring nodes (an NVLink domain; 1: a node of its own).
+    `inter_node` is the link out of each of these nodes where it differs from the cluster's;
+    `intra_node` joins `domain_nodes` neighbouring nodes (an NVLink domain; 1: a node of its own).
     """
 
     count: int
@@ -150,6 +156,24 @@ class NodeGroup:
     price_per_hour: float | None
     inter_node: Link | None = None
     domain_nodes: int = 1
+
+    @staticmethod
+    def from_config(
+        config: NodeGroupConfig, device: Device, domain_gpus: int | None
+    ) -> "NodeGroup":
+        """Convert the units of the YAML keys.
+
+        Args:
+            domain_gpus: GPUs of an NVLink domain of the cluster, where the group names none.
+        """
+        gpus = config.nvlink_domain_gpus or domain_gpus or 1
+        nodes = domain_nodes(config.count, gpus // config.gpus)
+        link = Link.from_config(config.intra_node)
+        price = config.price_per_hour_usd
+        group = NodeGroup(config.count, config.gpus, device, link, price, domain_nodes=nodes)
+        if config.inter_node is None:
+            return group
+        return replace(group, inter_node=Link.from_config(config.inter_node))
 
     @property
     def node(self) -> tuple[int, Device, Link, Link | None, int]:
@@ -166,12 +190,14 @@ class StageTopology:
     """Where the ranks of one pipeline stage lie; equal stages are equal keys of the cost table."""
 
     group: int
-    """Index of the node group whose device the stage has; of several, that of the slowest device."""
+    """Index of the node group whose device the stage has; of several, that of the slowest
+    device."""
     gpus_per_node: int
     counts: tuple[int, ...]
     """GPUs of the stage on each node that it touches."""
     domains: tuple[int, ...]
-    """GPUs of the stage in each NVLink domain that it touches; `counts` where every node is its own."""
+    """GPUs of the stage in each NVLink domain that it touches; `counts` where every node is its
+    own."""
     gpus_per_domain: int
     """GPUs of a whole domain of its node group."""
     groups: tuple[int, ...]
@@ -214,7 +240,8 @@ class Cluster:
     groups: tuple[NodeGroup, ...]
     inter_node: Link
     node_order: tuple[int, ...] = ()
-    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank order."""
+    """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank
+    order."""
 
     @staticmethod
     def from_config(
@@ -225,32 +252,19 @@ class Cluster:
         Errors:
             ConfigError: its figures hold for another framework.
         """
-        names = {group.device for group in config.nodes}
         if config.runs and (config.runs_of or "") != software.name:
             raise ConfigError(
                 f"training.software={software.name or 'null'} has no part in the figures of "
                 f"cluster={config.name}; try training.software={config.runs_of or 'null'}."
             )
-        own = {
-            n: config.devices[n] if config.runs else software.on(n, config.devices[n])
-            for n in names
-        }
-        devices = {
-            name: Device.from_config(name, device, precision) for name, device in own.items()
-        }
+        devices: dict[str, Device] = {}
+        for name in {group.device for group in config.nodes}:
+            own = config.devices[name]
+            if not config.runs:
+                own = software.on(name, own)
+            devices[name] = Device.from_config(name, own, precision)
         groups = tuple(
-            NodeGroup(
-                count=group.count,
-                gpus=group.gpus,
-                device=devices[group.device],
-                intra_node=Link.from_config(group.intra_node),
-                price_per_hour=group.price_per_hour_usd,
-                inter_node=None if group.inter_node is None else Link.from_config(group.inter_node),
-                domain_nodes=domain_nodes(
-                    group.count,
-                    (group.nvlink_domain_gpus or config.nvlink_domain_gpus or 1) // group.gpus,
-                ),
-            )
+            NodeGroup.from_config(group, devices[group.device], config.nvlink_domain_gpus)
             for group in config.nodes
         )
         return Cluster(config.name, groups, Link.from_config(config.inter_node))
@@ -344,7 +358,7 @@ class Cluster:
         kinds = tuple(sorted({kind for _, kind in places}))
         slowest = min(kinds, key=lambda kind: self.groups[kind].device.speed)
         group = self.groups[slowest]
-        found = self._topologies[stage, pp] = StageTopology(
+        found = StageTopology(
             slowest,
             group.gpus,
             tuple(counts.values()),
@@ -352,6 +366,7 @@ class Cluster:
             group.gpus * group.domain_nodes,
             kinds,
         )
+        self._topologies[stage, pp] = found
         return found
 
     @cached_property

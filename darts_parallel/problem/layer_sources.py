@@ -9,7 +9,8 @@ from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.measured_times import MeasuredTimes
 
 LAYER_SOURCES: dict[str, Callable[[Config, Cluster], tuple[LayerSpec, MeasuredTimes]]] = {}
-"""Sources by the key of the model that asks for them: they return the block and its seconds and bytes."""
+"""Sources by the key of the model that asks for them: they return the block and its seconds and
+bytes."""
 
 
 def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, MeasuredTimes] | None:

@@ -1,11 +1,11 @@
 """The figures of one layer that the cost model reads: products, attention, scan, experts, parameters, bytes.
 
-Activation bytes follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4. All per-token figures are for
-one token of one sequence; "sharded" parts divide by `tp`.
+Activation bytes follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4. All per-token figures
+are for one token of one sequence; "sharded" parts divide by `tp`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 from darts_parallel.config import ATTENTION, MLP, ModelConfig, expert_pattern
@@ -25,10 +25,10 @@ class Experts:
     gated: bool
     bias: bool
     router_bias: bool
-    groups: int
+    groups: int = 1
     """Groups of experts of which a token uses `group_top_k`."""
-    group_top_k: int
-    capacity_factor: float | None
+    group_top_k: int = 1
+    capacity_factor: float | None = None
     """Rows of an expert, padded or cut, per row of an even load; None: dropless."""
 
     @property
@@ -50,9 +50,10 @@ class Experts:
     def distinct(self, parts: int) -> float:
         """Return the expected number of `parts` equal shares of the experts that one token is sent to.
 
-        A token draws its experts without repetition, so that a share is missed with the hypergeometric
-        probability; where routing is limited to groups and a share holds whole groups, it draws the groups
-        that its experts fill (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+        A token draws its experts without repetition, so that a share is missed with the
+        hypergeometric
+        probability; where routing is limited to groups and a share holds whole groups, it draws the
+        groups that its experts fill (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
         Args:
             parts: A divisor of the experts, or of the groups.
@@ -81,16 +82,20 @@ def mlp_of(config: ModelConfig, index: int, char: str | None = None) -> tuple[Ex
         return None, 0
     if char == MLP or config.num_experts is None or not expert_pattern(config)[index]:
         return None, width
+    groups = config.moe_router_num_groups or 1
     experts = Experts(
-        count=config.num_experts,
-        top_k=config.moe_router_topk,
-        hidden=config.hidden_size,
-        width=config.moe_ffn_hidden_size or width,
-        gated=config.gated_mlp,
-        bias=config.linear_bias,
-        router_bias=config.moe_router_bias,
-        groups=config.moe_router_num_groups or 1,
-        group_top_k=config.moe_router_group_topk or config.moe_router_num_groups or 1,
+        config.num_experts,
+        config.moe_router_topk,
+        config.hidden_size,
+        config.moe_ffn_hidden_size or width,
+        config.gated_mlp,
+        config.linear_bias,
+        config.moe_router_bias,
+    )
+    experts = replace(
+        experts,
+        groups=groups,
+        group_top_k=config.moe_router_group_topk or groups,
         capacity_factor=config.moe_expert_capacity_factor,
     )
     return experts, config.moe_shared_expert_intermediate_size or 0
@@ -128,7 +133,8 @@ class AttentionCore:
     def keys(self, seq_len: int) -> float:
         """Return the keys that a query meets, counted as without a mask (Narayanan et al. 2021).
 
-        The first queries of a causal window meet fewer: the mean of min(i, w) over the sequence, doubled.
+        The first queries of a causal window meet fewer: the mean of min(i, w) over the sequence,
+        doubled.
         """
         if self.window is None or self.window >= seq_len:
             return seq_len
@@ -186,18 +192,20 @@ class LayerSpec:
     replicated_elements: float = 0.0
     """Elements per token that streaming kernels move outside the tp region (sharded by SP)."""
     sharded_elements: float = 0.0
-    """Elements per token that they move inside the tp region: activation function, float32 softmax."""
+    """Elements per token that they move inside the tp region: activation function, float32
+    softmax."""
     replicated_activation_bytes: float = 0.0
     """Kept for backward per token, outside the tp region, in 16-bit training (sharded by SP)."""
     sharded_activation_bytes: float = 0.0
     """Kept for backward per token, divided by `tp`."""
     share_for_weights: float = 1.0
-    """Share of the bytes kept for backward that weights' gradients need after the input's; blocks have
-    theirs from their products (`cost/memory.py`)."""
+    """Share of the bytes kept for backward that weights' gradients need after the input's; blocks
+    have theirs from their products (`cost/memory.py`)."""
     score_bytes: float = 0.0
     """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
     tp_collectives: int = 0
-    """All-reduces (or reduce-scatter + all-gather pairs) of the hidden state in the forward pass."""
+    """All-reduces (or reduce-scatter + all-gather pairs) of the hidden state in the forward
+    pass."""
     tp_collectives_backward: int = 0
     output_elements: int = 0
     """Elements per token that go to the next layer."""
@@ -207,7 +215,8 @@ class LayerSpec:
     tied: bool = False
     """Holds the embedding weights, and another layer holds them too."""
     experts: Experts | None = None
-    """Routed experts, which none of the figures above hold; their router is in the replicated ones."""
+    """Routed experts, which none of the figures above hold; their router is in the replicated
+    ones."""
     frozen: bool = False
     """None of its weights is trained but those of `adapters`."""
     adapters: tuple[Gemm, ...] = ()
@@ -216,12 +225,14 @@ class LayerSpec:
     """Weights of `adapters` divided by `tp`."""
     replicated_adapter_parameters: int = 0
     captured: bool = False
-    """Its seconds and bytes are those of operator plans (`problem/layer_sources.py`): no part of it is
-    computed again alone."""
+    """Its seconds and bytes are those of operator plans (`problem/layer_sources.py`): no part of it
+    is computed again alone."""
     parts: tuple[RecomputedPart, ...] = ()
-    """Parts that `training.recompute_modules` can name besides the attention core and the experts."""
+    """Parts that `training.recompute_modules` can name besides the attention core and the
+    experts."""
     half_of: tuple["LayerSpec", "LayerSpec"] | None = None
-    """Whole block and other half of a layer that is half a block: both halves cost what the block costs."""
+    """Whole block and other half of a layer that is half a block: both halves cost what the block
+    costs."""
 
     @property
     def products(self) -> tuple[Gemm, ...]:

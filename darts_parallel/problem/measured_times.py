@@ -1,11 +1,16 @@
 """Measured layer times in the place of the analytic ones (`cost=profiled`).
 
-A source is a folder of CSV files, or one file that also holds `micro_batch` and what was measured at it
-(`backward_s`, `saved_bytes`). Of a folder, `layer_forward_seconds.csv` holds the seconds of one forward pass
-of every layer for one micro-batch of one sequence (columns `model, gpu, tp, layer_index, layer_kind,
-forward_s`); `micro_batch_multipliers.csv` what a larger micro-batch multiplies them by (`model, gpu,
-layer_kind, micro_batch, multiplier`). Where a source has no backward times, backward is twice forward.
-Layers of kinds that were not measured keep the analytic formulas, and so does all communication.
+A source is a folder of CSV files, or one file that also holds `micro_batch` and what was measured
+at it
+(`backward_s`, `saved_bytes`). Of a folder, `layer_forward_seconds.csv` holds the seconds of one
+forward pass
+of every layer for one micro-batch of one sequence (columns `model, gpu, tp, layer_index,
+layer_kind,
+forward_s`); `micro_batch_multipliers.csv` what a larger micro-batch multiplies them by (`model,
+gpu,
+layer_kind, micro_batch, multiplier`). Where a source has no backward times, backward is twice
+forward. Layers of kinds that were not measured keep the analytic formulas, and so does all
+communication.
 """
 
 import csv
@@ -15,7 +20,7 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,8 +81,10 @@ class Profiles:
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:
         """Return the seconds of a micro-batch of `micro_batch_size` sequences over those of one sequence.
 
-        Linear between measured sizes and proportional beyond the last one. A kind without rows of its own
-        takes those of its last word (`embedding` for `encoder_embedding`); without any it is proportional.
+        Linear between measured sizes and proportional beyond the last one. A kind without rows of
+        its own
+        takes those of its last word (`embedding` for `encoder_embedding`); without any it is
+        proportional.
         """
         own = (self.multipliers.get((model, gpu, name)) for name in (kind, kind.rpartition("_")[2]))
         rows = next(filter(None, own), ((1, 1.0),))
@@ -275,7 +282,8 @@ class MeasuredTimes:
         Linear between measured sizes, proportional beyond the largest, constant below the smallest.
 
         Args:
-            degrees: `tp` and ranks that share the sequence outside its region, each of shape `(C,)`.
+            degrees: `tp` and ranks that share the sequence outside its region, each of shape
+                `(C,)`.
             sizes: Sequences of a micro-batch, shape `(O, C)`.
         """
         entries, pairs = self.by_device[device], zip(*(d.tolist() for d in degrees), strict=True)
@@ -298,12 +306,15 @@ def _interpolate(known: tuple[float, ...], values: tuple[float, ...], at: Tensor
     return inside * (at / x[-1]).clamp(min=1.0)
 
 
+class Spelled(NamedTuple):
+    """Model and GPU as a source spells them; None matches by name."""
+
+    model: str | None
+    gpu: str | None
+
+
 def read_measured(
-    path: str | None,
-    model: str,
-    seq_len: int,
-    devices: tuple[str, ...],
-    names: tuple[str | None, str | None],
+    path: str | None, model: str, seq_len: int, devices: tuple[str, ...], names: Spelled
 ) -> MeasuredTimes:
     """Read the measurements of a model on some devices.
 
@@ -311,7 +322,6 @@ def read_measured(
         path: A folder or a file.
         model: Name of the model, as `matching_name` finds it.
         seq_len: Of the job; a source that states another one is refused.
-        names: Model and GPU as the source spells them; None matches by name.
 
     Errors:
         ConfigError: no path, a broken file, or a model or GPU that was not measured.
@@ -322,11 +332,13 @@ def read_measured(
             "cost=analytic, which needs none."
         )
     found = _sized_profile(Path(path), seq_len) or _from_chains(read_profiles(path))
-    chosen = matching_name("cost.profile_model", names[0] or model, {m for m, _ in found}, path)
+    chosen = matching_name("cost.profile_model", names.model or model, {m for m, _ in found}, path)
     gpus = {g for m, g in found if m == chosen}
     # the only one that was measured stands for any GPU
     only = next(iter(gpus)) if len(gpus) == 1 else None
-    own = {d: only or matching_name("cost.profile_gpu", names[1] or d, gpus, path) for d in devices}
+    own = {
+        d: only or matching_name("cost.profile_gpu", names.gpu or d, gpus, path) for d in devices
+    }
     return MeasuredTimes(path, {device: found[chosen, gpu] for device, gpu in own.items()})
 
 

@@ -1,8 +1,9 @@
 """Orders of the nodes along the pipeline, such that no stage mixes node types.
 
-Nodes move in blocks: the fewest equal nodes that hold whole stages. Equal blocks are interchangeable, so
-that an order is a sequence of types. FASOP (HPDC'24) tries the circular shifts of equal nodes side by
-side; where there are few distinct orders, all of them are tried here.
+Nodes move in blocks: the fewest equal nodes that hold whole stages. Equal blocks are
+interchangeable, so
+that an order is a sequence of types. FASOP (HPDC'24) tries the circular shifts of equal nodes side
+by side; where there are few distinct orders, all of them are tried here.
 """
 
 from collections import Counter
@@ -14,7 +15,8 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster
 
 MOST_ORDERS = 24
-"""Distinct orders up to which `auto` tries all of them; above, only blocks and their circular shifts."""
+"""Distinct orders up to which `auto` tries all of them; above, only blocks and their circular
+shifts."""
 MOST_ALL = 1024
 """Distinct orders up to which `all` is served: every one makes a cost table of its own."""
 MOST_BLOCK_ORDERS = 24
@@ -25,9 +27,9 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
     """Return the orders of the nodes for `pp` equal stages; the empty one stands for rank order.
 
     Args:
-        mode: `all` distinct orders; `shifts`: equal nodes side by side, types in all orders, and their
-            circular shifts; `adjacent`: without the shifts; `auto`: `all` where there are few, else
-            `shifts`; `given`: rank order alone.
+        mode: `all` distinct orders; `shifts`: equal nodes side by side, types in all orders, and
+            their circular shifts; `adjacent`: without the shifts; `auto`: `all` where there are
+            few, else `shifts`; `given`: rank order alone.
 
     Returns:
         Distinct orders without a mixed stage; none where there is no such order.

@@ -9,7 +9,7 @@ from darts_parallel.config import HALF_BLOCK, Config, TrainingConfig, load_confi
 from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.layer_sources import captured_block
 from darts_parallel.problem.layer_spec import LayerSpec
-from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
+from darts_parallel.problem.measured_times import MeasuredTimes, Spelled, read_measured
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.referee import check_import
 from darts_parallel.problem.software import COMMON, Software, read_software
@@ -28,7 +28,8 @@ class Problem:
     software: Software = COMMON
     """Behaviour and efficiencies of the framework (`training.software`)."""
     headroom: float = 0.0
-    """Share of what `space.memory_margin` leaves that plans leave free for errors of the memory model."""
+    """Share of what `space.memory_margin` leaves that plans leave free for errors of the memory
+    model."""
 
     @staticmethod
     def from_config(config: Config) -> "Problem":
@@ -82,7 +83,7 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
 
 def _measured(config: Config) -> MeasuredTimes:
     devices = tuple(dict.fromkeys(group.device for group in config.cluster.nodes))
-    names = (config.cost.profile_model, config.cost.profile_gpu)
+    names = Spelled(config.cost.profile_model, config.cost.profile_gpu)
     return read_measured(
         config.cost.profile, config.model.name, config.training.seq_len, devices, names
     )

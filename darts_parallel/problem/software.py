@@ -1,8 +1,11 @@
 """A training framework: its messages, its efficiencies and its memory.
 
-A file of `conf/software` states the habits (documented by the framework itself) and the figures that
-`python -m experiments.calibrate` fitted to runs of it. Efficiencies of products and attention belong to a
-device and a framework together: the file holds what the framework adds to the logit of the device's share.
+A file of `conf/software` states the habits (documented by the framework itself) and the figures
+that
+`python -m experiments.calibrate` fitted to runs of it. Efficiencies of products and attention
+belong to a
+device and a framework together: the file holds what the framework adds to the logit of the device's
+share.
 """
 
 from collections.abc import Mapping
@@ -40,23 +43,29 @@ class Software:
     gradient_bits: int | None = None
     """Bits of a gradient, accumulated and sent; None: 32 with bf16 and below, 16 with fp16."""
     owner_broadcast: float = 0.0
-    """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0: gathered."""
+    """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0:
+    gathered."""
     single_ring: bool = False
-    """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its adapters."""
+    """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its
+    adapters."""
     gradient_copy: bool = False
     """The 16-bit gradient stays in memory beside the float32 one that accumulates it."""
     step_bytes: float = 0.0
-    """Bytes a parameter, sharded as the optimizer's state, that its step takes and the allocator keeps."""
+    """Bytes a parameter, sharded as the optimizer's state, that its step takes and the allocator
+    keeps."""
     loss_bytes: float = 6.0
-    """Bytes a logit of a micro-batch: 16 bits and the softmax in float32, as in Megatron's cross-entropy."""
+    """Bytes a logit of a micro-batch: 16 bits and the softmax in float32, as in Megatron's
+    cross-entropy."""
     gathered_inputs: bool = False
-    """Products keep the whole inputs that sequence parallelism gathers for them, not a rank's part."""
+    """Products keep the whole inputs that sequence parallelism gathers for them, not a rank's
+    part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Fields of `DeviceConfig` that the framework decides, by name."""
     offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Added to the logit of a device's share: by field of `DeviceConfig`, then by device (`ANY`: others)."""
+    """Added to the logit of a device's share: by field of `DeviceConfig`, then by device (`ANY`:
+    others)."""
 
     def on(self, device: str, config: DeviceConfig) -> DeviceConfig:
         """Return the device's figures under this framework."""

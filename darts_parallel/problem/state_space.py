@@ -1,9 +1,13 @@
 """State-space layers: sizes, parameters, FLOP, traffic and kept bytes of Mamba-2 and Mamba-1.
 
-Mamba-2 (Dao and Gu 2024, arXiv 2405.21060): one product makes gate, input, B, C and step of all heads, a
-short convolution mixes neighbours, and the state-space dual form scans the sequence in chunks (section 6):
-inside a chunk by matrix products like attention, between chunks by a small recurrence. Mamba-1 (Gu and Dao
-2023, arXiv 2312.00752; Jamba) has a state for every channel, so that its scan runs outside matrix units.
+Mamba-2 (Dao and Gu 2024, arXiv 2405.21060): one product makes gate, input, B, C and step of all
+heads, a
+short convolution mixes neighbours, and the state-space dual form scans the sequence in chunks
+(section 6):
+inside a chunk by matrix products like attention, between chunks by a small recurrence. Mamba-1 (Gu
+and Dao
+2023, arXiv 2312.00752; Jamba) has a state for every channel, so that its scan runs outside matrix
+units.
 """
 
 from dataclasses import replace
@@ -12,8 +16,8 @@ from darts_parallel.config import MAMBA, SYMBOLS, ModelConfig
 from darts_parallel.problem.layer_spec import Gemm, LayerSpec, Scan, weights
 
 SELECTIVE_SCAN_FLOP = 9.0
-"""FLOP of a channel and state number of Mamba-1: discretization, recurrence, output (the selective scan's own
-count in its repository, state-spaces/mamba)."""
+"""FLOP of a channel and state number of Mamba-1: discretization, recurrence, output (the selective
+scan's own count in its repository, state-spaces/mamba)."""
 
 
 def state_space_heads(config: ModelConfig) -> int:
@@ -35,15 +39,16 @@ def tensor_divided(config: ModelConfig) -> tuple[int, ...]:
 
 def state_space(config: ModelConfig) -> LayerSpec:
     """Describe a state-space layer and its residual, the scales of its norm left aside."""
-    h, mask = config.hidden_size, 1 if config.dropout else 0
+    h = config.hidden_size
+    mask = 1 if config.dropout else 0
+    layer = _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
+    layer = replace(layer, output_elements=h, recomputable=True)
     return replace(
-        _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config),
+        layer,
         replicated_elements=5.0 * h,
         replicated_activation_bytes=(4.0 + mask) * h,
         tp_collectives=1,
         tp_collectives_backward=1,
-        output_elements=h,
-        recomputable=True,
     )
 
 
@@ -52,76 +57,72 @@ def _inner_size(config: ModelConfig) -> int:
 
 
 def _mamba_2(config: ModelConfig) -> LayerSpec:
-    h, inner, heads = config.hidden_size, _inner_size(config), state_space_heads(config)
-    state, chunk, head_dim = config.mamba_state_dim, config.mamba_chunk_size, config.mamba_head_dim
+    h = config.hidden_size
+    inner = _inner_size(config)
+    heads = state_space_heads(config)
+    state = config.mamba_state_dim
+    chunk = config.mamba_chunk_size
     shared = config.mamba_num_groups * state  # B, and as much C
     mixed = inner + 2 * shared
     projected = inner + mixed + heads
     gemms = (Gemm(projected, h, "column"), Gemm(h, inner, "row"))
     # convolution with bias; A, D and step bias of every head; the gated norm
     others = mixed * (config.mamba_conv_kernel + 1) + 3 * heads + inner
-    scores, states = 2.0 * chunk * shared, 2.0 * state * inner
+    scores = 2.0 * chunk * shared
+    states = 2.0 * state * inner
     chunk_scores = 2.0 * config.mamba_num_groups * chunk
     chunk_states = 2.0 * inner * state / chunk  # float32
     convolution = 2.0 * mixed
     # chunk states, recurrence between chunks, C B^T
     repeated = (inner + shared + chunk_states) + 2.0 * chunk_states + (2.0 * shared + chunk_scores)
-    return LayerSpec(
-        name="",
-        kind=SYMBOLS[MAMBA],
-        gemms=gemms,
-        scan=Scan(
-            # C B^T and its product with the inputs inside a chunk, chunk states, their output
-            flops=scores + 2.0 * chunk * inner + 2.0 * states,
-            flops_again=scores + states,
-            # and outputs: input and gate read, two written
-            elements=repeated + (4.0 * inner + shared + chunk_scores + chunk_states),
-            elements_again=convolution + repeated,
-            head_dim=min(head_dim, state, chunk),
-            heads=heads,
-            gathered=float(projected + inner),
-        ),
-        sharded_parameters=weights(gemms) + others + projected * config.linear_bias,
+    # input and gate read, two outputs written
+    outputs = 4.0 * inner + shared + chunk_scores + chunk_states
+    # C B^T and its product with the inputs inside a chunk, chunk states, their output
+    flops = scores + 2.0 * chunk * inner + 2.0 * states
+    moved = repeated + outputs
+    again = convolution + repeated
+    side = min(config.mamba_head_dim, state, chunk)
+    gathered = float(projected + inner)
+    scan = Scan(flops, scores + states, moved, again, side, heads, gathered)
+    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
+    numbers = weights(gemms) + others + projected * config.linear_bias
+    layer = replace(layer, sharded_parameters=numbers)
+    return replace(
+        layer,
         replicated_parameters=h * config.linear_bias,
         # convolution; gated norm: two reads, one write
         sharded_elements=convolution + 3.0 * inner,
-        # the joint product's output, the scan's output, the last product's input; the fused function of
-        # state-spaces/mamba (ssd_combined.py) computes convolution and chunk states again
+        # the joint product's output, the scan's output, the last product's input; the fused
+        # function of state-spaces/mamba (ops/triton/ssd_combined) computes convolution and chunk
+        # states again
         sharded_activation_bytes=2.0 * (projected + 2.0 * inner),
     )
 
 
 def _mamba_1(config: ModelConfig) -> LayerSpec:
-    h, inner, state = config.hidden_size, _inner_size(config), config.mamba_state_dim
+    h = config.hidden_size
+    inner = _inner_size(config)
+    state = config.mamba_state_dim
     rank = config.mamba_dt_rank or 0
     low = rank + 2 * state
     normed = low * config.mamba_inner_norms
-    shapes = (
-        (2 * inner, h, "column"),
-        (low, inner, "row"),
-        (inner, rank, "column"),
-        (h, inner, "row"),
-    )
-    gemms = tuple(Gemm(*shape) for shape in shapes)
+    ins = (Gemm(2 * inner, h, "column"), Gemm(low, inner, "row"))
+    gemms = (*ins, Gemm(inner, rank, "column"), Gemm(h, inner, "row"))
     # convolution with bias; step bias, A and D of every channel
     others = inner * (config.mamba_conv_kernel + 1) + inner + inner * state + inner
-    return LayerSpec(
-        name="",
-        kind=SYMBOLS[MAMBA],
-        gemms=gemms,
-        scan=Scan(
-            flops=SELECTIVE_SCAN_FLOP * inner * state,
-            flops_again=SELECTIVE_SCAN_FLOP * inner * state,
-            elements=4.0 * inner + 2.0 * state,
-            elements_again=3.0 * inner + 2.0 * state,
-            head_dim=1,
-            heads=inner,
-            gathered=float(3 * inner + low),
-        ),
-        sharded_parameters=weights(gemms) + others + 2 * inner * config.linear_bias,
+    flops = SELECTIVE_SCAN_FLOP * inner * state
+    moved = 4.0 * inner + 2.0 * state
+    again = 3.0 * inner + 2.0 * state
+    scan = Scan(flops, flops, moved, again, 1, inner, float(3 * inner + low))
+    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
+    numbers = weights(gemms) + others + 2 * inner * config.linear_bias
+    layer = replace(layer, sharded_parameters=numbers)
+    return replace(
+        layer,
         # norms of step, B and C (Jamba)
         replicated_parameters=normed + h * config.linear_bias,
         sharded_elements=2.0 * inner + 2.0 * normed,
-        # input and output of convolution, step, gate, scan's output, gated output; step, B and C normed
+        # input and output of convolution, step, gate, scan's output, gated output; step, B and C
+        # normed
         sharded_activation_bytes=2.0 * 6.0 * inner + 4.0 * low,
     )
