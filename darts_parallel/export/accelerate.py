@@ -1,10 +1,11 @@
-"""Hugging Face accelerate: `accelerate.yaml` for `accelerate launch` (FSDP2) and `ParallelismConfig`.
+"""Hugging Face accelerate: `accelerate.yaml` for `accelerate launch` (FSDP2) and
+`ParallelismConfig`.
 
-Written for accelerate 1.15. `ParallelismConfig` has no pipeline; it refuses replicas without sharding next to
-tensor or context parallelism, and FSDP without a dimension to shard over
-(`src/accelerate/parallelism_config.py`). Gradients stay whole until the last of several micro-batches unless
-they are synchronised at each (`GradientAccumulationPlugin`). Tensor and context parallelism are the model's
-and the training loop's: the file next to the YAML holds both.
+Written for accelerate 1.15. `ParallelismConfig` has no pipeline; it refuses replicas without
+sharding next to tensor or context parallelism, and FSDP without a dimension to shard over
+(`src/accelerate/parallelism_config.py`). Gradients stay whole until the last of several
+micro-batches unless they are synchronised at each (`GradientAccumulationPlugin`). Tensor and
+context parallelism are the model's and the training loop's: the file next to the YAML holds both.
 """
 
 from typing import Any
@@ -99,7 +100,8 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
 
 
 def _fsdp(job: Request, strategy: LayerStrategy) -> bool:
-    """Return whether FSDP2 is needed: state is sharded over several ranks; else they replicate all (DDP)."""
+    """Return whether FSDP2 is needed: state is sharded over several ranks; else they replicate
+    all (DDP)."""
     return strategy.zero_stage > 0 and strategy.dp * job.plan.cp > 1
 
 

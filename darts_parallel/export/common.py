@@ -37,7 +37,8 @@ SHARED = (
     "tp_comm_bits",
     "grad_comm_bits",
 )
-"""Fields of a strategy that most trainers have once; a layer without parameters has the first three."""
+"""Fields of a strategy that most trainers have once; a layer without parameters has the first
+three."""
 LLAMA = {
     "causal": True,
     "gated_mlp": True,
@@ -179,7 +180,8 @@ class Request:
         return sum(group.count for group in groups), gpus
 
     def sharded_over(self, strategy: LayerStrategy) -> int:
-        """Return the data- and context-parallel ranks that share a strategy's state; 1 without ZeRO."""
+        """Return the data- and context-parallel ranks that share a strategy's state; 1 without
+        ZeRO."""
         if not strategy.zero_stage:
             return 1
         return strategy.shard_size or strategy.dp * self.plan.cp
@@ -187,8 +189,8 @@ class Request:
     def shard_degrees(self, strategy: LayerStrategy) -> tuple[int, int]:
         """Return the replicas and shards of a mesh that shards over `shards * cp` ranks.
 
-        Errors:
-            UnsupportedError: a sharding group is no multiple of the context-parallel group (at `settle`).
+        Errors: UnsupportedError: a sharding group is no multiple of the context-parallel group (at
+            `settle`).
         """
         if strategy.zero_stage == 0:
             return strategy.dp, 1
@@ -205,8 +207,8 @@ class Request:
     def headline(self) -> list[str]:
         """Return two lines of comment for a file, each behind `#`: which job, which plan.
 
-        Never the first two lines of a Python file, where a comment can name another encoding (PEP 263),
-        and never inside a string that a name could close.
+        Never the first two lines of a Python file, where a comment can name another encoding (PEP
+        263), and never inside a string that a name could close.
         """
         cluster = self.problem.cluster
         job = f"{quoted(self.model.name)} on {quoted(cluster.name)}, {cluster.num_devices} GPUs"
@@ -216,7 +218,8 @@ class Request:
         ]
 
     def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
-        """Note a setting that the target cannot express; `settle` raises all of them in one sentence.
+        """Note a setting that the target cannot express; `settle` raises all of them in one
+        sentence.
 
         Whoever cannot go on without it raises what this returns.
 
@@ -271,7 +274,8 @@ class Request:
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
     def shared(self, layers: Sequence[Compared], why: str) -> LayerStrategy:
-        """Return the strategy of the first of some layers; the first difference of another is refused.
+        """Return the strategy of the first of some layers; the first difference of another is
+        refused.
 
         Args:
             why: What the target has for all of them alike, in one clause.
@@ -301,7 +305,8 @@ class Request:
 
     @property
     def experts(self) -> LayerStrategy | None:
-        """The strategy of the layers with experts, as far as their experts go; None for a dense model."""
+        """The strategy of the layers with experts, as far as their experts go; None for a dense
+        model."""
         rows = [
             Compared(layer.name, own, ("ep", "etp"))
             for layer, own in self.pairs
@@ -353,7 +358,8 @@ class Request:
         return list(dict.fromkeys(mixed))
 
     def require_precision(self, known: Collection[str], why: str) -> None:
-        """Refuse a precision that is none of `known`; `why` says so of the trainer, in one clause."""
+        """Refuse a precision that is none of `known`; `why` says so of the trainer, in one
+        clause."""
         precision = self.problem.training.precision
         if precision not in known:
             self.refuse(f"training.precision={precision}, which {why}", "training.precision=bf16")
@@ -381,7 +387,8 @@ class Request:
             )
 
     def require_llama_like(self) -> None:
-        """Refuse models whose blocks are not Llama's: RMSNorm, gated MLP, rotary positions, no biases."""
+        """Refuse models whose blocks are not Llama's: RMSNorm, gated MLP, rotary positions, no
+        biases."""
         self.require_one_stack()
         config = self.model
         wrong = []
@@ -426,7 +433,8 @@ class Request:
 
 
 def _joined(ways: list[str]) -> str:
-    """Join overrides of several ways out: lists of one key are cut down to what all of them allow."""
+    """Join overrides of several ways out: lists of one key are cut down to what all of them
+    allow."""
     values: dict[str, list[str]] = {}
     for way in ways:
         first, _, _ = way.partition(" or ")

@@ -1,9 +1,10 @@
 """DeepSpeed: its JSON, and for a pipeline the Python that splits the layers (its split is code).
 
 Rules, as DeepSpeed 0.19.8 checks them (`deepspeed/runtime/config.py`, `runtime/engine.py`):
-`train_batch_size` is micro-batch x accumulation x all processes, tensor-parallel ones too, so that it is
-left out with AutoTP (`tensor_parallel.autotp_size`); gradients are kept in another type than the model's
-only under ZeRO; its pipeline engine runs ZeRO up to 1; optimizers that are not its own need a word with ZeRO.
+`train_batch_size` is micro-batch x accumulation x all processes, tensor-parallel ones too, so that
+it is left out with AutoTP (`tensor_parallel.autotp_size`); gradients are kept in another type than
+the model's only under ZeRO; its pipeline engine runs ZeRO up to 1; optimizers that are not its own
+need a word with ZeRO.
 """
 
 import json
@@ -13,7 +14,8 @@ from darts_parallel.export.common import Exported, Request
 from darts_parallel.plans import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
-"""Bits of `zero_quantized_gradients`, ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv 2306.10209)."""
+"""Bits of `zero_quantized_gradients`, ZeRO-3 alone (qgZ of ZeRO++, Wang et al. 2023, arXiv
+2306.10209)."""
 
 PIPELINE = '''"""DeepSpeed pipeline of a plan."""
 

@@ -1,9 +1,9 @@
 """Hetu-Galvatron: the JSON of its runtime, which takes a strategy per layer.
 
-Keys of version 3: `galvatron/core/runtime/hybrid_parallel_config.py`. A list stands for the blocks, as text
-with commas; the embedding takes the stage of the first block, the head that of the last, both `vtp`, `vcp`
-and `vocab_sdp`. `dp_types_enc` is 0 for `default_dp_type` (ddp or zero2) and 1 for ZeRO-3; ZeRO-1 does not
-exist there.
+Keys of version 3: `galvatron/core/runtime/hybrid_parallel_config.py`. A list stands for the blocks,
+as text with commas; the embedding takes the stage of the first block, the head that of the last,
+both `vtp`, `vcp` and `vocab_sdp`. `dp_types_enc` is 0 for `default_dp_type` (ddp or zero2) and 1
+for ZeRO-3; ZeRO-1 does not exist there.
 """
 
 import json
@@ -122,7 +122,8 @@ def _check_stages(job: Request) -> None:
 
 
 def _sequence_parallel(job: Request) -> bool:
-    """Return whether layers with tensor parallelism divide the sequence: a switch of the runtime."""
+    """Return whether layers with tensor parallelism divide the sequence: a switch of the
+    runtime."""
     flags = {strategy.sequence_parallel for strategy in job.plan.layers if strategy.tp > 1}
     if len(flags) > 1:
         job.refuse(

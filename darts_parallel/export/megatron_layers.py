@@ -1,8 +1,10 @@
-"""Megatron-LM's flags for layers that differ: hybrid patterns, sliding windows, multi-token prediction.
+"""Megatron-LM's flags for layers that differ: hybrid patterns, sliding windows, multi-token
+prediction.
 
-A hybrid runs in `pretrain_hybrid.py`: `--hybrid-layer-pattern` names every layer by a symbol, `|` ends a
-pipeline segment (one each virtual stage) and takes the place of every other flag of the pipeline's layout,
-`/` begins the pattern of a prediction module (`megatron/core/models/hybrid/hybrid_layer_allocation.py`).
+A hybrid runs in `pretrain_hybrid.py`: `--hybrid-layer-pattern` names every layer by a symbol, `|`
+ends a pipeline segment (one each virtual stage) and takes the place of every other flag of the
+pipeline's layout, `/` begins the pattern of a prediction module
+(`megatron/core/models/hybrid/hybrid_layer_allocation.py`).
 """
 
 from dataclasses import replace
@@ -46,7 +48,8 @@ def with_halves(job: Request) -> Request:
 
 
 def hybrid_flags(job: Request) -> list[Flag]:
-    """Return the pattern with its segments, and the sizes of its state spaces; none for other models.
+    """Return the pattern with its segments, and the sizes of its state spaces; none for other
+    models.
 
     Errors:
         UnsupportedError: sizes that its mixer cannot have, or a segment without a layer.
@@ -89,7 +92,8 @@ def segments(job: Request) -> str:
 
 
 def window_flags(job: Request) -> list[Flag]:
-    """Return sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the query, too."""
+    """Return sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the
+    query, too."""
     config = job.model
     if config.sliding_window is None:
         return []
@@ -111,7 +115,8 @@ def prediction_flags(job: Request) -> list[Flag]:
 
 
 def require_first_recomputed(job: Request) -> None:
-    """Refuse full recomputation of chosen layers where layers differ and the chosen are not the first.
+    """Refuse full recomputation of chosen layers where layers differ and the chosen are not the
+    first.
 
     `--recompute-num-layers` takes the first layers of a stage, whatever they are.
 

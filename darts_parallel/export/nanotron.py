@@ -1,7 +1,7 @@
 """nanotron: its YAML (`src/nanotron/config`).
 
-nanotron cuts the pipeline itself: it fills a stage until the cumulative cost of its blocks passes the
-stage's share (`NanotronModel`, build_model; costs: `LlamaForTraining.get_block_compute_costs`).
+nanotron cuts the pipeline itself: it fills a stage until the cumulative cost of its blocks passes
+the stage's share (`NanotronModel`, build_model; costs: `LlamaForTraining.get_block_compute_costs`).
 A plan with other stages is refused.
 """
 

@@ -15,7 +15,8 @@ from darts_parallel.problem import Problem
 TARGETS: dict[str, Callable[[Request], Exported]] = {
     name: import_module(f"{__package__}.{name}").export for name in EXPORTS
 }
-"""The exporters by the names of their trainers: each is the function `export` of the module of that name."""
+"""The exporters by the names of their trainers: each is the function `export` of the module of
+that name."""
 
 
 def export_plan(
@@ -27,9 +28,8 @@ def export_plan(
         plan: A plan that is legal for it.
         price: Seconds per iteration of a plan, for refusals; infinite where it does not fit.
 
-    Errors:
-        UnsupportedError: the target cannot express the plan or the model; names what, and the closest
-            space to search in.
+    Errors: UnsupportedError: the target cannot express the plan or the model; names what, and the
+        closest space to search in.
     """
     job = Request(target, problem, plan, price=price)
     exported = _express(job)
@@ -62,7 +62,8 @@ def _express(job: Request) -> Exported:
 
 
 def _trainer_with(part: str, *, experts: bool) -> str:
-    """Name a trainer for a part of a model: of all models with the most parts, or one that wraps yours."""
+    """Name a trainer for a part of a model: of all models with the most parts, or one that wraps
+    yours."""
     trainers = [read_trainer(name) for name in EXPORTS]
     widest = max(trainers, key=lambda trainer: len(trainer.model_parts))
     if part in widest.model_parts:
@@ -82,8 +83,8 @@ def taken_by(problem: Problem, plan: Plan) -> list[str]:
 def require_trainers(problem: Problem) -> None:
     """Refuse a model or job of which the trainers that the configuration names take no plan at all.
 
-    Errors:
-        UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting of the job.
+    Errors: UnsupportedError: a trainer of `export` or `space.trainer` lacks the model, or a setting
+        of the job.
     """
     config = problem.config
     for key, target in (("export", config.export), ("space.trainer", config.space.trainer)):

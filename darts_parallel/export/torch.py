@@ -1,6 +1,8 @@
-"""PyTorch by `darts_parallel.run`: a program for torchrun, and the plan with its configuration next to it.
+"""PyTorch by `darts_parallel.run`: a program for torchrun, and the plan with its configuration next
+to it.
 
-The program takes every plan that `run` executes, layer-wise ones included: it is `run` that executes it.
+The program takes every plan that `run` executes, layer-wise ones included: it is `run` that
+executes it.
 """
 
 import json

@@ -65,7 +65,7 @@ def bill(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) 
 def worth(
     objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float
 ) -> tuple[float, bool]:
-    """Return the figure of a pace that the objective makes least, and whether the pace keeps its limit."""
+    """Return the figure that the objective minimises, and whether the pace keeps its limit."""
     amount = bill(objective, cluster, iteration_time_s)
     if amount is None:
         return iteration_time_s, True
@@ -85,7 +85,7 @@ def _figures(objective: ObjectiveConfig, amount: Bill) -> tuple[tuple[float, flo
 
 
 def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str] = ()) -> int:
-    """Return the index of the bill that the objective wants; the other figure decides between equals.
+    """Return the index of the bill that the objective wants; its other figure breaks ties.
 
     Args:
         names: Of those plans, for errors.

@@ -20,7 +20,7 @@ GIB = 2.0**30
 
 
 def memory_unit(whole: Scalar) -> tuple[str, float]:
-    """Name and bytes of the unit that suits a memory of `whole` bytes: GiB, or MiB below 0.1 GiB."""
+    """Return name and bytes of a unit for `whole` bytes: GiB, or MiB below 0.1 GiB."""
     return ("GiB", GIB) if whole >= 0.1 * GIB else ("MiB", 2.0**20)
 
 
@@ -41,7 +41,7 @@ class Link:
         return Link(bandwidth, config.latency_us * 1e-6, config.shared, config.peer_links)
 
     def towards(self, others: Tensor) -> Scalar:
-        """Return the bytes/s of a GPU that sends to `others` GPUs of its node at once, shape of `others`."""
+        """Return the bytes/s of a GPU that sends to `others` GPUs of its node at once."""
         if not self.peer_links:
             return self.bandwidth
         # none is sent to where a group has one rank: any bandwidth does
@@ -98,7 +98,7 @@ class Device:
 
     @staticmethod
     def from_config(name: str, config: DeviceConfig, precision: str) -> "Device":
-        """Convert the units of the YAML keys and take the peak of `precision`, and its share of it."""
+        """Convert the units of the YAML keys; peaks are those of `precision`."""
         peaks = config.peak_TFLOPs
         peak = peaks[precision]
         narrow = precision in NARROW
@@ -234,7 +234,7 @@ class BoundaryTopology:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Node groups in rank order, the network between nodes, and the nodes' order along the pipeline."""
+    """Node groups in rank order, the network between nodes, and the order of nodes."""
 
     name: str
     groups: tuple[NodeGroup, ...]
@@ -284,7 +284,7 @@ class Cluster:
 
     @cached_property
     def types(self) -> tuple[int, ...]:
-        """Node types: the first node group of each kind of node. Groups of equal nodes are one type."""
+        """Node types, as the first node group of each. Groups of equal nodes are one type."""
         return tuple(sorted(set(self.node_types)))
 
     @cached_property
@@ -295,7 +295,7 @@ class Cluster:
 
     @cached_property
     def node_domains(self) -> tuple[int, ...]:
-        """NVLink domain of every node, in rank order; nodes of a group fill its domains one by one."""
+        """NVLink domain of every node, in rank order; a group fills its domains one by one."""
         domains, first = [], 0
         for group in self.groups:
             domains += [first + node // group.domain_nodes for node in range(group.count)]
@@ -313,7 +313,7 @@ class Cluster:
 
     @cached_property
     def pipeline_ranks(self) -> tuple[int, ...]:
-        """Ranks in the order of the pipeline: the physical place of every device of `rank_nodes`."""
+        """Ranks in the order of the pipeline: the place of every device of `rank_nodes`."""
         if not self.node_order:
             return tuple(range(self.num_devices))
         ranks, first = [], 0
@@ -344,12 +344,12 @@ class Cluster:
         return len(self.types) == 1
 
     def stages_are_pure(self, pp: int) -> bool:
-        """Return whether no stage of `pp` equal ones mixes node types, in this order of the nodes."""
+        """Return whether none of `pp` equal stages mixes node types, in this order of nodes."""
         mixed = ({kind for _, kind in self._places(stage, pp)} for stage in range(pp))
         return self.homogeneous or all(len(kinds) == 1 for kinds in mixed)
 
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
-        """Return the topology of `stage` of `pp` equal stages of consecutive ranks (Megatron: pp slowest)."""
+        """Return the topology of one of `pp` equal stages of consecutive ranks (as Megatron-LM)."""
         if (stage, pp) in self._topologies:
             return self._topologies[stage, pp]
         places = self._places(stage, pp)
@@ -375,7 +375,8 @@ class Cluster:
         return {}
 
     def stage_links(self, stage: StageTopology) -> tuple[Link, Link]:
-        """Return the links inside the nodes of a stage and between them; of several kinds, the slowest."""
+        """Return the links inside and between the nodes of a stage; the slowest of several
+        kinds."""
         inside = (self.groups[kind].intra_node for kind in stage.groups)
         between = (self.nic(kind) for kind in stage.groups)
         slowest, last = (
@@ -393,7 +394,8 @@ class Cluster:
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
     def stage_group(self, stage: int, pp: int) -> NodeGroup:
-        """Return the node group whose device, links and price the stage has; of several, the slowest."""
+        """Return the node group whose device, links and price a stage has; the slowest of
+        several."""
         return self.groups[self.stage_topology(stage, pp).group]
 
     def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""The figures of one layer that the cost model reads: products, attention, scan, experts, parameters, bytes.
+"""Sizes of one layer that the cost model reads: products, attention, scan, experts, bytes.
 
 Activation bytes follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4. All per-token figures
 are for one token of one sequence; "sharded" parts divide by `tp`.
@@ -48,7 +48,7 @@ class Experts:
         return self.count * (self.hidden + self.router_bias)
 
     def distinct(self, parts: int) -> float:
-        """Return the expected number of `parts` equal shares of the experts that one token is sent to.
+        """Return how many of `parts` equal shares of the experts a token is sent to, on average.
 
         A token draws its experts without repetition, so that a share is missed with the
         hypergeometric
@@ -73,7 +73,7 @@ def _hit(things: int, share: int, drawn: int) -> float:
 
 
 def mlp_of(config: ModelConfig, index: int, char: str | None = None) -> tuple[Experts | None, int]:
-    """Return the routed experts of block `index`, and the inner size of the MLP that every token passes.
+    """Return the routed experts of a block, and the inner size of the MLP of every token.
 
     That is the block's MLP, or in an expert layer its shared experts; 0 where there is none.
     """
@@ -175,7 +175,7 @@ class RecomputedPart:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The figures of one layer that the cost model reads; equal kinds differ in their names alone."""
+    """Sizes of one layer that the cost model reads; equal kinds differ in name alone."""
 
     name: str
     kind: str

@@ -62,7 +62,7 @@ class Profiles:
     """Rising micro-batch sizes and multipliers, by model, GPU and layer kind."""
 
     def find(self, model: str, gpu: str, tp: int) -> LayerProfile:
-        """Return the layers of a model on a GPU, as `matching_name` finds them, at a tensor-parallel degree.
+        """Return the layers of a model on a GPU at a tensor-parallel degree (`matching_name`).
 
         Errors:
             ConfigError: it was not measured.
@@ -79,7 +79,7 @@ class Profiles:
         return self.layers[model, gpu, tp]
 
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:
-        """Return the seconds of a micro-batch of `micro_batch_size` sequences over those of one sequence.
+        """Return the seconds of a micro-batch over the seconds of one sequence.
 
         Linear between measured sizes and proportional beyond the last one. A kind without rows of
         its own
@@ -97,7 +97,7 @@ class Profiles:
 
 
 def matching_name(key: str, name: str, known: Collection[str], path: str) -> str:
-    """Return the name of `known` that is `name` but for case, punctuation, a bracket and a unit of memory.
+    """Return the known name that equals `name` but for case, punctuation, brackets and GB.
 
     Errors:
         ConfigError: there is none.
@@ -277,7 +277,7 @@ class MeasuredTimes:
     def figures(
         self, device: str, kind: str, degrees: tuple[Tensor, Tensor], sizes: Tensor, name: str
     ) -> Tensor | None:
-        """Return a field of `Measured` of one micro-batch, `(O, C)`, or None where it was not measured.
+        """Return a field of `Measured` of one micro-batch, `(O, C)`; None if it was not measured.
 
         Linear between measured sizes, proportional beyond the largest, constant below the smallest.
 
@@ -343,7 +343,7 @@ def read_measured(
 
 
 def _from_chains(profiles: Profiles) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:
-    """Return the median layer of every kind by model and GPU, at every micro-batch size with a multiplier."""
+    """Return the median layer of every kind by model and GPU, at the sizes with a multiplier."""
     found: dict[tuple[str, str], dict[tuple[str, int], Measured]] = {}
     for (model, gpu, tp), chain in profiles.layers.items():
         entries = found.setdefault((model, gpu), {})

@@ -37,7 +37,7 @@ NORMED = ("linear_qkv", "linear_fc1")
 
 
 def with_adapters(layer: LayerSpec, rank: int, targets: Sequence[str]) -> LayerSpec:
-    """Return the layer with adapters of `rank` next to its products named in `targets`; all else is frozen.
+    """Return the layer with adapters next to its products named in `targets`, all else frozen.
 
     LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1) replaces a product `W x` by `W x + B A x`
     with `A` of
@@ -197,7 +197,7 @@ class Model:
         return any(layer.experts is not None for layer in self.layers)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return model FLOP (forward and backward, no recomputation) per token, Narayanan et al. 2021.
+        """Return model FLOP per token, forward and backward (Narayanan et al. 2021).
 
         Frozen weights have no gradient, which is a third of a product's FLOP.
         """
@@ -336,7 +336,7 @@ class Sublayers(NamedTuple):
 def _with_residuals(
     config: ModelConfig, block: LayerSpec, parts: tuple[LayerSpec, LayerSpec], counts: Sublayers
 ) -> LayerSpec:
-    """Add the parts of a block outside the tensor-parallel region: norms, dropout, residuals, biases."""
+    """Add the parts outside the tensor-parallel region: norms, dropout, residuals, biases."""
     h = config.hidden_size
     attention, mlp = parts
     mask = 1 if config.dropout else 0
@@ -363,7 +363,7 @@ def _with_residuals(
 
 
 def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
-    """Describe the dense MLP of a block, or the shared experts and the router next to routed ones."""
+    """Describe the dense MLP of a block, or shared experts and router next to routed experts."""
     h = config.hidden_size
     inputs = (2 if config.gated_mlp else 1) * ffn
     bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
@@ -493,7 +493,7 @@ def _indexer(config: ModelConfig) -> LayerSpec:
 
 
 def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
-    """Describe a multi-token prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-LM).
+    """Describe a module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
     Norms of the state and of the next token's embedding, a product of both, and a block like the
     last one;

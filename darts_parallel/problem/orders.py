@@ -71,7 +71,7 @@ def _number_of_orders(counts: dict[int, int]) -> int:
 
 
 def order_label(cluster: Cluster) -> str:
-    """Return the devices along the pipeline, e.g. `a100_40 × 1, a10 × 3` (nodes); empty for equal nodes."""
+    """Return the nodes along the pipeline, e.g. `a100_40 × 1, a10 × 3`; empty for equal nodes."""
     if cluster.homogeneous:
         return ""
     types = cluster.node_types
@@ -81,7 +81,7 @@ def order_label(cluster: Cluster) -> str:
 
 
 def _blocks(cluster: Cluster, pp: int) -> tuple[dict[int, int], dict[int, int]] | None:
-    """Return the nodes in a block of every type, and blocks of it; None where a block would be split."""
+    """Return nodes per block and number of blocks by type; None if a block would be split."""
     stage = cluster.num_devices // pp
     nodes, size = Counter(cluster.node_types), {}
     for kind in cluster.types:
@@ -115,7 +115,7 @@ def _side_by_side(counts: dict[int, int], *, shifts: bool) -> list[tuple[int, ..
 
 
 def _nodes(cluster: Cluster, sequence: tuple[int, ...], size: dict[int, int]) -> tuple[int, ...]:
-    """Return the nodes in the order of a sequence of blocks; nodes of a type keep their rank order."""
+    """Return the nodes in the order of a sequence of blocks; a type keeps its rank order."""
     left = {
         kind: iter([n for n, t in enumerate(cluster.node_types) if t == kind])
         for kind in cluster.types

@@ -68,7 +68,7 @@ class Problem:
 
 
 def _model(config: Config, block: LayerSpec | None) -> Model:
-    """Build the chain; its ends are joined for trainers that keep embedding and head with a block."""
+    """Build the chain; some trainers keep embedding and head on the stage of a block."""
     training, hybrid = config.training, config.model.hybrid_override_pattern is not None
     ends = (
         "never"

@@ -1,4 +1,4 @@
-"""Compare the priced layers of an imported model with the model that `transformers` builds of its file."""
+"""Compare the layers of an imported model with the model that `transformers` builds."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ def state_space_heads(config: ModelConfig) -> int:
 
 
 def tensor_divided(config: ModelConfig) -> tuple[int, ...]:
-    """Return numbers that a tensor-parallel degree must divide: heads, and the groups that share B and C.
+    """Return numbers that a tensor-parallel degree divides: heads, and groups that share B and C.
 
     As Megatron-LM's mixer asserts; B and C of Mamba-1 are whole on every rank.
     """
