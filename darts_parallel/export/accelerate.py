@@ -1,5 +1,4 @@
-"""Hugging Face accelerate: `accelerate.yaml` for `accelerate launch` (FSDP2) and
-`ParallelismConfig`.
+"""Hugging Face accelerate: the YAML of `accelerate launch` (FSDP2) and `ParallelismConfig`.
 
 Written for accelerate 1.15. `ParallelismConfig` has no pipeline; it refuses replicas without
 sharding next to tensor or context parallelism, and FSDP without a dimension to shard over
@@ -100,8 +99,7 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
 
 
 def _fsdp(job: Request, strategy: LayerStrategy) -> bool:
-    """Return whether FSDP2 is needed: state is sharded over several ranks; else they replicate
-    all (DDP)."""
+    """Return whether state is sharded over several ranks (FSDP2); else they replicate it (DDP)."""
     return strategy.zero_stage > 0 and strategy.dp * job.plan.cp > 1
 
 

@@ -180,8 +180,7 @@ class Request:
         return sum(group.count for group in groups), gpus
 
     def sharded_over(self, strategy: LayerStrategy) -> int:
-        """Return the data- and context-parallel ranks that share a strategy's state; 1 without
-        ZeRO."""
+        """Return the ranks that share the state of a replica; 1 without ZeRO."""
         if not strategy.zero_stage:
             return 1
         return strategy.shard_size or strategy.dp * self.plan.cp
@@ -218,8 +217,7 @@ class Request:
         ]
 
     def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
-        """Note a setting that the target cannot express; `settle` raises all of them in one
-        sentence.
+        """Note a setting that the target cannot express; `settle` raises all in one sentence.
 
         Whoever cannot go on without it raises what this returns.
 
@@ -274,8 +272,7 @@ class Request:
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 
     def shared(self, layers: Sequence[Compared], why: str) -> LayerStrategy:
-        """Return the strategy of the first of some layers; the first difference of another is
-        refused.
+        """Return the strategy of the first layer; refuse the first difference of another.
 
         Args:
             why: What the target has for all of them alike, in one clause.
@@ -305,8 +302,7 @@ class Request:
 
     @property
     def experts(self) -> LayerStrategy | None:
-        """The strategy of the layers with experts, as far as their experts go; None for a dense
-        model."""
+        """A strategy with the degrees of the expert layers; None for a dense model."""
         rows = [
             Compared(layer.name, own, ("ep", "etp"))
             for layer, own in self.pairs
@@ -358,8 +354,7 @@ class Request:
         return list(dict.fromkeys(mixed))
 
     def require_precision(self, known: Collection[str], why: str) -> None:
-        """Refuse a precision that is none of `known`; `why` says so of the trainer, in one
-        clause."""
+        """Refuse a precision that is none of `known`; `why` is a clause about the trainer."""
         precision = self.problem.training.precision
         if precision not in known:
             self.refuse(f"training.precision={precision}, which {why}", "training.precision=bf16")
@@ -387,8 +382,7 @@ class Request:
             )
 
     def require_llama_like(self) -> None:
-        """Refuse models whose blocks are not Llama's: RMSNorm, gated MLP, rotary positions, no
-        biases."""
+        """Refuse blocks without RMSNorm, gated MLP and rotary positions, or with biases."""
         self.require_one_stack()
         config = self.model
         wrong = []
@@ -433,8 +427,7 @@ class Request:
 
 
 def _joined(ways: list[str]) -> str:
-    """Join overrides of several ways out: lists of one key are cut down to what all of them
-    allow."""
+    """Join overrides of several ways out: of lists of one key their common values stay."""
     values: dict[str, list[str]] = {}
     for way in ways:
         first, _, _ = way.partition(" or ")

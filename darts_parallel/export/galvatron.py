@@ -122,8 +122,7 @@ def _check_stages(job: Request) -> None:
 
 
 def _sequence_parallel(job: Request) -> bool:
-    """Return whether layers with tensor parallelism divide the sequence: a switch of the
-    runtime."""
+    """Return whether tensor-parallel layers divide the sequence: a switch of the runtime."""
     flags = {strategy.sequence_parallel for strategy in job.plan.layers if strategy.tp > 1}
     if len(flags) > 1:
         job.refuse(

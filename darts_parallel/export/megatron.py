@@ -190,8 +190,7 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
 
 
 def _recompute_flags(job: Request) -> list[Flag]:
-    """Count the first layers of every chunk that are recomputed: blocks are equal, so only
-    counts matter."""
+    """Count the recomputed layers of every chunk; blocks are equal, so that counts suffice."""
     kinds = {strategy.recompute for strategy in job.blocks}
     if kinds == {"none"}:
         return []

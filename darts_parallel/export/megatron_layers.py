@@ -1,5 +1,4 @@
-"""Megatron-LM's flags for layers that differ: hybrid patterns, sliding windows, multi-token
-prediction.
+"""Megatron-LM's flags for layers that differ: hybrids, sliding windows, token prediction.
 
 A hybrid runs in `pretrain_hybrid.py`: `--hybrid-layer-pattern` names every layer by a symbol, `|`
 ends a pipeline segment (one each virtual stage) and takes the place of every other flag of the
@@ -48,8 +47,7 @@ def with_halves(job: Request) -> Request:
 
 
 def hybrid_flags(job: Request) -> list[Flag]:
-    """Return the pattern with its segments, and the sizes of its state spaces; none for other
-    models.
+    """Return the pattern of a hybrid with its segments, and the sizes of its state spaces.
 
     Errors:
         UnsupportedError: sizes that its mixer cannot have, or a segment without a layer.
@@ -92,8 +90,7 @@ def segments(job: Request) -> str:
 
 
 def window_flags(job: Request) -> list[Flag]:
-    """Return sliding windows: Megatron-LM counts the tokens before a query, Hugging Face the
-    query, too."""
+    """Return sliding windows: Hugging Face counts the query itself, Megatron-LM does not."""
     config = job.model
     if config.sliding_window is None:
         return []
@@ -115,8 +112,7 @@ def prediction_flags(job: Request) -> list[Flag]:
 
 
 def require_first_recomputed(job: Request) -> None:
-    """Refuse full recomputation of chosen layers where layers differ and the chosen are not the
-    first.
+    """Refuse full recomputation of layers that differ from the first layers of a stage.
 
     `--recompute-num-layers` takes the first layers of a stage, whatever they are.
 

@@ -84,8 +84,7 @@ def _expert_values(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
 
 
 def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
-    """Return how the router scores experts; sigmoids and the flex dispatcher want whole
-    precision."""
+    """Return how the router scores experts; sigmoids and the flex dispatcher want fp32."""
     function = score_function(config)
     return {
         "moe-router-score-function": None if function == "softmax" else function,  # its default
@@ -95,8 +94,7 @@ def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
 
 
 def layer_frequency(config: ModelConfig) -> str | int:
-    """Say which layers have experts, as Megatron-LM reads it: a number, or runs of a Python
-    list."""
+    """Say which layers have experts: 1 for all, or runs of a Python list."""
     pattern = [int(has) for has in expert_pattern(config)]
     if all(pattern):
         return 1
@@ -116,8 +114,7 @@ def _period(pattern: list[int]) -> int:
 
 
 def megatron_recompute_modules(job: Request) -> list[Flag]:
-    """Name what selective recomputation computes again, where it is not the attention core
-    alone."""
+    """Name the parts that selective recomputation repeats, other than the attention core."""
     modules = job.problem.training.recompute_modules
     if list(modules) == ["core_attn"] or all(s.recompute != "selective" for s in job.blocks):
         return []

@@ -62,8 +62,7 @@ def _express(job: Request) -> Exported:
 
 
 def _trainer_with(part: str, *, experts: bool) -> str:
-    """Name a trainer for a part of a model: of all models with the most parts, or one that wraps
-    yours."""
+    """Name a trainer for a part of a model: the one with most parts, or one that wraps models."""
     trainers = [read_trainer(name) for name in EXPORTS]
     widest = max(trainers, key=lambda trainer: len(trainer.model_parts))
     if part in widest.model_parts:

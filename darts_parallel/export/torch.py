@@ -1,5 +1,4 @@
-"""PyTorch by `darts_parallel.run`: a program for torchrun, and the plan with its configuration next
-to it.
+"""PyTorch by `darts_parallel.run`: a program for torchrun, and a file with the plan.
 
 The program takes every plan that `run` executes, layer-wise ones included: it is `run` that
 executes it.

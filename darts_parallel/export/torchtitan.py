@@ -1,5 +1,4 @@
-"""torchtitan: a Python function that sets the fields of a `Trainer.Config` (TOML is gone since
-2026).
+"""torchtitan: a Python function that sets the fields of a `Trainer.Config`.
 
 Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 `torchtitan/distributed/activation_checkpoint.py`, of release 0.3.0 (batch sizes) and of main at
@@ -157,8 +156,7 @@ def _modules(chunk: ChunkContent) -> list[str]:
 
 
 def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return sequences, as release 0.3.0 counts them: a pipeline cuts the local batch into
-    micro-batches."""
+    """Return sequences, as release 0.3.0 counts: a pipeline cuts the local batch."""
     training, size = job.problem.training, job.micro_batch_size(strategy)
     return {
         "local_batch_size": size * job.plan.num_micro_batches if job.plan.pp > 1 else size,

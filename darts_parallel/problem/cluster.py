@@ -375,8 +375,7 @@ class Cluster:
         return {}
 
     def stage_links(self, stage: StageTopology) -> tuple[Link, Link]:
-        """Return the links inside and between the nodes of a stage; the slowest of several
-        kinds."""
+        """Return the slowest links inside and between the nodes of a stage."""
         inside = (self.groups[kind].intra_node for kind in stage.groups)
         between = (self.nic(kind) for kind in stage.groups)
         slowest, last = (
@@ -394,8 +393,7 @@ class Cluster:
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
     def stage_group(self, stage: int, pp: int) -> NodeGroup:
-        """Return the node group whose device, links and price a stage has; the slowest of
-        several."""
+        """Return the slowest node group of a stage, whose device, links and price it has."""
         return self.groups[self.stage_topology(stage, pp).group]
 
     def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:

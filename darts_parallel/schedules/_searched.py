@@ -120,7 +120,8 @@ def _largest(states: Numbers) -> Numbers:
     """Keep the states that no other state exceeds in every number."""
     unique = np.unique(states, axis=0)
     at_least = (unique[None] >= unique[:, None]).all(axis=-1)
-    return unique[at_least.sum(axis=1) == 1]
+    largest: Numbers = unique[at_least.sum(axis=1) == 1]
+    return largest
 
 
 def _parts(entry: Operation) -> set[Pass]:
