@@ -19,8 +19,8 @@ PAGES = [
 ]
 CITED = re.compile(r"(?<![\w/*.{}-])(?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|toml)\b(?![\w{(])")
 """A file of code, of prose or of settings, with or without its folders."""
-PLACEHOLDER = re.compile(r"[A-Z]{4,}(_[A-Z]+)*\.\w+$")
-"""A name to be filled in, such as `conf/design/NAME.yaml`; README and CHANGELOG are files."""
+PLACEHOLDER = re.compile(r"\b(NAME|CLUSTER_SOFTWARE)\.\w+$")
+"""A name to be filled in, such as `conf/design/NAME.yaml`."""
 WRITTEN = {
     "cluster/measured.yaml",
     "device/measured.yaml",
@@ -62,10 +62,11 @@ def files() -> set[str]:
 
 
 def exists(name: str, folder: Path) -> bool:
-    """Return whether a cited name is a file: whole, from the page's folder, or as the end of a path."""
+    """Return whether a cited name is a file: from the page's folder, or as the end of a path."""
     if (folder / name).is_file():
         return True
-    return any(f"/{path}".endswith(f"/{name}") for path in files())
+    below = name.replace("../", "")  # sources write pages of other folders
+    return any(f"/{path}".endswith(f"/{below}") for path in files())
 
 
 def missing(text: str, folder: Path) -> set[str]:
