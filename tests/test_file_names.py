@@ -45,6 +45,7 @@ OTHER_PROJECTS = {
     "megatron/training/arguments.py",
     "pretrain_gpt.py",
     "pretrain_hybrid.py",
+    "pytorch/module/layernorm_linear.py",
     "runtime/engine.py",
     "src/accelerate/parallelism_config.py",
     "torchtitan/distributed/activation_checkpoint.py",

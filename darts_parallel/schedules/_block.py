@@ -118,7 +118,9 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
     move_together(slots, [held(row) for row in slots], [-1] * pp)
     last_forward = [_last_forward(row) for row in slots]
     # gradients of weights leave the drain, and return where its backward passes leave slots free
-    drained = [_take_weights(row, end) for row, end in zip(slots, last_forward, strict=True)]
+    drained = []
+    for row, end in zip(slots, last_forward, strict=True):
+        drained.append(_take_weights(row, end))
     move_together(slots, None, last_forward)
     for row, entries, end in zip(slots, drained, last_forward, strict=True):
         for entry in entries:

@@ -18,7 +18,9 @@ def _discovered() -> dict[str, Schedule]:
 
 
 _SCHEDULES = _discovered()
-_ALIASES = {alias: name for name, schedule in _SCHEDULES.items() for alias in schedule.aliases}
+_ALIASES: dict[str, str] = {}
+for _schedule in _SCHEDULES.values():
+    _ALIASES.update(dict.fromkeys(_schedule.aliases, _schedule.name))
 NAMES = tuple(_SCHEDULES)
 CLOSED_FORM = "1f1b"
 """The schedule whose seconds have a closed form; the others are simulated."""

@@ -65,7 +65,8 @@ class Searched(Schedule):
         held = np.zeros(2 * self.num_stages, dtype=np.int64)
         for states in self.moments():
             held += max(states.tolist(), key=sum)
-        return tuple(held.reshape(2, -1).sum(axis=0).tolist())
+        by_stage = held.reshape(2, -1).sum(axis=0)
+        return tuple(by_stage.tolist())
 
     def moments(self) -> list[Numbers]:
         """Return what stages hold at the moments that no other moment of a device exceeds.
