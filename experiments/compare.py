@@ -9,42 +9,39 @@ python -m experiments.compare problems=[gpt2_xl,tight] seeds=2 search.num_steps=
 from collections.abc import Sequence
 from functools import partial
 
-from darts_parallel.config import load_config, run_main
+from darts_parallel.config import SearchConfig, load_config, run_main
 from darts_parallel.report import markdown_table
 from experiments.comparison.curves import curves_csv, curves_figure
 from experiments.comparison.findings import distribution, problem_table, remarks
+from experiments.comparison.methods import CompareOptions, run_case
 from experiments.comparison.problems import suite
-from experiments.comparison.runs import CompareOptions, MethodRun, run_case
+from experiments.comparison.runs import MethodRun
 from experiments.comparison.standings import HEADER, default_verdict, duels, standings
 from experiments.study import Report, Study, run_study
+
+CURVES = "best plan so far against wall-clock, median over seeds of the gap to the best known plan"
+
+
+def changed(search: SearchConfig) -> str:
+    """List the settings that differ from those of conf/."""
+    standard = vars(load_config().search)
+    given = vars(search).items()
+    return " ".join(f"search.{key}={value}" for key, value in given if value != standard[key])
 
 
 def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
     """Return the standings, the distribution of gaps and a line for each problem."""
-    standard = vars(load_config().search)
-    changed = [
-        f"search.{key}={value}"
-        for key, value in vars(options.search).items()
-        if value != standard[key]
-    ]
     note = (
-        f"{options.seeds} seeds, at most {options.budget:g} s for the gradient search and as long as it took "
-        f"for each random rival; {options.jobs} problems at a time, one thread each. Gaps are medians over "
-        f"seeds to the best known plan. {' '.join(changed)}"
-    ).rstrip()
-    caption = (
-        "best plan so far against wall-clock, median over seeds of the gap to the best known plan"
+        f"{options.seeds} seeds, at most {options.budget:g} s for the gradient search and as long "
+        f"as it took for each random rival; {options.jobs} problems at a time, one thread each. "
+        f"Gaps are medians over seeds to the best known plan. {changed(options.search)}"
     )
-    return Report(
-        note,
-        markdown_table(HEADER, [standing.cells() for standing in standings(runs)]),
-        [*default_verdict(runs), *duels(runs)],
-        distribution(runs),
-        remarks(runs),
-        problem_table(runs),
-        pictures={"anytime.png": (curves_figure(runs), caption)},
-        files={"curves.csv": curves_csv(runs)},
-    )
+    table = markdown_table(HEADER, [standing.cells() for standing in standings(runs)])
+    verdicts = [*default_verdict(runs), *duels(runs)]
+    gaps = (distribution(runs), remarks(runs), problem_table(runs))
+    pictures = {"anytime.png": (curves_figure(runs), CURVES)}
+    files = {"curves.csv": curves_csv(runs)}
+    return Report(note.rstrip(), table, verdicts, *gaps, pictures=pictures, files=files)
 
 
 def run(options: CompareOptions) -> int:

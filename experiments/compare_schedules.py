@@ -11,16 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from darts_parallel.config import run_main
-from darts_parallel.errors import ConfigError
 from experiments.comparison.curves import curves_figure
+from experiments.comparison.problems import named, schedule_suite
 from experiments.comparison.runs import MethodRun
-from experiments.comparison.schedule_problems import CASES
-from experiments.comparison.schedule_suite import (
-    CompareSchedulesOptions,
-    gaps_table,
-    solve_case,
-    verdict,
-)
+from experiments.comparison.schedule_findings import gaps_table, verdict
+from experiments.comparison.schedules import CompareSchedulesOptions, solve_case
 from experiments.study import Report, Study, run_study
 
 
@@ -47,10 +42,7 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
 
 def run(options: CompareSchedulesOptions) -> int:
     """Run all problems; returns the exit status."""
-    wanted = [case for case in CASES if any(part in case.name for part in options.problems or [""])]
-    if not wanted:
-        names = ",".join(options.problems)
-        raise ConfigError(f"problems={names} is part of no problem's name; try {CASES[0].name}.")
+    wanted = named(schedule_suite(), options.problems)
     study = Study(
         "compare_schedules",
         "Which method finds the best plan where the schedule is free?",

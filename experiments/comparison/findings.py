@@ -4,18 +4,28 @@ from collections.abc import Sequence
 
 from darts_parallel.report import markdown_table
 from experiments.comparison.quantiles import EXACT, percent, quantile
-from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun
+from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun, grouped, median_of
 
 SHARES = (5, 25, 50, 75, 95, 100)
 """Quantiles of the distribution, percent."""
+EXACT_SHARE = 0.95
+"""Share of runs that should end at the optimum."""
 LARGE = 0.01
 """Polished gap that no run should exceed."""
 
 
+def _proven(runs: Sequence[MethodRun]) -> set[str]:
+    """Name the problems that the oracle proved: other gaps are from a lower bound."""
+    return {run.problem for run in runs if run.method == ORACLE and run.proven}
+
+
 def _solved(runs: Sequence[MethodRun]) -> list[MethodRun]:
-    """Return searches on problems that the oracle proved: other gaps are from a lower bound."""
-    proven = {run.problem for run in runs if run.method == ORACLE and run.proven}
+    proven = _proven(runs)
     return [run for run in runs if run.method == SEARCH and run.problem in proven]
+
+
+def _raw_gaps(runs: Sequence[MethodRun]) -> list[float]:
+    return [run.raw_gap for run in runs if run.raw_gap is not None]
 
 
 def distribution(runs: Sequence[MethodRun]) -> list[str]:
@@ -23,61 +33,55 @@ def distribution(runs: Sequence[MethodRun]) -> list[str]:
     solved = _solved(runs)
     if not solved:
         return []
-    polished, raw = (
-        [run.gap for run in solved],
-        [run.raw_gap for run in solved if run.raw_gap is not None],
-    )
-    lines = []
-    for name, gaps in (("raw", raw), ("polished", polished)):
-        exact = sum(abs(gap) < EXACT for gap in gaps) / len(gaps)
-        spread = [percent(quantile(gaps, share)) for share in SHARES]
-        lines.append((name, str(len(gaps)), f"{exact:.1%}", *spread))
-    exact, worst, median = (
-        sum(gap < EXACT for gap in polished) / len(polished),
-        max(polished),
-        quantile(raw, 50),
-    )
-    targets = [
-        ("polished gap 0 % in at least 95 % of runs", f"{exact:.1%}", exact >= 0.95),
-        ("polished gap never above 1 %", percent(worst), worst <= LARGE),
-        ("raw gap median below 1 %", percent(median), median < LARGE),
-    ]
-    header = [
-        "gap",
-        "runs",
-        "exactly 0",
-        *("max" if share == 100 else f"{share}%" for share in SHARES),
-    ]
+    raw = _raw_gaps(solved)
+    polished = [run.gap for run in solved]
+    shares = ["max" if share == 100 else f"{share}%" for share in SHARES]
+    lines = [_gap_line("raw", raw), _gap_line("polished", polished)]
+    exact = sum(gap < EXACT for gap in polished) / len(polished)
+    worst = max(polished)
+    median = quantile(raw, 50)
+    often = f"{exact:.1%}, {_met(exact >= EXACT_SHARE)}"
     return [
-        *markdown_table(header, lines),
+        *markdown_table(("gap", "runs", "exactly 0", *shares), lines),
         "",
-        *(
-            f"- {target}: {found}, {'met' if met else '**missed**'}"
-            for target, found, met in targets
-        ),
+        f"- polished gap 0 % in at least 95 % of runs: {often}",
+        f"- polished gap never above 1 %: {percent(worst)}, {_met(worst <= LARGE)}",
+        f"- raw gap median below 1 %: {percent(median)}, {_met(median < LARGE)}",
     ]
+
+
+def _gap_line(name: str, gaps: Sequence[float]) -> list[str]:
+    exact = sum(abs(gap) < EXACT for gap in gaps) / len(gaps)
+    spread = [percent(quantile(gaps, share)) for share in SHARES]
+    return [name, str(len(gaps)), f"{exact:.1%}", *spread]
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**missed**"
 
 
 def remarks(runs: Sequence[MethodRun]) -> list[str]:
-    """Return a line for every search that missed the optimum and every oracle that stopped early."""
-    solved = _solved(runs)
-    proven = {run.problem for run in runs if run.method == ORACLE and run.proven}
-    lines = [
-        f"- {run.problem}, seed {run.seed}: polished {percent(run.gap)}, raw {percent(run.raw_gap)}"
-        for run in sorted(solved, key=lambda run: -run.gap)
-        if run.gap >= EXACT
-    ]
-    lines += [
-        f"- The oracle stopped early on {run.problem}: gaps are from its bound and count in no statistic."
-        for run in runs
-        if run.method == ORACLE and not run.proven
-    ]
-    return lines + [
-        f"- Contradiction: {run.method} is better than the proven answer on {run.problem}, seed {run.seed}, "
-        f"by {-run.gap:.1e}: the oracle or the cost is wrong."
-        for run in runs
-        if run.gap <= -EXACT and run.problem in proven
-    ]
+    """Return a line for every missed optimum, every stopped oracle and every contradiction."""
+    proven = _proven(runs)
+    missed: list[str] = []
+    stopped: list[str] = []
+    contradictions: list[str] = []
+    for run in sorted(_solved(runs), key=lambda run: -run.gap):
+        if run.gap >= EXACT:
+            gaps = f"polished {percent(run.gap)}, raw {percent(run.raw_gap)}"
+            missed.append(f"- {run.problem}, seed {run.seed}: {gaps}")
+    for run in runs:
+        if run.method == ORACLE and not run.proven:
+            stopped.append(
+                f"- The oracle stopped early on {run.problem}: "
+                "gaps are from its bound and count in no statistic."
+            )
+        if run.gap <= -EXACT and run.problem in proven:
+            contradictions.append(
+                f"- Contradiction: {run.method} is better than the proven answer on {run.problem}, "
+                f"seed {run.seed}, by {-run.gap:.1e}: the oracle or the cost is wrong."
+            )
+    return missed + stopped + contradictions
 
 
 def problem_table(runs: Sequence[MethodRun]) -> list[str]:
@@ -94,24 +98,30 @@ def problem_table(runs: Sequence[MethodRun]) -> list[str]:
         "search seconds",
     )
     lines = []
-    for oracle in (run for run in runs if run.method == ORACLE):
-        mine = [run for run in runs if run.problem == oracle.problem]
-        found = [run for run in mine if run.method == SEARCH]
-        uniform = next((run.gap for run in mine if run.method == UNIFORM), None)
-        spread = []
-        for gaps in ([run.raw_gap for run in found], [run.gap for run in found]):
-            known = [gap for gap in gaps if gap is not None]
-            spread += [percent(quantile(known, 50)), percent(max(known))] if known else ["-", "-"]
-        seconds = f"{quantile([run.seconds for run in found], 50):.1f}" if found else "-"
-        mark = "" if oracle.proven else " (bound)"
-        lines.append(
-            (
-                oracle.problem,
-                f"{oracle.iteration_time_s:.5g}{mark}",
-                f"{oracle.seconds:.1f}",
-                percent(uniform),
-                *spread,
-                seconds,
-            )
-        )
+    for problem, rows in grouped(runs, "problem").items():
+        methods = grouped(rows, "method")
+        if ORACLE in methods:
+            lines.append((problem, *_problem_cells(methods)))
     return markdown_table(header, lines)
+
+
+def _problem_cells(methods: dict[str, list[MethodRun]]) -> list[str]:
+    (oracle,) = methods[ORACLE]
+    uniform = methods[UNIFORM][0].gap if UNIFORM in methods else None
+    found = methods.get(SEARCH, [])
+    seconds = f"{median_of(found, 'seconds'):.1f}" if found else "-"
+    mark = "" if oracle.proven else " (bound)"
+    return [
+        f"{oracle.iteration_time_s:.5g}{mark}",
+        f"{oracle.seconds:.1f}",
+        percent(uniform),
+        *_median_and_max(_raw_gaps(found)),
+        *_median_and_max([run.gap for run in found]),
+        seconds,
+    ]
+
+
+def _median_and_max(gaps: Sequence[float]) -> tuple[str, str]:
+    if not gaps:
+        return "-", "-"
+    return percent(quantile(gaps, 50)), percent(max(gaps))

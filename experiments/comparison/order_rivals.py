@@ -9,6 +9,14 @@ SAMPLES = 8
 """Pairs of a perturbed gradient."""
 DECODED = 30
 """Orders that annealing times while keys are decoded once."""
+WIDTH = 0.02
+"""Standard deviation of the first perturbations; keys are in [0, 1]."""
+SHRINK = 0.98
+"""Factor on the perturbations after every step."""
+RATE = 0.3
+"""Length of a step over the width of the perturbations."""
+WORST = 2.0
+"""Seconds relative to the first order, beyond which orders count alike."""
 
 
 class HeuristicOrder(OrderSearch):
@@ -19,9 +27,8 @@ class HeuristicOrder(OrderSearch):
         if not problem.free:
             return problem.starts(plan)
         first = np.append(plan.first_layers[0].numpy(), problem.table.num_layers)
-        return sorted(
-            problem.heuristic(first, plan.choices[0].numpy()), key=lambda order: order.seconds
-        )
+        orders = problem.heuristic(first, plan.choices[0].numpy())
+        return sorted(orders, key=lambda order: order.seconds)
 
     def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
         """Return the order as it is."""
@@ -40,29 +47,31 @@ class PerturbedGradient(OrderSearch):
     """Descend in keys of passes by slopes of smoothed seconds (Berthet et al. 2020, arXiv 2002.08676)."""
 
     def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
-        """Return the best order that the decoded keys give."""
+        """Return the best order that the decoded keys give; keys move by Adam."""
         if not problem.free:
             return order
         random = np.random.default_rng(int(self.state[0]))
         self.state += np.uint64(1)
         _, ended = problem.run(order)
-        keys, best, width = ended / ended.max(), order, 0.02
-        mean, square = np.zeros_like(keys), np.zeros_like(keys)
+        keys = ended / ended.max()
+        best = order
+        width = WIDTH
+        mean = np.zeros_like(keys)
+        square = np.zeros_like(keys)
         for step in range(1, 1 + moves // DECODED // (2 * SAMPLES)):
             gradient = np.zeros_like(keys)
             for _ in range(SAMPLES):
                 noise = random.standard_normal(keys.shape)
-                pair = [
-                    problem.dispatched(order.first, order.choices, keys + s * width * noise)
-                    for s in (1, -1)
-                ]
-                best = min([best, *pair], key=lambda found: found.seconds)
-                up, down = (min(found.seconds / order.seconds, 2.0) for found in pair)
-                gradient += (up - down) * noise
-            mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
-            slope = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.99**step)) + 1e-12)
-            keys -= 0.3 * width * slope
-            width *= 0.98
+                above = problem.dispatched(order.first, order.choices, keys + width * noise)
+                below = problem.dispatched(order.first, order.choices, keys - width * noise)
+                best = min(best, above, below, key=lambda found: found.seconds)
+                rise = min(above.seconds / order.seconds, WORST)
+                gradient += (rise - min(below.seconds / order.seconds, WORST)) * noise
+            mean = 0.9 * mean + 0.1 * gradient
+            square = 0.99 * square + 0.01 * gradient**2
+            scale = np.sqrt(square / (1 - 0.99**step)) + 1e-12
+            keys -= RATE * width * mean / (1 - 0.9**step) / scale
+            width *= SHRINK
         return best
 
 
@@ -72,7 +81,11 @@ RIVALS: dict[str, type[OrderSearch]] = {
     "blind_moves": BlindMoves,
     "perturbed_gradient": PerturbedGradient,
 }
-ORDER_LOOPS: dict[str, type[GradientSearch]] = {
-    name: type(own.__name__, (GradientSearch,), {"orders": own}) for name, own in RIVALS.items()
-}
-"""Loops by the names of the rivals whose orders they take."""
+
+
+def _loop_of(rival: type[OrderSearch]) -> type[GradientSearch]:
+    return type(rival.__name__, (GradientSearch,), {"orders": rival})
+
+
+ORDER_LOOPS = {name: _loop_of(rival) for name, rival in RIVALS.items()}
+"""Loops of the gradient search that take their orders from a rival, by its name."""

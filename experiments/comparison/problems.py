@@ -1,172 +1,143 @@
-"""List the problems that experiments compare methods on: presets, tight memory, uneven layers."""
+"""Build the problems that experiments compare methods on, listed in `experiments/data/problems.yaml`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from darts_parallel.cost import CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem, load_problem
 
+LIST = Path(__file__).parents[1] / "data" / "problems.yaml"
 TIGHTNESS = 1.15
 """Memory of a tight problem's devices, relative to what the lightest plan needs."""
-
-
-VARIANTS = ("loose", "tight", "uneven")
+FREE_SCHEDULE = (
+    "space.zero_stage=1",
+    "space.recompute=[none,full]",
+    "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min,searched]",
+)
+"""Overrides of every problem whose schedule is free."""
 
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """Name one problem of the suite; its cost tables are built where they are needed."""
+    """Name one problem; its cost tables are built where they are needed."""
 
-    model: str
-    cluster: str
-    training: str
-    variant: str
-    """`loose`: the preset; `tight`: with little memory; `uneven`: with random layers."""
-    seed: int
+    name: str
+    """Name that tables show and `problems=` matches."""
+    overrides: tuple[str, ...]
+    variant: str = "loose"
+    """`loose`: as the presets say; `tight`: with little memory; `uneven`: with random layers."""
+    seed: int = 0
     """Seed of the random factors of an uneven problem."""
-    nodes: int | None = None
-    """Number of nodes of the cluster; None: as the preset has it."""
+    layout: str = ""
+    """Published layout, as `--pipeline-model-parallel-layout` writes it; empty: none."""
 
-    @property
-    def name(self) -> str:
-        """Return the name that tables show and filters match."""
-        size = "" if self.nodes is None else f" x {self.nodes} nodes"
-        return f"{self.model} on {self.cluster}{size}, {self.variant}"
+    @cached_property
+    def problem(self) -> Problem:
+        """Load model, cluster, job and space."""
+        problem = load_problem(list(self.overrides))
+        return tight(problem) if self.variant == "tight" else problem
 
     def tables(self) -> tuple[CostTable, ...]:
         """Build the cost tables of the whole space."""
-        size = [] if self.nodes is None else [f"cluster.nodes.0.count={self.nodes}"]
-        preset = [f"model={self.model}", f"cluster={self.cluster}", f"training={self.training}"]
-        problem = load_problem([*preset, *size, "space=layerwise"])
-        if self.variant == "tight":
-            problem = tight(problem)
-        tables = tuple(build_tables(problem))
+        tables = tuple(build_tables(self.problem))
         return uneven(tables, self.seed) if self.variant == "uneven" else tables
-
-
-PRESETS: tuple[tuple[str, str, str], ...] = (
-    ("gpt2_xl", "a10_8x4", "gpt2_xl"),
-    ("gpt2_xl", "a10_4x4", "gpt2_xl"),
-    ("gpt2_xl", "v100_4x8", "gpt2_xl_fp16"),
-    ("gpt2_xl", "a100_40_2x8", "gpt2_xl"),
-    ("bert_345m", "a10_4x4", "bert_345m"),
-    ("bert_345m", "a10_8x4", "bert_345m"),
-    ("bert_345m", "a100_40_2x8", "bert_345m"),
-    ("t5_1_3b", "a10_4x4", "t5_1_3b"),
-    ("t5_1_3b", "a10_8x4", "t5_1_3b"),
-    ("t5_1_3b", "a100_40_2x8", "t5_1_3b"),
-    ("llama2_7b", "h100_1x8", "llama2_7b"),
-    ("llama2_7b", "a100_40_2x8", "llama2_7b"),
-    ("llama2_7b", "a100_40_8x8", "llama2_7b"),
-    ("llama3_8b", "a100_80_8x8", "llama3_8b"),
-    ("llama3_8b", "h100_8x8", "llama3_8b"),
-)
-"""Model, cluster and training preset of each problem; loose and tight memory are both used."""
-
-LARGE: tuple[tuple[str, str, str, int | None], ...] = (
-    ("llama3_70b", "h100_8x8", "llama3_70b", None),
-    ("bloom_176b", "a100_80_48x8", "bloom_176b", None),
-    ("gpt3_175b", "a100_80_48x8", "gpt3_175b", None),
-    ("llama3_405b", "h100_128x8", "llama3_405b", None),
-    ("llama3_405b", "h100_128x8", "llama3_405b", 512),
-)
-"""Real jobs, 80 to 128 layers on 64 to 4,096 GPUs; the last column is the number of nodes."""
-
-MIXED: tuple[tuple[str, str, str], ...] = (
-    ("gpt2_xl", "a10_a100_mixed", "gpt2_xl"),
-    ("bert_345m", "a10_a100_mixed", "bert_345m"),
-)
-"""Problems on nodes of more than one kind."""
-
-UNEVEN: tuple[tuple[str, str, str], ...] = (
-    PRESETS[0:2] + PRESETS[4:6] + PRESETS[8:9] + PRESETS[10:11]
-)
-"""Problems that also appear with random factors on their layers' seconds and bytes."""
-
-CORE = (
-    "gpt2_xl on a10_8x4, tight",
-    "gpt2_xl on a10_8x4, uneven",
-    "gpt2_xl on v100_4x8, tight",
-    "gpt2_xl on a100_40_2x8, tight",
-    "bert_345m on a10_4x4, tight",
-    "bert_345m on a10_4x4, uneven",
-    "t5_1_3b on a10_8x4, loose",
-    "t5_1_3b on a10_8x4, uneven",
-    "llama2_7b on h100_1x8, tight",
-    "llama3_8b on h100_8x8, tight",
-    "gpt2_xl on a10_a100_mixed, loose",
-    "llama3_70b on h100_8x8, loose",
-    "gpt3_175b on a100_80_48x8, loose",
-    "llama3_405b on h100_128x8 x 512 nodes, tight",
-)
-"""`problems=core`: every kind of problem of the suite, a third as many."""
-
-TOY: tuple[str, str, str] = ("toy", "toy", "toy")
-"""Smoke-test problem; excluded unless named."""
 
 
 def tight(problem: Problem) -> Problem:
     """Give the devices little more memory than the lightest plan needs."""
     tables = tuple(build_tables(problem))
-    peaks = [
-        evaluate_batch(table, plans).memory.amax(1).min()
-        for table, plans in zip(tables, lightest_plans(tables, "layerwise"), strict=True)
-    ]
-    peak = float(torch.stack(peaks).min())
-    return problem.with_devices(
-        lambda device: replace(device, memory=TIGHTNESS * peak + device.reserved)
-    )
+    lightest = lightest_plans(tables, "layerwise")
+    peaks = []
+    for table, plans in zip(tables, lightest, strict=True):
+        peaks.append(evaluate_batch(table, plans).memory.amax(1).min())
+    memory = TIGHTNESS * float(torch.stack(peaks).min())
+    return problem.with_devices(lambda device: replace(device, memory=memory + device.reserved))
 
 
 def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
-    """Return tables with a random factor in [0.5, 2] on the seconds and bytes of every layer."""
+    """Multiply every layer's seconds by a factor in [0.5, 2], its bytes by one in [0.7, 1.4]."""
     rng = torch.Generator().manual_seed(seed)
-    layers = tables[0].num_layers
-    seconds = 2.0 ** (2.0 * torch.rand(layers, generator=rng, dtype=torch.float64) - 1.0)
-    size = 2.0 ** (torch.rand(layers, generator=rng, dtype=torch.float64) - 0.5)
-    return tuple(
-        replace(
-            table,
-            forward=table.forward * seconds.unsqueeze(1),
-            backward=table.backward * seconds.unsqueeze(1),
-            static=table.static * size.unsqueeze(1),
-            activation=table.activation * size.unsqueeze(1),
-            working=table.working * size.unsqueeze(1),
-        )
-        for table in tables
-    )
+    shape = (tables[0].num_layers, 1)
+    seconds = 2.0 ** (2.0 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1.0)
+    size = 2.0 ** (torch.rand(shape, generator=rng, dtype=torch.float64) - 0.5)
+    factors = {"forward": seconds, "backward": seconds}
+    factors |= {"static": size, "activation": size, "working": size}
+    changed = []
+    for table in tables:
+        fields = {name: getattr(table, name) * factor for name, factor in factors.items()}
+        changed.append(replace(table, **fields))
+    return tuple(changed)
 
 
-def suite(names: Sequence[str] = ()) -> list[SuiteCase]:
-    """Return the problems, or those whose name contains one of `names`; `core` stands for `CORE`.
+@cache
+def _listed() -> Any:
+    return OmegaConf.to_container(OmegaConf.load(LIST))
+
+
+def _preset_case(entry: dict[str, Any], variant: str, seed: int) -> SuiteCase:
+    model = entry["model"]
+    cluster = entry["cluster"]
+    training = entry.get("training", model)
+    overrides = [f"model={model}", f"cluster={cluster}", f"training={training}", "space=layerwise"]
+    size = ""
+    if "nodes" in entry:
+        overrides.append(f"cluster.nodes.0.count={entry['nodes']}")
+        size = f" x {entry['nodes']} nodes"
+    name = f"{model} on {cluster}{size}, {variant}"
+    return SuiteCase(name, tuple(overrides), variant, seed)
+
+
+def suite(parts: Sequence[str] = ()) -> list[SuiteCase]:
+    """Return the problems of `compare`, or those whose name contains one of `parts`.
+
+    `core` alone stands for a third of them. A problem's place in the file is its seed.
 
     Errors:
-        ConfigError: one of the names fits no problem.
+        ConfigError: one of the parts fits no problem.
     """
-    cases: list[SuiteCase] = []
-    for preset in PRESETS:
-        for variant in VARIANTS if preset in UNEVEN else VARIANTS[:2]:
-            cases.append(SuiteCase(*preset, variant=variant, seed=len(cases)))
-    cases += [SuiteCase(*preset, variant="loose", seed=0) for preset in MIXED]
-    for model, cluster, training, nodes in LARGE:
-        for variant in VARIANTS[:2]:
-            cases.append(SuiteCase(model, cluster, training, variant, seed=len(cases), nodes=nodes))
-    if not names:
-        return cases
-    if tuple(names) == ("core",):
-        return [case for case in cases if case.name in CORE]
-    cases += [SuiteCase(*TOY, variant=variant, seed=len(cases)) for variant in VARIANTS]
-    for name in names:
-        if not any(name in case.name for case in cases):
-            known = sorted(
-                {case.model for case in cases} | {case.cluster for case in cases} | set(VARIANTS)
-            )
-            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"problems={name} is part of no problem's name, such as {cases[0].name!r}; try {near}."
-            )
-    return [case for case in cases if any(name in case.name for name in names)]
+    listed = _listed()
+    entries = [*listed["compare"], *listed["smoke"]]
+    pairs = [(entry, variant) for entry in entries for variant in entry["variants"]]
+    cases = [_preset_case(*pair, seed) for seed, pair in enumerate(pairs)]
+    if tuple(parts) == ("core",):
+        return [case for case in cases if case.name in listed["core"]]
+    if parts:
+        return named(cases, parts)
+    smoke = sum(len(entry["variants"]) for entry in listed["smoke"])
+    return cases[:-smoke]
+
+
+def schedule_suite() -> list[SuiteCase]:
+    """Return the problems of `compare_schedules`."""
+    cases = []
+    for entry in _listed()["schedules"]:
+        fields = entry | {"overrides": (*entry["overrides"].split(), *FREE_SCHEDULE)}
+        cases.append(SuiteCase(**fields))
+    return cases
+
+
+def named(cases: Sequence[SuiteCase], parts: Sequence[str]) -> list[SuiteCase]:
+    """Return the cases whose name contains one of `parts`; all of them without parts.
+
+    Errors:
+        ConfigError: one of the parts fits no case.
+    """
+    for part in parts:
+        if not any(part in case.name for case in cases):
+            raise _unknown(part, cases)
+    return [case for case in cases if any(part in case.name for part in parts or [""])]
+
+
+def _unknown(part: str, cases: Sequence[SuiteCase]) -> ConfigError:
+    words = {word.strip(",") for case in cases for word in case.name.split()}
+    near = get_close_matches(part, sorted(words), n=1, cutoff=0.0)[0]
+    given = f"problems={part} is part of no problem's name"
+    return ConfigError(f"{given}, such as {cases[0].name!r}; try {near}.")

@@ -1,53 +1,45 @@
-"""Solve one problem by every method: the rows of a comparison."""
+"""Rows of a comparison: what one method found on one problem with one seed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import torch
 
-from baselines import PLANNERS
-from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members
+from darts_parallel.config import SearchConfig, load_config, require_at_least
 from darts_parallel.cost import CostTable
-from darts_parallel.exact import Curve, TableResult, find_layerwise_plan, find_uniform_plan
+from darts_parallel.exact import Curve, TableResult
 from darts_parallel.gradient import GradientSearch, search_tables
-from darts_parallel.planner import solve
 from experiments.comparison.problems import SuiteCase
 from experiments.comparison.quantiles import quantile
 from experiments.study import StudyOptions, unless_interrupted
 
-ORACLE, UNIFORM, SEARCH = "dynamic_programming", "exhaustive_uniform", "gradient_search"
+ORACLE = "dynamic_programming"
+UNIFORM = "exhaustive_uniform"
+SEARCH = "gradient_search"
 SPACE = "layerwise"
 AUTO = "auto"
 """Order of methods of `search=auto` (`darts_parallel.planner.methods`)."""
 
 
-METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
-
-
 @dataclass
-class CompareOptions(StudyOptions):
-    """Command line of `python -m experiments.compare`."""
+class ComparisonOptions(StudyOptions):
+    """Hold the options that both comparisons have."""
 
     problems: list[str] = field(default_factory=list)
-    """Parts of problem names; none: the whole suite; `core`: a third of it."""
+    """Parts of problem names; none: all of them."""
     seeds: int = 5
     """Searches of each problem, with seeds from `search.seed` on."""
-    methods: list[str] = field(default_factory=lambda: list(METHODS))
-    """Methods next to the oracle, which always runs."""
-    search: SearchConfig = field(default_factory=lambda: load_config().search)
-    """Settings of the search, from conf/."""
-    oracle_seconds: float = 60.0
-    """Seconds after which the oracle stops with a lower bound, and a rival that ends by itself is stopped."""
     budget: float = 10.0
-    """Seconds of the gradient search at most; a rival that never ends by itself gets as many as that took."""
+    """Seconds of a search at most."""
+    search: SearchConfig = field(default_factory=lambda: load_config().search)
+    """Settings of the gradient search; `budget` limits its seconds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("seeds", self.seeds, 1)
         require_at_least("budget", self.budget, 0, strict=True)
-        require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
-        require_members("methods", self.methods, METHODS)
 
 
 @dataclass(frozen=True)
@@ -67,11 +59,11 @@ class MethodRun:
     raw_time_s: float | None = None
     """Seconds per iteration before polishing; None where a method does not polish."""
     schedule: str = ""
-    """Order of passes, where it is free."""
+    """Pipeline schedule of the best plan, where the method names it."""
     curve: Curve = field(default=(), repr=False)
     """Anytime curve; stands in a file of its own."""
-    gap: float = float("inf")
-    """Relative distance from the oracle's proven answer, or from its lower bound where it stopped early."""
+    gap: float = inf
+    """Relative distance from the proven optimum, or from a lower bound where the proof stopped."""
     raw_gap: float | None = None
     """Relative distance before polishing."""
 
@@ -83,7 +75,7 @@ class MethodRun:
 
 def gap(seconds: float, reference: float) -> float:
     """Return the relative distance from `reference`; infinite where there is no plan."""
-    return seconds / reference - 1.0 if reference > 0 else float("inf")
+    return seconds / reference - 1.0 if reference > 0 else inf
 
 
 def answered(
@@ -96,18 +88,12 @@ def answered(
 ) -> MethodRun:
     """Return the row of an answer that was asked for at `began`, by `time.monotonic`."""
     seconds = time.monotonic() - began
-    curve = answer.curve or (() if answer.best is None else ((seconds, answer.cost),))
-    return MethodRun(
-        problem,
-        method,
-        seed,
-        answer.cost,
-        seconds,
-        answer.plans_evaluated,
-        answer.proven,
-        schedule=schedule,
-        curve=curve,
-    )
+    curve = answer.curve
+    if answer.best is not None and not curve:
+        curve = ((seconds, answer.cost),)
+    plans = answer.plans_evaluated
+    run = MethodRun(problem, method, seed, answer.cost, seconds, plans, answer.proven)
+    return replace(run, schedule=schedule, curve=curve)
 
 
 def searched(
@@ -126,64 +112,69 @@ def searched(
     began = time.monotonic()
     found = search_tables(tables, SPACE, settings, seed, loop=loop)
     if found is None:
-        none = float("inf")
-        return MethodRun(problem, method, seed, none, time.monotonic() - began, 0, raw_time_s=none)
+        return MethodRun(problem, method, seed, inf, time.monotonic() - began, 0, raw_time_s=inf)
     unless_interrupted(found)
-    return MethodRun(
-        problem,
-        method,
-        seed,
-        found.iteration_time_s,
-        found.seconds,
-        found.plans_evaluated,
-        raw_time_s=found.raw_iteration_time_s,
-        schedule=found.plan.schedule_name,
-        curve=found.curve,
-    )
+    seconds = found.iteration_time_s
+    run = MethodRun(problem, method, seed, seconds, found.seconds, found.plans_evaluated)
+    raw = found.raw_iteration_time_s
+    return replace(run, raw_time_s=raw, schedule=found.plan.schedule_name, curve=found.curve)
 
 
-def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
-    """Solve a problem by the oracle first, then by every other method.
+class Contest:
+    """Solve one problem by many methods, one after the other, and collect the rows."""
 
-    The oracle knows no incumbent, so nothing that the search does can influence it.
-    """
-    torch.set_num_threads(1)
-    name, tables, search = case.name, case.tables(), options.search
-    seeds = range(search.seed, search.seed + options.seeds)
-    began = time.monotonic()
-    oracle = find_layerwise_plan(tables, SPACE, deadline=began + options.oracle_seconds)
-    runs = [answered(name, ORACLE, None, oracle, began)]
-    if UNIFORM in options.methods:
+    def __init__(self, case: SuiteCase, options: ComparisonOptions) -> None:
+        torch.set_num_threads(1)
+        self.case = case
+        self.tables = case.tables()
+        self.seeds = range(options.search.seed, options.search.seed + options.seeds)
+        self.runs: list[MethodRun] = []
+
+    def search(
+        self,
+        method: str,
+        seeds: Sequence[int],
+        settings: SearchConfig,
+        loop: type[GradientSearch] = GradientSearch,
+        tables: Sequence[CostTable] = (),
+    ) -> None:
+        """Run the gradient search with several seeds, or a loop in its place."""
+        for seed in seeds:
+            run = searched(self.case.name, method, seed, tables or self.tables, settings, loop)
+            self.runs.append(run)
+
+    def plan(
+        self, method: str, planner: Callable[..., TableResult], seconds: float, **given: int
+    ) -> TableResult:
+        """Run another planner for at most `seconds`, with a seed in `given` where it takes one."""
         began = time.monotonic()
-        uniform = find_uniform_plan(tables, deadline=began + options.oracle_seconds)
-        runs.append(answered(name, UNIFORM, None, uniform, began))
-    if AUTO in options.methods:
-        began, settings = time.monotonic(), replace(search, method=AUTO, seed=seeds[0])
-        auto = solve(tables, SPACE, settings, AUTO)
-        runs.append(
-            MethodRun(
-                name,
-                AUTO,
-                None,
-                auto.iteration_time_s,
-                time.monotonic() - began,
-                auto.plans_evaluated,
-                auto.proven,
-                curve=auto.curve,
-            )
-        )
-    budget = options.budget
-    if SEARCH in options.methods:
-        settings = replace(search, max_seconds=min(budget, search.max_seconds))
-        found = [searched(name, SEARCH, seed, tables, settings) for seed in seeds]
-        # equal wall-clock: a rival gets what the gradient search took, a tenth more against noise
-        budget = min(budget, 1.1 * quantile([run.seconds for run in found], 50))
-        runs += found
-    for method, rival in PLANNERS.items():
-        for seed in (seeds if rival.seeded else (None,)) if method in options.methods else ():
-            began = time.monotonic()
-            limit = budget if rival.seeded else options.oracle_seconds
-            answer = rival(tables, SPACE, deadline=began + limit, seed=seed or 0)
-            runs.append(answered(name, method, seed, answer, began))
-    reference = oracle.cost if oracle.proven else oracle.lower_bound
-    return [run.against(reference) for run in runs]
+        answer = planner(self.tables, SPACE, deadline=began + seconds, **given)
+        best = answer.best
+        schedule = "" if best is None else self.tables[best.table].pipeline.schedule
+        seed = given.get("seed")
+        self.runs.append(answered(self.case.name, method, seed, answer, began, schedule))
+        return answer
+
+
+def grouped(runs: Sequence[MethodRun], name: str) -> dict[str, list[MethodRun]]:
+    """Group rows by the field `name`, in their order."""
+    groups: dict[str, list[MethodRun]] = {}
+    for run in runs:
+        groups.setdefault(getattr(run, name), []).append(run)
+    return groups
+
+
+def median_of(runs: Sequence[MethodRun], name: str) -> float:
+    """Return the median of the field `name`."""
+    return quantile([float(getattr(run, name)) for run in runs], 50)
+
+
+def median_time(runs: Sequence[MethodRun]) -> float:
+    """Return the median seconds per iteration of the plans."""
+    return median_of(runs, "iteration_time_s")
+
+
+def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
+    """Return the least seconds per iteration of each problem that any method found."""
+    groups = grouped(runs, "problem").items()
+    return {name: min(run.iteration_time_s for run in rows) for name, rows in groups}

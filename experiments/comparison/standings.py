@@ -1,12 +1,21 @@
 """Compare all methods: how far from the best known plan, and at what cost."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baselines import PLANNERS
 from experiments.comparison.quantiles import EXACT, percent, quantile, read_curve
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, MethodRun
+from experiments.comparison.runs import (
+    AUTO,
+    ORACLE,
+    SEARCH,
+    UNIFORM,
+    MethodRun,
+    best_known,
+    grouped,
+    median_of,
+    median_time,
+)
 
 HEADER = (
     "method",
@@ -20,14 +29,6 @@ HEADER = (
     "median plans",
 )
 RAW = "gradient_search, raw"
-
-
-def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
-    """Return the least seconds per iteration of each problem that any method found."""
-    return {
-        name: min(run.iteration_time_s for run in runs if run.problem == name)
-        for name in dict.fromkeys(run.problem for run in runs)
-    }
 
 
 @dataclass(frozen=True)
@@ -44,41 +45,28 @@ class Standing:
     def cells(self) -> list[str]:
         """Return one row of the table, as `HEADER`."""
         found = [gap for gap in self.gaps if gap < float("inf")]
-        missing = str(len(self.gaps) - len(found)) if len(found) < len(self.gaps) else "-"
+        missing = len(self.gaps) - len(found)
         exact = sum(gap < EXACT for gap in self.gaps)
-        spread = (
-            [percent(quantile(found, share)) for share in (50, 95, 100)] if found else ["-"] * 3
-        )
-        return [
-            self.method,
-            str(len(self.gaps)),
-            missing,
-            str(exact),
-            *spread,
-            f"{self.seconds:.2f}",
-            f"{self.evaluations:.0f}",
-        ]
+        cells = [self.method, str(len(self.gaps)), str(missing or "-"), str(exact)]
+        for share in (50, 95, 100):
+            cells.append(percent(quantile(found, share)) if found else "-")
+        return [*cells, f"{self.seconds:.2f}", f"{self.evaluations:.0f}"]
 
 
 def standings(runs: Sequence[MethodRun]) -> list[Standing]:
-    """Summarize every method that ran, the exact ones first, then the gradient search, then the rivals."""
+    """Summarize every method that ran: the exact ones, then the gradient search, then the rivals."""
     best = best_known(runs)
+    methods = grouped(runs, "method")
+    if SEARCH in methods:
+        methods[RAW] = [replace(r, iteration_time_s=r.raw_time_s) for r in methods[SEARCH]]
     result = []
-    for method in (AUTO, ORACLE, UNIFORM, SEARCH, *PLANNERS):
-        mine = [run for run in runs if run.method == method]
-        if not mine:
-            continue
-        seconds, plans = (
-            quantile([float(getattr(run, key)) for run in mine], 50)
-            for key in ("seconds", "evaluations")
-        )
-        columns = {method: "iteration_time_s"} | ({RAW: "raw_time_s"} if method == SEARCH else {})
-        for name, column in columns.items():
-            times: dict[str, list[float]] = defaultdict(list)
-            for run in mine:
-                times[run.problem].append(getattr(run, column))
-            gaps = tuple(quantile(own, 50) / best[problem] - 1.0 for problem, own in times.items())
-            result.append(Standing(name, gaps, seconds, plans))
+    for method in (AUTO, ORACLE, UNIFORM, SEARCH, RAW, *PLANNERS):
+        if method in methods:
+            rows = methods[method]
+            problems = grouped(rows, "problem").items()
+            gaps = tuple(median_time(own) / best[problem] - 1.0 for problem, own in problems)
+            seconds = median_of(rows, "seconds")
+            result.append(Standing(method, gaps, seconds, median_of(rows, "evaluations")))
     return result
 
 
@@ -89,30 +77,38 @@ def duels(runs: Sequence[MethodRun]) -> list[str]:
     compared by medians over seeds.
     """
     lines = []
-    for name in (name for name, rival in PLANNERS.items() if rival.seeded):
-        counts = {"better": 0, "equal": 0, "worse": 0}
-        worse = []
-        for problem in dict.fromkeys(run.problem for run in runs):
-            mine = [run for run in runs if run.problem == problem and run.method == SEARCH]
-            theirs = [run.curve for run in runs if run.problem == problem and run.method == name]
-            if not mine or not theirs:
-                continue
-            seconds = quantile([run.seconds for run in mine], 50)
-            rival = quantile([read_curve(curve, seconds) for curve in theirs], 50)
-            own = quantile([run.iteration_time_s for run in mine], 50)
-            slack = rival * EXACT if rival < float("inf") else 0.0
-            verdict = (
-                "better" if own < rival - slack else "worse" if own > rival + slack else "equal"
-            )
-            counts[verdict] += 1
-            worse += [f"{problem} by {percent(own / rival - 1.0)}"] if verdict == "worse" else []
-        if sum(counts.values()):
-            names = f"; worse on {', '.join(worse)}" if worse else ""
-            lines.append(
-                f"- gradient search against {name} at the gradient search's own seconds: better on "
-                f"{counts['better']}, equal on {counts['equal']}, worse on {counts['worse']} problems{names}."
-            )
+    for name, rival in PLANNERS.items():
+        if rival.seeded:
+            lines += _duel(name, runs)
     return lines
+
+
+def _duel(rival: str, runs: Sequence[MethodRun]) -> list[str]:
+    counts = {"better": 0, "equal": 0, "worse": 0}
+    lost = []
+    for problem, rows in grouped(runs, "problem").items():
+        methods = grouped(rows, "method")
+        if SEARCH not in methods or rival not in methods:
+            continue
+        own = median_time(methods[SEARCH])
+        seconds = median_of(methods[SEARCH], "seconds")
+        theirs = quantile([read_curve(run.curve, seconds) for run in methods[rival]], 50)
+        outcome = _outcome(own, theirs)
+        counts[outcome] += 1
+        if outcome == "worse":
+            lost.append(f"{problem} by {percent(own / theirs - 1.0)}")
+    if not sum(counts.values()):
+        return []
+    told = ", ".join(f"{outcome} on {count}" for outcome, count in counts.items())
+    names = f"; worse on {', '.join(lost)}" if lost else ""
+    begin = f"- gradient search against {rival} at the gradient search's own seconds"
+    return [f"{begin}: {told} problems{names}."]
+
+
+def _outcome(own: float, rival: float) -> str:
+    if abs(own - rival) <= rival * EXACT < float("inf"):
+        return "equal"
+    return "better" if own < rival else "worse"
 
 
 def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
@@ -121,39 +117,30 @@ def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
     A method with seeds counts by its medians. Where no other method reaches the default's plan, no time
     is there to compare with.
     """
-    mine = {run.problem: run for run in runs if run.method == AUTO}
-    beaten, slower = [], []
-    for name, own in mine.items():
-        others = {
-            run.method for run in runs if run.problem == name and run.method not in (AUTO, ORACLE)
-        }
-        found = {
-            method: [run for run in runs if run.problem == name and run.method == method]
-            for method in others
-        }
-        times = {
-            method: quantile([run.iteration_time_s for run in rows], 50)
-            for method, rows in found.items()
-        }
-        best = min(times, key=lambda method: times[method], default=None)
-        if best is not None and times[best] < own.iteration_time_s * (1.0 - EXACT):
-            beaten.append(f"{name} by {percent(own.iteration_time_s / times[best] - 1.0)} ({best})")
-        equal = [
-            method for method in others if times[method] <= own.iteration_time_s * (1.0 + EXACT)
-        ]
-        slowest = max(
-            (quantile([run.seconds for run in found[m]], 50) for m in equal), default=float("inf")
-        )
-        if own.seconds > slowest:
-            slower.append(f"{name} ({own.seconds:.1f} s against {slowest:.1f} s)")
-    if not mine:
+    worse: list[str] = []
+    slower: list[str] = []
+    problems = grouped([run for run in runs if run.method == AUTO], "problem")
+    if not problems:
         return []
-    count = f"{len(mine) - len(beaten)} of {len(mine)} problems"
+    rivals = [run for run in runs if run.method not in (AUTO, ORACLE)]
+    for problem, others in grouped(rivals, "problem").items():
+        (own,) = problems.get(problem, [None])
+        if own is None:
+            continue
+        methods = grouped(others, "method")
+        best = min(methods.values(), key=median_time)
+        time = median_time(best)
+        if time < own.iteration_time_s * (1.0 - EXACT):
+            by = percent(own.iteration_time_s / time - 1.0)
+            worse.append(f"{problem} by {by} ({best[0].method})")
+        limit = own.iteration_time_s * (1.0 + EXACT)
+        equal = [rows for rows in methods.values() if median_time(rows) <= limit]
+        slowest = max((median_of(rows, "seconds") for rows in equal), default=float("inf"))
+        if own.seconds > slowest:
+            slower.append(f"{problem} ({own.seconds:.1f} s against {slowest:.1f} s)")
+    first = f"- `search=auto` has the best plan on {len(problems) - len(worse)} of {len(problems)} problems"
+    second = "- it needs more seconds than the slowest method with an equal plan on"
     return [
-        f"- `search=auto` has the best plan on {count}"
-        + (f"; worse on {', '.join(beaten)}" if beaten else "")
-        + ".",
-        f"- it needs more seconds than the slowest method with an equal plan on {len(slower)} problems"
-        + (f": {', '.join(slower)}" if slower else "")
-        + ".",
+        f"{first}; worse on {', '.join(worse)}." if worse else f"{first}.",
+        f"{second} {len(slower)} problems{': ' if slower else ''}{', '.join(slower)}.",
     ]

@@ -12,20 +12,12 @@ from darts_parallel.errors import ConfigError
 from experiments import compare, compare_schedules
 from experiments.comparison.curves import median_gaps
 from experiments.comparison.findings import distribution, problem_table, remarks
-from experiments.comparison.problems import CORE, MIXED, PRESETS, UNEVEN, suite
+from experiments.comparison.methods import CompareOptions, run_case
+from experiments.comparison.problems import FREE_SCHEDULE, SuiteCase, schedule_suite, suite
 from experiments.comparison.quantiles import percent, quantile
-from experiments.comparison.runs import (
-    AUTO,
-    ORACLE,
-    SEARCH,
-    UNIFORM,
-    CompareOptions,
-    MethodRun,
-    run_case,
-)
-from experiments.comparison.schedule_problems import CASES, ScheduleCase
-from experiments.comparison.schedule_suite import METHODS
-from experiments.comparison.standings import RAW, best_known, default_verdict, duels, standings
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, MethodRun, best_known
+from experiments.comparison.schedules import METHODS
+from experiments.comparison.standings import RAW, default_verdict, duels, standings
 
 
 def run(
@@ -57,14 +49,13 @@ RUNS = [
 
 
 def test_the_suite_has_problems_of_every_kind_with_names_of_their_own() -> None:
-    cases, core = suite(), suite(["core"])
-    assert (
-        len({case.name for case in cases})
-        == len(cases)
-        == 2 * len(PRESETS) + len(UNEVEN) + len(MIXED) + 10
-    )
-    assert "llama3_405b on h100_128x8 x 512 nodes, loose" in {case.name for case in cases}
-    assert [case.name for case in core] == list(CORE)
+    cases = suite()
+    core = suite(["core"])
+    names = {case.name for case in cases}
+    assert len(names) == len(cases) == 48
+    assert [case.seed for case in cases] == list(range(48))
+    assert "llama3_405b on h100_128x8 x 512 nodes, loose" in names
+    assert len(core) == 14
     assert {case.variant for case in core} == {case.variant for case in cases}
     with pytest.raises(ConfigError, match=r"problems=gpt9 is part of no problem's name.*gpt2_xl"):
         suite(["gpt9"])
@@ -191,7 +182,7 @@ def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "anytime.png").read_bytes().startswith(b"\x89PNG")
 
 
-TINY = ScheduleCase(
+TINY = SuiteCase(
     "toy",
     (
         "model=toy",
@@ -200,6 +191,7 @@ TINY = ScheduleCase(
         "space.pp=2",
         "space.tp=1",
         "space.num_micro_batches=4",
+        *FREE_SCHEDULE,
     ),
     layout="Et|t*2|t|L",
 )
@@ -208,8 +200,8 @@ TINY = ScheduleCase(
 def test_schedules_are_compared_above_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len({case.name for case in CASES}) == len(CASES) >= 12
-    monkeypatch.setattr(compare_schedules, "CASES", (TINY,))
+    assert len({case.name for case in schedule_suite()}) == 14
+    monkeypatch.setattr(compare_schedules, "schedule_suite", lambda: [TINY])
     given = [
         f"out={tmp_path}",
         "seeds=1",

@@ -4,6 +4,8 @@ import pytest
 
 from darts_parallel.config.options import parse
 from darts_parallel.errors import ConfigError
+
+pytest.importorskip("transformers")
 from experiments import hf_classes
 from experiments.hf_classes import CLASSES, SIZES, HfClassesOptions
 

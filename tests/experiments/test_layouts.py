@@ -2,11 +2,11 @@ import pytest
 
 from darts_parallel.problem.problem import load_problem
 from experiments.comparison.layouts import chunks_of, default_chunks, first_layers, megatron_default
-from experiments.comparison.schedule_problems import CASES, DEEPSEEK_V3
+from experiments.comparison.problems import schedule_suite
 
 
 def test_layouts_are_read_as_megatron_reads_them_and_hold_every_block_of_their_model() -> None:
-    chunks = chunks_of(DEEPSEEK_V3)
+    chunks = chunks_of("Et*3|(tt|)*29,m|L")
     assert (len(chunks), chunks[0], set(chunks[1:30]), chunks[30:]) == (
         32,
         "Ettt",
@@ -14,7 +14,7 @@ def test_layouts_are_read_as_megatron_reads_them_and_hold_every_block_of_their_m
         ["m", "L"],
     )
     assert chunks_of("Et*2|(tt|)*2tL") == ["Ett", "tt", "tt", "tL"]
-    cases = [case for case in CASES if case.layout]
+    cases = [case for case in schedule_suite() if case.layout]
     assert len(cases) == 3
     for case in cases:
         assert first_layers(chunks_of(case.layout), case.problem.model.layers) is not None
