@@ -33,7 +33,8 @@ MODELS = (
     "toy",
     "toy_moe",
 )
-DRAWN, SEED = int(os.environ.get("DRAWN") or len(MODELS)), os.environ.get("SEED") or "0"
+DRAWN = int(os.environ.get("DRAWN") or len(MODELS))
+SEED = os.environ.get("SEED") or "0"
 """Random plans of every trainer, a model each where it takes the model."""
 CLUSTERS = ("h100_1x8", "h100_8x8", "a100_40_2x8", "a10_4x4")
 SPACE = ("space.cp=null", "space.virtual_stages=null", "space.num_micro_batches=[4,8,16]")
@@ -42,9 +43,8 @@ FOLDER = Path(tempfile.mkdtemp(prefix="darts-parallel-clients-"))
 
 def cases(target: str) -> list[str]:
     """Names of the golden plans that a target can express, and of random ones."""
-    return [name for name, other in NAMES if other == target] + [
-        f"{target}-{SEED}-{n}" for n in range(DRAWN)
-    ]
+    written = [name for name, other in NAMES if other == target]
+    return written + [f"{target}-{SEED}-{number}" for number in range(DRAWN)]
 
 
 def path(name: str, file: str) -> Path:
@@ -72,18 +72,15 @@ def built(name: str) -> tuple[Problem, Plan]:
     """Problem and plan of an export; a random one is written."""
     if name in CASES:
         return CASES[name].build()
-    rng, (target, _, number) = random.Random(name), name.split("-")
+    rng = random.Random(name)
+    (target, _, number) = name.split("-")
     model = MODELS[int(number) % len(MODELS)]
     while True:
         cluster = rng.choice(CLUSTERS)
-        job = [
-            f"model={model}",
-            f"cluster={cluster}",
-            f"training={model}",
-            f"trainer={target}",
-            *SPACE,
-        ]
-        job += ["model.mtp_num_layers=1"] * (target == "megatron" and int(number) % 2)
+        job = [f"model={model}", f"training={model}", f"trainer={target}", *SPACE]
+        job.append(f"cluster={cluster}")
+        if target == "megatron" and int(number) % 2:
+            job.append("model.mtp_num_layers=1")
         with suppress(ConfigError, UnsupportedError):
             problem = load_problem([*job, "training.global_batch_size=256"])
             require_trainers(problem)

@@ -67,7 +67,8 @@ def read(words: list[str], world: int, one_queue: bool) -> Any:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     sys.argv = ["pretrain_gpt.py", *words]
     args = arguments.parse_args()  # ends at a flag that it does not know
-    args.rank, args.world_size = 0, world
+    args.rank = 0
+    args.world_size = world
     arguments.validate_args(args, {})
     args.apply_rope_fusion = False
     arguments.core_transformer_config_from_args(args)
@@ -103,7 +104,8 @@ def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
         contextlib.nullcontext()
     )
     config = arguments.core_transformer_config_from_args(args)
-    config.use_cpu_initialization, config.perform_initialization = True, False
+    config.use_cpu_initialization = True
+    config.perform_initialization = False
     config.init_model_with_meta_device = True
     found = []
     for chunk in range(virtual or 1):
@@ -112,23 +114,15 @@ def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp)
         with torch.device("meta"):
             model = gpt_builder(args, first, last, vp_stage=vp, config=config)
-        rows = [
-            (name, parameter)
-            for name, parameter in model.named_parameters()
-            if "word_embeddings" not in name and "output_layer" not in name
-        ]
-        found.append(
-            {
-                "layers": len(model.decoder.layers),
-                "embedding": first,
-                "head": last,
-                "mtp": len(getattr(getattr(model, "mtp", None), "layers", ())),
-                "whole": sum(
-                    parameter.numel() * degree(args, name, parameter) for name, parameter in rows
-                ),
-                "here": sum(parameter.numel() for _, parameter in rows),
-            }
-        )
+        here = whole = 0
+        for name, parameter in model.named_parameters():
+            if "word_embeddings" not in name and "output_layer" not in name:
+                here += parameter.numel()
+                whole += parameter.numel() * degree(args, name, parameter)
+        mtp = getattr(model, "mtp", None)
+        sizes = {"layers": len(model.decoder.layers), "embedding": first, "head": last}
+        sizes["mtp"] = len(getattr(mtp, "layers", ()))
+        found.append(sizes | {"whole": whole, "here": here})
     return found
 
 

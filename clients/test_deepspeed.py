@@ -26,9 +26,10 @@ def test_deepspeed_accepts_the_file_in_the_whole_world(
     values = json.loads(golden.read(name, "deepspeed.json"))
     read = config.DeepSpeedConfig(values)
     if problem.model.has_experts:
-        assert read.expert_parallel_config.enabled
-        assert read.expert_parallel_config.autoep_size == plan.layers[1].ep
-        _check_experts(read.expert_parallel_config, world, plan.layers[1])
+        experts = read.expert_parallel_config
+        assert experts.enabled
+        assert experts.autoep_size == plan.layers[1].ep
+        _check_experts(experts, world, plan.layers[1])
     assert read.gradient_accumulation_steps == plan.num_micro_batches
     assert read.zero_optimization_stage == plan.layers[0].zero_stage
     assert read.train_micro_batch_size_per_gpu == values["train_micro_batch_size_per_gpu"]
@@ -40,9 +41,8 @@ def _check_experts(given: Any, world: int, strategy: LayerStrategy) -> None:
     from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
 
     validate_autoep_config(given, world, 1, strategy.tp, 1)
-    spec = build_folding_spec(
-        world_size=world, pp_size=1, tp_size=strategy.tp, ep_size=given.autoep_size
-    )
+    sizes = {"world_size": world, "pp_size": 1, "tp_size": strategy.tp}
+    spec = build_folding_spec(**sizes, ep_size=given.autoep_size)
     validate_folding_global(spec, zero_stage=strategy.zero_stage)
 
 
@@ -51,19 +51,18 @@ def test_autoep_takes_the_degrees_that_the_export_takes(tp: int, zero: int, ep: 
     from deepspeed.module_inject.auto_ep_config import AutoEPConfig
 
     problem = problem_of(tuple(MIXTURE))
-    strategy, given = (
-        LayerStrategy(tp, 8 // tp, zero, ep=ep),
-        AutoEPConfig(enabled=True, autoep_size=ep),
-    )
+    strategy = LayerStrategy(tp, 8 // tp, zero, ep=ep)
+    given = AutoEPConfig(enabled=True, autoep_size=ep)
     why = refusals(problem, plan_of(problem, strategy, 2), "deepspeed")
     assert bool(why) == (tp > 1)  # it restores rows that have no price here
     with pytest.raises(ValueError, match="AutoEP") if tp > ep == 1 else nullcontext():
         _check_experts(given, 8, strategy)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in golden.cases("deepspeed") if golden.built(n)[1].pp > 1]
-)
+PIPELINES = [name for name in golden.cases("deepspeed") if golden.built(name)[1].pp > 1]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
 def test_the_pipeline_overrides_what_deepspeed_has(name: str) -> None:
     from deepspeed.pipe import PipelineModule
 

@@ -53,10 +53,13 @@ def read() -> dict[str, Any]:
     """Return what the runtime reads of every plan."""
     if GALVATRON is None:
         pytest.skip("GALVATRON=FOLDER names a checkout of Hetu-Galvatron")
-    rows, names = [], golden.cases("galvatron")
+    rows = []
+    names = golden.cases("galvatron")
     for name in names:
-        problem, file = golden.built(name)[0], str(golden.path(name, "galvatron.json"))
-        blocks, world = problem.config.model.num_layers, problem.cluster.num_devices
+        problem = golden.built(name)[0]
+        file = str(golden.path(name, "galvatron.json"))
+        blocks = problem.config.model.num_layers
+        world = problem.cluster.num_devices
         rows.append([file, blocks, world, problem.model.has_experts])
     return dict(zip(names, golden.answers(["-c", READ], rows, GALVATRON), strict=True))
 
@@ -64,7 +67,9 @@ def read() -> dict[str, Any]:
 @pytest.mark.parametrize("name", golden.cases("galvatron"))
 def test_the_runtime_reads_the_plan(name: str, read: dict[str, Any]) -> None:
     problem, plan = golden.built(name)
-    found, blocks = read[name], Request("galvatron", problem, plan).blocks
+    found = read[name]
+    job = Request("galvatron", problem, plan)
+    blocks = job.blocks
     assert found.get("error") is None
     assert found["pp_deg"] == plan.pp
     assert found["tp_sizes_enc"] == [own.tp for own in blocks]
@@ -73,6 +78,4 @@ def test_the_runtime_reads_the_plan(name: str, read: dict[str, Any]) -> None:
     assert found["tp_of_ep_sizes_enc"] == [own.etp for own in blocks]
     assert found["dp_types_enc"] == [int(own.zero_stage == 3) for own in blocks]
     assert found["checkpoint_flags_enc"] == [int(own.recompute == "full") for own in blocks]
-    assert found["pp_division"] == [
-        chunk.num_blocks for chunk in Request("galvatron", problem, plan).chunks
-    ]
+    assert found["pp_division"] == [chunk.num_blocks for chunk in job.chunks]

@@ -42,8 +42,12 @@ def flags(name: str) -> list[str]:
     return [word for line in own for word in shlex.split(line)]
 
 
+Read = dict[str, dict[str, Any]]
+"""What Megatron-LM reads of every plan."""
+
+
 @pytest.fixture(scope="module")
-def read() -> dict[str, dict[str, Any]]:
+def read() -> Read:
     """Return what Megatron-LM reads of every golden script."""
     if MEGATRON is None:
         pytest.skip("MEGATRON=FOLDER names a checkout of Megatron-LM")
@@ -57,48 +61,65 @@ def read() -> dict[str, dict[str, Any]]:
     return dict(zip(names, golden.answers([program], rows, MEGATRON), strict=True))
 
 
+def mixtures() -> list[str]:
+    """Name the golden plans of models with experts."""
+    names = golden.cases("megatron")
+    return [name for name in names if golden.built(name)[0].config.model.num_experts]
+
+
 @pytest.mark.parametrize("name", golden.cases("megatron"))
-def test_megatron_reads_the_plan_and_accepts_it(name: str, read: dict[str, dict[str, Any]]) -> None:
+def test_megatron_reads_the_plan_and_accepts_it(name: str, read: Read) -> None:
     problem, plan = golden.built(name)
-    found, strategy, model = read[name], plan.layers[1], problem.config.model
+    found = read[name]
+    strategy = plan.layers[1]
     assert found.get("error") is None
     assert found["pipeline_model_parallel_size"] == plan.pp
     assert found["tensor_model_parallel_size"] == strategy.tp
     assert found["context_parallel_size"] == plan.cp
     assert found["data_parallel_size"] == strategy.dp
     assert found["global_batch_size"] == problem.training.global_batch_size
-    assert found["num_experts"] == model.num_experts
-    if model.num_experts is None:
-        return
-    experts = next(
-        s for s, layer in zip(plan.layers, problem.model.layers, strict=True) if layer.experts
-    )
+    assert found["num_experts"] == problem.config.model.num_experts
+
+
+@pytest.mark.parametrize("name", mixtures())
+def test_it_reads_the_degrees_and_sizes_of_experts(name: str, read: Read) -> None:
+    problem, plan = golden.built(name)
+    found = read[name]
+    model = problem.config.model
+    layers = zip(plan.layers, problem.model.layers, strict=True)
+    experts = next(strategy for strategy, layer in layers if layer.experts)
     assert found["expert_model_parallel_size"] == experts.ep
     assert found["expert_tensor_parallel_size"] == experts.etp
-    assert found["moe_router_topk"] == model.moe_router_topk
     assert found["moe_ffn_hidden_size"] == (model.moe_ffn_hidden_size or model.ffn_hidden_size)
     assert found["multi_latent_attention"] == model.multi_latent_attention
     assert found["qk_layernorm"] == (model.multi_latent_attention or model.qk_norm)
+
+
+@pytest.mark.parametrize("name", mixtures())
+def test_it_reads_the_router_and_the_layers_with_experts(name: str, read: Read) -> None:
+    found = read[name]
+    model = golden.built(name)[0].config.model
+    assert found["moe_router_topk"] == model.moe_router_topk
     assert found["moe_router_score_function"] == score_function(model)
     frequency = found["moe_layer_freq"]
-    blocks = range(model.num_layers)
-    has = frequency if isinstance(frequency, list) else [int(i % frequency == 0) for i in blocks]
-    assert [bool(entry) for entry in has] == list(expert_pattern(model))
+    if not isinstance(frequency, list):
+        frequency = [block % frequency == 0 for block in range(model.num_layers)]
+    assert [bool(entry) for entry in frequency] == list(expert_pattern(model))
 
 
 @pytest.mark.parametrize("name", golden.cases("megatron"))
-def test_its_model_has_the_layers_and_shards_of_the_plan(
-    name: str, read: dict[str, dict[str, Any]]
-) -> None:
+def test_its_model_has_the_layers_and_shards_of_the_plan(name: str, read: Read) -> None:
     problem, plan = golden.built(name)
-    layers, chunks = problem.model.layers, Request("megatron", problem, plan).chunks
+    layers = problem.model.layers
+    chunks = Request("megatron", problem, plan).chunks
     if (
         problem.config.model.hybrid_override_pattern is not None
     ):  # it wants TransformerEngine and mamba_ssm
         return
     sums = []
     for number, (first, end) in enumerate(pairwise(plan.boundaries)):
-        own, chunk = read[name]["chunks"][number], chunks[number]
+        own = read[name]["chunks"][number]
+        chunk = chunks[number]
         assert (own["layers"], own["mtp"]) == (chunk.num_blocks, chunk.mtp)
         assert (own["embedding"], own["head"]) == (chunk.embedding, chunk.head)
         whole = here = 0

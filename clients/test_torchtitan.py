@@ -42,7 +42,8 @@ def configured(name: str) -> Any:
 def test_the_trainer_takes_the_plan(name: str) -> None:
     problem, plan = golden.built(name)
     made = configured(name)
-    sequences, length = problem.training.global_batch_size, problem.training.seq_len
+    sequences = problem.training.global_batch_size
+    length = problem.training.seq_len
     if hasattr(made.training, "num_tokens_per_train_step"):
         assert made.training.num_tokens_per_train_step == sequences * length
     else:
@@ -59,10 +60,8 @@ def parts(config: Any, world: int) -> list[Any]:
     """Build what a rank holds on the meta device: the chunks of its stage, or the whole model."""
     config.parallelism.spmd_backend = "partial_dtensor"  # the other one wants a nightly torch
     distributed.utils.set_spmd_backend(config.parallelism.spmd_backend)
-    spec, meshes = (
-        config.model_spec,
-        distributed.ParallelDims.from_config(config.parallelism, world),
-    )
+    spec = config.model_spec
+    meshes = distributed.ParallelDims.from_config(config.parallelism, world)
     meshes.build_mesh()
     spec.model.update_from_config(config=config)
     with torch.device("meta"):
@@ -77,14 +76,14 @@ def parts(config: Any, world: int) -> list[Any]:
     }
     if config.parallelism.pipeline_parallel_degree == 1:
         return [spec.parallelize_fn(model, **given)]
-    return spec.pipelining_fn(
-        model,
-        **given,
-        device=torch.device("cpu"),
-        model_config=spec.model,
-        parallelize_fn=spec.parallelize_fn,
-        loss_fn=lambda logits, labels: logits.sum(),
-    )[1]
+    given |= {"device": torch.device("cpu"), "model_config": spec.model, "loss_fn": loss}
+    _, chunks, *_ = spec.pipelining_fn(model, **given, parallelize_fn=spec.parallelize_fn)
+    return chunks
+
+
+def loss(logits: Any, labels: Any) -> Any:
+    """Return any scalar: nothing is trained."""
+    return logits.sum()
 
 
 def degree(parameter: Any) -> int:
@@ -99,11 +98,9 @@ def degree(parameter: Any) -> int:
 def test_its_model_has_the_stages_and_shards_of_the_plan(name: str) -> None:
     """Its context parallelism wants CUDA."""
     problem, plan = golden.built(name)
-    job, world, strategy = (
-        Request("torchtitan", problem, plan),
-        problem.cluster.num_devices,
-        plan.layers[1],
-    )
+    job = Request("torchtitan", problem, plan)
+    world = problem.cluster.num_devices
+    strategy = plan.layers[1]
     found = []
     for stage in range(plan.pp):
         if dist.is_initialized():
@@ -113,18 +110,14 @@ def test_its_model_has_the_stages_and_shards_of_the_plan(name: str) -> None:
         )
         for part in parts(configured(name), world):
             blocks = sorted(int(key) for key in part.layers)
-            ends = part.tok_embeddings is not None, part.lm_head is not None
+            embedding = part.tok_embeddings is not None
+            head = part.lm_head is not None
             shards = {degree(p) for n, p in part.named_parameters() if "wo.weight" in n}
-            found.append((ends[0], blocks[:1], len(blocks), ends[1], shards))
-    pieces, chunks = [strategy.tp * job.sharded_over(strategy)], job.chunks
-    expected = [
-        (
-            c.embedding,
-            [c.first_block][: c.num_blocks],
-            c.num_blocks,
-            c.head,
-            {*pieces[: c.num_blocks]},
-        )
-        for c in chunks
-    ]
+            found.append((embedding, blocks[:1], len(blocks), head, shards))
+    pieces = strategy.tp * job.sharded_over(strategy)
+    expected = []
+    for chunk in job.chunks:
+        first = [chunk.first_block] if chunk.num_blocks else []
+        shards = {pieces} if chunk.num_blocks else set()
+        expected.append((chunk.embedding, first, chunk.num_blocks, chunk.head, shards))
     assert sorted(found, key=str) == sorted(expected, key=str)

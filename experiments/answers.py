@@ -116,7 +116,8 @@ def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
 
 def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: float) -> TrainerAnswer:
     """Read a plan file."""
-    predicted, degrees = found["predicted"], found["parallelism"]
+    predicted = found["predicted"]
+    degrees = found["parallelism"]
     low, high = predicted["iteration_time_interval_s"]
     equal = " · ".join(f"{key} {degrees[key]}" for key in ("dp", "tp", "pp") if degrees[key])
     chosen = predicted["iteration_time_s"]
@@ -144,12 +145,14 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
     if EARLIER.is_file():
         with EARLIER.open(encoding="utf-8", newline="") as lines:
             earlier = {(row["problem"], row["trainer"]): row for row in DictReader(lines)}
-    cells, none = [], []
+    cells = []
+    none = []
     for row in rows:
         if row.reason:
             none.append(f"- {row.problem}, {row.trainer}: {row.reason}")
             continue
-        old, told = earlier.get((row.problem, row.trainer), {}), f"{row.command_s:.1f}"
+        old = earlier.get((row.problem, row.trainer), {})
+        told = f"{row.command_s:.1f}"
         figures = (
             f"{row.iteration_time_s:.4g}",
             f"{100 * row.half_width:.0f}",
@@ -173,15 +176,13 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
         "its fits %",
     )
     names = ", ".join(f"{row.problem} for {row.trainer}" for row in risky) or "none"
-    return Report(
+    verdict = (
         f"{len(said)} of {len(rows)} pairs have a plan; a chance above {100 * WHOLE:.0f} % to run out of "
-        f"memory have {len(risky)} of them: {names}.",
-        "Jobs:",
-        [f"- {name}: `darts-parallel {told}`" for name, told in PROBLEMS.items()],
-        markdown_table(header, cells, (0, 1, 2, 6, 8)),
-        "No plan:" if none else "",
-        none,
+        f"memory have {len(risky)} of them: {names}."
     )
+    jobs = [f"- {name}: `darts-parallel {told}`" for name, told in PROBLEMS.items()]
+    table = markdown_table(header, cells, (0, 1, 2, 6, 8))
+    return Report(verdict, "Jobs:", jobs, table, "No plan:" if none else "", none)
 
 
 def run(options: AnswerOptions) -> int:

@@ -53,6 +53,11 @@ class Timed:
     remark: str
     """The plan that was found, in words."""
 
+    @property
+    def met(self) -> bool:
+        """Tell whether the median is within the target."""
+        return self.median_s <= self.target_s
+
 
 def main_command() -> str:
     """Run the default command in a process of its own, from typing it to the table."""
@@ -77,8 +82,10 @@ def default_search() -> str:
 def llama_layerwise() -> str:
     """Search and verify a large layer-wise problem."""
     planned = plan(load_problem([*LLAMA, "cluster=h100_8x8", "space.out_of_memory=0.5"]))
-    result, answer = planned.result, planned.answers[-1]
-    assert result is not None
+    result = planned.result
+    answer = planned.answers[-1]
+    if result is None:
+        raise DartsParallelError("the search found no plan; try more memory.")
     claim = "proven answer" if answer.proven else "lower bound of the proof, which stopped early"
     gap = f"gap to the {claim} {result.iteration_time_s / answer.lower_bound_s - 1.0:.2%}"
     return f"search {result.seconds:.1f} s, proof {answer.seconds:.1f} s; {gap}"
@@ -102,7 +109,9 @@ WORK: dict[str, tuple[float, Callable[[], str]]] = {
 
 def timed(name: str, repeats: int) -> list[Timed]:
     """Run one entry of `WORK` again and again."""
-    (target, work), seconds, remark = WORK[name], list[float](), ""
+    target, work = WORK[name]
+    seconds: list[float] = []
+    remark = ""
     for _ in range(repeats):
         began = time.perf_counter()
         remark = work()
@@ -113,22 +122,17 @@ def timed(name: str, repeats: int) -> list[Timed]:
 def report(rows: Sequence[Timed], repeats: int) -> Report:
     """Return the medians next to their targets."""
     header = ("what", "median s", "min s", "max s", "target s", "met", "remark")
-    cells = [
-        (
-            row.name,
-            *(f"{value:.2f}" for value in (row.median_s, row.least_s, row.most_s)),
-            f"{row.target_s:g}",
-            "yes" if row.median_s <= row.target_s else "NO",
-            row.remark,
-        )
-        for row in rows
-    ]
-    met = sum(row.median_s <= row.target_s for row in rows)
-    note, verdict = (
+    cells = []
+    for row in rows:
+        seconds = [f"{value:.2f}" for value in (row.median_s, row.least_s, row.most_s)]
+        verdict = "yes" if row.met else "NO"
+        cells.append((row.name, *seconds, f"{row.target_s:g}", verdict, row.remark))
+    met = sum(row.met for row in rows)
+    return Report(
         f"Medians of {repeats}, one thread.",
+        markdown_table(header, cells, (0, 6)),
         f"{met} of {len(rows)} are within their targets.",
     )
-    return Report(note, markdown_table(header, cells, (0, 6)), verdict)
 
 
 def run(options: BenchmarkOptions) -> int:

@@ -29,10 +29,11 @@ from darts_parallel.bilevel import (
     spread,
 )
 from darts_parallel.config import guarded
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem import load_problem
 from darts_parallel.report import markdown_table
 from experiments.bilevel_baselines import baselines
-from experiments.results_page import publish
+from experiments.results_page import Page, publish
 
 TABLE = [
     "bilevel.seeds=[0,1,2,3,4,5,6]",
@@ -44,6 +45,9 @@ OPTIONS = {"folder": "outputs/bilevel", "publish": "false", "random_plans": "3"}
 """Arguments of this command alone, with their defaults."""
 TIE = 1e-9
 """Ratios this close to 1 are ties: equal plans."""
+
+RESAMPLES = 65_536
+"""Sign patterns that the permutation test draws; samples of up to 16 are enumerated."""
 
 
 class Printer(SeedWatcher):
@@ -59,39 +63,24 @@ def paired(rows: Sequence[Row]) -> str:
 
     p is that of a mean difference under exchangeable signs, two-sided (Fisher 1935).
     """
-    from scipy.stats import permutation_test
-
-    mine = {(row["seed"], row["retrain_seed"]): row for row in rows if row["variant"] == "bilevel"}
+    variants: dict[str, list[Row]] = {}
+    for row in rows:
+        variants.setdefault(row["variant"], []).append(row)
+    mine = {(row["seed"], row["retrain_seed"]): row for row in variants.pop("bilevel")}
     lines = []
-    for variant in dict.fromkeys(row["variant"] for row in rows if row["variant"] != "bilevel"):
-        pairs = [
-            (mine[row["seed"], row["retrain_seed"]], row)
-            for row in rows
-            if row["variant"] == variant
-        ]
-        losses = [a["test_loss"] - b["test_loss"] for a, b in pairs]
-        logs = [log(a["time_to_target_s"] / b["time_to_target_s"]) for a, b in pairs]
-        won, lost = sum(x < -TIE for x in logs), sum(x > TIE for x in logs)
-        p = 1.0
-        if won + lost and len(logs) > 1:
-            test = permutation_test(
-                (np.array(logs),),
-                lambda x, axis: x.mean(axis),
-                vectorized=True,
-                permutation_type="samples",
-                n_resamples=65_536,
-                rng=0,
-            )
-            p = float(test.pvalue)
-        lines.append(
-            [
-                variant,
-                spread(losses, "+.4f"),
-                spread([exp(x) for x in logs], ".3f"),
-                f"{won}, {len(logs) - won - lost}, {lost}",
-                f"{p:.3f}",
-            ]
-        )
+    for variant, others in variants.items():
+        losses = []
+        logs = []
+        for row in others:
+            own = mine[row["seed"], row["retrain_seed"]]
+            losses.append(own["test_loss"] - row["test_loss"])
+            logs.append(log(own["time_to_target_s"] / row["time_to_target_s"]))
+        won = sum(ratio < -TIE for ratio in logs)
+        lost = sum(ratio > TIE for ratio in logs)
+        counts = f"{won}, {len(logs) - won - lost}, {lost}"
+        times = spread([exp(ratio) for ratio in logs], ".3f")
+        p = p_of_signs(logs) if won + lost else 1.0
+        lines.append((variant, spread(losses, "+.4f"), times, counts, f"{p:.3f}"))
     header = (
         "bilevel against",
         "loss difference (nats)",
@@ -102,18 +91,36 @@ def paired(rows: Sequence[Row]) -> str:
     return "\n".join(markdown_table(header, lines))
 
 
+def p_of_signs(logs: Sequence[float]) -> float:
+    """Test whether the mean is 0 under exchangeable signs; one value proves nothing."""
+    from scipy.stats import permutation_test
+
+    if len(logs) < 2:
+        return 1.0
+    given: dict[str, Any] = {"permutation_type": "samples", "rng": 0}
+    test = permutation_test((np.array(logs),), np.mean, n_resamples=RESAMPLES, **given)
+    return float(test.pvalue)
+
+
 def main(arguments: list[str]) -> int:
     """Run the seeds and report; returns the exit status."""
     if {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())
         return 0
     torch.set_num_threads(1)
-    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
-    own = OPTIONS | {key: given[key] for key in OPTIONS if key in given}
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in OPTIONS]
+    own = dict(OPTIONS)
+    overrides = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in OPTIONS:
+            own[key] = value
+        else:
+            overrides.append(argument)
     problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
-    assert problem.config.bilevel is not None
-    folder, corpus = Path(own["folder"]), load_corpus()
+    if problem.config.bilevel is None:
+        raise ConfigError("bilevel=null leaves nothing to search; try bilevel.seeds=[0].")
+    folder = Path(own["folder"])
+    corpus = load_corpus()
     with Jobs(problem.config.bilevel.processes) as jobs:
         makers = baselines(Trainings(folder / "retrained", corpus, jobs), int(own["random_plans"]))
         text = Protocol(problem, corpus, folder, jobs, watcher=Printer(), baselines=makers).run()
@@ -121,7 +128,7 @@ def main(arguments: list[str]) -> int:
     print(text)
     if own["publish"] == "true":
         command = " ".join(["python -m experiments.bilevel", *overrides])
-        publish("bilevel", "Does the bilevel loop choose what pays?", command, text)
+        publish(Page("bilevel", "Does the bilevel loop choose what pays?", command, text))
     return 0
 
 

@@ -1,5 +1,6 @@
 """The plans that a bilevel plan is compared with, beyond its own raw plan and 16 bits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import mean
@@ -30,6 +31,14 @@ FIRST_SELECTION_SEED = 200_000
 LUCK = 1.1
 """A pair of uniform bits is trained until it cannot beat 16 bits by this factor."""
 KEYS = ("tp_comm_bits", "grad_comm_bits")
+LEAST_SECONDS = 1e-12
+"""Seconds that a step to fewer bits saves at least, so that a rate is finite."""
+ROUNDING = 1e-9
+"""Relative distance of seconds that is rounding."""
+
+
+Candidates = list[tuple[BilevelPlan | None, int]]
+"""Plans, each with the steps of training that finding it took."""
 
 
 def baselines(trainings: Trainings, random_plans: int) -> dict[str, Maker]:
@@ -38,24 +47,29 @@ def baselines(trainings: Trainings, random_plans: int) -> dict[str, Maker]:
     Args:
         trainings: Runs and stores the trainings that select uniform bits, once for all seeds.
     """
-    chosen: list[tuple[BilevelPlan | None, int]] = []
+    chosen: Candidates = []
 
-    def best_uniform(seed: SeedPlan) -> list[tuple[BilevelPlan | None, int]]:
+    def best_uniform(seed: SeedPlan) -> Candidates:
         if not chosen:
             chosen.append(choose_uniform(seed.search, trainings))
         return chosen
 
-    def random_equal_time(seed: SeedPlan) -> list[tuple[BilevelPlan | None, int]]:
+    def fastest(seed: SeedPlan) -> Candidates:
+        return [(time_only(seed.search), 0)]
+
+    def random_equal_time(seed: SeedPlan) -> Candidates:
         plans = random_plans_of_equal_time(seed.search, seed.found.chosen, random_plans)
         return [(plan, seed.search.steps_spent) for plan in plans]
 
+    def greedy(seed: SeedPlan) -> Candidates:
+        plan = sensitivity_greedy(seed.search, seed.found.chosen)
+        return [(plan, seed.search.steps_spent)]
+
     return {
         "best_uniform": best_uniform,
-        "time_only": lambda seed: [(time_only(seed.search), 0)],
+        "time_only": fastest,
         "random_equal_time": random_equal_time,
-        "sensitivity_greedy": lambda seed: [
-            (sensitivity_greedy(seed.search, seed.found.chosen), seed.search.steps_spent)
-        ],
+        "sensitivity_greedy": greedy,
     }
 
 
@@ -69,9 +83,8 @@ def time_only(search: BilevelSearch) -> BilevelPlan | None:
 
 def bits_of(space: JointSpace, key: str) -> list[int]:
     """Return the bits that the space allows for `key`, most first."""
-    return sorted(
-        {getattr(choice, key) for table in space.tables for choice in table.choices}, reverse=True
-    )
+    choices = [choice for table in space.tables for choice in table.choices]
+    return sorted({getattr(choice, key) for choice in choices}, reverse=True)
 
 
 def at_other_bits(
@@ -86,7 +99,8 @@ def at_other_bits(
     place = (plan.plan.pp, plan.plan.node_order)
     table = next(table for table in tables if (table.pp, table.node_order) == place)
     index = {choice: c for c, choice in enumerate(table.choices)}
-    plans, rows = [], []
+    plans = []
+    rows = []
     for row in bits.tolist():
         layers = list(plan.plan.layers)
         for block, (sums, sent) in enumerate(row, FIRST_BLOCK):
@@ -95,13 +109,12 @@ def at_other_bits(
         rows.append([index[layer] for layer in layers])
     outer = table.num_micro_batches.tolist().index(plan.plan.num_micro_batches)
     starts = torch.tensor([plan.plan.boundaries[:-1]]).expand(len(rows), -1)
-    cost = evaluate_batch(
-        table, HardPlans(torch.full((len(rows),), outer), torch.tensor(rows), starts)
-    )
-    priced = [
-        BilevelPlan(own, space.blocks_of(own), plan.global_batch_size, seconds)
-        for own, seconds in zip(plans, cost.iteration_time.tolist(), strict=True)
-    ]
+    hard = HardPlans(torch.full((len(rows),), outer), torch.tensor(rows), starts)
+    cost = evaluate_batch(table, hard)
+    priced = []
+    for other, seconds in zip(plans, cost.iteration_time.tolist(), strict=True):
+        blocks = space.blocks_of(other)
+        priced.append(BilevelPlan(other, blocks, plan.global_batch_size, seconds))
     return priced, cost.feasible
 
 
@@ -139,26 +152,32 @@ def sensitivity_greedy(search: BilevelSearch, plan: BilevelPlan) -> BilevelPlan 
     The greedy rule of mixed-precision quantization (HAWQ-V2, Dong et al. 2020, arXiv 1911.03852), with the
     learned prices as sensitivities and the plan's own degrees and stages.
     """
-    space, prices = search.space, search.log_slowdown
+    space = search.space
     ladders = [bits_of(space, key) for key in KEYS]
     bits = torch.tensor([[ladder[0] for ladder in ladders]] * len(plan.blocks))
     while True:
         (now,), feasible = at_other_bits(space, plan, bits.unsqueeze(0))
-        moves = []
-        for block, column in product(range(len(bits)), range(len(KEYS))):
-            step = ladders[column].index(int(bits[block, column])) + 1
-            if step < len(ladders[column]):
-                moves.append(bits.clone())
-                moves[-1][block, column] = ladders[column][step]
+        moves = _lower_bits(bits, ladders)
         if now.seconds <= plan.seconds * (1.0 + NEAR) or not moves:
             return now if bool(feasible[0]) else None
-        batch = plan.global_batch_size
-        rates = [
-            (prices.of_plan(own.blocks, batch) - prices.of_plan(now.blocks, batch))
-            / max(now.seconds - own.seconds, 1e-12)
-            for own in at_other_bits(space, plan, torch.stack(moves))[0]
-        ]
+        known = search.log_slowdown.of_plan(now.blocks, plan.global_batch_size)
+        rates = []
+        for other in at_other_bits(space, plan, torch.stack(moves))[0]:
+            price = search.log_slowdown.of_plan(other.blocks, plan.global_batch_size) - known
+            rates.append(price / max(now.seconds - other.seconds, LEAST_SECONDS))
         bits = moves[rates.index(min(rates))]
+
+
+def _lower_bits(bits: Tensor, ladders: list[list[int]]) -> list[Tensor]:
+    """Return the bits with one entry of one block a step lower."""
+    moves = []
+    for block, column in product(range(len(bits)), range(len(KEYS))):
+        step = ladders[column].index(int(bits[block, column])) + 1
+        if step < len(ladders[column]):
+            move = bits.clone()
+            move[block, column] = ladders[column][step]
+            moves.append(move)
+    return moves
 
 
 def uniform_plans(search: BilevelSearch) -> list[BilevelPlan]:
@@ -166,12 +185,20 @@ def uniform_plans(search: BilevelSearch) -> list[BilevelPlan]:
     fastest: dict[tuple[int, int], BilevelPlan] = {}
     for sums, sent in product(*(bits_of(search.space, key) for key in KEYS)):
         plan = uniform_plan(search, sums, sent)
-        if plan is not None and not any(
-            a >= sums and b >= sent and other.seconds <= plan.seconds * (1.0 + 1e-9)
-            for (a, b), other in fastest.items()
-        ):
+        if plan is None:
+            continue
+        more = [other for (a, b), other in fastest.items() if a >= sums and b >= sent]
+        if all(other.seconds > plan.seconds * (1.0 + ROUNDING) for other in more):
             fastest[sums, sent] = plan
     return list(fastest.values())
+
+
+def _longest(plan: BilevelPlan, plans: Sequence[BilevelPlan], limit: float) -> float:
+    """Return how many times `retrain_steps` a plan may take before it has lost against 16 bits."""
+    for other in plans:
+        if all(block.lossless for block in other.blocks):
+            return min(max(LUCK * other.seconds / plan.seconds, 1.0), limit)
+    return limit
 
 
 def choose_uniform(search: BilevelSearch, trainings: Trainings) -> tuple[BilevelPlan | None, int]:
@@ -182,22 +209,20 @@ def choose_uniform(search: BilevelSearch, trainings: Trainings) -> tuple[Bilevel
         return None, 0
     seeds = [FIRST_SELECTION_SEED + index for index in range(settings.retrain_seeds)]
     references = trainings.references(seeds, settings)
-    exact = next(
-        (plan.seconds for plan in plans if all(block.lossless for block in plan.blocks)), None
-    )
-
-    def factor(plan: BilevelPlan) -> float:
-        """Return how many times `retrain_steps` a plan may take before it has lost against 16 bits."""
-        limit = settings.retrain_factor
-        return limit if exact is None else min(max(LUCK * exact / plan.seconds, 1.0), limit)
-
-    wanted = [
-        Training(plan.blocks, plan.global_batch_size, seed, reference.final_loss, factor(plan))
-        for plan in plans
-        for seed, reference in zip(seeds, references, strict=True)
-    ]
+    wanted = []
+    for plan in plans:
+        factor = _longest(plan, plans, settings.retrain_factor)
+        for seed, reference in zip(seeds, references, strict=True):
+            loss = reference.final_loss
+            wanted.append(Training(plan.blocks, plan.global_batch_size, seed, loss, factor))
     runs = trainings.run(wanted, settings)
-    steps = [run.steps_to(own.target or 0.0) for run, own in zip(runs, wanted, strict=True)]
-    reached = iter(float("inf") if count is None else count for count in steps)
-    times = [plan.seconds * mean(next(reached) for _ in seeds) for plan in plans]
-    return plans[times.index(min(times))], sum(run.training[-1][0] for run in [*references, *runs])
+    steps = []
+    for run, training in zip(runs, wanted, strict=True):
+        count = run.steps_to(training.target or 0.0)
+        steps.append(float("inf") if count is None else count)
+    times = []
+    for index, plan in enumerate(plans):
+        begin = index * len(seeds)
+        times.append(plan.seconds * mean(steps[begin : begin + len(seeds)]))
+    spent = sum(run.training[-1][0] for run in [*references, *runs])
+    return plans[times.index(min(times))], spent

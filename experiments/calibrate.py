@@ -125,7 +125,8 @@ def write_files(
     held_out: dict[str, list[HeldOut]],
 ) -> None:
     """Write parameters, device, cluster and framework files and the held-out predictions."""
-    when, spread = f"(python -m experiments.calibrate, {date.today()})", spreads(held_out)
+    when = f"(python -m experiments.calibrate, {date.today()})"
+    spread = spreads(held_out)
     out = Path(options.out)
     for folder in (out, Path(config_dir())) if options.shipped else (out,):
         fitted.write(folder / SHIPPED.name, note, spread)
@@ -133,21 +134,13 @@ def write_files(
             folder, Calibrated.read(folder / SHIPPED.name), when
         )  # of the digits that are kept
     header = ("fold_kind", "fold", "file", "row", "figure", "measured", "predicted")
-    rows = [
-        (
-            kind,
-            h.fold,
-            h.case.run.file,
-            h.case.run.row,
-            h.part,
-            *(
-                f"{FIGURES.get(h.part, ('', 1.0))[1] * value:.6g}"
-                for value in (h.measured, h.predicted)
-            ),
-        )
-        for kind, held in held_out.items()
-        for h in held
-    ]
+    rows = []
+    for kind, predictions in held_out.items():
+        for held in predictions:
+            run = held.case.run
+            _, unit = FIGURES.get(held.part, ("", 1.0))
+            figures = [f"{unit * value:.6g}" for value in (held.measured, held.predicted)]
+            rows.append((kind, held.fold, run.file, run.row, held.part, *figures))
     write_text(out / "cross_validation.csv", csv_text(header, rows))
 
 

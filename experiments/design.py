@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import product
 from math import exp, inf, log
 from pathlib import Path
 from statistics import median_high
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +34,14 @@ from experiments.study import Report, Study, StudyOptions, run_study
 
 Array = NDArray[np.float64]
 CASES: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent / "data" / "designs.yaml"))
-ENOUGH = 1e-4  # gap at which a rival may stop
+ENOUGH = 1e-4
+"""Gap at which a rival may stop."""
 GAPS = (0.01, 0.001)
-TIMES = 10  # calls that a rival has at least, over those of the proof
+"""Gaps whose first calls and seconds are counted."""
+TIMES = 10
+"""Calls that a rival has at least, over those of the proof."""
+ROUNDING = 1e-9
+"""Share of money or log bytes by which a plan may exceed its limit."""
 
 
 @dataclass
@@ -68,55 +74,81 @@ class Spending:
     calls: float
     seconds: float
     calls_1: float
+    """Calls until 1 % above the bound."""
     seconds_1: float
     calls_01: float
+    """Calls until 0.1 % above the bound."""
     seconds_01: float
 
 
 def design_for(case: str, tolerance: float) -> Design:
     """Return a case as a design with the money of its reference."""
-    raw: Any = OmegaConf.to_container(
-        OmegaConf.load(Path(config_dir()) / "design" / "architects.yaml")
-    )
-    given, scale = CASES[case], CASES[case].get("scale", 1.0)
+    path = Path(config_dir()) / "design" / "architects.yaml"
+    raw: Any = OmegaConf.to_container(OmegaConf.load(path))
+    given = CASES[case]
+    scale = given.get("scale", 1.0)
     fixed = {unit: price * scale for unit, price in raw["options"].popitem()[1]["fixed"].items()}
-    knobs = {name: dict(raw["knobs"][".".join(name.split(".")[-2:])]) for name in given["knobs"]}
-    for name, knob in knobs.items():
-        memory = given.get("memory") if name == "device.memory" else None
-        knob["price"] = knob["price"] * scale if memory is None else memory
+    knobs = {}
+    for name in given["knobs"]:
+        knob = dict(raw["knobs"][".".join(name.split(".")[-2:])])
+        knob["price"] *= scale
+        if name == "device.memory":
+            knob["price"] = given.get("memory", knob["price"])
+        knobs[name] = knob
+    overrides = ["space=uniform", "space.zero_stage=1", *given["overrides"].split()]
     raw |= {"knobs": knobs, "options": {"reference": {"fixed": fixed}}, "tolerance": tolerance}
-    raw["jobs"] = [
-        {"overrides": ["space=uniform", "space.zero_stage=1", *given["overrides"].split()]}
-    ]
+    raw["jobs"] = [{"overrides": overrides}]
     design = design_of(case, raw)
     (option,) = design.options
     return replace(design, budget=option.fixed + float(option.knobs.price.sum()))
 
 
-class Account:
-    """The planner that rivals call, and its trace: number of the call, CPU seconds, best log seconds."""
+class Call(NamedTuple):
+    """State after a call of the planner."""
 
-    def __init__(self, case: str, bound: float, least: int, options: DesignStudyOptions) -> None:
-        self.bound, self.least, self.options, design = (
-            bound,
-            least,
-            options,
-            design_for(case, ENOUGH),
-        )
+    number: float
+    seconds: float
+    """CPU seconds."""
+    best: float
+    """Best log seconds."""
+
+
+class Account:
+    """The planner that rivals call, and the trace of their calls.
+
+    Args:
+        bound: Log seconds that no plan is below.
+        least: Calls that a rival has in any case.
+    """
+
+    def __init__(self, case: str, bound: float, least: float, options: DesignStudyOptions) -> None:
+        self.bound = bound
+        self.least = least
+        self.options = options
         self.began = time.process_time()
+        design = design_for(case, ENOUGH)
         (self.branch,) = Designer(design).branches
-        (self.pricing,), self.knobs = self.branch.pricings, self.branch.option.knobs
-        self.money, self.size = design.budget - self.branch.option.fixed, len(self.knobs.names)
-        self.trace: list[tuple[int, float, float]] = []
+        (self.pricing,) = self.branch.pricings
+        self.knobs = self.branch.option.knobs
+        self.money = design.budget - self.branch.option.fixed
+        self.size = len(self.knobs.names)
+        self.trace: list[Call] = []
 
     def note(self, heights: Array, fits: NDArray[np.bool_]) -> None:
         """Count a call that found log seconds of plans, some of which fit; the last one raises."""
-        best = float(heights[fits].min(initial=self.trace[-1][2] if self.trace else inf))
-        calls, seconds = len(self.trace) + 1, time.process_time() - self.began
-        self.trace.append((calls, seconds, best))
+        before = self.trace[-1].best if self.trace else inf
+        best = float(heights[fits].min(initial=before))
+        calls = len(self.trace) + 1
+        seconds = time.process_time() - self.began
+        self.trace.append(Call(calls, seconds, best))
         over = seconds > self.options.seconds and calls >= self.least
         if best <= self.bound + ENOUGH or calls >= self.options.calls or over:
             raise TimeoutError
+
+    def reached(self, log_seconds: float) -> Call:
+        """Return the first call after which the best plan was as fast; infinite where none was."""
+        calls = (call for call in self.trace if call.best <= log_seconds)
+        return next(calls, NEVER)
 
     def goodness(self, x: Array, knobs: Any, money: float) -> Array:
         """Return log goodness of knobs on which all money is spent in the reference's shares times exp(x)."""
@@ -125,17 +157,19 @@ class Account:
 
     def __call__(self, x: Array) -> float:
         """Return log seconds of the best plan on shares x; of one that does not fit, with what it lacks."""
-        z, memory = self.goodness(np.asarray(x), self.knobs, self.money), self.branch.is_memory
+        z = self.goodness(np.asarray(x), self.knobs, self.money)
+        memory = self.branch.is_memory
         with torch.no_grad():
             heights = self.pricing.log_seconds(torch.tensor(z[~memory])).numpy()
         lacks = (np.log(self.pricing.needs) - z[memory]).max(1, initial=-inf)
-        fits = lacks <= 1e-9
+        fits = lacks <= ROUNDING
         self.note(heights, fits)
         return float(heights[fits].min() if fits.any() else heights.max() + lacks.min())
 
 
-# spends from a start; begun again at random, where it ends, until the account raises
 Method = Callable[[Account, Array, np.random.Generator], Any]
+"""Spends from a start; begun again at random, where it ends, until the account raises."""
+NEVER = Call(inf, inf, inf)
 
 
 def optuna_method(sampler: str, **arguments: Any) -> Method:
@@ -145,33 +179,44 @@ def optuna_method(sampler: str, **arguments: Any) -> Method:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        chosen = getattr(optuna.samplers, sampler)(seed=int(rng.integers(2**31)), **arguments)
-        study, names = optuna.create_study(sampler=chosen), [f"x{i}" for i in range(f.size)]
+        seed = int(rng.integers(2**31))
+        chosen = getattr(optuna.samplers, sampler)(seed=seed, **arguments)
+        study = optuna.create_study(sampler=chosen)
+        names = [f"x{axis}" for axis in range(f.size)]
         study.enqueue_trial(dict(zip(names, start, strict=True)))
-        study.optimize(lambda t: f(np.array([t.suggest_float(n, -3.0, 3.0) for n in names])))
+
+        def objective(trial: Any) -> float:
+            return f(np.array([trial.suggest_float(name, -3.0, 3.0) for name in names]))
+
+        study.optimize(objective)
 
     return optimize
 
 
 def coordinate(f: Account, x: Array, rng: np.random.Generator) -> None:
     """Try a step up, then down, in one share after the other; halve steps where none helps."""
-    value, step = f(x), 1.0
+    value = f(x)
+    step = 1.0
     while step > 0.02:
         before = value
         for axis in rng.permutation(np.eye(f.size)):
-            for y in (x + step * axis, x - step * axis):
-                if (found := f(y)) < value:
-                    x, value = y, found
+            for moved in (x + step * axis, x - step * axis):
+                found = f(moved)
+                if found < value:
+                    x = moved
+                    value = found
                     break
         step /= 1 if value < before else 2
 
 
 def one_loop(f: Account, start: Array, rng: np.random.Generator) -> None:
     """Descend shares and a soft minimum over plans in one loop, as DOSA does (Adam)."""
-    memory, needs = torch.tensor(f.branch.is_memory), torch.tensor(np.log(f.pricing.needs))
-    price, exponent, low, high, _ = (
-        torch.tensor(value) for value in list(vars(f.knobs).values())[1:]
-    )
+    memory = torch.tensor(f.branch.is_memory)
+    needs = torch.tensor(np.log(f.pricing.needs))
+    price = torch.tensor(f.knobs.price)
+    exponent = torch.tensor(f.knobs.exponent)
+    low = torch.tensor(f.knobs.low)
+    high = torch.tensor(f.knobs.high)
     point = torch.tensor(start, requires_grad=True)
     optimizer = torch.optim.Adam([point], lr=0.25, betas=(0.8, 0.99))
     for heat in np.geomspace(0.05, 0.003, 40).tolist():
@@ -179,8 +224,8 @@ def one_loop(f: Account, start: Array, rng: np.random.Generator) -> None:
         z = ((share / price).log() / exponent).clamp(low, high)
         lacks = (needs - z[memory]).amax(1)
         heights = f.pricing.log_seconds(z[~memory])
-        paid = f.knobs.cost(z.detach().numpy()).sum() <= f.money * (1 + 1e-9)
-        f.note(heights.detach().numpy(), (lacks <= 1e-9).numpy() & paid)
+        paid = f.knobs.cost(z.detach().numpy()).sum() <= f.money * (1 + ROUNDING)
+        f.note(heights.detach().numpy(), (lacks <= ROUNDING).numpy() & paid)
         soft = -heat * torch.logsumexp(-(heights + 10.0 * lacks.clamp(min=0.0)) / heat, 0)
         (point.grad,) = torch.autograd.grad(soft, point)
         optimizer.step()
@@ -188,19 +233,22 @@ def one_loop(f: Account, start: Array, rng: np.random.Generator) -> None:
 
 def share_rule(f: Account, start: Array, rng: np.random.Generator) -> None:
     """Move shares to slope over exponent of the best plan, its memory paid; restart from the next best."""
-    knobs, memory = f.branch.knobs, f.branch.memory
-    x, worth, ranks = start[~f.branch.is_memory], 0.0, [int(np.median(memory.argsort()))]
+    knobs = f.branch.knobs
+    memory = f.branch.memory
+    x = start[~f.branch.is_memory]
+    worth = 0.0
+    ranks = [int(np.median(memory.argsort()))]
     while True:
         plan = ranks[rng.geometric(0.5) % len(ranks)]
         for step in range(12):
             z = f.goodness(x, knobs, f.money - memory[plan])
-            point, cost = torch.tensor(z, requires_grad=True), knobs.cost(z)
+            cost = knobs.cost(z)
+            point = torch.tensor(z, requires_grad=True)
             heights = f.pricing.log_seconds(point)
             known = heights.detach().numpy()
-            f.note(known, memory <= f.money * (1 + 1e-9) - cost.sum())
-            ranks = [
-                int(p) for p in (known + worth * memory).argsort()[:8] if memory[p] < 0.9 * f.money
-            ]
+            f.note(known, memory <= f.money * (1 + ROUNDING) - cost.sum())
+            leading = (known + worth * memory).argsort()[:8]
+            ranks = [int(rank) for rank in leading if memory[rank] < 0.9 * f.money]
             plan = ranks[0] if step > 1 else plan
             (slope,) = torch.autograd.grad(heights[plan], point)
             want = np.maximum(-slope.numpy(), 1e-5) / knobs.exponent
@@ -210,67 +258,111 @@ def share_rule(f: Account, start: Array, rng: np.random.Generator) -> None:
         x = x + rng.normal(size=len(x)) * 0.3
 
 
-# finite differences descend as DeepFlow does
+def finite_differences(f: Account, start: Array, rng: np.random.Generator) -> None:
+    """Descend by finite differences, as DeepFlow does."""
+    minimize(f, start, method="L-BFGS-B", options={"eps": 1e-3})
+
+
+bayesian = optuna_method("GPSampler")
+cmaes = optuna_method("CmaEsSampler")
+tpe = optuna_method("TPESampler", multivariate=True)
+random = optuna_method("RandomSampler")
 METHODS: dict[str, Method | None] = {
     "tangents": None,
     "share_rule": share_rule,
-    "bayesian": optuna_method("GPSampler"),
-    "cmaes": optuna_method("CmaEsSampler"),
-    "tpe": optuna_method("TPESampler", multivariate=True),
+    "bayesian": bayesian,
+    "cmaes": cmaes,
+    "tpe": tpe,
     "coordinate": coordinate,
-    "random": optuna_method("RandomSampler"),
-    "finite_differences": lambda f, x, _: minimize(f, x, method="L-BFGS-B", options={"eps": 1e-3}),
+    "random": random,
+    "finite_differences": finite_differences,
     "one_loop": one_loop,
 }
+"""Rivals by name; tangents are the planner's own."""
 LIBRARY = {"bayesian": "optuna", "cmaes": "cmaes", "tpe": "optuna", "random": "optuna"}
-Truth = tuple[float, float, int]  # seconds on the reference, bound for its money, calls to 0.1 %
 
 
-def prove(case: str, gap: float) -> tuple[Designer, Answer, float]:
-    """Solve a case by tangents until their bound proves a gap; return the CPU seconds, too."""
-    design, began = design_for(case, 2 * gap), time.process_time()
+class Truth(NamedTuple):
+    """What is proven of a case."""
+
+    reference_s: float
+    """Seconds of the best plan on the reference hardware."""
+    bound_s: float
+    """Seconds that no hardware for the same money is below."""
+    calls: float
+    """Planner calls until tangents prove the smallest of `GAPS`."""
+
+
+class Task(NamedTuple):
+    """One method on one case with one seed."""
+
+    case: str
+    method: str
+    seed: int
+    options: DesignStudyOptions
+    truth: Truth
+
+
+class Proof(NamedTuple):
+    """The answer of tangents that a bound proves, with its designer and CPU seconds."""
+
+    designer: Designer
+    answer: Answer
+    seconds: float
+
+    @property
+    def call(self) -> Call:
+        """Return the last call of the planner."""
+        return Call(self.answer.planner_calls, self.seconds, log(self.answer.iteration_time_s))
+
+
+def prove(case: str, gap: float) -> Proof:
+    """Solve a case by tangents until their bound proves a gap."""
+    design = design_for(case, 2 * gap)
+    began = time.process_time()
     designer = Designer(design)
-    return designer, designer.solve(design.budget, elasticities=False), time.process_time() - began
+    answer = designer.solve(design.budget, elasticities=False)
+    return Proof(designer, answer, time.process_time() - began)
 
 
 def truth(case: str) -> Truth:
     """Solve a case to a tenth of the smallest gap that any method is asked for."""
-    (designer, answer, _), (_, usual, _) = prove(case, ENOUGH / 10), prove(case, GAPS[-1])
-    (pricing,) = designer.branches[0].pricings
-    reference = pricing.at_start.heights[(pricing.needs <= 1 + 1e-9).all(1)].min(initial=inf)
-    return exp(reference), answer.bound_iteration_time_s, usual.planner_calls
+    closest = prove(case, ENOUGH / 10)
+    usual = prove(case, GAPS[-1])
+    (pricing,) = closest.designer.branches[0].pricings
+    fits = (pricing.needs <= 1 + ROUNDING).all(1)
+    reference = exp(pricing.at_start.heights[fits].min(initial=inf))
+    return Truth(reference, closest.answer.bound_iteration_time_s, usual.answer.planner_calls)
 
 
-def spend(task: tuple[str, str, int, DesignStudyOptions, Truth]) -> list[Spending]:
+def spend(task: Task) -> list[Spending]:
     """Run one method on one case with one seed."""
-    case, method, seed, options, (reference, bound, proof) = task
-    solve, reached = METHODS[method], list[float]()
+    bound = task.truth.bound_s
+    solve = METHODS[task.method]
     if solve is None:
-        for gap in GAPS:
-            _, answer, seconds = prove(case, gap)
-            reached += answer.planner_calls, seconds
-        last = (*reached[2:], log(answer.iteration_time_s))
+        reached = [prove(task.case, gap).call for gap in GAPS]
+        last = reached[-1]
     else:
-        planner, rng = (
-            Account(case, log(bound), TIMES * proof, options),
-            np.random.default_rng(seed),
-        )
-        start = np.zeros(planner.size)
-        with suppress(TimeoutError):
-            while True:
-                solve(planner, start, rng)
-                start = rng.normal(size=planner.size) * 0.5
-        for gap in GAPS:
-            reached += next(
-                (c[:2] for c in planner.trace if c[2] <= log(bound * (1 + gap))), (inf, inf)
-            )
-        last = planner.trace[-1]
-    best = exp(last[2])
-    return [
-        Spending(
-            case, method, seed, reference, bound, best, best / bound - 1.0, *last[:2], *reached
-        )
-    ]
+        account = _spent(task, solve)
+        reached = [account.reached(log(bound * (1 + gap))) for gap in GAPS]
+        last = account.trace[-1]
+    best = exp(last.best)
+    counts = [figure for call in (last, *reached) for figure in (call.number, call.seconds)]
+    place = (task.case, task.method, task.seed, task.truth.reference_s)
+    return [Spending(*place, bound, best, best / bound - 1.0, *counts)]
+
+
+def _spent(task: Task, solve: Method) -> Account:
+    """Run a rival again and again until its account is used up."""
+    least = TIMES * task.truth.calls
+    account = Account(task.case, log(task.truth.bound_s), least, task.options)
+    rng = np.random.default_rng(task.seed)
+    start = np.zeros(account.size)
+    with suppress(TimeoutError):
+        while True:
+            solve(account, start, rng)
+            start = rng.normal(size=account.size) * 0.5
+    return account
 
 
 COLUMNS = {
@@ -291,50 +383,59 @@ def _cell(rows: Iterable[Spending], name: str, kind: str) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
+def _median(rows: Iterable[Spending], name: str) -> float:
+    return median_high(float(getattr(row, name)) for row in rows)
+
+
 def _ratio(found: dict[str, list[Spending]], unit: str, end: str) -> str:
     """Return the best rival's median over the tangents'; of none that arrives, what it spent."""
-    median = {
-        m: median_high(float(getattr(r, f"{unit}_{end}")) for r in rows)
-        for m, rows in found.items()
-    }
-    ours, best = median.pop("tangents"), min(median.values())
-    spent = [median_high(float(getattr(row, unit)) for row in found[m]) for m in median]
-    return f"{best / ours:.1f}" if best < inf else f"more than {min(spent) / ours:.1f}"
+    ours = _median(found["tangents"], f"{unit}_{end}")
+    rivals = [rows for method, rows in found.items() if method != "tangents"]
+    best = min(_median(rows, f"{unit}_{end}") for rows in rivals)
+    if best < inf:
+        return f"{best / ours:.1f}"
+    return f"more than {min(_median(rows, unit) for rows in rivals) / ours:.1f}"
 
 
 def report(rows: Sequence[Spending]) -> Report:
     """Return a table for each case, and how the tangents fare."""
+    cases: dict[str, dict[str, list[Spending]]] = {}
+    for row in rows:
+        cases.setdefault(row.case, {}).setdefault(row.method, []).append(row)
     parts: list[str | Sequence[str]] = [
         "Medians of the seeds, with the least and the most; inf: never."
     ]
-    for case in dict.fromkeys(row.case for row in rows):
-        own = [row for row in rows if row.case == case]
-        found = {
-            m: [row for row in own if row.method == m]
-            for m in dict.fromkeys(row.method for row in own)
-        }
-        best, known, given = min(row.iteration_time_s for row in own), own[0], CASES[case]
-        parts += [
-            f"**{case}**, {len(given['knobs'])} knobs{given.get('published', '')}. {known.reference_s:.2f} s "
-            f"on the reference in the model, {best:.2f} s for its money, none below {known.bound_s:.2f} s.",
-            markdown_table(
-                ("method", *COLUMNS),
-                [
-                    (m, *(_cell(r, *column) for column in COLUMNS.values()))
-                    for m, r in found.items()
-                ],
-            ),
-        ]
+    for case, found in cases.items():
+        parts += [_heading(case, found), _table(found)]
         found.pop("share_rule", None)
         if "tangents" in found and len(found) > 1:
-            ends, units = (("1 %", "1"), ("0.1 %", "01")), ("calls", "seconds")
-            times = [
-                f"{_ratio(found, u, end)} times the {u} to {gap}"
-                for gap, end in ends
-                for u in units
-            ]
-            parts.append(f"The best rival takes {', '.join(times)} (tangents: proven).")
+            parts.append(_duel(found))
     return Report(*parts)
+
+
+def _heading(case: str, found: dict[str, list[Spending]]) -> str:
+    rows = [row for own in found.values() for row in own]
+    best = min(row.iteration_time_s for row in rows)
+    given = CASES[case]
+    reference = f"{rows[0].reference_s:.2f} s on the reference in the model"
+    money = f"{best:.2f} s for its money, none below {rows[0].bound_s:.2f} s."
+    knobs = f"{len(given['knobs'])} knobs{given.get('published', '')}"
+    return f"**{case}**, {knobs}. {reference}, {money}"
+
+
+def _table(found: dict[str, list[Spending]]) -> list[str]:
+    lines = []
+    for method, rows in found.items():
+        lines.append((method, *(_cell(rows, *column) for column in COLUMNS.values())))
+    return markdown_table(("method", *COLUMNS), lines)
+
+
+def _duel(found: dict[str, list[Spending]]) -> str:
+    times = []
+    for gap, end in (("1 %", "1"), ("0.1 %", "01")):
+        for unit in ("calls", "seconds"):
+            times.append(f"{_ratio(found, unit, end)} times the {unit} to {gap}")
+    return f"The best rival takes {', '.join(times)} (tangents: proven)."
 
 
 def run(options: DesignStudyOptions) -> int:
@@ -354,12 +455,12 @@ def run(options: DesignStudyOptions) -> int:
     )
     torch.set_num_threads(1)
     known = {case: truth(case) for case in options.cases}
-    tasks = {
-        f"{case}, {method}, seed {seed}": (case, method, seed, options, known[case])
-        for case in options.cases
-        for method in options.methods
-        for seed in options.seeds[: 1 if method == "finite_differences" else None]
-    }
+    tasks = {}
+    for case, method in product(options.cases, options.methods):
+        seeds = options.seeds[:1] if method == "finite_differences" else options.seeds
+        for seed in seeds:
+            task = Task(case, method, seed, options, known[case])
+            tasks[f"{case}, {method}, seed {seed}"] = task
     return run_study(study, tasks, options)
 
 

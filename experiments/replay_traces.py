@@ -33,9 +33,13 @@ from experiments.study import Report, Study, StudyOptions, run_study
 Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).parent / "data" / "traces"
 COLUMNS = ("step", "dp_rank", "stage", "optype", "mb_id", "start_ts", "duration")
-FORWARD, BACKWARD = "forward-compute", "backward-compute"
-LAYERNORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
-SCATTER, CLIP, OPTIMIZER = "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"
+FORWARD = "forward-compute"
+BACKWARD = "backward-compute"
+LAYERNORM = "layernorm-grads-all-reduce"
+EMBEDDING = "embedding-grads-all-reduce"
+SCATTER = "grads-reduce-scatter"
+CLIP = "optimizer-clip-main-grad"
+OPTIMIZER = "optimizer"
 INCOMPLETE = (
     "one forward and one backward pass of every rank, stage and micro-batch",
     "a whole step",
@@ -170,9 +174,8 @@ def pipeline_ends(graph: Graph, forward: Floats, backward: Floats) -> Floats:
 def _by_place(step: RecordedStep, kind: str) -> Floats:
     """Return seconds of the passes of a kind, `(dp, pp, m)`."""
     entries = step.entries[kind]
-    seconds = np.full(
-        [1 + max(values) for values in zip(*(e[:3] for e in entries), strict=True)], np.nan
-    )
+    last = np.max([entry[:3] for entry in entries], axis=0)
+    seconds = np.full(last + 1, np.nan)
     for entry in entries:
         if min(entry[:3]) < 0 or not np.isnan(seconds[entry[:3]]):
             raise step.refused(*INCOMPLETE)
@@ -228,6 +231,10 @@ def _after_passes(step: RecordedStep, ends: Floats) -> float:
     return float(time.max()) + shortest(CLIP) + last
 
 
+SHARES = (0.5, 0.9, 1.0)
+"""Quantiles of the errors in the table."""
+
+
 def replay(path: Path) -> list[ReplayedStep]:
     """Replay all steps of a trace."""
     return [
@@ -256,19 +263,10 @@ def report(steps: Sequence[ReplayedStep]) -> Report:
         ).T
         errors = 100 * (predicted / measured - 1)
         size = np.abs(errors)
-        lines.append(
-            (
-                name,
-                str(len(size)),
-                f"{measured.mean():.3f}",
-                f"{predicted.mean():.3f}",
-                *(
-                    f"{share:.2f}"
-                    for share in (np.median(size), np.quantile(size, 0.9), size.max())
-                ),
-                f"{np.median(errors):+.2f}",
-            )
-        )
+        means = [f"{seconds.mean():.3f}" for seconds in (measured, predicted)]
+        spread = [f"{value:.2f}" for value in np.quantile(size, SHARES)]
+        median = f"{np.median(errors):+.2f}"
+        lines.append((name, str(len(size)), *means, *spread, median))
     verdict = f"The median error of {lines[-1][1]} steps is {lines[-1][4]} %."
     rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
     text = csv_text(("trace", "step", "measured_s", "predicted_s"), rows)

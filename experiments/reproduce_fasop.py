@@ -16,7 +16,7 @@ from functools import cache, cached_property, partial
 from itertools import groupby, product
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -33,18 +33,31 @@ SHIPPED = Path(__file__).parent / "data" / "fasop"
 SHORTLIST = 6
 """Number of FASOP's best strategies whose partitions are refined."""
 PLAN_KEYS = ("tp", "dp", "pp", "micro_batch_size", "layers_per_stage", "nodes")
-Degrees = tuple[int, int, int, int]
 MAX_TP = 4
 """Largest tensor-parallel degree that FASOP has measured."""
 BITS = 16
 """Bits of an element that is sent."""
-BOTTLENECKS = (1.05, 3.5)
-"""Divisors of the bandwidth of a send between nodes and inside a node; fitted by FASOP's authors."""
+BETWEEN_SLOWDOWN = 1.05
+"""Divisor of the bandwidth of a send between nodes; fitted by FASOP's authors."""
+INSIDE_SLOWDOWN = 3.5
+"""Divisor of the bandwidth of a send inside a node; fitted by FASOP's authors."""
 BIAS_PARAMETERS = 20800
 """Parameters of a layer next to the 12 hidden^2 of its matrices, equal for all models."""
 STATE_BYTES = 18
 """Bytes of a parameter with its gradient and optimizer state."""
 MEMORY_MARGIN = 1.10
+"""Factor on FASOP's memory estimate, as its program has it."""
+ROUNDING = 1e-9
+"""Relative gain of a move that is rounding."""
+
+
+class Degrees(NamedTuple):
+    """Degrees of a strategy; ties of seconds go to the smallest, in this order."""
+
+    micro_batch_size: int
+    tp: int
+    dp: int
+    pp: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,9 @@ class FasopCase:
 
     def ticks(self, tp: int, micro_batch_size: int) -> Integers:
         """Return prefix sums of the layers' forward and backward ticks by node type, `(types, L + 1)`."""
-        model, layers, rows = self.job.model, self.job.num_blocks + 2, []
+        model = self.job.model
+        layers = self.job.num_blocks + 2
+        rows = []
         for node in self.types:
             chain = self.profiles.find(model, node.device, tp)
             if len(chain.kinds) != layers:
@@ -138,22 +153,19 @@ class FasopCase:
         the global batch and the micro-batch its share; no more stages than blocks. Placements are the
         rotations of the nodes sorted by type.
         """
-        nodes, batch = (
-            np.repeat(np.arange(len(self.counts)), self.counts),
-            self.job.global_batch_size,
-        )
+        nodes = np.repeat(np.arange(len(self.counts)), self.counts)
+        batch = self.job.global_batch_size
         shifts = len(nodes) if np.count_nonzero(self.counts) > 1 else 1
         placements = np.stack([np.roll(nodes, -shift) for shift in range(shifts)])
         gpus = self.gpus_per_node * len(nodes)
-        found = [
-            (size, tp, dp, gpus // (tp * dp))
-            for tp in divisors(min(self.gpus_per_node, MAX_TP))
-            for dp in divisors(gpus // tp)
-            if batch % dp == 0 and gpus // (tp * dp) <= self.job.num_blocks
-            for size in divisors(batch // dp)
-        ]
-        for size, tp, dp, pp in sorted(found):
-            yield Strategies(self, (size, tp, dp, pp), placements, self.ticks(tp, size))
+        found: list[Degrees] = []
+        for tp, dp in product(divisors(min(self.gpus_per_node, MAX_TP)), divisors(gpus)):
+            pp = gpus // (tp * dp)
+            if tp * dp * pp == gpus and batch % dp == 0 and pp <= self.job.num_blocks:
+                found += [Degrees(size, tp, dp, pp) for size in divisors(batch // dp)]
+        for degrees in sorted(found):
+            ticks = self.ticks(degrees.tp, degrees.micro_batch_size)
+            yield Strategies(self, degrees, placements, ticks)
 
 
 class Strategies:
@@ -168,11 +180,15 @@ class Strategies:
     def __init__(
         self, case: FasopCase, degrees: Degrees, placements: Integers, ticks: Integers
     ) -> None:
-        self.case, self.degrees, self.placements, self.ticks = case, degrees, placements, ticks
-        self.size, self.tp, self.dp, self.pp = size, tp, dp, pp = degrees
-        self.num_micro_batches = case.job.global_batch_size // (dp * size)
-        edges = np.arange(pp + 1) * tp * dp
-        first, last = edges[:-1] // case.gpus_per_node, (edges[1:] - 1) // case.gpus_per_node
+        self.case = case
+        self.degrees = degrees
+        self.placements = placements
+        self.ticks = ticks
+        self.size, self.tp, self.dp, self.pp = degrees
+        self.num_micro_batches = case.job.global_batch_size // (self.dp * self.size)
+        edges = np.arange(self.pp + 1) * self.tp * self.dp
+        first = edges[:-1] // case.gpus_per_node
+        last = (edges[1:] - 1) // case.gpus_per_node
         # a stage on several types counts as the last, the slowest, of them
         spans = [placements[:, a : b + 1].max(1) for a, b in zip(first, last, strict=True)]
         self.stage_type = np.stack(spans, axis=1)
@@ -180,21 +196,19 @@ class Strategies:
 
     def _link(self, here: Integers, there: Integers) -> Floats:
         """Return bit/s between pairs of nodes `(...)`, `(B, ...)`."""
-        inter, intra = (
-            np.array([getattr(node, f"{name}_bandwidth") for node in self.case.types])[
-                self.placements
-            ]
-            for name in ("inter", "intra")
-        )
+        types = self.case.types
+        inter = np.array([node.inter_bandwidth for node in types])[self.placements]
+        intra = np.array([node.intra_bandwidth for node in types])[self.placements]
         return np.where(here == there, intra[:, here], np.minimum(inter[:, here], inter[:, there]))
 
     def _p2p(self) -> Floats:
         """Return seconds of sending activations over every boundary, `(B, pp - 1)`; not divided by tp."""
-        tp, dp, pp = self.tp, self.dp, self.pp
-        rank = np.arange(pp - 1)[:, None] * tp * dp + tp * np.arange(dp)
-        here, there = (r // self.case.gpus_per_node for r in (rank, rank + tp * dp))
-        between, inside = BOTTLENECKS
-        bandwidth = self._link(here, there) / np.where(here == there, inside, dp * tp * between)
+        stage = self.tp * self.dp
+        rank = np.arange(self.pp - 1)[:, None] * stage + self.tp * np.arange(self.dp)
+        here = rank // self.case.gpus_per_node
+        there = (rank + stage) // self.case.gpus_per_node
+        slowdown = np.where(here == there, INSIDE_SLOWDOWN, stage * BETWEEN_SLOWDOWN)
+        bandwidth = self._link(here, there) / slowdown
         bits = self.size * self.case.job.seq_len * self.case.job.hidden_size * BITS
         return np.asarray((bits / bandwidth).max(2))
 
@@ -204,27 +218,21 @@ class Strategies:
         The program takes the parameters of stage 0 and its ring, that of the last tp rank, for all stages;
         the vocabulary matrix counts once, and is not divided by tp. The last dp rank sums the embedding.
         """
-        tp, dp, per_node, job = self.tp, self.dp, self.case.gpus_per_node, self.case.job
+        tp = self.tp
+        dp = self.dp
+        per_node = self.case.gpus_per_node
+        job = self.case.job
         here = (tp * np.arange(dp) + tp - 1) // per_node
         bandwidth = self._link(here, np.roll(here, -1)).min(1, keepdims=True)
         share = np.full(counts.shape, float(tp if tp * dp >= per_node else 1))
         if tp * dp < per_node and tp > 1:
             shared = np.array([node.shares_bus for node in self.case.types])[self.stage_type]
             share = np.where(shared, per_node / dp, 1.0)
-        matrices, matrix = (
-            self.case.has_vocabulary.cumsum()[counts[:, :1] - 1],
-            job.hidden_size * job.vocab_size,
-        )
+        matrix = job.hidden_size * job.vocab_size
+        matrices = self.case.has_vocabulary.cumsum()[counts[:, :1] - 1]
         blocks = (counts[:, :1] - matrices) * (12 * job.hidden_size**2 + BIAS_PARAMETERS) / tp
-        ring = (
-            2
-            * (dp - 1)
-            / dp
-            * BITS
-            * share
-            / bandwidth
-            * (blocks + np.where(matrices > 0, matrix, 0))
-        )
+        parameters = blocks + np.where(matrices > 0, matrix, 0)
+        ring = 2 * (dp - 1) / dp * BITS * share / bandwidth * parameters
         if self.pp == 1 or job.encoder_decoder:
             return np.asarray(ring)
         rank = np.array([tp * (dp - 1)])
@@ -233,28 +241,29 @@ class Strategies:
 
     def memory_bytes(self, counts: Integers) -> Floats:
         """Return peak bytes of a GPU of every stage, FASOP's margin included, `(B, pp)`."""
-        tp, pp, job = self.tp, self.pp, self.case.job
-        in_flight, tokens = min(pp, self.num_micro_batches), float(job.seq_len * self.size)
-        hidden, vocab = float(job.hidden_size), float(job.vocab_size)
+        tp = self.tp
+        job = self.case.job
+        in_flight = min(self.pp, self.num_micro_batches)
+        tokens = float(job.seq_len * self.size)
+        hidden = float(job.hidden_size)
+        vocab = float(job.vocab_size)
         attention = 5 * job.num_heads * job.seq_len / (hidden * tp)
-        block = 12 * hidden**2 / tp * STATE_BYTES + tokens * in_flight * hidden * (
-            10 + 24 / tp + attention
-        )
+        activations = tokens * in_flight * hidden
+        block = 12 * hidden**2 / tp * STATE_BYTES + activations * (10 + 24 / tp + attention)
         matrix = hidden * vocab / tp * STATE_BYTES
-        layer = np.where(
-            self.case.has_vocabulary > 0, matrix + tokens * hidden * pp * in_flight / tp, block
-        )
+        embedding = matrix + activations * self.pp / tp
+        layer = np.where(self.case.has_vocabulary > 0, embedding, block)
         if not job.encoder_decoder:
             layer[-1] = matrix + 4 * tokens * (hidden + vocab) / tp
-        prefix, end = np.pad(layer.cumsum(), (1, 0)), counts.cumsum(1)
+        prefix = np.pad(layer.cumsum(), (1, 0))
+        end = counts.cumsum(1)
         return np.asarray(MEMORY_MARGIN * (prefix[end] - prefix[end - counts]))
 
     def pipeline_ends(self, counts: Integers) -> Floats:
         """Return when every stage has ended its micro-batches, seconds `(B, pp)`."""
         end = counts.cumsum(1)
-        seconds = (
-            self.ticks[self.stage_type, end] - self.ticks[self.stage_type, end - counts]
-        ) * TICK
+        before = self.ticks[self.stage_type, end - counts]
+        seconds = (self.ticks[self.stage_type, end] - before) * TICK
         if self.pp == 1:
             return np.asarray(seconds * self.num_micro_batches)
         return stage_ends(seconds.T, self.p2p[:, 0], self.p2p[:, -1], self.num_micro_batches).T
@@ -265,20 +274,13 @@ class Strategies:
         seconds = (ends + self.sync_seconds(counts)).max(1)
         memory = np.array([node.memory for node in self.case.types])[self.stage_type]
         seconds = np.where((self.memory_bytes(counts) <= memory).all(1), seconds, np.inf)
-        return [
-            FasopPlan(
-                self.case.name,
-                "fasop",
-                self.tp,
-                self.dp,
-                self.pp,
-                self.size,
-                tuple(layers),
-                tuple(self.case.types[kind].name for kind in place),
-                float(step),
-            )
-            for layers, place, step in zip(counts.tolist(), self.placements, seconds, strict=True)
-        ]
+        degrees = (self.tp, self.dp, self.pp, self.size)
+        plans = []
+        for layers, place, step in zip(counts.tolist(), self.placements, seconds, strict=True):
+            nodes = tuple(self.case.types[kind].name for kind in place)
+            found = FasopPlan(self.case.name, "fasop", *degrees, tuple(layers), nodes, float(step))
+            plans.append(found)
+        return plans
 
     def solved(self) -> list[FasopPlan]:
         """Return every placement with FASOP's partition and the seconds that its program prints."""
@@ -291,29 +293,28 @@ class Strategies:
 
         Both halves are partitioned with the costs and boundaries of the encoder, and timed with their own.
         """
-        half, stages = self.ticks.shape[1] // 2, self.pp
+        half = self.ticks.shape[1] // 2
+        stages = self.pp
 
         def part(kinds: Integers) -> Integers:
             comm = middle_comm(self.p2p[:, : kinds.shape[1] - 1])
             return minmax_partition(self.ticks[:, : half + 1], kinds, comm)[0]
 
         splits = range(max(1, stages - (half - 1)), min(stages, half))
-        options = np.stack(
-            [
-                np.hstack([part(self.stage_type[:, :n]), part(self.stage_type[:, n:])])
-                for n in splits
-            ]
-        )
+        options = []
+        for encoder in splits:
+            halves = (self.stage_type[:, :encoder], self.stage_type[:, encoder:])
+            options.append(np.hstack([part(kinds) for kinds in halves]))
         ends = np.stack([self.pipeline_ends(counts)[:, 0] for counts in options])
-        return np.asarray(options[ends.argmin(0), np.arange(len(self.placements))])
+        return np.asarray(np.stack(options)[ends.argmin(0), np.arange(len(self.placements))])
 
     def refined(self, plan: FasopPlan) -> FasopPlan:
         """Return a plan of these degrees after the best moves of single layers between stages."""
-        names, one = [node.name for node in self.case.types], np.eye(self.pp, dtype=np.int64)
+        names = [node.name for node in self.case.types]
         place = [names.index(name) for name in plan.nodes]
-        moves = (one[None] - one[:, None]).reshape(
-            -1, len(one)
-        )  # that of a stage to itself changes nothing
+        one = np.eye(self.pp, dtype=np.int64)
+        # a move of a stage to itself changes nothing
+        moves = (one[None] - one[:, None]).reshape(-1, len(one))
         while True:
             tried = np.array(plan.layers_per_stage) + moves
             legal = (tried > 0).all(1)
@@ -322,7 +323,7 @@ class Strategies:
             tried = tried[legal]
             every = Strategies(self.case, self.degrees, np.tile(place, (len(tried), 1)), self.ticks)
             best = min(every.plans(tried), key=lambda p: p.s_per_step)
-            if best.s_per_step >= plan.s_per_step * (1 - 1e-9):
+            if best.s_per_step >= plan.s_per_step * (1 - ROUNDING):
                 return replace(plan, planner="ours")
             plan = best
 
@@ -339,13 +340,20 @@ def stage_ends(seconds: Floats, send: Floats, send_back: Floats, count: int) -> 
         seconds: Forward and backward of a micro-batch, `(pp, B)`, pp at least 2.
         send, send_back: Seconds from stage 0 to stage 1, and from the last stage to the one before, `(B,)`.
     """
-    last, start = len(seconds) - 1, np.zeros(seconds.shape[1])
+    last = len(seconds) - 1
+    start = np.zeros(seconds.shape[1])
     warm = [min(last - i, count) for i in range(last + 1)]
 
     @cache
     def forward(i: int, j: int) -> Floats:
-        free = returned(i, j - warm[i] - 1) if j > warm[i] else sent(i, j - 1) if j else start
-        return np.asarray(np.maximum(sent(i - 1, j) if i else start, free) + seconds[i] / 3)
+        arrived = sent(i - 1, j) if i else start
+        if j > warm[i]:
+            free = returned(i, j - warm[i] - 1)
+        elif j:
+            free = sent(i, j - 1)
+        else:
+            free = start
+        return np.asarray(np.maximum(arrived, free) + seconds[i] / 3)
 
     @cache
     def sent(i: int, j: int) -> Floats:
@@ -354,17 +362,26 @@ def stage_ends(seconds: Floats, send: Floats, send_back: Floats, count: int) -> 
 
     @cache
     def backward(i: int, j: int) -> Floats:
-        own = forward(i, j + warm[i]) if j < count - warm[i] else returned(i, j - 1) if j else start
-        return np.asarray(
-            np.maximum(own, returned(i + 1, j) if i < last else start) + 2 * seconds[i] / 3
-        )
+        arrived = returned(i + 1, j) if i < last else start
+        if j < count - warm[i]:
+            free = forward(i, j + warm[i])
+        elif j:
+            free = returned(i, j - 1)
+        else:
+            free = start
+        return np.asarray(np.maximum(free, arrived) + 2 * seconds[i] / 3)
 
     @cache
     def returned(i: int, j: int) -> Floats:
         if i == 0:
             return backward(0, j)
         ready = j + warm[i - 1]
-        peer = forward(i - 1, ready) if ready < count else backward(i - 1, j - 1) if j else start
+        if ready < count:
+            peer = forward(i - 1, ready)
+        elif j:
+            peer = backward(i - 1, j - 1)
+        else:
+            peer = start
         return np.asarray(np.maximum(backward(i, j), peer) + (0.0 if i < last else send_back))
 
     for micro_batch in range(count):  # in order, so that no call is nested deeply
@@ -385,14 +402,14 @@ def read_cases(profiles: str) -> tuple[dict[str, FasopCase], dict[str, float]]:
     """Return the cases, and the published seconds of a step, by name."""
     facts = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
     measured = read_profiles(profiles)
-    types, found = tuple(FasopNode(**node) for node in facts["nodes"]), {}
-    for (model, job), (cluster, counts) in product(
-        facts["jobs"].items(), facts["clusters"].items()
-    ):
-        name = f"{model}, {cluster}"
-        found[name] = FasopCase(
-            name, FasopJob(**job), types, counts, facts["gpus_per_node"], measured
-        )
+    types = tuple(FasopNode(**node) for node in facts["nodes"])
+    gpus = facts["gpus_per_node"]
+    found = {}
+    for model, fields in facts["jobs"].items():
+        job = FasopJob(**fields)
+        for cluster, counts in facts["clusters"].items():
+            name = f"{model}, {cluster}"
+            found[name] = FasopCase(name, job, types, counts, gpus, measured)
     return found, {name: plan["seconds"] for name, plan in facts["published"].items()}
 
 
@@ -408,7 +425,8 @@ def solve(case: FasopCase) -> list[FasopPlan]:
 
 def report(plans: Sequence[FasopPlan], published: dict[str, float]) -> Report:
     """Return both plans of every case, next to the published seconds."""
-    lines, entries = [], dict[str, dict[str, Any]]()
+    lines = []
+    entries: dict[str, dict[str, Any]] = {}
     for plan in plans:
         found = {name: getattr(plan, name) for name in PLAN_KEYS}
         entry = entries.setdefault(plan.case, {"case": plan.case})
@@ -416,17 +434,13 @@ def report(plans: Sequence[FasopPlan], published: dict[str, float]) -> Report:
         degrees = f"{plan.tp},{plan.dp},{plan.pp},{plan.micro_batch_size}"
         layers = " ".join(str(count) for count in plan.layers_per_stage)
         nodes = ", ".join(f"{len(list(run))} {name}" for name, run in groupby(plan.nodes))
-        known = (
-            f"{published[plan.case]:.4f}"
-            if plan.case in published and plan.planner == "fasop"
-            else ""
-        )
-        lines.append(
-            (plan.case, plan.planner, degrees, layers, nodes, f"{plan.s_per_step:.4f}", known)
-        )
-    gains = [
-        100 - 100 * e["ours"]["s_per_step"] / e["fasop"]["s_per_step"] for e in entries.values()
-    ]
+        seconds = f"{plan.s_per_step:.4f}"
+        has_known = plan.case in published and plan.planner == "fasop"
+        known = f"{published[plan.case]:.4f}" if has_known else ""
+        lines.append((plan.case, plan.planner, degrees, layers, nodes, seconds, known))
+    gains = []
+    for entry in entries.values():
+        gains.append(100 - 100 * entry["ours"]["s_per_step"] / entry["fasop"]["s_per_step"])
     verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
     header = (
         "case",

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -15,40 +16,35 @@ from darts_parallel.plans import package_version, write_text
 RESULTS = Path(__file__).parent / "results"
 
 
-def publish(
-    name: str,
-    question: str,
-    command: str,
-    text: str,
-    pictures: Mapping[Path, str] | None = None,
-    folder: Path = RESULTS,
-    limits: str = "",
-) -> Path:
-    """Write the page of an experiment and copy its pictures to `pictures/` next to it; returns the page.
+@dataclass(frozen=True)
+class Page:
+    """Hold what a page says: question, command, answer, pictures, and what the answer does not show."""
 
-    Args:
-        pictures: Files to copy, each with its caption.
-        limits: What the answer does not show, in a sentence.
-    """
+    name: str
+    question: str
+    command: str
+    text: str
+    pictures: Mapping[Path, str] = field(default_factory=dict)
+    """Files to copy, each with its caption."""
+    limits: str = ""
+    """Sentence on what the answer does not show; empty: none."""
+
+
+def publish(page: Page, folder: Path = RESULTS) -> Path:
+    """Write a page and copy its pictures to `pictures/` next to it; returns the file."""
     shown = folder / "pictures"
     shown.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"# {question}",
-        "",
-        f"    {command}",
-        "",
-        f"Commit {commit()}, {date.today().isoformat()}, {processor()}.",
-        "",
-        text.strip(),
-    ]
-    for source, caption in (pictures or {}).items():
-        target = shown / f"{name}_{source.name}"
+    run = f"Commit {commit()}, {date.today().isoformat()}, {processor()}."
+    lines = [f"# {page.question}", "", f"    {page.command}", "", run, "", page.text.strip()]
+    for source, caption in page.pictures.items():
+        target = shown / f"{page.name}_{source.name}"
         shutil.copyfile(source, target)
         lines += ["", f"![{caption}](pictures/{target.name})"]
-    lines += ["", f"Not shown: {limits}"] if limits else []
-    page = folder / f"{name}.md"
-    write_text(page, "\n".join(lines) + "\n")
-    return page
+    if page.limits:
+        lines += ["", f"Not shown: {page.limits}"]
+    file = folder / f"{page.name}.md"
+    write_text(file, "\n".join(lines) + "\n")
+    return file
 
 
 def typed_command(module: str) -> str:

@@ -24,10 +24,14 @@ from darts_parallel.errors import INTERRUPTED
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_of
-from experiments.results_page import publish, typed_command
+from experiments.results_page import Page, publish, typed_command
 
 Task = TypeVar("Task")
 Row = TypeVar("Row")
+Paragraph = str | Sequence[str]
+"""A paragraph, or a table as a list of lines."""
+Picture = tuple[Figure, str]
+"""A figure and its caption."""
 
 
 @dataclass
@@ -54,15 +58,12 @@ class Report:
     """
 
     def __init__(
-        self,
-        *parts: str | Sequence[str],
-        pictures: Mapping[str, tuple[Figure, str]] | None = None,
-        files: Mapping[str, str] | None = None,
+        self, *parts: Paragraph, pictures: Mapping[str, Picture] = {}, files: Mapping[str, str] = {}
     ) -> None:
         blocks = (part if isinstance(part, str) else "\n".join(part) for part in parts)
         self.text = "\n\n".join(block for block in blocks if block) + "\n"
-        self.pictures = pictures or {}
-        self.files = files or {}
+        self.pictures = pictures
+        self.files = files
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,8 @@ def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) ->
     if page:
         captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
         command = typed_command(f"experiments.{study.name}")
-        path = publish(
-            study.title, study.question, command, report.text, captions, limits=study.limits
-        )
-        print(f"page: {path}")
+        page_of = Page(study.title, study.question, command, report.text, captions, study.limits)
+        print(f"page: {publish(page_of)}")
 
 
 def solve_all(

@@ -75,15 +75,13 @@ def report(
     cases = [o.case for o in outcomes if o.case]
     known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
     jobs = job_rankings(cases, {MODEL: known})
-    return Report(
-        METHOD,
-        skipped_summary(outcomes),
-        *held_out_reports(cases, parameters, options.held_out),
-        "In sample (the shipped parameters saw these rows):",
-        markdown_table(ERROR_HEADER, error_rows(outcomes)),
-        markdown_table(RANKING_HEADER, ranking_rows(jobs)),
-        files={"ranking.csv": rankings_csv(jobs)},
-    )
+    held_out = held_out_reports(cases, parameters, options.held_out)
+    errors = markdown_table(ERROR_HEADER, error_rows(outcomes))
+    ranking = markdown_table(RANKING_HEADER, ranking_rows(jobs))
+    seen = "In sample (the shipped parameters saw these rows):"
+    skipped = skipped_summary(outcomes)
+    files = {"ranking.csv": rankings_csv(jobs)}
+    return Report(METHOD, skipped, *held_out, seen, errors, ranking, files=files)
 
 
 def validate(options: ValidationOptions) -> int:

@@ -104,10 +104,11 @@ def read_quantities() -> tuple[Quantity, ...]:
     """Read `priors.yaml`."""
     text = (Path(__file__).parents[1] / "data" / "priors.yaml").read_text(encoding="utf-8")
     entries: dict[str, Any] = yaml.safe_load(text)  # type: ignore[no-untyped-call]
-    return tuple(
-        Quantity(name, own["meaning"], **own["prior"], known=own.get("known", ()))
-        for name, own in entries.items()
-    )
+    found = []
+    for name, own in entries.items():
+        known = own.get("known", ())
+        found.append(Quantity(name, own["meaning"], **own["prior"], known=known))
+    return tuple(found)
 
 
 QUANTITIES = read_quantities()
@@ -173,10 +174,11 @@ class Calibrated:
         """Compute every quantity at a place; what had no runs stays at what it is a deviation from."""
         known = dict(zip(self.keys, self.mean, strict=True))
         zero = torch.zeros((), dtype=torch.float64)
-        return {
-            q.name: q.at(place, sum((known.get(key, zero) for key in q.keys(place)), zero))
-            for q in QUANTITIES
-        }
+        values = {}
+        for quantity in QUANTITIES:
+            parts = [known.get(key, zero) for key in quantity.keys(place)]
+            values[quantity.name] = quantity.at(place, sum(parts, zero))
+        return values
 
     def latent(self, parameters: Parameters) -> Tensor:
         """Return these numbers in the order of `parameters`, 0 for those that are not among them."""
@@ -247,14 +249,13 @@ class Calibrated:
 
         quantities: dict[str, dict[str, Any]] = {}
         for q in QUANTITIES:
-            quantities[q.name] = {
-                "meaning": q.meaning,
-                "scale": "share" if q.share else {"above": q.above},
-                "prior": q.value,
-                "prior_sd": {
-                    n: float(f"{sd * widen(q.name):.3g}") for n, sd in {**q.sd, **q.unseen}.items()
-                },
-            }
+            entry: dict[str, Any] = {"meaning": q.meaning}
+            entry["scale"] = "share" if q.share else {"above": q.above}
+            entry["prior"] = q.value
+            wider = widen(q.name)
+            spreads = (q.sd | q.unseen).items()
+            entry["prior_sd"] = {name: float(f"{sd * wider:.3g}") for name, sd in spreads}
+            quantities[q.name] = entry
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
         for (quantity, scope, name), mean, sd in numbers:
             pair = [float(f"{mean:.4g}"), float(f"{sd * widen(quantity):.3g}")]

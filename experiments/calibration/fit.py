@@ -30,6 +30,13 @@ HALVINGS = 6
 TOLERANCE = 1e-5
 """Relative change of the loss at which a fit ends."""
 
+Tell = Callable[[str], None]
+"""Prints the progress of a fit."""
+
+
+def silent(line: str) -> None:
+    """Print nothing."""
+
 
 @dataclass(frozen=True)
 class Residuals:
@@ -80,7 +87,11 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
     The graph reaches from a figure to the few values of its place; the chain rule to the latent numbers
     is applied after it.
     """
-    rows, kinds, errors, gradients, mixtures = [], [], [], [], []
+    rows = []
+    kinds = []
+    errors = []
+    gradients = []
+    mixtures = []
     known: dict[Place, tuple[dict[str, Tensor], Tensor]] = {}
     for i, case in enumerate(cases):
         place = Place.of_run(case.run)
@@ -121,13 +132,17 @@ def _values_and_slopes(
     return leaves, torch.stack(slopes)
 
 
+Fit = tuple[Tensor, Residuals]
+"""Latent numbers, and the residuals there."""
+
+
 def fit(
     cases: Sequence[MeasuredCase],
     parameters: Parameters,
     start: Tensor | None = None,
     steps: int = STEPS,
-    tell: Callable[[str], None] = lambda line: None,
-) -> tuple[Tensor, Residuals]:
+    tell: Tell = silent,
+) -> Fit:
     """Find the latent numbers that fit the runs best, and the residuals there.
 
     Dense runs are fitted first, then mixtures by the figures of experts alone: what releases of their
@@ -143,9 +158,8 @@ def fit(
     for experts in (False, True):
         own = [case for case in cases if case.problem.model.has_experts == experts]
         if own:
-            latent = _minimum(
-                partial(residuals, own, parameters), latent, parameters, experts, steps, tell
-            )
+            figures = partial(residuals, own, parameters)
+            latent = _minimum(figures, latent, parameters, experts, steps, tell)
     return latent, residuals(cases, parameters, latent)
 
 
@@ -158,7 +172,7 @@ def linear_fit(found: Residuals, latent: Tensor, parameters: Parameters) -> Tens
         def linear(x: Tensor, own: Residuals = own) -> Residuals:
             return replace(own, error=own.error + own.jacobian @ (x - latent))
 
-        moved = _minimum(linear, moved, parameters, experts)
+        moved = _minimum(linear, moved, parameters, experts, STEPS, silent)
     return moved
 
 
@@ -167,8 +181,8 @@ def _minimum(
     start: Tensor,
     parameters: Parameters,
     experts: bool,
-    steps: int = STEPS,
-    tell: Callable[[str], None] = lambda line: None,
+    steps: int,
+    tell: Tell,
 ) -> Tensor:
     """Minimize Huber's loss of figures plus the priors over the latent numbers of experts, or all others.
 
@@ -182,10 +196,12 @@ def _minimum(
         huber = torch.where(size > HUBER, 2 * HUBER * size - HUBER**2, size**2)
         return float(huber.sum() + prior @ latent**2)
 
-    latent, found = start, figures(start)
+    latent = start
+    found = figures(start)
     lowest = loss(found, latent)
     for step in range(steps):
-        slopes, weight = found.jacobian[:, free], found.weight
+        slopes = found.jacobian[:, free]
+        weight = found.weight
         curvature = slopes.T @ (weight.unsqueeze(1) * slopes) + torch.diag(prior[free])
         gradient = slopes.T @ (weight * found.error) + (prior * latent)[free]
         move = torch.zeros_like(latent)
@@ -197,7 +213,10 @@ def _minimum(
                 break
         else:
             break
-        gain, latent, found, lowest = 1.0 - now / lowest, there, tried, now
+        gain = 1.0 - now / lowest
+        latent = there
+        found = tried
+        lowest = now
         tell(f"step {step + 1}: loss {lowest:.2f}")
         if gain < TOLERANCE:
             break

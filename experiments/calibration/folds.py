@@ -16,6 +16,7 @@ one tries who knows nothing but what fits; and chance (the mean over all orders)
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 from math import comb, log, log2, nan
 from typing import Any
 
@@ -36,7 +37,9 @@ from experiments.data.runs import MeasuredRun
 SMALLEST_GROUP = 4
 """Plans that a rank correlation needs to say anything."""
 TRIALS = (1, 3)
-MODEL, SMALLEST, CHANCE = "", "smallest", "random"
+MODEL = ""
+SMALLEST = "smallest"
+CHANCE = "random"
 """Orders; that by the predictions which are validated has no prefix in its columns."""
 
 
@@ -65,20 +68,10 @@ def job_of(run: MeasuredRun) -> tuple[object, ...]:
     Global batches within some 10 % are one job (not every dp divides the same batch); such runs are
     compared by their seconds per sequence.
     """
-    return (
-        run.file,
-        run.source.split("@")[0],
-        run.num_layers,
-        run.hidden_size,
-        run.num_heads,
-        run.vocab_size,
-        run.seq_len,
-        run.gpu.lower(),
-        run.gpus,
-        round(4 * log2(run.global_batch_size)),
-        run.printed_precision.lower(),
-        run.framework,
-    )
+    model = (run.num_layers, run.hidden_size, run.num_heads, run.vocab_size, run.seq_len)
+    batch = round(4 * log2(run.global_batch_size))
+    hardware = (run.gpu.lower(), run.gpus, run.printed_precision.lower())
+    return (run.file, run.source.split("@")[0], run.framework, batch, *model, *hardware)
 
 
 def job_rankings(
@@ -121,13 +114,12 @@ def _ranking(
     }
     orders[SMALLEST] = np.array([float(run.tp * run.pp) for run in runs])
     everything = orders | {CHANCE: np.zeros(len(truth))}
-    return JobRanking(
-        runs[0].name,
-        len(plans),
-        {name: spearman(own.tolist(), truth.tolist()) for name, own in orders.items()},
-        {(name, k): regret(own, truth, k) for name, own in everything.items() for k in TRIALS},
-        1 + int((orders[MODEL] < orders[MODEL][truth.argmin()]).sum()),
-    )
+    correlations = {name: spearman(own.tolist(), truth.tolist()) for name, own in orders.items()}
+    losses = {}
+    for name, trials in product(everything, TRIALS):
+        losses[name, trials] = regret(everything[name], truth, trials)
+    ahead = orders[MODEL] < orders[MODEL][truth.argmin()]
+    return JobRanking(runs[0].name, len(plans), correlations, losses, 1 + int(ahead.sum()))
 
 
 def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int) -> float:
@@ -141,7 +133,8 @@ def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int)
     """
     order = np.argsort(scores, kind="stable")
     last = scores[order[min(trials, len(order)) - 1]]
-    sure, tied = np.flatnonzero(scores < last), np.sort(truth[scores == last])
+    sure = np.flatnonzero(scores < last)
+    tied = np.sort(truth[scores == last])
     free = min(trials, len(order)) - len(sure)
     best = float(truth[sure].min()) if len(sure) else np.inf
     # the minimum of a random subset: its k-th smallest member is the smallest with a hypergeometric chance
@@ -258,7 +251,8 @@ def cross_validate(
     slopes = {(i, PARTS[part]): row for i, part, row in rows}
     for fold, held_out in folds(cases, kind).items():
         rest = found.where(torch.tensor([i not in held_out for i in found.case.tolist()]))
-        latent, covariance = linear_fit(rest, optimum, parameters), posterior(rest, parameters)
+        latent = linear_fit(rest, optimum, parameters)
+        covariance = posterior(rest, parameters)
         for i in sorted(held_out):
             with torch.no_grad():
                 prediction = predict(
@@ -377,11 +371,11 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
     jobs: dict[object, list[float]] = defaultdict(list)
     for h in held:
         jobs[job_of(h.case.run)].append(h.error)
-    widths = [
-        float(np.quantile([abs(a - b) for i, a in enumerate(errors) for b in errors[:i]], SHARE))
-        for errors in jobs.values()
-        if len(errors) >= SMALLEST_GROUP
-    ]
+    widths = []
+    for errors in jobs.values():
+        if len(errors) >= SMALLEST_GROUP:
+            distances = [abs(a - b) for a, b in combinations(errors, 2)]
+            widths.append(float(np.quantile(distances, SHARE)))
     return float(np.median(widths)) / NORMAL if widths else FLOOR
 
 

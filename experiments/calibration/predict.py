@@ -52,7 +52,8 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     Args:
         values: By name, as `Parameters.values`; figures of the shipped device file stand for the rest.
     """
-    problem, plan = replace(case.problem, cluster=with_parameters(case, values)), case.plan
+    problem = replace(case.problem, cluster=with_parameters(case, values))
+    plan = case.plan
     _, _, cost = hard_plan(plan, problem)
     shipped = case.problem.cluster.groups[0].device.reserved
     reserve = values[RESERVED] * GIB if RESERVED in values else shipped
@@ -74,19 +75,21 @@ def _fits(problem: Problem, plan: Plan, memory: Tensor, reserve: Tensor) -> bool
 
 def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
     """Put fitted parameters in the place of the shipped ones."""
-    cluster, first = case.problem.cluster, case.run.devices[0]
-    fields: dict[str, Any] = {
-        name.removesuffix("_us"): value * UNITS.get(name, 1.0)
-        for name, value in values.items()
-        if name != RESERVED and name not in NARROW_SHARES and not name.startswith(LINK_PREFIXES)
-    }
+    cluster = case.problem.cluster
+    first = case.run.devices[0]
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        elsewhere = name == RESERVED or name in NARROW_SHARES or name.startswith(LINK_PREFIXES)
+        if not elsewhere:
+            fields[name.removesuffix("_us")] = value * UNITS.get(name, 1.0)
     narrow = f"{case.problem.training.precision}_efficiency"
     if narrow in NARROW_SHARES and narrow in values:
         fields[NARROW_FIELD] = values[narrow]
     others = {name: value for name, value in fields.items() if name not in OF_DEVICE}
 
     def link(old: Link, place: str) -> Link:
-        efficiency, latency = values.get(f"{place}_efficiency"), values.get(f"{place}_latency_us")
+        efficiency = values.get(f"{place}_efficiency")
+        latency = values.get(f"{place}_latency_us")
         if (
             efficiency is not None
             and place == "inter"
@@ -102,12 +105,10 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
         )
 
     def group(old: NodeGroup) -> NodeGroup:
-        return replace(
-            old,
-            device=replace(old.device, **(fields if old.device.name == first else others)),
-            intra_node=link(old.intra_node, "intra"),
-            inter_node=None if old.inter_node is None else link(old.inter_node, "inter"),
-        )
+        device = replace(old.device, **(fields if old.device.name == first else others))
+        inter = None if old.inter_node is None else link(old.inter_node, "inter")
+        intra = link(old.intra_node, "intra")
+        return replace(old, device=device, intra_node=intra, inter_node=inter)
 
     return replace(
         cluster,

@@ -95,7 +95,8 @@ def cluster_text(text: str, fitted: Calibrated, when: str) -> str:
 
 
 def _link(found: re.Match[str], fitted: Calibrated) -> str:
-    place, rate = found["place"], float(found["rate"])
+    place = found["place"]
+    rate = float(found["rate"])
     fast = "infiniband" if rate >= FAST_NETWORK else None
     known = KINDS["intra"].get(rate) if place == "intra" else fast
     if known is None:

@@ -58,7 +58,8 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
     facts = frameworks()[run.framework]
     habits = facts | facts.get("past", {}) | {"gradient_bits": run.gradient_bits}
     software = with_habits(run.framework, habits)
-    problem, plan = replace(Problem.from_config(config), software=software), _plan(run)
+    problem = replace(Problem.from_config(config), software=software)
+    plan = _plan(run)
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
     return MeasuredCase(run, problem, plan)
 
@@ -90,24 +91,24 @@ def device_config(name: str) -> DeviceConfig:
 
 
 def _cluster(run: MeasuredRun) -> ClusterConfig:
-    intra = [
-        LinkConfig(rate, LATENCY_US["inside"], 1.0, link == "pcie", PEER_LINKS.get(device, 0))
-        for device, link, rate in zip(run.devices, run.intra_links, run.intra_GBps, strict=True)
-    ]
     inter = [LinkConfig(rate, LATENCY_US["between"], 1.0) for rate in run.inter_GBps]
-    nodes = [
-        NodeGroupConfig(
-            count, run.gpus_per_node, device, intra[i], inter_node=inter[i] if i else None
-        )
-        for i, (count, device) in enumerate(zip(run.nodes, run.devices, strict=True))
-    ]
+    nodes = []
+    for index, device in enumerate(run.devices):
+        shared = run.intra_links[index] == "pcie"
+        rate = run.intra_GBps[index]
+        intra = LinkConfig(rate, LATENCY_US["inside"], 1.0, shared, PEER_LINKS.get(device, 0))
+        out = inter[index] if index else None
+        count = run.nodes[index]
+        nodes.append(NodeGroupConfig(count, run.gpus_per_node, device, intra, inter_node=out))
     domain = NVLINK_DOMAINS.get(run.devices[0])
+    whole = domain and domain % run.gpus_per_node == 0
+    devices = {device: device_config(device) for device in run.devices}
     return ClusterConfig(
         name=f"{run.gpus}x{run.devices[0]}",
         nodes=nodes,
         inter_node=inter[0],
-        devices={device: device_config(device) for device in run.devices},
-        nvlink_domain_gpus=domain if domain and domain % run.gpus_per_node == 0 else None,
+        devices=devices,
+        nvlink_domain_gpus=domain if whole else None,
     )
 
 
@@ -137,16 +138,8 @@ def _training(run: MeasuredRun) -> TrainingConfig:
 
 def _plan(run: MeasuredRun) -> Plan:
     kind = "none" if run.recompute == ALTERNATE else run.recompute
-    base = LayerStrategy(
-        run.tp,
-        run.dp,
-        run.zero_stage,
-        kind,
-        run.sequence_parallel,
-        shard_size=run.shard_size,
-        ep=run.ep,
-        etp=run.etp,
-    )
+    base = LayerStrategy(run.tp, run.dp, run.zero_stage, kind, run.sequence_parallel)
+    base = replace(base, shard_size=run.shard_size, ep=run.ep, etp=run.etp)
     odd = replace(base, recompute="full") if run.recompute == ALTERNATE else base
     # embedding before the blocks, head and loss after them
     layers = (base, *(odd if i % 2 else base for i in range(run.num_layers)), base, base)

@@ -147,7 +147,8 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
     rows: list[tuple[str, ...]] = []
     held = held_out[kind]
     for part in PARTS:
-        scores, own = standardized(held_out, kind, part), [h for h in held if h.part == part]
+        scores = standardized(held_out, kind, part)
+        own = [h for h in held if h.part == part]
         for fold, error in fold_errors(own).items():
             members = [h.case for h in own if fold in (h.fold, h.total, TOTALS[-1])]
             plans = len({(case.plan, job_of(case.run)) for case in members})
@@ -164,10 +165,9 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
     jobs = job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]})
     summary = "No job has enough measured plans to rank."
     if jobs:
-        first, three, chance = (
-            100 * mean([job.regret[order] for job in jobs])
-            for order in ((MODEL, 1), (MODEL, 3), (CHANCE, 1))
-        )
+        first = 100 * mean([job.regret[MODEL, 1] for job in jobs])
+        three = 100 * mean([job.regret[MODEL, 3] for job in jobs])
+        chance = 100 * mean([job.regret[CHANCE, 1] for job in jobs])
         correlation = mean([job.spearman[MODEL] for job in jobs])
         summary = (
             f"{len(jobs)} jobs: Spearman {correlation:.2f}, regret of the first choice {first:.1f} %, "
@@ -186,7 +186,8 @@ def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
 
     Memory below its bound of 80 %: of plans said to fit with 80 % on a device just so large, those that did.
     """
-    rows, normal = [], NormalDist()
+    rows = []
+    normal = NormalDist()
     for kind, part in product(held_out, PARTS):
         for total, scores in standardized(held_out, kind, part).items():
             shares = [_held(scores, normal.inv_cdf(0.5 + n / 2)) for n in NOMINAL]

@@ -8,6 +8,8 @@ from darts_parallel.problem import LayerSpec
 
 SYMBOLS = {"embedding": "E", "mtp": "m", "mtp_again": "m", "head": "L"}
 """Letter of a kind of layer in a layout; blocks of every other kind are `t`."""
+UNNAMED = ("loss", "decoder_embedding")
+"""Kinds of layers that no layout names."""
 OWN = ("1f1b", "interleaved")
 """Schedules of Megatron-LM."""
 
@@ -30,15 +32,12 @@ def first_layers(chunks: Sequence[str], layers: Sequence[LayerSpec]) -> list[int
 
     Layers that no layout names (the loss, a decoder's embedding) go with the layer before them.
     """
-    named = [
-        index
-        for index, layer in enumerate(layers)
-        if layer.kind not in ("loss", "decoder_embedding")
-    ]
+    named = [index for index, layer in enumerate(layers) if layer.kind not in UNNAMED]
     symbols = "".join(SYMBOLS.get(layers[index].kind, "t") for index in named)
     if "".join(chunks) != symbols or not all(chunks):
         return None
-    return [named[first] for first in accumulate((len(chunk) for chunk in chunks[:-1]), initial=0)]
+    sizes = [len(chunk) for chunk in chunks[:-1]]
+    return [named[first] for first in accumulate(sizes, initial=0)]
 
 
 def megatron_default(blocks: int, stages: int) -> list[str] | None:
@@ -51,16 +50,24 @@ def megatron_default(blocks: int, stages: int) -> list[str] | None:
     for embedding, loss in ((0, 0), (1, 1), (0, 1), (1, 0)):
         each, rest = divmod(blocks + embedding + loss, stages)
         if not rest and each > max(embedding, loss):
-            inner = ["t" * each] * (stages - 2)
-            return ["E" + "t" * (each - embedding), *inner, "t" * (each - loss) + "L"]
+            return _chunks(stages, each - embedding, each, each - loss)
     each = -(-blocks // stages)
     last = blocks - each * (stages - 1)
-    return ["E" + "t" * each, *["t" * each] * (stages - 2), "t" * last + "L"] if last > 0 else None
+    return _chunks(stages, each, each, last) if last > 0 else None
+
+
+def _chunks(stages: int, first: int, each: int, last: int) -> list[str]:
+    inner = ["t" * each] * (stages - 2)
+    return ["E" + "t" * first, *inner, "t" * last + "L"]
 
 
 def default_chunks(layers: Sequence[LayerSpec], stages: int) -> list[str] | None:
     """Apply `megatron_default` to a model; modules of multi-token prediction lie with the loss."""
-    depth = sum(SYMBOLS.get(layer.kind) == "m" for layer in layers)
-    named = [layer.kind for layer in layers if layer.kind not in ("loss", "decoder_embedding")]
-    chunks = megatron_default(sum(kind not in SYMBOLS for kind in named), stages)
-    return None if chunks is None else [*chunks[:-1], chunks[-1].replace("L", "m" * depth + "L")]
+    kinds = [layer.kind for layer in layers if layer.kind not in UNNAMED]
+    blocks = sum(kind not in SYMBOLS for kind in kinds)
+    chunks = megatron_default(blocks, stages)
+    if chunks is None:
+        return None
+    depth = sum(SYMBOLS.get(kind) == "m" for kind in kinds)
+    chunks[-1] = chunks[-1].replace("L", "m" * depth + "L")
+    return chunks

@@ -19,6 +19,7 @@ ORACLE = "dynamic_programming"
 UNIFORM = "exhaustive_uniform"
 SEARCH = "gradient_search"
 SPACE = "layerwise"
+Loop = type[GradientSearch]
 AUTO = "auto"
 """Order of methods of `search=auto` (`darts_parallel.planner.methods`)."""
 
@@ -102,7 +103,7 @@ def searched(
     seed: int,
     tables: Sequence[CostTable],
     settings: SearchConfig,
-    loop: type[GradientSearch] = GradientSearch,
+    loop: Loop = GradientSearch,
 ) -> MethodRun:
     """Run the gradient search, or a loop in its place.
 
@@ -135,7 +136,7 @@ class Contest:
         method: str,
         seeds: Sequence[int],
         settings: SearchConfig,
-        loop: type[GradientSearch] = GradientSearch,
+        loop: Loop = GradientSearch,
         tables: Sequence[CostTable] = (),
     ) -> None:
         """Run the gradient search with several seeds, or a loop in its place."""

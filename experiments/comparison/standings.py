@@ -119,28 +119,37 @@ def default_verdict(runs: Sequence[MethodRun]) -> list[str]:
     """
     worse: list[str] = []
     slower: list[str] = []
-    problems = grouped([run for run in runs if run.method == AUTO], "problem")
-    if not problems:
+    defaults = {run.problem: run for run in runs if run.method == AUTO}
+    if not defaults:
         return []
     rivals = [run for run in runs if run.method not in (AUTO, ORACLE)]
-    for problem, others in grouped(rivals, "problem").items():
-        (own,) = problems.get(problem, [None])
-        if own is None:
-            continue
-        methods = grouped(others, "method")
-        best = min(methods.values(), key=median_time)
-        time = median_time(best)
-        if time < own.iteration_time_s * (1.0 - EXACT):
-            by = percent(own.iteration_time_s / time - 1.0)
-            worse.append(f"{problem} by {by} ({best[0].method})")
-        limit = own.iteration_time_s * (1.0 + EXACT)
-        equal = [rows for rows in methods.values() if median_time(rows) <= limit]
-        slowest = max((median_of(rows, "seconds") for rows in equal), default=float("inf"))
-        if own.seconds > slowest:
-            slower.append(f"{problem} ({own.seconds:.1f} s against {slowest:.1f} s)")
-    first = f"- `search=auto` has the best plan on {len(problems) - len(worse)} of {len(problems)} problems"
-    second = "- it needs more seconds than the slowest method with an equal plan on"
+    for problem, rows in grouped(rivals, "problem").items():
+        if problem in defaults:
+            others = list(grouped(rows, "method").values())
+            worse += _better_plan(defaults[problem], others)
+            slower += _faster_method(defaults[problem], others)
+    good = f"{len(defaults) - len(worse)} of {len(defaults)} problems"
+    losses = f"; worse on {', '.join(worse)}" if worse else ""
+    delays = f": {', '.join(slower)}" if slower else ""
     return [
-        f"{first}; worse on {', '.join(worse)}." if worse else f"{first}.",
-        f"{second} {len(slower)} problems{': ' if slower else ''}{', '.join(slower)}.",
+        f"- `search=auto` has the best plan on {good}{losses}.",
+        f"- it needs more seconds than the slowest method with an equal plan on {len(slower)} "
+        f"problems{delays}.",
     ]
+
+
+def _better_plan(own: MethodRun, others: Sequence[list[MethodRun]]) -> list[str]:
+    best = min(others, key=median_time)
+    time = median_time(best)
+    if time >= own.iteration_time_s * (1.0 - EXACT):
+        return []
+    return [f"{own.problem} by {percent(own.iteration_time_s / time - 1.0)} ({best[0].method})"]
+
+
+def _faster_method(own: MethodRun, others: Sequence[list[MethodRun]]) -> list[str]:
+    limit = own.iteration_time_s * (1.0 + EXACT)
+    equal = [median_of(rows, "seconds") for rows in others if median_time(rows) <= limit]
+    slowest = max(equal, default=float("inf"))
+    if own.seconds <= slowest:
+        return []
+    return [f"{own.problem} ({own.seconds:.1f} s against {slowest:.1f} s)"]

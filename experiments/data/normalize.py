@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
 from darts_parallel.plans import write_text
@@ -56,6 +56,16 @@ EXPERT_CELLS = {
     "moe_router_topk": "top_k",
     "moe_ffn_hidden_size": "moe_ffn",
 }
+OWN_CELLS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_heads": "heads",
+    "vocab_size": "vocab",
+}
+"""Cells without which a mixture of no public name has no sizes."""
+SIZE_CELLS = {cell: key for key, cell in OWN_CELLS.items()} | {"ffn": "ffn_hidden_size"}
+MOST_SHARED = 16
+"""Up to this a cell counts shared experts, as wide as the routed ones; above it is their width."""
 HEAD_SIZE = 128
 LORA_RANK = 16
 """Rank in NeMo 2's recipes for Llama 3 70B; that of smaller models, 8, changes nothing that shows."""
@@ -69,8 +79,28 @@ RATE = r"(\d+(?:\.\d+)?)\s*(?:gbit/s|gbps|gb/s|gb\b|g\b)"
 SLOW = 12.5
 """10^9 bytes/s out of a node up to which a network is Ethernet."""
 COUNT = r"(?<![\w.])(\d+)(?![\w.])(?!\s*-?\s*(?:gb|gib))|(?<![\w.])(\d+)(?=\s*[x\u00d7])|[x\u00d7]\s*(\d+)"
-Link = tuple[str, float]
-"""Name whose fit it shares, and 10^9 bytes/s."""
+NO_FIGURE = ("no seconds", "out of memory", "a relative figure")
+"""Beginnings of reasons why a row has no figure at all."""
+PRINTED_FIGURES = ("iteration_s", "memory_gb", "tokens_per_s_per_gpu")
+
+
+class Link(NamedTuple):
+    """A link of a node: the name whose fit it shares, and its rate."""
+
+    name: str
+    rate: float
+    """10^9 bytes/s."""
+
+
+class NodeKind(NamedTuple):
+    """Nodes of one kind; fields as `MeasuredRun` calls them, one of each for every kind."""
+
+    nodes: int
+    devices: str
+    intra_links: str
+    intra_GBps: float  # noqa: N815
+    inter_links: str
+    inter_GBps: float  # noqa: N815
 
 
 def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
@@ -83,24 +113,28 @@ def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
     """Complete a row of a file, whose rows are `siblings`, or keep the reason why it cannot be used."""
     told: dict[str, Any] = {key: row.text(key) for key in ("model", "source", "gpu")}
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
-    told["mixture"] = not row.broken and (
-        row.text("n_experts") not in ("", "0", "1")
-        or _known_sizes(row) is not None
-        or row.says("sparse")
-    )
+    told["mixture"] = not row.broken and _is_mixture(row)
     try:
         return MeasuredRun(**told, **_fields(row, siblings))
     except RowError as error:
-        nothing = str(error).startswith(("no seconds", "out of memory", "a relative figure"))
-        printed = any(row.text(key) for key in ("iteration_s", "memory_gb", "tokens_per_s_per_gpu"))
-        return MeasuredRun(**told, skipped=str(error), has_figures=printed and not nothing)
+        reason = str(error)
+        printed = any(row.text(key) for key in PRINTED_FIGURES)
+        figures = printed and not reason.startswith(NO_FIGURE)
+        return MeasuredRun(**told, skipped=reason, has_figures=figures)
+
+
+def _is_mixture(row: TableRow) -> bool:
+    several = row.text("n_experts") not in ("", "0", "1")
+    return several or _known_sizes(row) is not None or row.says("sparse")
 
 
 def _note(row: TableRow) -> str:
     absent = [key for key in STATED if re.match(r"(not stated.*|unknown.*)?$", row.words(key))]
     origin = next((key for key in (*SECONDS, "mfu_pct") if row.text(key)), "iteration_s")
     told = [NOT_PRINTED + " ".join(absent)] if absent else []
-    return "; ".join(told + ([f"seconds from {origin}"] if origin != "iteration_s" else []))
+    if origin != "iteration_s":
+        told.append(f"seconds from {origin}")
+    return "; ".join(told)
 
 
 def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
@@ -108,47 +142,49 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     if row.broken:
         raise RowError(row.broken)
     sizes = _known_sizes(row)
-    row = row if sizes is None else _complete(row, sizes)
+    if sizes is not None:
+        row = _complete(row, sizes)
     framework = framework_of(row)
-    model, degrees = _model(row, siblings, sizes, framework), _degrees(row)
-    layers, tp, pp = model["num_layers"], degrees["tp"], degrees["pp"]
-    gpus, batch = prod(degrees.values()), _batch(row, framework, degrees)
-    zero = _zero(row, degrees["dp"] * degrees["cp"])
-    figures = _measured(row, batch["global_batch_size"], model["seq_len"], gpus)
-    chunks, precision = _virtual_stages(row, layers, pp), row.one_of("precision")
+    model = _model(row, siblings, sizes, framework)
+    degrees = _degrees(row)
+    tp = degrees["tp"]
+    gpus = prod(degrees.values())
+    batch = _batch(row, framework, degrees)
+    result = {"fused_attention": framework.get("fused_attention", True)}
+    result |= model | degrees | batch
+    result |= _zero(row, degrees["dp"] * degrees["cp"])
+    result |= _measured(row, batch["global_batch_size"], model["seq_len"], gpus)
+    stages = _virtual_stages(row, model["num_layers"], degrees["pp"])
+    result |= {"virtual_stages": stages, "recompute": row.one_of("recompute")}
+    result |= _numbers(row, framework)
+    result |= {"printed_precision": row.text("precision"), "precision": row.one_of("precision")}
+    result |= {"lora_rank": LORA_RANK if row.says("lora") else 0, "offload": row.says("offload")}
+    sequence = _stated(row, "sequence_parallel", framework.get("sequence_parallel", True))
+    result["sequence_parallel"] = tp > 1 and sequence
+    result |= _hardware(row, gpus, row.count("gpus_per_node") or 8)
+    if sizes is not None:
+        result |= _mixture(row, sizes, tp)
+    blocks = _blocks(row, model["num_layers"], degrees["pp"], stages)
+    return result | {"blocks": blocks}
+
+
+def _numbers(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
+    """Fill the framework, and the formats in which it computes and keeps numbers."""
     if row.says("other_adapters"):
         raise RowError(
             "adapters on weights of 4 bits, or other than LoRA, are not in the cost model"
         )
-    shards_sequence = _stated(row, "sequence_parallel", framework.get("sequence_parallel", True))
-    result = {
-        "fused_attention": framework.get("fused_attention", True),
-        **model,
-        **degrees,
-        **batch,
-        **zero,
-        **figures,
+    recorded = row.says("recorded")
+    attention = _stated(row, "fp8_dot_product_attention", recorded)
+    whole = _stated(row, "cuda_graphs", recorded)
+    bits = row.count("gradient_bits") or framework.get("gradient_bits")
+    return {
         "framework": framework["name"],
         "framework_family": framework["family"],
-        "gradient_bits": row.count("gradient_bits") or framework.get("gradient_bits"),
-        "cuda_graphs": "full_iteration"
-        if _stated(row, "cuda_graphs", row.says("recorded"))
-        else "none",
-        "fp8_dot_product_attention": _stated(
-            row, "fp8_dot_product_attention", row.says("recorded")
-        ),
-        "printed_precision": row.text("precision"),
-        "precision": precision,
-        "lora_rank": LORA_RANK if row.says("lora") else 0,
-        "virtual_stages": chunks,
-        "recompute": row.one_of("recompute"),
-        "sequence_parallel": tp > 1 and shards_sequence,
-        "offload": row.says("offload"),
-        **_hardware(row, gpus, row.count("gpus_per_node") or 8),
+        "gradient_bits": bits,
+        "cuda_graphs": "full_iteration" if whole else "none",
+        "fp8_dot_product_attention": attention,
     }
-    if sizes is not None:
-        result |= _mixture(row, sizes, tp)
-    return result | {"blocks": _blocks(row, layers, pp, chunks)}
 
 
 def _stated(row: TableRow, key: str, otherwise: bool) -> bool:
@@ -165,24 +201,34 @@ def _known_sizes(row: TableRow) -> Sizes | None:
     if row.says("hybrid"):
         return None
     try:
-        known = first("mixtures", row.words("model"))
-        sizes = (
-            dict(known.get("sizes") or preset_sizes(known["preset"])) if known else _own_sizes(row)
-        )
+        sizes = _named_sizes(row) or _own_sizes(row)
         layers = row.count("layers")
     except RowError:
         return None
     if not sizes:
         return None
-    sizes |= {key: count for key, cell in EXPERT_CELLS.items() if (count := row.count(cell))}
+    for key, cell in EXPERT_CELLS.items():
+        sizes[key] = row.count(cell) or sizes.get(key)
     sizes["moe_expert_capacity_factor"] = 1.0 if row.says("token_drop") else None
     if layers and layers != sizes["num_layers"]:
-        sizes["num_layers"] = layers
-        # proxies of few layers keep the dense ones that they print
-        sizes["first_k_dense_replace"] = min(_dense_layers(row), layers)
-        if isinstance(sizes.get("moe_layer_freq"), list):
-            sizes["moe_layer_freq"] = sizes["moe_layer_freq"][:layers]
+        sizes |= _of_proxy(row, sizes, layers)
     return sizes
+
+
+def _of_proxy(row: TableRow, sizes: Sizes, layers: int) -> Sizes:
+    """Return the sizes of a model cut to fewer layers, which keeps the dense ones that the row prints."""
+    changed: Sizes = {"num_layers": layers}
+    changed["first_k_dense_replace"] = min(_dense_layers(row), layers)
+    if isinstance(sizes.get("moe_layer_freq"), list):
+        changed["moe_layer_freq"] = sizes["moe_layer_freq"][:layers]
+    return changed
+
+
+def _named_sizes(row: TableRow) -> Sizes:
+    known = first("mixtures", row.words("model"))
+    if known is None:
+        return {}
+    return dict(known.get("sizes") or preset_sizes(known["preset"]))
 
 
 def _dense_layers(row: TableRow) -> int:
@@ -190,83 +236,93 @@ def _dense_layers(row: TableRow) -> int:
     return int(dense) if dense.isdigit() else 0
 
 
+LLAMA_LIKE: Sizes = {
+    "gated_mlp": True,
+    "tie_embeddings": False,
+    "learned_positions": False,
+    "dropout": False,
+    "linear_bias": False,
+    "norm_bias": False,
+}
+"""Facts of a block without a public name."""
+
+
 def _own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
-    keys = {
-        "num_layers": "layers",
-        "hidden_size": "hidden",
-        "num_heads": "heads",
-        "vocab_size": "vocab",
-    }
-    found: Sizes = {key: row.count(cell) for key, cell in (EXPERT_CELLS | keys).items()}
+    cells = EXPERT_CELLS | OWN_CELLS
+    found: Sizes = {key: row.count(cell) for key, cell in cells.items()}
     if None in found.values() or found["num_experts"] < 2:
         return {}
-    shared, width = row.count("shared_experts") or 0, found["moe_ffn_hidden_size"]
-    return found | {
-        "num_kv_heads": row.count("kv_heads"),
-        "gated_mlp": True,
-        "tie_embeddings": False,
-        "learned_positions": False,
-        "dropout": False,
-        "linear_bias": False,
-        "norm_bias": False,
-        "ffn_hidden_size": row.count("ffn") or width,
-        # a number of experts as wide as the routed ones, or the width itself
-        "moe_shared_expert_intermediate_size": (shared if shared > 16 else shared * width) or None,
-        "first_k_dense_replace": _dense_layers(row),
-    }
+    width = found["moe_ffn_hidden_size"]
+    shared = row.count("shared_experts") or 0
+    if shared <= MOST_SHARED:
+        shared *= width
+    found["num_kv_heads"] = row.count("kv_heads")
+    found["ffn_hidden_size"] = row.count("ffn") or width
+    found["moe_shared_expert_intermediate_size"] = shared or None
+    found["first_k_dense_replace"] = _dense_layers(row)
+    return found | LLAMA_LIKE
 
 
 def _complete(row: TableRow, sizes: Sizes) -> TableRow:
     """Fill the cells of a mixture's row by its public configuration and its source's defaults."""
     cells = dict(row.cells)
-    for cell, key in (
-        ("layers", "num_layers"),
-        ("hidden", "hidden_size"),
-        ("heads", "num_heads"),
-        ("ffn", "ffn_hidden_size"),
-        ("vocab", "vocab_size"),
-    ):
+    for cell, key in SIZE_CELLS.items():
         if row.count(cell) is None:
             cells[cell] = str(sizes[key])
     cells["kv_heads"] = str(sizes.get("num_kv_heads") or sizes["num_heads"])
     if row.says("mxfp8"):
         cells["precision"] = "mxfp8"
-    tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
-    gpus, batch, micro = (row.count(key) for key in ("n_gpus", "global_batch", "micro_batch"))
-    if gpus and gpus % (tp * pp * cp) == 0:
-        cells["dp"] = str(gpus // (tp * pp * cp))  # some releases print the degree beyond ep
     if row.says("fsdp"):
         cells["zero"] = "3"  # the column says it of all rows of the table at once
-    ranks = int(cells["dp"]) if cells.get("dp", "").isdigit() else None
-    if batch and micro and ranks and batch % (ranks * micro) == 0:
-        cells["num_microbatches"] = str(batch // (ranks * micro))
-    if row.says("torchtitan") and micro and not batch:
-        cells |= {
-            "seq_len": cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN),
-            "num_microbatches": "1",
-        }
-        cells["recompute"] = cells.get("recompute") or TORCHTITAN_RECOMPUTE
-    implied = re.search(r"global batch (\d+) implied", row.words("notes"))
-    if implied and not batch:
-        cells["global_batch"] = implied[1]
+    cells |= _completed_batch(row, cells)
+    pp = row.count("pp") or 1
     if row.says("folding") and not row.text("vpp_chunks"):
-        cells["vpp_chunks"] = str(max(sizes["num_layers"] // pp, 1) if pp > 1 else 1)
-    if not any(row.number(key) for key in SECONDS):
-        share, rate = row.number("mfu_pct"), row.number("tflops_per_gpu")
-        rate = (
-            share / 100 * MFU_PEAK
-            if share
-            else rate * 1e12
-            if rate and row.says("folding")
-            else None
-        )
-        if rate:
-            filled = replace(row, cells=cells)
-            cells["iteration_s"] = repr(
-                _model_flops(filled, sizes) / (rate * filled.require("n_gpus"))
-            )
+        chunks = max(sizes["num_layers"] // pp, 1)
+        cells["vpp_chunks"] = str(chunks) if pp > 1 else "1"
+    rate = None if any(row.number(key) for key in SECONDS) else _flops_per_gpu(row)
+    if rate:
+        filled = replace(row, cells=cells)
+        flops = _model_flops(filled, sizes)
+        cells["iteration_s"] = repr(flops / (rate * filled.require("n_gpus")))
     return replace(row, cells=cells)
+
+
+def _completed_batch(row: TableRow, cells: dict[str, str]) -> dict[str, str]:
+    """Fill the data-parallel degree, the micro-batches, the batch and torchtitan's defaults."""
+    batch = row.count("global_batch")
+    micro = row.count("micro_batch")
+    dp = _completed_dp(row)
+    filled = {"dp": dp} if dp else {}
+    if batch:
+        step = (micro or 0) * (int(dp) if dp.isdigit() else 0)
+        if step and batch % step == 0:
+            filled["num_microbatches"] = str(batch // step)
+        return filled
+    if row.says("torchtitan") and micro:
+        filled["seq_len"] = cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN)
+        filled["num_microbatches"] = "1"
+        filled["recompute"] = cells.get("recompute") or TORCHTITAN_RECOMPUTE
+    implied = re.search(r"global batch (\d+) implied", row.words("notes"))
+    if implied:
+        filled["global_batch"] = implied[1]
+    return filled
+
+
+def _completed_dp(row: TableRow) -> str:
+    """Divide the GPUs by the other degrees: some releases print the degree beyond ep."""
+    stage = _product(row, "tp", "pp", "cp")
+    gpus = row.count("n_gpus")
+    return str(gpus // stage) if gpus and gpus % stage == 0 else row.text("dp")
+
+
+def _flops_per_gpu(row: TableRow) -> float | None:
+    """Read the model FLOP/s of a GPU; TFLOP/s count in the folding paper alone."""
+    share = row.number("mfu_pct")
+    if share:
+        return share / 100 * MFU_PEAK
+    rate = row.number("tflops_per_gpu")
+    return rate * 1e12 if rate and row.says("folding") else None
 
 
 def _model_flops(row: TableRow, sizes: Sizes) -> float:
@@ -275,11 +331,12 @@ def _model_flops(row: TableRow, sizes: Sizes) -> float:
     The long contexts of the folding paper say so: with the whole matrix its runs of 16k to 128k tokens
     would be 1.2 to 1.4 times slower, against the cost model, than its runs of 4k.
     """
-    seq_len, batch = (row.require(key) for key in ("seq_len", "global_batch"))
-    model = Model(
-        ModelConfig(**(sizes | {"name": "", "max_seq_len": max(seq_len, 1)})), fused_attention=True
-    )
-    whole, none = model.flops_per_token(seq_len), model.flops_per_token(0)
+    seq_len = row.require("seq_len")
+    batch = row.require("global_batch")
+    config = ModelConfig(**(sizes | {"name": "", "max_seq_len": max(seq_len, 1)}))
+    model = Model(config, fused_attention=True)
+    none = model.flops_per_token(0)
+    whole = model.flops_per_token(seq_len)
     return (none + (whole - none) / 2.0) * batch * seq_len
 
 
@@ -287,70 +344,93 @@ def _model(
     row: TableRow, siblings: Sequence[TableRow], sizes: Sizes | None, framework: dict[str, Any]
 ) -> Sizes:
     """Fill the sizes of a dense model, and those of a mixture that its cells show."""
-    if sizes is not None:
-        family = {"vocab_size": sizes["vocab_size"], "gated_mlp": sizes.get("gated_mlp", True)}
-    elif (row.count("ep") or 1) > 1 or row.says("sparse"):
-        raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
-    elif row.says("encoder_decoder"):
-        raise RowError(
-            "encoder-decoder models need their encoder layers, which the schema does not hold"
-        )
-    else:
-        family = first("models", row.words("model")) or {}
-    layers, hidden, seq_len = (row.require(key) for key in ("layers", "hidden", "seq_len"))
-    divisors = [n for n in range(1, hidden + 1) if hidden % n == 0]
-    heads = row.count("heads") or usual(row, siblings, "heads", "hidden")
-    heads = heads or min(divisors, key=lambda n: abs(hidden / n - HEAD_SIZE))
-    printed = re.search(
-        r"vocab(?:ulary)?\s+(\d{4,7})", f"{row.text('n_params')} {row.text('notes')}"
-    )
-    vocab = row.count("vocab") or (
-        int(printed[1]) if printed else usual(row, siblings, "vocab", "model")
-    )
-    model: Sizes = {key: value for key, value in family.items() if key in runs.DEFAULTS} | {
-        "num_layers": layers,
-        "hidden_size": hidden,
-        "seq_len": seq_len,
-        "num_heads": heads,
-        "num_kv_heads": row.count("kv_heads") or heads,
-        "vocab_size": vocab or family["vocab_size"],
-        "ffn_hidden_size": row.count("ffn") or usual(row, siblings, "ffn", "hidden") or 4 * hidden,
-    }
+    family = _family(row, sizes)
+    layers = row.require("layers")
+    hidden = row.require("hidden")
+    heads = row.count("heads") or usual(row, siblings, "heads", "hidden") or _usual_heads(hidden)
+    ffn = row.count("ffn") or usual(row, siblings, "ffn", "hidden") or 4 * hidden
+    model = {key: value for key, value in family.items() if key in runs.DEFAULTS}
+    model["num_layers"] = layers
+    model["hidden_size"] = hidden
+    model["seq_len"] = row.require("seq_len")
+    model["num_heads"] = heads
+    model["num_kv_heads"] = row.count("kv_heads") or heads
+    model["vocab_size"] = _vocabulary(row, siblings) or family["vocab_size"]
+    model["ffn_hidden_size"] = ffn
     if "tie_embeddings" in framework:
         model["tie_embeddings"] = framework["tie_embeddings"]
     stated = row.number("n_params")
     if "gpt" in family and stated and stated >= 1e6:
-        # gated or not: by which count of parameters is closer
-        attention = 2 * hidden * hidden + 2 * hidden * (hidden * model["num_kv_heads"] // heads)
-        plain, gated = (
-            layers * (attention + n * hidden * model["ffn_hidden_size"])
-            + model["vocab_size"] * hidden
-            for n in (2, 3)
-        )
-        model["gated_mlp"] = abs(gated - stated) < abs(plain - stated)
+        model["gated_mlp"] = _is_gated(model, stated)
     return model
+
+
+def _family(row: TableRow, sizes: Sizes | None) -> Sizes:
+    if sizes is not None:
+        return {"vocab_size": sizes["vocab_size"], "gated_mlp": sizes.get("gated_mlp", True)}
+    if (row.count("ep") or 1) > 1 or row.says("sparse"):
+        raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
+    if row.says("encoder_decoder"):
+        raise RowError(
+            "encoder-decoder models need their encoder layers, which the schema does not hold"
+        )
+    return first("models", row.words("model")) or {}
+
+
+def _usual_heads(hidden: int) -> int:
+    """Return the number of heads whose size is closest to the usual one."""
+    divisors = [heads for heads in range(1, hidden + 1) if hidden % heads == 0]
+    return min(divisors, key=lambda heads: abs(hidden / heads - HEAD_SIZE))
+
+
+def _vocabulary(row: TableRow, siblings: Sequence[TableRow]) -> int | None:
+    """Read the vocabulary from its cell or the notes, or take that of rows of the same model."""
+    stated = row.count("vocab")
+    if stated:
+        return stated
+    text = f"{row.text('n_params')} {row.text('notes')}"
+    printed = re.search(r"vocab(?:ulary)?\s+(\d{4,7})", text)
+    return int(printed[1]) if printed else usual(row, siblings, "vocab", "model")
+
+
+def _is_gated(model: Sizes, stated: float) -> bool:
+    """Tell whether the MLP is gated, by which count of parameters is closer to the stated one."""
+    hidden = model["hidden_size"]
+    width = hidden * model["num_kv_heads"] // model["num_heads"]
+    attention = 2 * hidden * hidden + 2 * hidden * width
+    mlp = hidden * model["ffn_hidden_size"]
+    embedding = model["vocab_size"] * hidden
+    plain = model["num_layers"] * (attention + 2 * mlp) + embedding
+    gated = model["num_layers"] * (attention + 3 * mlp) + embedding
+    return abs(gated - stated) < abs(plain - stated)
+
+
+def _product(row: TableRow, *keys: str) -> int:
+    """Multiply degrees; those that a row leaves out are 1."""
+    return prod(row.count(key) or 1 for key in keys)
+
+
+def _usual_etp(row: TableRow, tp: int) -> int:
+    return tp if row.says("grok") or row.says("folding") else 1
 
 
 def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
     """Fill the fields of a mixture."""
-    ep, etp = row.count("ep") or 1, row.count("etp")
-    if etp is None:
-        etp = tp if row.says("grok") or row.says("folding") else 1
-    stage = (row.count("dp") or 1) * tp * (row.count("cp") or 1)
+    ep = row.count("ep") or 1
+    etp = row.count("etp") or _usual_etp(row, tp)
+    stage = tp * _product(row, "dp", "cp")
     if stage % (ep * etp):
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")
-    recorded, kept = row.says("recorded"), row.words("recompute")
     preset = (first("mixtures", row.words("model")) or {}).get("preset", "")
-    return {
-        "architecture": architecture_of(preset, sizes),
-        "ep": ep,
-        "etp": etp,
-        "shard_size": 0,
-        "sequence_parallel": tp > 1,
-        "recompute_modules": tuple(m for m in RECOMPUTE_MODULES if re.search(rf"\b{m}\b", kept)),
-        "moe_token_dispatcher_type": "flex" if row.says("flex") else "alltoall",
-        "overlap_moe_expert_parallel_comm": recorded or row.says("expert_overlap"),
-    }
+    kept = re.findall(r"\w+", row.words("recompute"))
+    fields = {"architecture": architecture_of(preset, sizes), "ep": ep, "etp": etp}
+    fields["shard_size"] = 0
+    fields["sequence_parallel"] = tp > 1
+    fields["recompute_modules"] = tuple(name for name in RECOMPUTE_MODULES if name in kept)
+    fields["moe_token_dispatcher_type"] = "flex" if row.says("flex") else "alltoall"
+    overlapped = row.says("recorded") or row.says("expert_overlap")
+    fields["overlap_moe_expert_parallel_comm"] = overlapped
+    return fields
 
 
 # --- plans
@@ -359,12 +439,15 @@ def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
 def _degrees(row: TableRow) -> dict[str, int]:
     """Find the degrees dp, tp, pp, cp that multiply to the GPUs."""
     tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
-    dp, gpus = row.count("dp"), row.count("n_gpus")
-    if dp is None and gpus is None:
-        raise RowError("n_gpus and dp are missing")
-    dp = (gpus or 0) // (tp * pp * cp) if dp is None else dp
+    dp = row.count("dp")
+    gpus = row.count("n_gpus")
+    if dp is None:
+        if gpus is None:
+            raise RowError("n_gpus and dp are missing")
+        dp = gpus // (tp * pp * cp)
     degrees = {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
-    if gpus and (product := prod(degrees.values())) != gpus:
+    product = prod(degrees.values())
+    if gpus and product != gpus:
         raise RowError(
             f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) = {product} is not n_gpus={gpus}"
         )
@@ -373,10 +456,30 @@ def _degrees(row: TableRow) -> dict[str, int]:
 
 def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) -> dict[str, int]:
     """Find the number of micro-batches and the global batch."""
-    dp, pp = degrees["dp"], degrees["pp"]
-    micro, count, batch = (
-        row.count(key) for key in ("micro_batch", "num_microbatches", "global_batch")
-    )
+    dp = degrees["dp"]
+    pp = degrees["pp"]
+    micro = row.count("micro_batch")
+    count = row.count("num_microbatches")
+    batch = _global_batch(row, dp)
+    if micro is None:
+        if count is None:
+            torchtitan = framework["name"].startswith("torchtitan") and pp > 1
+            count = pp if torchtitan else batch // dp
+        micro = max(batch // (dp * (count or 1)), 1)
+    elif count is None:
+        count = max(batch // (dp * micro), 1)
+    if dp * micro * count != batch:
+        raise RowError(
+            f"dp({dp}) * micro_batch({micro}) * num_microbatches({count}) = {dp * micro * count} "
+            f"is not global_batch={batch}"
+        )
+    return {"num_micro_batches": count, "global_batch_size": batch}
+
+
+def _global_batch(row: TableRow, dp: int) -> int:
+    micro = row.count("micro_batch")
+    count = row.count("num_microbatches")
+    batch = row.count("global_batch")
     if batch is None:
         if micro is None or count is None:
             raise RowError(
@@ -385,16 +488,7 @@ def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) ->
         batch = dp * micro * count
     if batch % dp:
         raise RowError(f"global_batch={batch} is not a multiple of dp={dp}")
-    if micro is None and count is None:
-        count = pp if framework["name"].startswith("torchtitan") and pp > 1 else batch // dp
-    micro = max(batch // (dp * (count or 1)), 1) if micro is None else micro
-    count = max(batch // (dp * micro), 1) if count is None else count
-    if dp * micro * count != batch:
-        raise RowError(
-            f"dp({dp}) * micro_batch({micro}) * num_microbatches({count}) = {dp * micro * count} "
-            f"is not global_batch={batch}"
-        )
-    return {"num_micro_batches": count, "global_batch_size": batch}
+    return batch
 
 
 def _zero(row: TableRow, ranks: int) -> dict[str, int]:
@@ -404,52 +498,70 @@ def _zero(row: TableRow, ranks: int) -> dict[str, int]:
         ranks: dp * cp: context-parallel ranks hold the same weights, and share them too.
     """
     text = row.words("zero")
-    digit = re.match(r"(?:zero-?|stage )?([0-3])\b", text)
-    stage = (
-        3 if re.search(r"fsdp|hsdp|full.?shard", text) else 1 if "distributed optim" in text else 0
+    stage = _zero_stage(text)
+    group = re.search(
+        r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", text.replace("fsdp2", "fsdp")
     )
-    stage = int(digit[1]) if digit else stage
-    plain = text.replace("fsdp2", "fsdp")
-    group = re.search(r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", plain)
     shard = int(group[1]) if group else 0
     if ranks == 1 or stage == 0:
         return {"zero_stage": 0, "shard_size": 0}
     if row.says("torchtitan") and (row.count("pp") or 1) > 1:
         stage = min(stage, 1)  # its pipelines keep what is gathered until the last micro-batch
-    return {
-        "zero_stage": stage,
-        "shard_size": 0 if shard >= ranks or ranks % max(shard, 1) else shard,
-    }
+    if shard >= ranks or ranks % max(shard, 1):
+        shard = 0
+    return {"zero_stage": stage, "shard_size": shard}
+
+
+def _zero_stage(text: str) -> int:
+    digit = re.match(r"(?:zero-?|stage )?([0-3])\b", text)
+    if digit:
+        return int(digit[1])
+    if re.search(r"fsdp|hsdp|full.?shard", text):
+        return 3
+    return 1 if "distributed optim" in text else 0
 
 
 def _virtual_stages(row: TableRow, layers: int, pp: int) -> int:
     stated = row.count("vpp_chunks")
-    if pp == 1 or (stated is None and not re.search(r">\s*1|interleav", row.words("vpp_chunks"))):
+    interleaved = re.search(r">\s*1|interleav", row.words("vpp_chunks"))
+    if pp == 1 or (stated is None and not interleaved):
         return 1
-    return stated or next((v for v in range(2, layers // pp + 1) if layers % (pp * v) == 0), 2)
+    dividing = (chunks for chunks in range(2, layers // pp + 1) if layers % (pp * chunks) == 0)
+    return stated or next(dividing, 2)
 
 
 def _blocks(row: TableRow, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
     """Count the blocks of every chunk; embedding is a layer before them, head and loss two after them."""
     stages = pp * chunks
-    counts = _printed_stages(row, layers, pp) if chunks == 1 else None
-    layout = re.sub(r"\s", "", row.text("pp_layout"))
-    if re.fullmatch(
-        r"[EtmL|()*\d]+", layout
-    ):  # E: embedding, t: block, m: prediction module, L: head
-        printed = [chunk.count("t") for chunk in chunks_of(layout)]
-        counts = printed if len(printed) == stages and sum(printed) == layers else counts
+    counts = _layout_blocks(row, layers, stages)
+    if counts is None and chunks == 1:
+        counts = _printed_stages(row, layers, pp)
     if counts is None:
-        uneven = layers % stages and (layers + 2) % stages == 0 and pp > 1
-        ends = "type:transformer|embedding" in row.text("notes") or uneven
-        total = layers + (2 if ends else 0)
-        counts = [total // stages + (k < total % stages) for k in range(stages)]
-        if ends:
-            counts[0] -= 1
-            counts[-1] -= 1
-    if min(counts) < 0 or any(n == 0 for n in counts[1:-1]):
+        counts = _even_blocks(row, layers, stages, pp)
+    if min(counts) < 0 or 0 in counts[1:-1]:
         raise RowError(f"a stage without layers: {' '.join(map(str, counts))} blocks per stage")
     return tuple(counts)
+
+
+def _layout_blocks(row: TableRow, layers: int, stages: int) -> list[int] | None:
+    """Count the blocks in a layout of E (embedding), t (block), m (prediction module) and L (head)."""
+    layout = re.sub(r"\s", "", row.text("pp_layout"))
+    if not re.fullmatch(r"[EtmL|()*\d]+", layout):
+        return None
+    printed = [chunk.count("t") for chunk in chunks_of(layout)]
+    return printed if len(printed) == stages and sum(printed) == layers else None
+
+
+def _even_blocks(row: TableRow, layers: int, stages: int, pp: int) -> list[int]:
+    """Count blocks of equal stages, the first ones larger; embedding and head may count as a layer each."""
+    uneven = layers % stages and (layers + 2) % stages == 0 and pp > 1
+    ends = "type:transformer|embedding" in row.text("notes") or uneven
+    total = layers + (2 if ends else 0)
+    counts = [total // stages + (stage < total % stages) for stage in range(stages)]
+    if ends:
+        counts[0] -= 1
+        counts[-1] -= 1
+    return counts
 
 
 def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
@@ -486,58 +598,70 @@ def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> dict[str, Any]:
     used = next(n for n in range(min(gpus, gpus_per_node), 0, -1) if gpus % n == 0)
     kinds = _several(row, gpus, gpus_per_node)
     if not kinds:
-        gpu = first("gpus", row.words("gpu").replace("_", " "))
-        if not row.text("gpu"):
-            raise RowError("gpu is missing")
-        if gpu is None:
-            known = sorted({entry["device"] for entry in word_tables()["gpus"]})
-            raise RowError(f"gpu={row.text('gpu')} is unknown; known: {', '.join(known)}")
-        inside = re.search(rf"inside\s+{RATE}", row.words("notes", "source"))
+        kinds = [_only_kind(row, gpus // used, gpus_per_node)]
+    columns = zip(NodeKind._fields, zip(*kinds, strict=True), strict=True)
+    return {"gpus": gpus, "gpus_per_node": used, **dict(columns)}
+
+
+def _only_kind(row: TableRow, nodes: int, gpus_per_node: int) -> NodeKind:
+    gpu = first("gpus", row.words("gpu").replace("_", " "))
+    if not row.text("gpu"):
+        raise RowError("gpu is missing")
+    if gpu is None:
+        known = sorted({entry["device"] for entry in word_tables()["gpus"]})
+        raise RowError(f"gpu={row.text('gpu')} is unknown; known: {', '.join(known)}")
+    link = gpu["link"]
+    rate = gpu["inside"]
+    inside = re.search(rf"inside\s+{RATE}", row.words("notes", "source"))
+    if inside:
         # a stated rate inside a node is that of the one host bridge or network that all GPUs share
-        intra = (
-            ("pcie", min(float(inside[1]) / 8.0, gpu["inside"]))
-            if inside
-            else (gpu["link"], gpu["inside"])
-        )
-        kinds = [(gpus // used, gpu["device"], *intra, *_network(row, gpus_per_node, gpu))]
-    names = ("nodes", "devices", "intra_links", "intra_GBps", "inter_links", "inter_GBps")
-    return {
-        "gpus": gpus,
-        "gpus_per_node": used,
-        **dict(zip(names, zip(*kinds, strict=True), strict=True)),
-    }
+        link = "pcie"
+        rate = min(float(inside[1]) / 8.0, rate)
+    return NodeKind(nodes, gpu["device"], link, rate, *_network(row, gpus_per_node, gpu))
 
 
-def _several(
-    row: TableRow, gpus: int, gpus_per_node: int
-) -> list[tuple[int, str, str, float, str, float]]:
+def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[NodeKind]:
     """Find the kinds of nodes that the GPU's cell or the notes list with their numbers; none where one."""
     for key in ("gpu", "notes"):
-        found = []
-        for part in re.split(r"\s*(?:\+|;|,|&|\band\b)\s*", row.words(key).replace("_", " ")):
-            known, number = first("gpus", part), re.search(COUNT, part)
-            if known and number:
-                found.append((int(next(group for group in number.groups() if group)), known))
-        if len({gpu["device"] for _, gpu in found}) < 2:
+        counts = _counted_gpus(row.words(key).replace("_", " "))
+        if len({entry.gpu["device"] for entry in counts}) < 2:
             continue
-        total = sum(count for count, _ in found)
-        size = 1 if total * gpus_per_node == gpus else gpus_per_node if total == gpus else 0
-        if size and not any(count % size for count, _ in found):
-            return [
-                (
-                    count // size,
-                    gpu["device"],
-                    gpu["link"],
-                    _instance(row, gpu).get("inside", gpu["inside"]),
-                    *_network(row, gpus_per_node, gpu, several=True),
-                )
-                for count, gpu in found
-            ]
+        total = sum(entry.count for entry in counts)
+        size = gpus_per_node if total == gpus else 0
+        if total * gpus_per_node == gpus:
+            size = 1
+        if size and all(entry.count % size == 0 for entry in counts):
+            return [_kind_of(row, entry, size, gpus_per_node) for entry in counts]
         if key == "gpu":
             raise RowError(
                 f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}"
             )
     return []
+
+
+class CountedGpu(NamedTuple):
+    """A number of GPUs, or of nodes with them, and the entry of `words.yaml`."""
+
+    count: int
+    gpu: dict[str, Any]
+
+
+def _counted_gpus(text: str) -> list[CountedGpu]:
+    found = []
+    for part in re.split(r"\s*(?:\+|;|,|&|\band\b)\s*", text):
+        gpu = first("gpus", part)
+        number = re.search(COUNT, part)
+        if gpu and number:
+            digits = next(group for group in number.groups() if group)
+            found.append(CountedGpu(int(digits), gpu))
+    return found
+
+
+def _kind_of(row: TableRow, entry: CountedGpu, size: int, gpus_per_node: int) -> NodeKind:
+    gpu = entry.gpu
+    inside = _instance(row, gpu).get("inside", gpu["inside"])
+    network = _network(row, gpus_per_node, gpu, several=True)
+    return NodeKind(entry.count // size, gpu["device"], gpu["link"], inside, *network)
 
 
 def _instance(row: TableRow, gpu: dict[str, Any]) -> dict[str, Any]:
@@ -553,15 +677,16 @@ def _network(row: TableRow, gpus_per_node: int, gpu: dict[str, Any], several: bo
     (`networks`), what is usual for the GPU (`gpus`).
     """
     text = row.words(*(("gpu",) if several else ()), "notes", "source")
-    if several and (own := _instance(row, gpu)):
-        return own["network"], own["out"]
+    own = _instance(row, gpu) if several else None
+    if own:
+        return Link(own["network"], own["out"])
     printed = _printed_rate(text, gpus_per_node)
     if printed:
-        return "ethernet" if printed <= SLOW else "roce", printed
+        return Link("ethernet" if printed <= SLOW else "roce", printed)
     known = None if several else first("networks", f"{text} {row.words('gpu')}")
     if known:
-        return known["network"], known["out"]
-    return "ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"]
+        return Link(known["network"], known["out"])
+    return Link("ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"])
 
 
 def _printed_rate(text: str, gpus_per_node: int) -> float | None:
@@ -569,14 +694,14 @@ def _printed_rate(text: str, gpus_per_node: int) -> float | None:
     several = re.search(rf"(\d+)\s*x\s*{RATE}", text)
     if several and "dgx" not in text[: several.start()][-6:]:
         return int(several[1]) * float(several[2]) / 8.0
-    patterns = (
-        rf"{RATE}\s+per\s+gpu",
-        rf"inter-node\s+{RATE}",
-        rf"{RATE}\s+(?:node-node|inter-?node)",
-    )
-    each, *whole = (re.search(pattern, text) for pattern in patterns)
-    found = each or next(filter(None, whole), None)
-    return float(found[1]) / 8.0 * (gpus_per_node if each else 1) if found else None
+    each = re.search(rf"{RATE}\s+per\s+gpu", text)
+    if each:
+        return float(each[1]) / 8.0 * gpus_per_node
+    for pattern in (rf"inter-node\s+{RATE}", rf"{RATE}\s+(?:node-node|inter-?node)"):
+        whole = re.search(pattern, text)
+        if whole:
+            return float(whole[1]) / 8.0
+    return None
 
 
 def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> dict[str, Any]:
@@ -586,19 +711,26 @@ def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> dict[str, A
         raise RowError(f"flagged in the notes: {flagged[0]}")
     if row.says("relative"):
         raise RowError("a relative figure, not seconds or bytes")
-    seconds, tokens, samples = (row.number(key) for key in SECONDS)
-    if seconds is None and tokens is not None:
-        seconds = batch * seq_len / (tokens * gpus)
-    if seconds is None and samples is not None:
-        seconds = batch / samples
     # with a chunked loss the logits of a whole micro-batch, which the cost model holds, never exist
     memory = None if row.says("chunked_loss") else row.number("memory_gb")
-    out = seconds is None and memory is None and row.says("out_of_memory")
-    if seconds is None and memory is None and not out:
-        raise RowError("no seconds or memory measured")
-    kind: dict[str, Any] = {"memory_metric": runs.ALLOCATED} if row.says("allocated") else {}
-    kind |= {"out_of_memory": True, "has_figures": False} if out else {}
-    return {"iteration_s": seconds, "memory_GiB": memory, **kind}
+    seconds = _iteration_seconds(row, batch, seq_len * batch / gpus)
+    result: dict[str, Any] = {"iteration_s": seconds, "memory_GiB": memory}
+    if row.says("allocated"):
+        result["memory_metric"] = runs.ALLOCATED
+    if seconds is None and memory is None:
+        if not row.says("out_of_memory"):
+            raise RowError("no seconds or memory measured")
+        result |= {"out_of_memory": True, "has_figures": False}
+    return result
+
+
+def _iteration_seconds(row: TableRow, batch: int, tokens_per_gpu: float) -> float | None:
+    seconds, tokens, samples = (row.number(key) for key in SECONDS)
+    if seconds is None and tokens is not None:
+        return tokens_per_gpu / tokens
+    if seconds is None and samples is not None:
+        return batch / samples
+    return seconds
 
 
 @dataclass
@@ -614,9 +746,8 @@ def normalize(options: NormalizeOptions) -> int:
     """Write the runs of a folder; returns the exit status."""
     found, others = read_folder(options.data)
     write_text(Path(options.out), write_runs(found))
-    print(
-        f"{options.out}: {len(found)} runs, {sum(not run.skipped for run in found)} of them complete"
-    )
+    complete = sum(not run.skipped for run in found)
+    print(f"{options.out}: {len(found)} runs, {complete} of them complete")
     print("\n".join(f"{name}: {reason}" for name, reason in others))
     return 0
 

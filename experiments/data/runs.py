@@ -20,7 +20,8 @@ SHIPPED = Path(__file__).with_name("measured.csv")
 ALTERNATE = "alternate"
 """Full recomputation of every second block; also the closest to torchtitan's operator-wise selective
 recomputation, which repeats every second matrix product (torchtitan, `activation_checkpoint`)."""
-DEVICE, ALLOCATED = "device", "allocated"
+DEVICE = "device"
+ALLOCATED = "allocated"
 """Memory metrics: total device usage, which is what runs out; the allocator's peak or a formula, in which
 neither context nor communication buffers nor unused blocks are."""
 NOT_PRINTED = "not printed: "

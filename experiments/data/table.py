@@ -160,27 +160,31 @@ def _rows(path: Path) -> list[TableRow]:
     rows: list[TableRow] = []
     index = 0
     while index < len(lines):
+        line = index + 1
         cells, used = _record(lines, index, len(header))
-        line, index = index + 1, index + used
-        if cells is None and header:
-            rows.append(
-                TableRow(path.name, line, {}, "the line cannot be read (a quote is not closed)")
-            )
-        elif header and any(cell.strip() for cell in cells or ()):
-            given, width = len(cells or ()), len(header)
-            broken = "" if given == width else f"{given} cells, but the header has {width}"
-            rows.append(
-                TableRow(path.name, line, dict(zip(header, cells or (), strict=False)), broken)
-            )
-        elif not header:
-            header = [cell.strip().lower() for cell in cells or ()]
-            lacking = ", ".join(key for key in REQUIRED if key not in header)
-            if lacking and (cells is None or any(header)):
-                raise RowError(f"not a table of runs: column {lacking} is missing")
-            header = header if any(header) else []
+        index += used
+        if not header:
+            header = _header(cells)
+        elif cells is None:
+            reason = "the line cannot be read (a quote is not closed)"
+            rows.append(TableRow(path.name, line, {}, reason))
+        elif any(cell.strip() for cell in cells):
+            named = dict(zip(header, cells, strict=False))
+            reason = f"{len(cells)} cells, but the header has {len(header)}"
+            broken = "" if len(cells) == len(header) else reason
+            rows.append(TableRow(path.name, line, named, broken))
     if not header:
         raise RowError("the file is empty")
     return rows
+
+
+def _header(cells: list[str] | None) -> list[str]:
+    """Read the names of columns; empty where the line is blank."""
+    header = [cell.strip().lower() for cell in cells or ()]
+    lacking = [key for key in REQUIRED if key not in header]
+    if lacking and (cells is None or any(header)):
+        raise RowError(f"not a table of runs: column {', '.join(lacking)} is missing")
+    return header if any(header) else []
 
 
 def _record(lines: list[str], start: int, width: int) -> tuple[list[str] | None, int]:

@@ -161,7 +161,8 @@ def test_the_command_writes_files_that_validation_and_the_search_read(
         data=str(tmp_path / "data"), out=str(out), steps=2, cross_validate=[]
     )
     assert command.calibrate(options) == 0
-    fitted, shipped = Calibrated.read(out / "calibrated.yaml"), Calibrated.read(SHIPPED)
+    fitted = Calibrated.read(out / "calibrated.yaml")
+    shipped = Calibrated.read(SHIPPED)
     assert {key[0] for key in fitted.keys} == {key[0] for key in shipped.keys}
     assert torch.isfinite(fitted.sd).all()
     assert (
@@ -199,7 +200,8 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(
 def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks_give_them() -> (
     None
 ):
-    fitted, quantities = Calibrated.read(), {q.name: q for q in QUANTITIES}
+    fitted = Calibrated.read()
+    quantities = {q.name: q for q in QUANTITIES}
     for device, framework in product(fitted.names("device"), fitted.names("framework")):
         file = {"a100": "a100_80"}.get(device, device)
         own = read_software(None if framework == "default" else framework).on(
@@ -380,7 +382,8 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trials", [1, 2, 3])
 def test_the_regret_of_ties_is_the_mean_over_their_orders(trials: int) -> None:
     rng = np.random.default_rng(trials)
-    scores, truth = np.array([0.0, 1.0, 1.0, 1.0, 2.0]), rng.uniform(1.0, 2.0, 5)
+    scores = np.array([0.0, 1.0, 1.0, 1.0, 2.0])
+    truth = rng.uniform(1.0, 2.0, 5)
     orders = [
         order for order in permutations(range(5)) if (np.diff(scores[list(order)]) >= 0).all()
     ]

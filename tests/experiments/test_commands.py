@@ -126,9 +126,9 @@ def test_a_page_of_results_names_its_command_and_commit_and_shows_its_pictures(
 ) -> None:
     (tmp_path / "curve.png").write_bytes(b"picture")
     pictures = {tmp_path / "curve.png": "a curve"}
-    page = results_page.publish(
-        "x", "Why?", "python -m experiments.x", "new\n", pictures, tmp_path / "results", "how."
-    )
+    command = "python -m experiments.x"
+    content = results_page.Page("x", "Why?", command, "new\n", pictures, "how.")
+    page = results_page.publish(content, tmp_path / "results")
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Why?\n\n    python -m experiments.x\n\nCommit ")
     assert text.endswith("new\n\n![a curve](pictures/x_curve.png)\n\nNot shown: how.\n")

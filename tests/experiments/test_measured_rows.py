@@ -72,7 +72,8 @@ def test_broken_lines_cost_only_themselves(tmp_path: Path) -> None:
 def test_validation_writes_one_line_a_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
+    data = tmp_path / "data"
+    out = tmp_path / "out"
     data.mkdir()
     write_rows(
         data / "a.csv",
@@ -259,7 +260,8 @@ def test_states_in_the_cpus_memory_take_longer_and_context_ranks_share_them() ->
 
 
 def test_rows_of_adapters_are_priced_with_frozen_weights() -> None:
-    case, whole = build_case(run_of(model="Llama3-8B LoRA")), build_case(run_of(model="Llama3-8B"))
+    case = build_case(run_of(model="Llama3-8B LoRA"))
+    whole = build_case(run_of(model="Llama3-8B"))
     assert case.problem.training.lora_rank == 16
     assert case.problem.training.lora_targets == ["linear_qkv"]
     assert float(predict(case, {}).seconds) < float(predict(whole, {}).seconds)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from darts_parallel.report.tables import markdown_table
-from experiments.results_page import publish
+from experiments.results_page import Page, publish
 from tests.fuzz import files, inputs, problems, processes
 from tests.fuzz.case import GOOD, FuzzCase, FuzzOutcome
 
@@ -88,13 +88,8 @@ def main(arguments: Sequence[str]) -> int:
         given = " ".join(f"--{name} {getattr(sizes, name)}" for name in SIZES)
         limits = "problems that are too large to enumerate."
         command = f'make fuzz ARGS="{given}"'
-        publish(
-            "robustness",
-            "Does anything break, and is every claim true?",
-            command,
-            text,
-            limits=limits,
-        )
+        question = "Does anything break, and is every claim true?"
+        publish(Page("robustness", question, command, text, limits=limits))
     return int(bool(lines))
 
 

@@ -76,7 +76,8 @@ def plan_text() -> str:
 
 def run(arguments: Sequence[str]) -> tuple[int, str]:
     """Run the command in this process; return its exit status and what it said of errors."""
-    sys.argv, said = ["darts-parallel", *arguments], io.StringIO()
+    sys.argv = ["darts-parallel", *arguments]
+    said = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(said):
         try:
             main()
@@ -107,7 +108,8 @@ def spoilt(text: str, rng: random.Random) -> str:
             + rng.choice(["", "\x00", '"', "\n", "é,", "}", *BAD])
             + text[place + rng.choice([0, 1, 9]) :]
         )
-    value, bad = json.loads(text), rng.choice(BAD)
+    value = json.loads(text)
+    bad = rng.choice(BAD)
     parent, key = rng.choice(list(entries(value)))
     old = parent.pop(key)
     if isinstance(parent, dict) and rng.random() < 0.8:
@@ -117,13 +119,12 @@ def spoilt(text: str, rng: random.Random) -> str:
 
 def answer(seed: str) -> FuzzOutcome:
     """Run one command with one thing spoilt: one sentence and no folder, or a result."""
-    rng, files = random.Random(seed), FILES | {"plan.json": plan_text()}
+    rng = random.Random(seed)
+    files = FILES | {"plan.json": plan_text()}
     if rng.random() < 0.5:
         file = rng.choice(list(READERS))
-        files[file], words = (
-            spoilt(files[file], rng),
-            rng.choice(READERS[file]).replace("FILE", file).split(),
-        )
+        files[file] = spoilt(files[file], rng)
+        words = rng.choice(READERS[file]).replace("FILE", file).split()
     else:
         words = rng.choice(COMMANDS).split()
         place = rng.randrange(len(words))

@@ -30,7 +30,8 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
     Errors:
         TooManyError: the problem, with nothing in host memory, has more than `limit`.
     """
-    best, count = float("inf"), 0
+    best = float("inf")
+    count = 0
     spaces = list(_spaces(problem))
     if _number(problem, spaces) > limit:
         raise TooManyError
@@ -55,7 +56,9 @@ def cheapest(problem: Problem, limit: int) -> tuple[float, int]:
 
 def _number(problem: Problem, spaces: Sequence[OuterSpace]) -> int:
     """Count the plans from the numbers of strategies and cuts alone."""
-    batch, layers, total = problem.training.global_batch_size, problem.model.layers, 0
+    batch = problem.training.global_batch_size
+    layers = problem.model.layers
+    total = 0
     places = sum(not layer.fused_to_previous for layer in layers[1:])
     for space in spaces:
         stages = space.pp * space.virtual_stages
@@ -70,7 +73,8 @@ def _number(problem: Problem, spaces: Sequence[OuterSpace]) -> int:
 
 def _spaces(problem: Problem) -> Iterator[OuterSpace]:
     """Yield every outer choice apart: pipeline and context degree, micro-batches, order of the nodes."""
-    space, batch = problem.config.space, problem.training.global_batch_size
+    space = problem.config.space
+    batch = problem.training.global_batch_size
     devices = problem.cluster.num_devices
     for pp, cp in product(_divisors(devices), _divisors(devices)):
         pinned = not (_allows(space.pp, pp) and _allows(space.cp, cp))
@@ -94,7 +98,8 @@ def _spaces(problem: Problem) -> Iterator[OuterSpace]:
 
 def _schedules(problem: Problem, pp: int) -> Iterator[tuple[str | None, int]]:
     """Yield the schedules with the stages that a device holds, several in a pipeline alone."""
-    space, blocks = problem.config.space, problem.config.model.num_layers
+    space = problem.config.space
+    blocks = problem.config.model.num_layers
     for name, chunks in product(space.schedules or [None], range(1, len(problem.model.layers))):
         fixed = find(name).chunks if name else None
         free = _allows(space.virtual_stages, chunks) or (
@@ -121,7 +126,8 @@ def _taken(
     own: LayerStrategy,
 ) -> bool:
     """Return whether the trainer's exporter writes a plan of one strategy; true without a trainer."""
-    trainer, layers = problem.config.space.trainer, problem.num_layers
+    trainer = problem.config.space.trainer
+    layers = problem.num_layers
     fitting = [m for m in counts if problem.training.global_batch_size % (own.dp * m) == 0]
     row, first = next(_plans(problem, pp * chunks, (own,)), ([], []))
     if trainer is None or not fitting or not row:
@@ -149,7 +155,8 @@ def _orders(problem: Problem, pp: int) -> list[tuple[int, ...]]:
 
 def _strategies(problem: Problem, ranks: int, cp: int) -> Iterator[LayerStrategy]:
     """Yield the strategies of a layer on `ranks * cp` devices, each under one name."""
-    space, model = problem.config.space, problem.config.model
+    space = problem.config.space
+    model = problem.config.model
     heads = (model.num_heads, model.num_kv_heads or model.num_heads)
     sizes = {group.gpus for group in problem.cluster.groups}
     for tp in _divisors(ranks):
@@ -180,7 +187,8 @@ def _plans(
     problem: Problem, stages: int, legal: tuple[LayerStrategy, ...]
 ) -> Iterator[tuple[list[LayerStrategy], list[int]]]:
     """Yield every plan: the strategy of every layer, and the first layers of the stages."""
-    layers, kind = problem.model.layers, problem.config.space.kind
+    layers = problem.model.layers
+    kind = problem.config.space.kind
     places = [i for i, layer in enumerate(layers) if i and not layer.fused_to_previous]
     for cut in combinations(places, stages - 1):
         sizes = [end - begin for begin, end in zip((0, *cut), (*cut, len(layers)), strict=True)]

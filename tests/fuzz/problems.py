@@ -31,7 +31,8 @@ Settings = dict[str, Any]
 
 def random_settings(rng: random.Random) -> Settings:
     """Draw a tiny problem: equal or mixed nodes of 1 to 4 GPUs, tight or loose memory, a few pins."""
-    mixed, trainer = rng.random() < 0.3, rng.choice(TRAINERS) if rng.random() < 0.3 else None
+    mixed = rng.random() < 0.3
+    trainer = rng.choice(TRAINERS) if rng.random() < 0.3 else None
     kind = "uniform" if trainer else rng.choice(["uniform", "stagewise", "layerwise"])
     heads = rng.choice([1, 2, 4, 8])
     settings: Settings = {
@@ -155,10 +156,8 @@ def answered(problem: Problem, best: float) -> str:
         raise
     answers = [answer for answer in found.answers if answer.space == kind]
     floor = max((answer.lower_bound_s for answer in answers), default=0.0)
-    claimed, proven = (
-        found.result.iteration_time_s,
-        [x.iteration_time_s for x in answers if x.proven],
-    )
+    claimed = found.result.iteration_time_s
+    proven = [x.iteration_time_s for x in answers if x.proven]
     if floor > best * (1 + TOLERANCE):
         return f"proves a bound of {floor} s, but a plan of {best} s fits"
     trainer = problem.config.space.trainer

@@ -58,7 +58,8 @@ REFUSED = (
 
 def cases(count: int, seed: int) -> Iterator[FuzzCase]:
     """Yield limited environments, and SIGKILLs and as many Ctrl-Cs at random moments of a run."""
-    rng, seconds = random.Random(seed), 0.0
+    rng = random.Random(seed)
+    seconds = 0.0
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         for place, limit, status in (("whole", -1, 0), ("small", 2048, 2), ("/proc/run", -1, 2)):
