@@ -252,9 +252,9 @@ class Calibrated:
             entry: dict[str, Any] = {"meaning": q.meaning}
             entry["scale"] = "share" if q.share else {"above": q.above}
             entry["prior"] = q.value
-            wider = widen(q.name)
+            factor = widen(q.name)
             spreads = (q.sd | q.unseen).items()
-            entry["prior_sd"] = {name: float(f"{sd * wider:.3g}") for name, sd in spreads}
+            entry["prior_sd"] = {name: float(f"{sd * factor:.3g}") for name, sd in spreads}
             quantities[q.name] = entry
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
         for (quantity, scope, name), mean, sd in numbers:
