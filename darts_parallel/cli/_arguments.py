@@ -151,8 +151,8 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
     if not names & {"plan", "tune.from"} or "experiment" in names or "--multirun" in arguments:
         return list(arguments), []
-    for_hydra = []
-    deferred = []
+    for_hydra: list[str] = []
+    deferred: list[str] = []
     for argument in arguments:
         found = KEY_OF_GROUP.match(argument)
         roots = {*names, *COMPOSED, *PRINTED, "hydra"}

@@ -203,7 +203,8 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
         return count
     if hasattr(module, "A_log"):
         linear = filter(lambda part: type(part) is torch.nn.Linear, module.modules())
-        return count - 2.0 * tokens * sum(part.weight.numel() for part in linear)
+        numbers: int = sum(part.weight.numel() for part in linear)
+        return count - 2.0 * tokens * numbers
     experts = [p for p in module.parameters(recurse=False) if p.dim() == 3]
     if experts and top_k and count == 2.0 * tokens * sum(map(torch.numel, experts)):
         return count * (1.0 - top_k / len(experts[0]))

@@ -228,9 +228,9 @@ class SpaceConfig:
             named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
             require_members("space.schedules", named, (*schedules.NAMES, schedules.SEARCHED))
             self.schedules = list(dict.fromkeys(named))
-        named = self.pinned("offload")
-        if named is not None:
-            self.offload = sorted(set(named), key=OFFLOADS.index)
+        offload = self.pinned("offload")
+        if offload is not None:
+            self.offload = sorted(set(offload), key=OFFLOADS.index)
             rule = "be null with space.executable or space.trainer, which run none of its shares"
             free = not self.executable and self.trainer is None
             require(free, f"space.offload={self.offload}", rule, "null")

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from math import prod
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -221,16 +222,18 @@ def _device(
     machine: MeasuredMachine, bandwidth: float, memory_efficiency: float, launched: float
 ) -> Device:
     """Return a device with measured memory and launches, whose products are not fitted yet."""
-    measured = {
+    figures: dict[str, Any] = UNKNOWN | {
         "memory_bandwidth": bandwidth,
         "memory_efficiency": min(memory_efficiency, 1.0),
         "layer_overhead": launched,
     }
-    # gloo sends on the cores that compute, so nothing is hidden
-    hidden = {"overlap_exponent": 1.0, "tp_hidden_share": 0.0}
-    if machine.has_gpu:
-        hidden = {name: getattr(DeviceConfig, name) for name in hidden}
-    return Device(name="measured", **UNKNOWN, **measured, **hidden)
+    overlap = DeviceConfig.overlap_exponent
+    hidden = DeviceConfig.tp_hidden_share
+    if not machine.has_gpu:
+        # gloo sends on the cores that compute, so nothing is hidden
+        overlap = 1.0
+        hidden = 0.0
+    return Device(name="measured", overlap_exponent=overlap, tp_hidden_share=hidden, **figures)
 
 
 def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:

@@ -70,7 +70,8 @@ def measure_link(
     groups = ranks if inside else ranks.T
     if groups.shape[1] == 1:
         return None
-    group, _ = distributed.new_subgroups_by_enumeration(groups.tolist())
+    # every rank takes part in making all groups; torch returns the rank's own first
+    group, _ = distributed.new_subgroups_by_enumeration(groups.tolist())  # type: ignore[no-untyped-call]
     # all ranks of a node send at once between nodes, and share what leaves it
     sharing = 1 if inside else machine.ranks_per_node
     cases: list[Case] = []
