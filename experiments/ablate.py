@@ -44,14 +44,9 @@ PROBLEMS = {
 """Short names of problems of `comparison/problems.py`."""
 ALONE = ("gpt2_tight", "bert_uneven", "toy_tight")
 """Problems where none is named: tight memory, and layers that all differ."""
-BASE: dict[str, Any] = {
-    "num_steps": 150,
-    "num_restarts": 16,
-    "polish_starts": 4,
-    "polish_finalists": 1,
-}
+BASE: dict[str, Any] = {"num_steps": 150, "num_restarts": 16}
 """Settings of every gradient variant: a quarter of the search's own restart-steps, so that ten seeds end."""
-FEW: dict[str, Any] = {"num_steps": 10, "num_restarts": 2, "polish_starts": 1}
+FEW: dict[str, Any] = {"num_steps": 10, "num_restarts": 2}
 """Settings of a first try."""
 DEFAULT, NO_DESCENT, BILEVEL = "default", "no_descent", "bilevel"
 EQUAL_TIME = "at the default's seconds"
@@ -74,18 +69,11 @@ VARIANTS = {
     "restarts_64": Variant("restarts (16)", {"num_restarts": 64}),
     "gumbel": Variant("softmax or Gumbel samples", {"relaxation": "gumbel"}),
     "fixed_penalty": Variant("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
-    "random_logits": Variant(
-        "informed or random start", {"initial_preference": 0.0, "initial_noise": 1.0}
-    ),
-    # as many restart-steps as the default, which drops half of the restarts
-    "plain_restarts": Variant("many starts (thinned)", {"num_restarts": 8, "thin_at": []}),
     "repair_only": Variant("rounded plans fitted to the memory", {"fitting": "repair"}),
     "fill_only": Variant("rounded plans fitted to the memory", {"fitting": "fill"}),
     "prices_only": Variant("rounded plans fitted to the memory", {"fitting": "prices"}),
-    "late_thinning": Variant("restarts halved four times, early", {"thin_at": [0.25, 0.5]}),
     "moves_only": Variant("polishing by exact segment programs", {"polish_labels": 0}),
     "no_gradient": Variant("gradients or noise of their size", loop=CONTROLS["no_gradient"]),
-    "soft_edges": Variant("edges rounded in the second half", {"hard_stages_from": 1.0}),
     NO_DESCENT: Variant(EQUAL_TIME, loop=CONTROLS[NO_DESCENT]),
     **{name: Variant(EQUAL_TIME) for name in ("random_search", "annealing", "flexflow")},
 }

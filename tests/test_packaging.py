@@ -20,7 +20,6 @@ TOY = (
     "search=gradient",
     "search.num_steps=30",
     "search.num_restarts=2",
-    "search.polish_starts=2",
 )
 
 pytestmark = pytest.mark.slow

@@ -79,12 +79,11 @@ class UpperLevel:
         names = [name for group in self.groups for name in self._names(group)]
         self.names = names
         self.outer_logits = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
-        betas = (config.adam_betas[0], config.adam_betas[1])
         rates = (config.learning_rate, config.boundary_learning_rate)
         parameters = [
             pair for group in self.groups for pair in zip(group.parameters, rates, strict=False)
         ]
-        self.optimizer = Adam([*parameters, (self.outer_logits, config.learning_rate)], betas)
+        self.optimizer = Adam([*parameters, (self.outer_logits, config.learning_rate)])
         self.step_number = 0
         self.began = time.perf_counter()
         self.evaluated = 0

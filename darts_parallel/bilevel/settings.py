@@ -127,7 +127,7 @@ class BilevelSettings(BilevelConfig):
         return tuple(self.batch_candidates) or (self.global_batch_size,)
 
 
-UNUSED_SEARCH = ("num_steps", "num_restarts", "thin_at", "max_seconds")
+UNUSED_SEARCH = ("num_steps", "num_restarts", "max_seconds")
 """Settings of the main search for which the loop has its own; a change of them is told, not refused."""
 
 

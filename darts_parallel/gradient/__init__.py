@@ -2,6 +2,7 @@
 
 from darts_parallel.gradient.adam import EPSILON as EPSILON
 from darts_parallel.gradient.adam import Adam as Adam
+from darts_parallel.gradient.descent import RECORD_EVERY as RECORD_EVERY
 from darts_parallel.gradient.descent import GradientSearch as GradientSearch
 from darts_parallel.gradient.descent import search as search
 from darts_parallel.gradient.descent import search_tables as search_tables
@@ -22,11 +23,13 @@ from darts_parallel.gradient.relaxation import geometric as geometric
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans as RelaxedPlans
 from darts_parallel.gradient.relaxed_cost import SurrogateCost as SurrogateCost
 from darts_parallel.gradient.relaxed_cost import surrogate as surrogate
+from darts_parallel.gradient.restarts import INITIAL_NOISE as INITIAL_NOISE
+from darts_parallel.gradient.restarts import INITIAL_PREFERENCE as INITIAL_PREFERENCE
 from darts_parallel.gradient.restarts import RestartBatch as RestartBatch
-from darts_parallel.gradient.result import SearchResult as SearchResult
 from darts_parallel.gradient.rounding import repair as repair
 from darts_parallel.gradient.screening import MoveEvaluator as MoveEvaluator
 from darts_parallel.gradient.stage_moves import repartitioned as repartitioned
 from darts_parallel.gradient.step_record import LeadingPlan as LeadingPlan
+from darts_parallel.gradient.step_record import SearchResult as SearchResult
 from darts_parallel.gradient.step_record import StepRecord as StepRecord
 from darts_parallel.gradient.winner import WinnerHistory as WinnerHistory

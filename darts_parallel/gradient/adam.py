@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-8
+BETAS = (0.5, 0.999)
+"""Decay of the two moments in a search of plans. A few hundred annealed steps change the loss
+quickly, so the mean forgets faster than with the usual 0.9."""
 
 
 @dataclass
@@ -22,9 +25,10 @@ class Adam:
     """
 
     parameters: list[tuple[Tensor, float]]
-    betas: tuple[float, float]
+    betas: tuple[float, float] = BETAS
     steps: int = 0
-    moments: list[tuple[Tensor, Tensor]] = field(init=False)
+    moments: list[tuple[Tensor, ...]] = field(init=False)
+    """Running mean of the gradient and of its square, by parameter."""
 
     def __post_init__(self) -> None:
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p, _ in self.parameters]
@@ -51,11 +55,10 @@ class Adam:
 
     def state(self) -> dict[int, tuple[Tensor, ...]]:
         """Return the moments of every parameter by its identity."""
-        return {
-            id(p): moments for (p, _), moments in zip(self.parameters, self.moments, strict=True)
-        }
+        pairs = zip(self.parameters, self.moments, strict=True)
+        return {id(parameter): moments for (parameter, _), moments in pairs}
 
     def restore(self, state: dict[int, tuple[Tensor, ...]], steps: int) -> None:
         """Take over moments of parameters and the number of steps that they have seen."""
-        self.moments = [(state[id(p)][0], state[id(p)][1]) for p, _ in self.parameters]
+        self.moments = [state[id(parameter)] for parameter, _ in self.parameters]
         self.steps = steps

@@ -32,6 +32,10 @@ from darts_parallel.gradient.screening import MoveEvaluator
 
 FIRST_WORK = 2**26
 """Largest `MoveEvaluator.work_done` on each plan that is polished before the descent: about 0.7 s."""
+POLISH_STARTS = 16
+"""Best distinct rounded plans that are polished by cheap moves."""
+FINALISTS = 3
+"""Best of those whose pipeline configurations the segment programs solve."""
 STARTS = 2
 """Outer choices whose best known plans are polished before the descent."""
 ALTERNATIVES = 5
@@ -163,7 +167,7 @@ class _PoolPolisher:
         for entry in self.pool.top(1 if hurry else 0):
             self.improve(entry)
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
-        for entry in self.pool.top(self.config.polish_starts):
+        for entry in self.pool.top(POLISH_STARTS):
             if self._can_win(entry) or any(entry is other for other in alternatives):
                 self.improve(entry)
 
@@ -179,7 +183,7 @@ class _PoolPolisher:
     def by_programs(self) -> None:
         """Solve the finalists' outer choices, then those that are still open."""
         work = Work(self.config.polish_labels, self.stop)
-        for place, entry in enumerate(self.pool.top(self.config.polish_finalists)):
+        for place, entry in enumerate(self.pool.top(FINALISTS)):
             if self.stop():
                 return
             number, outer = entry.outer

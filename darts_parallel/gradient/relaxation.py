@@ -1,4 +1,4 @@
-"""Soft operators: logits to weights, stage edges to soft stages, smooth maxima, schedules."""
+"""Soft operators: logits to weights, stage boundaries to soft stages, smooth maxima, schedules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tens
 
     Args:
         logits: Shape `(..., C)`.
-        allowed: Bool, broadcastable to it; at least one choice of each row is allowed.
+        allowed: Bool, broadcastable to `logits`; each row has at least one allowed choice.
         temperature: Above 0; near 0 the largest logit takes all.
     """
-    return torch.softmax(logits.masked_fill(~allowed, -torch.inf) / temperature, dim=-1)
+    masked = logits.masked_fill(~allowed, -torch.inf)
+    return torch.softmax(masked / temperature, dim=-1)
 
 
 def gumbel_weights(
@@ -49,11 +50,11 @@ def stage_edges(widths: Tensor, num_units: int) -> Tensor:
         num_units: Layers that may be divided; every stage keeps at least half a layer.
 
     Returns:
-        Edges between stages, shape `(..., K - 1)`, strictly rising in (0, num_units).
+        Boundaries between stages, shape `(..., K - 1)`, strictly rising in (0, num_units).
     """
-    pp = widths.shape[-1]
-    least = 0.5 / num_units if pp * 0.5 < num_units else 0.0
-    shares = least + (1.0 - pp * least) * torch.softmax(widths, dim=-1)
+    stages = widths.shape[-1]
+    least = 0.5 / num_units if stages * 0.5 < num_units else 0.0
+    shares = least + (1.0 - stages * least) * torch.softmax(widths, dim=-1)
     return num_units * shares.cumsum(-1)[..., :-1]
 
 
@@ -67,7 +68,8 @@ def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
     Returns:
         Shape `(..., L, K)`, summing to 1 over K.
     """
-    passed = torch.sigmoid((centres.unsqueeze(-1) - edges.unsqueeze(-2)) / temperature)
+    distance = centres.unsqueeze(-1) - edges.unsqueeze(-2)
+    passed = torch.sigmoid(distance / temperature)
     reached = torch.nn.functional.pad(passed, (1, 0), value=1.0)
     return reached - torch.nn.functional.pad(passed, (0, 1))
 
@@ -86,62 +88,68 @@ def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor
 
 
 def geometric(start: float, end: float, step: int, num_steps: int) -> float:
-    """Return value at `step` of a geometric schedule from `start` to `end` over `num_steps` steps."""
+    """Return the value at `step` of a geometric schedule from `start` to `end`."""
     progress = step / max(num_steps - 1, 1)
     return float(start * (end / start) ** progress)
 
 
+HARD_STAGES_FROM = 0.5
+"""Share of the steps from which stage weights are rounded in the forward pass: whole layers decide
+what fits the memory."""
+
+
 @dataclass(frozen=True)
 class Schedules:
-    """Hold the annealed quantities of one step."""
+    """The annealed quantities of one step."""
 
     temperature: float
     boundary_temperature: float
     sharpness: float
     hard_stages: bool = False
     """Stage weights are rounded in the forward pass (straight-through)."""
-    hard_choices: bool = False
-    """So are strategy weights."""
 
     @staticmethod
     def at(config: SearchConfig, step: int, num_steps: int) -> "Schedules":
         """Return the quantities of step number `step` of `num_steps`."""
-        c = config
+
+        def annealed(ends: list[float]) -> float:
+            return geometric(ends[0], ends[1], step, num_steps)
+
         return Schedules(
-            geometric(c.temperature[0], c.temperature[1], step, num_steps),
-            geometric(c.boundary_temperature[0], c.boundary_temperature[1], step, num_steps),
-            geometric(c.sharpness[0], c.sharpness[1], step, num_steps),
-            hard_stages=step >= c.hard_stages_from * num_steps,
-            hard_choices=step >= c.hard_choices_from * num_steps,
+            temperature=annealed(config.temperature),
+            boundary_temperature=annealed(config.boundary_temperature),
+            sharpness=annealed(config.sharpness),
+            hard_stages=step >= HARD_STAGES_FROM * num_steps,
         )
 
 
 class OuterLogits:
-    """Keep logits of the outer choices of a search, of which some stay while others are dropped.
+    """Keep logits of pipeline configurations, some of which are dropped during a search.
 
     Args:
-        keys: Table and outer choice of each.
+        keys: Table and row of each configuration.
 
     Attributes:
         values: One logit a key, `(N,)`; a leaf that an optimizer moves.
     """
 
     def __init__(self, keys: Sequence[tuple[int, int]]) -> None:
-        self._place = {key: place for place, key in enumerate(keys)}
+        self._index = {key: index for index, key in enumerate(keys)}
         self._live = torch.arange(len(keys))
         self.values = torch.zeros(len(keys), dtype=torch.float64, requires_grad=True)
 
     def keep(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Drop all but some."""
-        self._live = torch.tensor([self._place[key] for key in keys], dtype=torch.long)
+        """Drop all configurations but these."""
+        self._live = torch.tensor([self._index[key] for key in keys], dtype=torch.long)
 
     @property
     def weights(self) -> Tensor:
-        """Return the weights of those that stay, in their order; they sum to 1."""
+        """Return the weights of the live configurations, in their order; they sum to 1."""
         return torch.softmax(self.values.detach()[self._live], 0)
 
     def find_slope(self, losses: Tensor) -> None:
-        """Set the gradient of `values` to that of the weighted mean of losses, one of each that stays."""
+        """Set the gradient of `values` to that of the weighted mean loss of live configurations."""
         weights = self.weights
+        above_mean = losses - (weights * losses).sum()
         self.values.grad = torch.zeros_like(self.values)
-        self.values.grad[self._live] = weights * (losses - (weights * losses).sum())
+        self.values.grad[self._live] = weights * above_mean

@@ -19,17 +19,45 @@ from darts_parallel.gradient.relaxation import (
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate, SurrogateCost
 from darts_parallel.gradient.rounding import harden
 
+INITIAL_NOISE = 0.3
+"""Standard deviation of the per-layer noise on the initial preference of a restart."""
+INITIAL_PREFERENCE = 3.0
+"""Logit of the strategy that all layers of a restart prefer at first."""
 WIDTH_NOISE = 0.05
 """Standard deviation of the initial stage widths, which are otherwise equal."""
 FIRST_FRACTION = -2.0
 """Logit of the shares in host memory at the start: 12 %."""
 MERIT_PENALTY = 2.0
 """Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
+SIMULATE_EVERY = 5
+"""Steps between simulations of all restarts; in between, seconds follow the last critical paths."""
+
+
+@dataclass(frozen=True)
+class KeptRestarts:
+    """Restarts of one group that stay while others are dropped."""
+
+    group: int
+    """Index of the group before anything is dropped."""
+    outer: Tensor
+    """Kept pipeline configurations, shape `(O',)`."""
+    restarts: Tensor
+    """Kept restarts of each of them, shape `(O', R')`."""
+
+    @staticmethod
+    def best(group: int, outer: Tensor, merits: Tensor, count: int) -> "KeptRestarts":
+        """Keep the `count` restarts of lowest merit, merits `(O, R)`, in their order."""
+        order = merits[outer].argsort(dim=1, stable=True)
+        return KeptRestarts(group, outer, order[:, :count].sort(1).values)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Select from values of all restarts, `(O, R, ...)`."""
+        return values[self.outer.unsqueeze(1), self.restarts]
 
 
 @dataclass
 class RestartBatch:
-    """Hold all outer choices O and restarts R of one pipeline degree."""
+    """Hold all pipeline configurations O and restarts R of one cost table."""
 
     table: CostTable
     space_kind: str
@@ -41,24 +69,25 @@ class RestartBatch:
     """Memory multipliers, shape `(O, R, pp)`."""
     table_index: int
     outer_index: Tensor
-    """Outer choice of the whole table for each of `table`, shape `(O,)`."""
-    names: list[str]
-    """Names of the outer choices, for curves."""
+    """Row of the whole table for each row of `table`, shape `(O,)`."""
     fraction_logits: Tensor | None = None
-    """Logits of the shares in host memory, shape `(O, R, pp, 2)`; None where plans do not offload."""
-    paths: PathMemory | None = None
+    """Logits of the shares in host memory, `(O, R, pp, 2)`; None where plans do not offload."""
+    paths: PathMemory | None = field(init=False)
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
+    """First layers of the units that stage boundaries cannot part."""
     centres: Tensor = field(init=False)
     """Centre of every layer's unit, `(L,)`."""
     price: Surrogate = field(init=False)
     """Prices the relaxed plans of the table."""
 
     def __post_init__(self) -> None:
-        self.units = unit_starts(self.table.fused_to_previous)
-        layers = torch.arange(self.table.num_layers)
+        table = self.table
+        self.units = unit_starts(table.fused_to_previous)
+        layers = torch.arange(table.num_layers)
         self.centres = torch.searchsorted(self.units, layers, right=True) - 0.5
-        self.price = Surrogate(self.table)
+        self.price = Surrogate(table)
+        self.paths = PathMemory(SIMULATE_EVERY) if table.pipeline.simulated else None
 
     @staticmethod
     def initial(
@@ -69,43 +98,35 @@ class RestartBatch:
         table_index: int,
         outer: Tensor,
     ) -> "RestartBatch":
-        """Prefer one strategy for all layers of a restart, plus a little noise for each layer.
-
-        Restarts go through the legal strategies of an outer choice in a random order, so that they
-        cover them as evenly as their number allows.
-        """
-        restarts, count = config.num_restarts, len(table.choices)
-        rows = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[
-            space_kind
-        ]
-        shape = (table.num_outer, restarts, rows, count)
-        logits = config.initial_noise * torch.randn(shape, generator=generator, dtype=torch.float64)
-        rank = (
-            torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64)
-            + table.allowed
-        )
-        order = rank.argsort(1, descending=True)
-        turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
-        preferred = (
-            order.gather(1, turn).view(table.num_outer, restarts, 1, 1).expand(-1, -1, rows, -1)
-        )
-        logits.scatter_add_(
-            -1, preferred, torch.full(shape, config.initial_preference, dtype=torch.float64)
-        )
-        sizes = (table.num_outer, restarts, table.num_stages)
-        noise = torch.randn(sizes, generator=generator, dtype=torch.float64)
-        return RestartBatch(
-            fraction_logits=_first_fractions(noise[..., : table.pp]) if table.host else None,
+        """Prefer one strategy for all layers of a restart, plus a little noise for each layer."""
+        restarts = config.num_restarts
+        logits = _initial_logits(table, space_kind, restarts, generator)
+        shape = (table.num_outer, restarts, table.num_stages)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        by_device = noise[..., : table.pp]
+        batch = RestartBatch(
             table=table,
             space_kind=space_kind,
             logits=logits.requires_grad_(),
             widths=(WIDTH_NOISE * noise).requires_grad_(),
-            multipliers=torch.zeros_like(noise[..., : table.pp]),
+            multipliers=torch.zeros_like(by_device),
             table_index=table_index,
             outer_index=outer,
-            paths=PathMemory(config.simulate_every) if table.pipeline.simulated else None,
-            names=[f"{table.name} m{m}" for m in table.num_micro_batches.tolist()],
         )
+        if table.host:
+            batch.fraction_logits = _first_fractions(by_device)
+        return batch
+
+    @property
+    def names(self) -> list[str]:
+        """Name every pipeline configuration, for curves."""
+        counts = self.table.num_micro_batches.tolist()
+        return [f"{self.table.name} m{count}" for count in counts]
+
+    @property
+    def choice_names(self) -> tuple[str, ...]:
+        """Name every strategy."""
+        return tuple(choice.label() for choice in self.table.choices)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -114,41 +135,38 @@ class RestartBatch:
         return [values for values in learned if values is not None]
 
     def initialize_from(self, plans: HardPlans, preference: float) -> None:
-        """Let the first half of the restarts of some outer choices begin at hard plans."""
-        near = max(self.logits.shape[1] // 2, 1)
+        """Let the first half of the restarts of some configurations begin at hard plans."""
         with torch.no_grad():
-            for position, outer in enumerate(self.outer_index.tolist()):
+            for row, outer in enumerate(self.outer_index.tolist()):
                 for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
-                    starts, choices = plans.first_layers[index], plans.choices[index]
-                    by_kind = {
-                        "uniform": choices[:1],
-                        "stagewise": choices[starts],
-                        "layerwise": choices,
-                    }
-                    rows = by_kind[self.space_kind]
-                    logits = self.logits[position, :near]
-                    logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
-                    wanted = rows.view(1, -1, 1).expand(near, -1, -1)
-                    logits.scatter_(
-                        -1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype)
-                    )
-                    first = torch.searchsorted(self.units, starts)
-                    counts = torch.diff(first, append=torch.tensor([len(self.units)]))
-                    # the inverse of `stage_edges` but for its least width
-                    self.widths[position, :near] = counts.double().log()
+                    self._begin_at(row, plans.first_layers[index], plans.choices[index], preference)
+
+    def _begin_at(self, row: int, starts: Tensor, choices: Tensor, preference: float) -> None:
+        """Let half of the restarts of one configuration prefer a plan's strategies and stages."""
+        half = max(self.logits.shape[1] // 2, 1)
+        strategies = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}
+        wanted = strategies[self.space_kind].view(1, -1, 1).expand(half, -1, -1)
+        logits = self.logits[row, :half]
+        logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
+        logits.scatter_(-1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype))
+        first = torch.searchsorted(self.units, starts)
+        counts = torch.diff(first, append=torch.tensor([len(self.units)]))
+        # the inverse of `stage_edges` but for its least width
+        self.widths[row, :half] = counts.double().log()
 
     @property
     def edges(self) -> Tensor:
-        """Return inner stage edges in units, shape `(O, R, K - 1)`."""
+        """Return inner stage boundaries in units, shape `(O, R, K - 1)`."""
         return stage_edges(self.widths, len(self.units))
 
     def relax(self, schedules: Schedules, gumbel: torch.Generator | None) -> RelaxedPlans:
-        """Return weights of all outer choices and restarts.
+        """Return weights of all pipeline configurations and restarts.
 
         Args:
             gumbel: Source of straight-through samples; None for the plain softmax.
         """
-        table, allowed = self.table, self.table.allowed[:, None, None, :]
+        table = self.table
+        allowed = table.allowed[:, None, None, :]
         stages = soft_stages(self.edges, self.centres, schedules.boundary_temperature)
         if schedules.hard_stages:
             stages = straight_through(stages)
@@ -156,18 +174,21 @@ class RestartBatch:
             rows = gumbel_weights(self.logits, allowed, schedules.temperature, gumbel)
         else:
             rows = softmax_weights(self.logits, allowed, schedules.temperature)
-        if schedules.hard_choices:
-            rows = straight_through(rows)
         if self.space_kind == "stagewise":
             rows = stages @ rows
-        fractions = None
-        if self.fraction_logits is not None and table.host is not None:
-            free = torch.tensor([kind in table.host.kinds for kind in OFFLOADS])
-            fractions = torch.sigmoid(self.fraction_logits) * free
-        return RelaxedPlans(rows.expand(-1, -1, table.num_layers, -1), stages, fractions)
+        choices = rows.expand(-1, -1, table.num_layers, -1)
+        return RelaxedPlans(choices, stages, self._fractions())
+
+    def _fractions(self) -> Tensor | None:
+        """Return shares in host memory; 0 of what the space does not offload."""
+        host = self.table.host
+        if self.fraction_logits is None or host is None:
+            return None
+        offloaded = torch.tensor([kind in host.kinds for kind in OFFLOADS])
+        return torch.sigmoid(self.fraction_logits) * offloaded
 
     def hard_plans(self, relaxed: RelaxedPlans) -> TablePlans:
-        """Round all relaxed plans to plans of the whole table, `O * R` in the order of the restarts."""
+        """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts."""
         plans = harden(relaxed.choices.detach(), self.edges.detach(), self.table)
         if self.space_kind == "stagewise":
             first = plans.first_layers.gather(1, plans.stages())
@@ -175,47 +196,62 @@ class RestartBatch:
         return TablePlans(self.table_index, replace(plans, outer=self.outer_index[plans.outer]))
 
     def merit(self, cost: SurrogateCost) -> Tensor:
-        """Rank relaxed plans whatever their multipliers, in log-seconds: lower is better, shape `(O, R)`."""
+        """Rank relaxed plans whatever their multipliers: log-seconds, lower is better, `(O, R)`."""
         violation = torch.relu(cost.memory / cost.capacity - 1.0).amax(-1)
         return (torch.log(cost.iteration_time) + MERIT_PENALTY * violation).detach()
 
     def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
-        """Return log of the iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.
+        """Return log iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.
 
         Nocedal and Wright, Numerical Optimization, equation 17.65, for inequalities; the multipliers
         are updated on the violation at every call.
         """
-        before, violation = self.multipliers, cost.memory / cost.capacity - 1.0
+        before = self.multipliers
+        violation = cost.memory / cost.capacity - 1.0
         shifted = torch.relu(before + config.penalty * violation)
         self.multipliers = torch.relu(before + config.multiplier_step * violation.detach())
         memory = (shifted.square() - before.square()).sum(-1) / (2.0 * config.penalty)
         return torch.log(cost.iteration_time) + memory
 
-    def select(self, outer: Tensor, restarts: Tensor) -> "RestartBatch":
-        """Keep some outer choices and restarts.
-
-        Args:
-            outer: Kept outer choices, shape `(O',)`.
-            restarts: Kept restarts of each of them, shape `(O', R')`.
-        """
-
-        def take(values: Tensor) -> Tensor:
-            return values.detach()[outer.unsqueeze(1), restarts].clone()
-
+    def select(self, kept: KeptRestarts) -> "RestartBatch":
+        """Keep some pipeline configurations and restarts."""
         fractions = self.fraction_logits
+        if fractions is not None:
+            fractions = kept.of(fractions.detach()).requires_grad_()
         return replace(
             self,
-            table=self.table.select(outer),
-            logits=take(self.logits).requires_grad_(),
-            widths=take(self.widths).requires_grad_(),
-            multipliers=take(self.multipliers),
-            outer_index=self.outer_index[outer],
-            names=[self.names[o] for o in outer.tolist()],
-            paths=self.paths and PathMemory(self.paths.every),
-            fraction_logits=fractions if fractions is None else take(fractions).requires_grad_(),
+            table=self.table.select(kept.outer),
+            logits=kept.of(self.logits.detach()).requires_grad_(),
+            widths=kept.of(self.widths.detach()).requires_grad_(),
+            multipliers=kept.of(self.multipliers),
+            outer_index=self.outer_index[kept.outer],
+            fraction_logits=fractions,
         )
+
+
+def _initial_logits(
+    table: CostTable, space_kind: str, restarts: int, generator: torch.Generator
+) -> Tensor:
+    """Draw logits `(O, R, J, C)`: noise, and one preferred strategy for all rows of a restart.
+
+    Restarts go through the legal strategies of a pipeline configuration in a random order, so that
+    they cover them as evenly as their number allows.
+    """
+    count = len(table.choices)
+    rows_of = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}
+    rows = rows_of[space_kind]
+    shape = (table.num_outer, restarts, rows, count)
+    logits = INITIAL_NOISE * torch.randn(shape, generator=generator, dtype=torch.float64)
+    rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64)
+    # legal strategies rank first
+    order = (rank + table.allowed).argsort(1, descending=True)
+    turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
+    preferred = order.gather(1, turn)[:, :, None, None].expand(-1, -1, rows, -1)
+    strength = torch.full(shape, INITIAL_PREFERENCE, dtype=torch.float64)
+    return logits.scatter_add_(-1, preferred, strength)
 
 
 def _first_fractions(noise: Tensor) -> Tensor:
     """Return logits of small shares, shape `(O, R, pp, 2)`, from noise `(O, R, pp)`."""
-    return (FIRST_FRACTION + noise.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))).requires_grad_()
+    repeated = noise.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))
+    return (FIRST_FRACTION + repeated).requires_grad_()

@@ -1,13 +1,19 @@
-"""The relaxed plan that leads a step of the search, as curves and pictures show it."""
+"""Records of a search: one of its steps, and its result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.plans import Plan
+
+if TYPE_CHECKING:
+    from darts_parallel.gradient.winner import WinnerHistory
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,39 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class SearchResult:
+    """The best plan, the best plan before polishing, and how the search went.
+
+    Plans of simulated pipelines are also polished before the descent begins.
+    """
+
+    plan: Plan
+    iteration_time_s: float
+    raw_plan: Plan
+    raw_iteration_time_s: float
+    alternatives: tuple[tuple[float, Plan], ...] = ()
+    """Best plan of every other pipeline configuration that was visited, fastest first."""
+    history: tuple[StepRecord, ...] = ()
+    seconds: float = 0.0
+    steps: int = 0
+    restarts: int = 0
+    seed: int = 0
+    plans_evaluated: int = 0
+    stopped_by: str | None = None
+    """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it completed."""
+    method: str = "gradient"
+    """Method that found the plan: `gradient`, or an exact one."""
+    winner: "WinnerHistory | None" = None
+    """History of the restart that led at the last step."""
+    gradient_iteration_time_s: float | None = None
+    """Seconds per iteration of the gradient search's own polished plan; None without a descent."""
+    why: str = ""
+    """Reason for the method, one clause; empty where the user asked for it."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """Anytime curve: search seconds of every improvement, and its seconds per iteration."""
+
+
+@dataclass(frozen=True)
 class LeadingPlan:
     """Point to one of the relaxed plans of a group."""
 
@@ -50,11 +89,10 @@ class LeadingPlan:
         weights: Sequence[RelaxedPlans],
         costs: Sequence[SurrogateCost],
     ) -> "LeadingPlan":
-        """Return the one of the lowest merit; all sequences in the order of the groups, merits `(O, R)`."""
-        lead = min(range(len(groups)), key=lambda index: float(merits[index].min()))
-        outer, restart = divmod(int(merits[lead].argmin()), merits[lead].shape[1])
-        least = float(merits[lead].min())
-        return LeadingPlan(groups[lead], weights[lead], costs[lead], least, outer, restart)
+        """Return the plan of the lowest merit; all sequences follow the groups, merits `(O, R)`."""
+        lead, outer, restart = lowest(merits)
+        merit = float(merits[lead][outer, restart])
+        return LeadingPlan(groups[lead], weights[lead], costs[lead], merit, outer, restart)
 
     def record(
         self,
@@ -66,32 +104,52 @@ class LeadingPlan:
         outer_weights: dict[str, float],
     ) -> StepRecord:
         """Return the state of the search at a step."""
-        place, cost, table = (self.outer, self.restart), self.cost, self.group.table
-        probabilities = self.weights.choices[place].detach()
-        entropy = -(probabilities * probabilities.clamp(min=1e-30).log()).sum(-1).mean()
-        return StepRecord(
+        probabilities = self.weights.choices[self.outer, self.restart].detach()
+        record_of = partial(
+            StepRecord,
             step=step,
             seconds=seconds,
             schedules=schedules,
-            loss=self.merit,
-            surrogate_time_s=float(cost.iteration_time[place].detach()),
             best_time_s=best_time_s,
-            entropy=float(entropy),
             outer_weights=outer_weights,
-            pp=table.pp,
-            choices=tuple(choice.label() for choice in table.choices),
+        )
+        return record_of(
+            loss=self.merit,
+            surrogate_time_s=self._value(self.cost.iteration_time),
+            entropy=mean_entropy(probabilities),
+            pp=self.group.table.pp,
+            choices=self.group.choice_names,
             probabilities=probabilities.clone(),
             terms=self._terms(),
         )
 
+    def _value(self, values: Tensor) -> float:
+        """Read the plan's entry of values `(O, R)`."""
+        return float(values[self.outer, self.restart].detach())
+
     def _terms(self) -> dict[str, float]:
-        """Return seconds per iteration by cause; smooth maxima leave a little too much for the last."""
-        place, cost = (self.outer, self.restart), self.cost
-        stages = cost.stage_seconds[place].detach()
+        """Return seconds per iteration by cause; the last one takes what smoothing adds."""
+        cost = self.cost
+        stages = cost.stage_seconds[self.outer, self.restart].detach()
+        slowest = float(stages.max())
+        count = float(self.group.table.num_micro_batches[self.outer])
         terms = {
-            "slowest_stage": float(self.group.table.num_micro_batches[self.outer] * stages.max()),
-            "pipeline_bubble": float(stages.sum() - stages.max()),
-            "gradient_sync_and_optimizer": float(cost.sync[place].detach()),
+            "slowest_stage": count * slowest,
+            "pipeline_bubble": float(stages.sum()) - slowest,
+            "gradient_sync_and_optimizer": self._value(cost.sync),
         }
-        total = float(cost.iteration_time[place].detach())
-        return terms | {"tied_embedding_sync_and_smoothing": total - sum(terms.values())}
+        rest = self._value(cost.iteration_time) - sum(terms.values())
+        return terms | {"tied_embedding_sync_and_smoothing": rest}
+
+
+def lowest(merits: Sequence[Tensor]) -> tuple[int, int, int]:
+    """Return group, pipeline configuration and restart of the lowest of merits `(O, R)`."""
+    group = min(range(len(merits)), key=lambda index: float(merits[index].min()))
+    outer, restart = divmod(int(merits[group].argmin()), merits[group].shape[1])
+    return group, outer, restart
+
+
+def mean_entropy(probabilities: Tensor) -> float:
+    """Return the entropy of a layer's strategies in nats, mean over layers, of `(L, C)`."""
+    logs = probabilities.clamp(min=1e-30).log()
+    return -float((probabilities * logs).sum(-1).mean())

@@ -1,7 +1,7 @@
 """The history of the restart that wins: its weights at many steps, from the first one on.
 
-Which restart wins is known at the end only, so those of all restarts are kept; thinning drops the
-histories of what it drops.
+The winner is known at the end only. So snapshots of all restarts are kept, and thinning drops those
+of the restarts that it drops.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
-from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch
+from darts_parallel.gradient.step_record import lowest
 
 
 @dataclass(frozen=True)
 class WinnerHistory:
-    """Record one restart over the search; S recorded steps."""
+    """One restart over the search; S recorded steps."""
 
     steps: tuple[int, ...]
     """Numbers of the recorded steps."""
     name: str
-    """Name of its outer choice."""
+    """Name of its pipeline configuration."""
     choices: tuple[str, ...]
     """Strategies by name, C."""
     probabilities: Tensor
@@ -32,17 +33,32 @@ class WinnerHistory:
     """Multipliers of the memory constraints, `(S, pp)`."""
 
 
-_Page = tuple[Tensor, ...]
-"""Probabilities, memory and multipliers of all restarts of one group at one step."""
+@dataclass(frozen=True)
+class _Snapshot:
+    """All restarts of one group at one step."""
+
+    probabilities: Tensor
+    memory: Tensor
+    multipliers: Tensor
+
+    def select(self, kept: KeptRestarts) -> "_Snapshot":
+        return _Snapshot(
+            kept.of(self.probabilities), kept.of(self.memory), kept.of(self.multipliers)
+        )
 
 
 class Histories:
-    """Keep pages of all groups; the groups' order is that of the search."""
+    """Keep snapshots of all groups.
+
+    Args:
+        every: Steps between two snapshots.
+    """
 
     def __init__(self, every: int) -> None:
         self.every = every
         self._steps: list[int] = []
-        self._pages: list[list[_Page]] = []
+        self._snapshots: list[list[_Snapshot]] = []
+        """Snapshots of every group, in the search's order of groups."""
 
     def record(
         self,
@@ -51,37 +67,42 @@ class Histories:
         weights: Sequence[RelaxedPlans],
         costs: Sequence[SurrogateCost],
     ) -> None:
-        """Write a page of every group, where it is time for one."""
+        """Take a snapshot of every group where one is due."""
         if step % self.every:
             return
-        self._pages = self._pages or [[] for _ in groups]
+        self._snapshots = self._snapshots or [[] for _ in groups]
         self._steps.append(step)
-        for pages, group, relaxed, cost in zip(self._pages, groups, weights, costs, strict=True):
-            memory = cost.memory.detach().float()
-            pages.append((relaxed.choices.detach().float(), memory, group.multipliers.float()))
+        for index, group in enumerate(groups):
+            probabilities = weights[index].choices.detach().float()
+            memory = costs[index].memory.detach().float()
+            snapshot = _Snapshot(probabilities, memory, group.multipliers.float())
+            self._snapshots[index].append(snapshot)
 
-    def keep(self, groups: Sequence[tuple[int, Tensor, Tensor]]) -> None:
-        """Forget what thinning drops.
-
-        Args:
-            groups: For each group that stays its place before, its kept outer choices `(O',)` and their
-                kept restarts `(O', R')`.
-        """
-        kept = [
-            (self._pages[place], (outer.unsqueeze(1), restarts))
-            for place, outer, restarts in groups
-        ]
-        self._pages = [[tuple(part[own] for part in page) for page in pages] for pages, own in kept]
+    def keep(self, parts: Sequence[KeptRestarts]) -> None:
+        """Drop what thinning drops: all but the kept restarts of some groups."""
+        remaining = []
+        for kept in parts:
+            snapshots = self._snapshots[kept.group]
+            remaining.append([snapshot.select(kept) for snapshot in snapshots])
+        self._snapshots = remaining
 
     def winner(
         self, groups: Sequence[RestartBatch], merits: Sequence[Tensor]
     ) -> WinnerHistory | None:
-        """Return the history of the restart of lowest merit, merits `(O, R)` by group; None without pages."""
-        if not merits or not self._pages or not self._pages[0]:
+        """Return the history of the restart of lowest merit, `(O, R)` by group; None without one."""
+        if not merits or not self._snapshots or not self._snapshots[0]:
             return None
-        place = min(range(len(merits)), key=lambda index: float(merits[index].min()))
-        outer, restart = divmod(int(merits[place].argmin()), merits[place].shape[1])
-        group, columns = groups[place], zip(*self._pages[place], strict=True)
-        names = tuple(choice.label() for choice in group.table.choices)
-        parts = (torch.stack([page[outer, restart] for page in column]) for column in columns)
-        return WinnerHistory(tuple(self._steps), group.names[outer], names, *parts)
+        lead, outer, restart = lowest(merits)
+        snapshots = self._snapshots[lead]
+
+        def series(name: str) -> Tensor:
+            return torch.stack([getattr(page, name)[outer, restart] for page in snapshots])
+
+        return WinnerHistory(
+            steps=tuple(self._steps),
+            name=groups[lead].names[outer],
+            choices=groups[lead].choice_names,
+            probabilities=series("probabilities"),
+            memory=series("memory"),
+            multipliers=series("multipliers"),
+        )

@@ -29,6 +29,9 @@ from darts_parallel.cost import (
 from darts_parallel.errors import InfeasibleError, UnsupportedError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import (
+    INITIAL_NOISE,
+    INITIAL_PREFERENCE,
+    RECORD_EVERY,
     Adam,
     Schedules,
     SearchResult,
@@ -179,7 +182,7 @@ class ProductSearch:
         """Take all steps from random preferences of every factor, and price what the weights round to."""
         c, began = session.settings, time.perf_counter()
         logits = self._first_logits(c)
-        optimizer = Adam([(logits, c.learning_rate)], betas=(c.adam_betas[0], c.adam_betas[1]))
+        optimizer = Adam([(logits, c.learning_rate)])
         history: list[StepRecord] = []
         with session.watcher.progress("search", c.num_steps):
             for step in range(c.num_steps):
@@ -189,7 +192,7 @@ class ProductSearch:
                 seconds = torch.stack(list(self.model.terms(*degrees).values())).sum(0)
                 optimizer.zero_grad()
                 seconds.log().sum().backward()  # type: ignore[no-untyped-call]
-                if step % c.record_every == 0 or step == c.num_steps - 1:
+                if step % RECORD_EVERY == 0 or step == c.num_steps - 1:
                     owners = torch.nn.functional.one_hot(weights.argmax(-1), 3).double()
                     rounded = relaxed_degrees(owners, self.factors).round().long().tolist()
                     self.price((dp, tp, pp) for dp, tp, pp in rounded)
@@ -221,9 +224,9 @@ class ProductSearch:
         """Draw noise, and one preferred owner of every factor of every restart."""
         rng = torch.Generator().manual_seed(settings.seed)
         shape = (settings.num_restarts, len(self.factors), 3)
-        logits = settings.initial_noise * torch.randn(shape, generator=rng, dtype=torch.float64)
+        logits = INITIAL_NOISE * torch.randn(shape, generator=rng, dtype=torch.float64)
         preferred = torch.randint(3, (*shape[:2], 1), generator=rng)
-        strength = torch.full((*shape[:2], 1), settings.initial_preference).double()
+        strength = torch.full((*shape[:2], 1), INITIAL_PREFERENCE).double()
         return logits.scatter_add_(-1, preferred, strength).requires_grad_()
 
     def _record(

@@ -42,7 +42,7 @@ COMPILE_SECONDS = 60.0
 
 def short_search() -> SearchConfig:
     """Return settings of a search whose whole annealing fits into a few seconds."""
-    return replace(load_config().search, num_steps=30, num_restarts=8, polish_starts=4)
+    return replace(load_config().search, num_steps=30, num_restarts=8)
 
 
 @dataclass

@@ -93,7 +93,7 @@ VALUES = [
     ("search.learning_rate=nan", "search.learning_rate=nan must be a finite number", "try "),
     ("search.penalty=inf", "search.penalty=inf must be a finite number", "; try "),
     ("cluster.inter_node.bandwidth_GBps=inf", "bandwidth_GBps=inf must be a finite", "; try "),
-    ("search.thin_at=[nan]", "search.thin_at=nan", "; try "),
+    ("search.temperature=[nan]", "search.temperature=nan", "; try "),
     # rules between values
     ("model.num_kv_heads=3", "model.num_kv_heads=3", "try 2."),
     ("training.seq_len=65", "training.seq_len=65", "try 64."),

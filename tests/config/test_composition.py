@@ -19,7 +19,6 @@ SHORT = [
     "search.method=gradient",
     "search.num_steps=5",
     "search.num_restarts=2",
-    "search.polish_starts=1",
     "search.max_seconds=2",
 ]
 LARGE = {

@@ -122,7 +122,7 @@ def test_the_search_finds_interleaved_plans_near_the_optimum(kind: str) -> None:
 
 
 def test_tight_memory_is_repaired_in_interleaved_plans() -> None:
-    short = ("search.num_steps=10", "search.num_restarts=2", "search.polish_starts=2")
+    short = ("search.num_steps=10", "search.num_restarts=2")
     loose = search(interleaved(*short)[0])
     need = max(evaluate(loose.plan, load_problem(TOY)).memory_bytes) / 2**30
     memory = f"cluster.devices.toy.memory_GiB={0.999 * need}"

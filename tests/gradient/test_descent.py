@@ -21,7 +21,7 @@ from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 
-QUICK = SearchConfig(num_steps=60, num_restarts=8, hard_every=5, record_every=5, polish_starts=4)
+QUICK = SearchConfig(num_steps=60, num_restarts=8)
 TIGHT = [
     "model=gpt2_xl",
     "training=gpt2_xl",

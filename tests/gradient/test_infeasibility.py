@@ -5,7 +5,7 @@ import pytest
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient.descent import search
 from darts_parallel.gradient.infeasibility import _nodes_that_fit
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.problem.problem import load_problem
 
 SHORT = ["search.num_steps=2", "search.num_restarts=1", "search.polish=false"]

@@ -181,7 +181,9 @@ def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> No
         return None, True
 
     monkeypatch.setattr(pool_polishing, "solve_outer", asked)
-    config = SearchConfig(polish_labels=100, polish_finalists=6, polish_starts=1)
+    monkeypatch.setattr(pool_polishing, "FINALISTS", 6)
+    monkeypatch.setattr(pool_polishing, "POLISH_STARTS", 1)
+    config = SearchConfig(polish_labels=100)
     assert polish_pool(pool, "layerwise", config, hurry=False) is None
     assert len({outer for outer, _ in left}) == len(left) > 1
     assert [labels for _, labels in left] == [100 - 10 * place for place in range(len(left))]

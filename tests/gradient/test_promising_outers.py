@@ -92,7 +92,7 @@ def test_a_descent_relaxes_the_outer_choices_of_the_fastest_known_plans(
 def test_an_outer_choice_of_a_simulated_pipeline_leaves_where_it_is_behind(
     tables: list[CostTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(load_problem(FREE).config.search, num_steps=4, num_restarts=2, thin_at=[0.5])
+    config = replace(load_problem(FREE).config.search, num_steps=4, num_restarts=2)
     ends = []
     for margin in (1e9, 1e-9):
         monkeypatch.setattr(descent, "PRUNE_MARGIN", margin)

@@ -124,7 +124,7 @@ def test_a_block_computed_again_is_whole_between_its_two_backward_passes(pp: int
 def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object) -> None:
     problem, tables = tables_of("space.pp=2", "space.num_micro_batches=[4,8]", *SMALL)
     assert {table.pipeline.schedule for table in tables} == set(NAMES)
-    settings = SearchConfig(num_steps=20, num_restarts=4, hard_every=5, polish_starts=2)
+    settings = SearchConfig(num_steps=20, num_restarts=4)
     result = search(problem, seed=0, config=settings)
     best = brute_force(tables, "uniform")
     assert result.iteration_time_s == pytest.approx(best.cost, rel=1e-9)

@@ -1,4 +1,4 @@
-"""The thinning schedule, worked out by hand; small facts that random mutants of the search broke unseen."""
+"""The thinning schedule, worked out by hand; facts of the search that random mutants broke unseen."""
 
 from collections.abc import Callable
 
@@ -12,67 +12,69 @@ from tests.support.random_tables import random_table
 
 
 class Watched(GradientSearch):
-    """Note the number of restarts that every step is taken with, and the rankings of each thinning."""
+    """Note the restarts of every step, and rankings and margins of each thinning."""
 
     sizes: list[int]
     rankings: list[tuple[list[float], list[float]]]
+    margins: list[float]
 
     def move(self) -> None:
         self.sizes.append(self.groups[0].logits.shape[1])
         super().move()
 
-    def _thin(self, merits: list[torch.Tensor]) -> None:
-        before = merits[0][0].tolist()
-        super()._thin(merits)
+    def _keep(self, counts: list[int], margin: float = torch.inf) -> None:
+        before = self.merits[0][0].tolist()
+        super()._keep(counts, margin)
+        self.margins.append(margin)
         self.rankings.append((before, self.merits[0][0].tolist()))
 
 
+Search = Callable[[SearchConfig], Watched]
+
+
 @pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch) -> Callable[[SearchConfig], Watched]:
-    """A search of one outer choice that no bound excludes."""
-    monkeypatch.setattr(
-        descent, "outer_lower_bounds", lambda table, known, late: torch.zeros(1).double()
-    )
+def search(monkeypatch: pytest.MonkeyPatch) -> Search:
+    """A search of one pipeline configuration that no bound excludes."""
+
+    def no_bounds(table: object, known: float, late: object) -> torch.Tensor:
+        return torch.zeros(1).double()
+
+    monkeypatch.setattr(descent, "outer_lower_bounds", no_bounds)
 
     def watched(config: SearchConfig) -> Watched:
-        result = Watched([random_table(3, num_outer=1, tightness=2.0)], "layerwise", config, 0)
-        result.sizes, result.rankings = [], []
+        tables = [random_table(3, num_outer=1, tightness=2.0)]
+        result = Watched(tables, "layerwise", config, 0)
+        result.sizes = []
+        result.rankings = []
+        result.margins = []
         return result
 
     return watched
 
 
 @pytest.mark.parametrize(
-    ("steps", "thin_at", "restarts", "expected"),
+    ("steps", "restarts", "expected"),
     [
-        # after steps 0.05, 0.15, 0.3 and 0.5 of 20: after 1, 3, 6 and 10 steps half of the restarts leave
-        (20, [0.05, 0.15, 0.3, 0.5], 32, [32] + 2 * [16] + 3 * [8] + 4 * [4] + 10 * [2]),
+        # after 0.05, 0.15, 0.3 and 0.5 of 20 steps half of the restarts leave
+        (20, 32, [32] + 2 * [16] + 3 * [8] + 4 * [4] + 10 * [2]),
         # an odd number is halved downwards, and one restart always stays
-        (8, [0.25, 0.5, 0.75], 5, 2 * [5] + 2 * [2] + 4 * [1]),
-        # shares that fall on one step thin once; shares of steps are rounded down, 0.99 of 4 to 3
-        (4, [0.5, 0.5, 0.6, 0.99], 8, 2 * [8] + 1 * [4] + 1 * [2]),
-        (4, [], 8, 4 * [8]),
-        (4, [1.0], 8, 4 * [8]),
+        (20, 5, [5] + 2 * [2] + 17 * [1]),
+        # shares are rounded down, the first one not to 0; those that fall on one step thin once
+        (4, 8, [8] + [4] + 2 * [2]),
     ],
 )
 def test_restarts_are_halved_after_the_shares_of_the_steps(
-    search: Callable[[SearchConfig], Watched],
-    steps: int,
-    thin_at: list[float],
-    restarts: int,
-    expected: list[int],
+    search: Search, steps: int, restarts: int, expected: list[int]
 ) -> None:
-    run = search(
-        SearchConfig(num_steps=steps, num_restarts=restarts, thin_at=thin_at, polish=False)
-    )
+    run = search(SearchConfig(num_steps=steps, num_restarts=restarts, polish=False))
     run.run()
     assert run.sizes == expected
 
 
-def test_the_better_half_stays_in_its_order(search: Callable[[SearchConfig], Watched]) -> None:
-    run = search(SearchConfig(num_steps=8, num_restarts=8, thin_at=[0.25, 0.5], polish=False))
+def test_the_better_half_stays_in_its_order(search: Search) -> None:
+    run = search(SearchConfig(num_steps=20, num_restarts=16, polish=False))
     run.run()
-    assert len(run.rankings) == 2
+    assert len(run.rankings) == 4
     for before, after in run.rankings:
         worst = sorted(before)[len(before) // 2 :]
         assert after == [merit for merit in before if merit not in worst]
@@ -91,34 +93,18 @@ def test_the_better_half_stays_in_its_order(search: Callable[[SearchConfig], Wat
     ],
 )
 def test_the_gap_to_the_best_counts_relaxed_and_hard_plans_by_hand(
-    search: Callable[[SearchConfig], Watched],
-    monkeypatch: pytest.MonkeyPatch,
-    relaxed: float,
-    hard: float,
-    gap: float,
+    search: Search, monkeypatch: pytest.MonkeyPatch, relaxed: float, hard: float, gap: float
 ) -> None:
     run = search(SearchConfig(num_steps=2, num_restarts=2))
-    monkeypatch.setattr(
-        run.pool, "gap_to_best", lambda table, outers: torch.tensor([hard]).double()
-    )
+    hard_gap = torch.tensor([hard]).double()
+    monkeypatch.setattr(run.pool, "gap_to_best", lambda table, outers: hard_gap)
     merit = torch.tensor([[relaxed + 1.5, relaxed + 1.0]]).double()
     assert float(run._gap_to_best(run.groups[0], merit, 1.0)) == pytest.approx(gap)
 
 
-def test_the_margin_of_thinning_shrinks_with_the_steps(
-    search: Callable[[SearchConfig], Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, margins = (
-        search(SearchConfig(num_steps=8, num_restarts=4, thin_at=[0.25, 0.5], polish=False)),
-        [],
-    )
-    keep = run._keep
-
-    def noted(merits: list[torch.Tensor], counts: list[int], margin: float = torch.inf) -> None:
-        margins.append((counts, margin))
-        keep(merits, counts, margin)
-
-    monkeypatch.setattr(run, "_keep", noted)
+def test_the_margin_of_thinning_shrinks_with_the_steps(search: Search) -> None:
+    run = search(SearchConfig(num_steps=20, num_restarts=4, polish=False))
     run.run()
-    # a hundredth at the last of 8 steps, 8 / 2 and 8 / 4 times as much after 2 and 4
-    assert margins == [([2], pytest.approx(0.04)), ([1], pytest.approx(0.02))]
+    # a hundredth at the last of 20 steps, 20 / n times as much after n
+    assert run.margins == pytest.approx([0.2, 0.2 / 3, 0.2 / 6, 0.02])
+    assert [len(after) for _, after in run.rankings] == [2, 1, 1, 1]

@@ -21,7 +21,7 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.planner import _descent_method, planning
 from darts_parallel.planner._session import Method, Session
 from darts_parallel.planner.methods import (

@@ -6,7 +6,7 @@ import pytest
 
 from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.evaluation import CostBreakdown
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 

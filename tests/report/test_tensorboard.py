@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel import evaluate, load_problem, search
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.planner import time_elasticities
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.outcome import Outcome
@@ -24,7 +24,6 @@ def load(*overrides: str) -> Problem:
         "training=toy",
         "search.num_steps=21",
         "search.num_restarts=2",
-        "search.polish_starts=1",
     ]
     return load_problem([*job, *overrides])
 

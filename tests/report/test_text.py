@@ -7,7 +7,7 @@ from rich.console import Console
 
 from darts_parallel.cost.evaluation import CostBreakdown
 from darts_parallel.exact.result import Verification
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.format import layer_ranges, run_lengths

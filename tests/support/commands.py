@@ -15,7 +15,6 @@ TOY = (
     "search=gradient",
     "search.num_steps=10",
     "search.num_restarts=2",
-    "search.polish_starts=2",
     "space.num_micro_batches=[2,4]",
     "space.zero_stage=[0,1]",
 )

@@ -17,7 +17,7 @@ from torch.distributed import run as launcher
 
 from darts_parallel.cli import command as cli
 from darts_parallel.gradient.descent import search_tables
-from darts_parallel.gradient.result import SearchResult
+from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.run.workers import preloaded
 
 PATIENCE_S = 120.0
