@@ -13,6 +13,7 @@ from darts_parallel.gradient.orders import Order as Order
 from darts_parallel.gradient.orders import OrderProblem as OrderProblem
 from darts_parallel.gradient.orders import OrderSearch as OrderSearch
 from darts_parallel.gradient.polishing import polish as polish
+from darts_parallel.gradient.polishing import repartitioned as repartitioned
 from darts_parallel.gradient.pool import PlanPool as PlanPool
 from darts_parallel.gradient.pool import TablePlans as TablePlans
 from darts_parallel.gradient.pool_polishing import at_cut as at_cut
@@ -28,7 +29,6 @@ from darts_parallel.gradient.restarts import INITIAL_PREFERENCE as INITIAL_PREFE
 from darts_parallel.gradient.restarts import RestartBatch as RestartBatch
 from darts_parallel.gradient.rounding import repair as repair
 from darts_parallel.gradient.screening import MoveEvaluator as MoveEvaluator
-from darts_parallel.gradient.stage_moves import repartitioned as repartitioned
 from darts_parallel.gradient.step_record import LeadingPlan as LeadingPlan
 from darts_parallel.gradient.step_record import SearchResult as SearchResult
 from darts_parallel.gradient.step_record import StepRecord as StepRecord

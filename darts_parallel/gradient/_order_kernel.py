@@ -1,9 +1,10 @@
-"""Compiled programmes on orders of passes: timing, the longest path, annealing along it, and a heuristic.
+"""Compiled functions on pass orders: timing, the longest path, annealing along it, and a heuristic.
 
-Micro-batches are alike, so the passes of a stage and kind may run in their order (exchange any two that do
-not: nothing starts later), and a device's order is a word over symbols `kind * S + stage`; kinds are F, I and
-W, in this order. The j-th time that a symbol stands in a word it is micro-batch j. Where backward passes are
-whole, I is all of them, and no W is in any word.
+Micro-batches are alike, so the passes of a stage and kind may run in their order: exchanging any two
+that do not delays nothing. A device's order is a word over symbols `kind * S + stage`. The j-th time
+that a symbol stands in a word it is micro-batch j. The kinds are `FORWARD`, `INPUT_GRADIENT` and
+`WEIGHT_GRADIENT`. Where backward passes are whole, `INPUT_GRADIENT` is all of them, and no word has a
+weight gradient.
 """
 
 from typing import NamedTuple
@@ -12,29 +13,61 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from darts_parallel.config import SPACES
+from darts_parallel.cost import SOLVER_MEMORY_TOLERANCE, kept_bytes
+
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
+"""Kinds of passes."""
+NUM_KINDS = 3
+BACKWARD_FIRST, FORWARD_FIRST, ALTERNATE = range(3)
+"""Priorities of `dispatch`: which of a ready forward and a ready backward pass goes first."""
+STAGEWISE = SPACES.index("stagewise")
+LAYERWISE = SPACES.index("layerwise")
+UNIFORM = SPACES.index("uniform")
+
 NEVER = 1e300
-"""Seconds of an order that waits for itself."""
-ROOM = 1e-12
-"""Share of its room by which an order may pass it: less than what a plan may, which adds bytes otherwise."""
+"""Seconds of an order that deadlocks."""
+ALL_BATCHES = 0.3
+"""Share of pass moves that move a pass of many micro-batches: they change the steady phase at once."""
+GROWING = 0.2
+"""Share of boundary moves that give the stage a unit of layers: most take one, because the stage lies
+on the longest path."""
+FARTHEST = 8
+"""Largest distance of two passes that change places; near ones are drawn more often."""
+COOLING = 0.001
+"""Last temperature as a share of the first."""
+REFUSED_PER_MOVE = 2
+"""Refused orders per timed order after which annealing ends."""
+TIE_SECONDS = 1e-12
+"""Passes whose starts differ by less are ready together."""
+BACKWARD_RANK = 0.5
+"""Rank of a backward pass in `dispatch`; a forward pass has 0 or 1."""
+STAGE_RANK = 0.01
+"""Rank of the last stage above the first: decides between forward passes only."""
+
+stage_bytes = njit(cache=True)(kept_bytes)
+"""The rule of a stage's bytes, compiled."""
 
 
 class Figures(NamedTuple):
-    """Costs of layers under strategies for one outer choice, by kind of stage; axes as of `CostTable`."""
+    """Costs of layers under strategies in one pipeline configuration; axes as in `CostTable`."""
 
     forward: Array
     backward: Array
-    weight: Array
+    weight_gradient: Array
     sync: Array
     per_iteration: Array
     static: Array
     before: Array
+    """Bytes that a micro-batch holds before its backward pass; zeros where the order stays."""
     between: Array
+    """Bytes that it holds between input and weight gradient; zeros where the order stays."""
     working: Array
     activation: Array
-    """Bytes of a micro-batch where the order stays: stages then hold `flying` of them."""
+    """Bytes of a micro-batch where the order stays: stages then hold `in_flight` of them."""
     reshard: Array
     p2p: Array
     legal: NDArray[np.bool_]
@@ -42,103 +75,121 @@ class Figures(NamedTuple):
     layout: Indices
     fused: NDArray[np.bool_]
     capacity: Array
-    kinds: Indices
-    boundaries: Indices
+    stage_kind: Indices
+    boundary_kind: Indices
     devices: Indices
-    flying: Array
+    in_flight: Array
     """Micro-batches of stages where the order stays; else zeros, `(S,)`."""
     sources: Indices
     """Symbol of the pass that gives the input of every symbol; -1: none, `(3 S,)`."""
     batches: int
     blocking: bool
     space: int
-    """0: strategies stay, 1: stages change theirs, 2: layers."""
+    """`UNIFORM`, `STAGEWISE` or `LAYERWISE`."""
 
 
 class Stages(NamedTuple):
-    """Figures of the stages of a plan."""
+    """Costs of the stages of a plan."""
 
     seconds: Array
     """Seconds of a pass, by symbol, `(3 S,)`."""
-    waits: Array
+    message: Array
     """Seconds of the message that brings its input, `(3 S,)`."""
-    after: Array
-    """Seconds of a device behind its last pass, `(P,)`."""
+    sync: Array
+    """Seconds of a device after its last pass, `(P,)`."""
     more: Array
     """Bytes that a device holds more after a pass than before it, by symbol, `(3 S,)`."""
     room: Array
-    """Bytes of a device for what it so holds, `(P,)`."""
+    """Bytes that a device has for micro-batches, `(P,)`."""
 
     @staticmethod
     def empty(stages: int, devices: int) -> "Stages":
-        """Return figures to fill."""
-        sizes = (3 * stages, 3 * stages, devices, 3 * stages, devices)
-        return Stages(*(np.zeros(size) for size in sizes))
+        """Return costs to fill."""
+        symbols = NUM_KINDS * stages
+        sizes = (symbols, symbols, devices, symbols, devices)
+        return Stages(*map(np.zeros, sizes))
 
 
 @njit(cache=True)
 def retime(words, lengths, stages, sources, end):
-    """Return the seconds until all devices have synchronised; `NEVER` where some pass waits for ever.
+    """Return the seconds until all devices have synchronised; `NEVER` on deadlock.
 
     Args:
         words: Symbols of every device in order, `(P, N)`; `lengths` `(P,)` of them are read.
-        stages: Their seconds.
+        stages: Costs of the stages.
         sources: Symbol of the pass that gives the input; -1: none, `(3 S,)`.
         end: Filled: ends of the passes, `(3 S, m)`.
     """
-    devices, ran = len(words), np.zeros(len(sources), np.int64)
-    places, free = np.zeros(devices, np.int64), np.zeros(devices)
-    left, before = lengths.sum(), -1
+    devices = len(words)
+    ran = np.zeros(len(sources), np.int64)
+    places = np.zeros(devices, np.int64)
+    free = np.zeros(devices)
+    left = lengths.sum()
+    before = -1
     while left and left != before:
         before = left
         for device in range(devices):
-            place, now = places[device], free[device]
+            place = places[device]
+            now = free[device]
             while place < lengths[device]:
                 symbol = words[device, place]
-                batch, giver = ran[symbol], sources[symbol]
-                if giver >= 0:
-                    if ran[giver] <= batch:
+                batch = ran[symbol]
+                source = sources[symbol]
+                if source >= 0:
+                    if ran[source] <= batch:
                         break
-                    now = max(now, end[giver, batch] + stages.waits[symbol])
+                    now = max(now, end[source, batch] + stages.message[symbol])
                 now += stages.seconds[symbol]
                 end[symbol, batch] = now
                 ran[symbol] = batch + 1
                 place += 1
                 left -= 1
-            places[device], free[device] = place, now
-    return NEVER if left else (free + stages.after).max()
+            places[device] = place
+            free[device] = now
+    if left:
+        return NEVER
+    return (free + stages.sync).max()
 
 
 @njit(cache=True)
 def critical(words, lengths, stages, sources, end, path):
     """Fill `path` `(passes, 2)` with device and place of the passes of a longest path, its end first.
 
-    Other arguments as of `retime`, which has filled them. Returns the number of passes.
+    Other arguments: see `retime`; it must have run. Returns the number of passes.
     """
-    batches, ran = np.zeros_like(words), np.zeros(len(sources), np.int64)
+    batches = np.zeros_like(words)
+    ran = np.zeros(len(sources), np.int64)
     places = np.zeros((*end.shape, 2), np.int64)
-    device, latest = 0, -1.0
-    for own in range(len(words)):
-        for place in range(lengths[own]):
-            symbol = words[own, place]
-            batch = batches[own, place] = ran[symbol]
-            places[symbol, batch, 0], places[symbol, batch, 1] = own, place
+    device = 0
+    latest = -1.0
+    for other in range(len(words)):
+        for place in range(lengths[other]):
+            symbol = words[other, place]
+            batch = ran[symbol]
+            batches[other, place] = batch
+            places[symbol, batch, 0] = other
+            places[symbol, batch, 1] = place
             ran[symbol] += 1
-        last = lengths[own] - 1
-        ended = end[words[own, last], batches[own, last]] + stages.after[own]
+        last = lengths[other] - 1
+        ended = end[words[other, last], batches[other, last]] + stages.sync[other]
         if ended > latest:
-            device, latest = own, ended
-    place, number = lengths[device] - 1, 0
+            device = other
+            latest = ended
+    place = lengths[device] - 1
+    number = 0
     while True:
-        path[number, 0], path[number, 1] = device, place
+        path[number, 0] = device
+        path[number, 1] = place
         number += 1
-        symbol, batch = words[device, place], batches[device, place]
-        giver = sources[symbol]
-        ready = end[giver, batch] + stages.waits[symbol] if giver >= 0 else 0.0
+        symbol = words[device, place]
+        batch = batches[device, place]
+        source = sources[symbol]
+        ready = end[source, batch] + stages.message[symbol] if source >= 0 else 0.0
         if place > 0 and end[words[device, place - 1], batches[device, place - 1]] >= ready:
             place -= 1
-        elif giver >= 0:
-            device, place = places[giver, batch, 0], places[giver, batch, 1]
+        elif source >= 0:
+            device = places[source, batch, 0]
+            place = places[source, batch, 1]
         else:
             return number
 
@@ -166,8 +217,74 @@ def draw(state):
 
 
 @njit(cache=True)
+def coin(state):
+    """Return true or false with equal chance."""
+    return draw(state) < 0.5
+
+
+@njit(cache=True)
+def below(limit, state):
+    """Return a whole number in [0, limit)."""
+    return int(draw(state) * limit)
+
+
+@njit(cache=True)
+def price_stage(f, first, choices, stage, stages, once):
+    """Fill the costs of one stage; add its bytes and synchronisation to its device.
+
+    Returns:
+        `once` and the stage's seconds that are paid once an iteration, or `NEVER` where it cannot
+        run a strategy; and the largest working bytes of its layers.
+    """
+    number = len(f.stage_kind)
+    kind = f.stage_kind[stage]
+    device = f.devices[stage]
+    largest = 0.0
+    forward = 0.0
+    backward = 0.0
+    weight = 0.0
+    message = 0.0
+    before = 0.0
+    between = 0.0
+    for layer in range(first[stage], first[stage + 1]):
+        choice = choices[layer]
+        if not f.legal[kind, choice]:
+            return NEVER, largest
+        forward += f.forward[kind, layer, choice]
+        backward += f.backward[kind, layer, choice]
+        weight += f.weight_gradient[kind, layer, choice]
+        stages.sync[device] += f.sync[kind, layer, choice]
+        before += f.before[layer, choice]
+        between += f.between[layer, choice]
+        static = f.static[layer, choice]
+        stages.room[device] -= stage_bytes(static, f.activation[layer, choice], f.in_flight[stage])
+        largest = max(largest, f.working[layer, choice])
+        once += f.per_iteration[layer, choice]
+        if layer:
+            held = f.layout[choices[layer - 1]]
+            wanted = f.layout[choice]
+            if layer > first[stage]:
+                half = f.reshard[kind, layer - 1, held, wanted] / 2
+                forward += half
+                backward += half
+            else:
+                boundary = f.boundary_kind[stage - 1]
+                message = f.p2p[boundary, layer - 1, held, wanted] / 2
+    if f.blocking:
+        forward += message
+        backward += message
+        message = 0.0
+    stages.seconds[stage::number] = forward, backward - weight, weight
+    stages.more[stage::number] = before, between - before, -between
+    stages.message[stage] = message
+    if stage:
+        stages.message[number + stage - 1] = message
+    return once, largest
+
+
+@njit(cache=True)
 def price(f, first, choices, stages):
-    """Fill the figures of stages from those of layers.
+    """Fill the costs of stages from those of layers.
 
     Args:
         f: `Figures` of layers.
@@ -178,48 +295,24 @@ def price(f, first, choices, stages):
     Returns:
         Seconds that are paid once an iteration; `NEVER` where a stage cannot run a strategy.
     """
-    number, once = len(f.kinds), 0.0
+    once = 0.0
     largest = np.zeros(len(f.capacity))
-    stages.after[:], stages.room[:] = 0.0, f.capacity
-    for stage in range(number):
-        kind, device = f.kinds[stage], f.devices[stage]
-        forward, backward, weight, message, before, between = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        for layer in range(first[stage], first[stage + 1]):
-            choice = choices[layer]
-            if not f.legal[kind, choice]:
-                return NEVER
-            forward += f.forward[kind, layer, choice]
-            backward += f.backward[kind, layer, choice]
-            weight += f.weight[kind, layer, choice]
-            stages.after[device] += f.sync[kind, layer, choice]
-            before += f.before[layer, choice]
-            between += f.between[layer, choice]
-            stages.room[device] -= (
-                f.static[layer, choice] + f.flying[stage] * f.activation[layer, choice]
-            )
-            largest[device] = max(largest[device], f.working[layer, choice])
-            once += f.per_iteration[layer, choice]
-            if layer:
-                a, b = f.layout[choices[layer - 1]], f.layout[choice]
-                if layer > first[stage]:
-                    forward += f.reshard[kind, layer - 1, a, b] / 2
-                    backward += f.reshard[kind, layer - 1, a, b] / 2
-                else:
-                    message = f.p2p[f.boundaries[stage - 1], layer - 1, a, b] / 2
-        if f.blocking:
-            forward, backward, message = forward + message, backward + message, 0.0
-        stages.seconds[stage::number] = forward, backward - weight, weight
-        stages.more[stage::number] = before, between - before, -between
-        stages.waits[stage] = message
-        if stage:
-            stages.waits[number + stage - 1] = message
-    stages.room[:] = (stages.room - largest) * (1 + ROOM)
+    stages.sync[:] = 0.0
+    stages.room[:] = f.capacity
+    for stage in range(len(f.stage_kind)):
+        once, working = price_stage(f, first, choices, stage, stages, once)
+        if once >= NEVER:
+            return NEVER
+        device = f.devices[stage]
+        largest[device] = max(largest[device], working)
+    # a solver's tolerance: the order fits when its plan is priced again
+    stages.room[:] = (stages.room - largest) * (1 + SOLVER_MEMORY_TOLERANCE)
     return once
 
 
 @njit(cache=True)
 def timed(f, words, lengths, stages, once, end):
-    """Return the seconds of an iteration; `NEVER` where an order does not fit or waits for itself."""
+    """Return the seconds of an iteration; `NEVER` where an order deadlocks or does not fit."""
     for device in range(len(words)):
         word = words[device, : lengths[device]]
         if once >= NEVER or not fits(word, stages.more, stages.room[device]):
@@ -228,19 +321,33 @@ def timed(f, words, lengths, stages, once, end):
 
 
 @njit(cache=True)
+def exchange_batches(word, place, other, state):
+    """Exchange two kinds of passes for all micro-batches, or for those from a random one on."""
+    first = word[place]
+    second = word[other]
+    at = np.flatnonzero(word == first)
+    to = np.flatnonzero(word == second)
+    ahead = np.searchsorted(to, other) - np.searchsorted(at, place)
+    begin = below(len(at), state) if coin(state) else 0
+    for i in range(begin, len(at)):
+        j = i + ahead
+        if 0 <= j < len(to) and (at[i] < to[j]) == (place < other):
+            word[at[i]] = second
+            word[to[j]] = first
+
+
+@njit(cache=True)
 def move_pass(word, place, other, state):
-    """Exchange two passes of a device, or put one at the other's place, alone or for all micro-batches."""
-    first, second = word[place], word[other]
-    if draw(state) < 0.3:
-        at, to = np.flatnonzero(word == first), np.flatnonzero(word == second)
-        ahead = np.searchsorted(to, other) - np.searchsorted(at, place)
-        begin = int(draw(state) * len(at)) if draw(state) < 0.5 else 0
-        for i in range(begin, len(at)):
-            j = i + ahead
-            if 0 <= j < len(to) and (at[i] < to[j]) == (place < other):
-                word[at[i]], word[to[j]] = second, first
-    elif draw(state) < 0.5:
-        word[place], word[other] = second, first
+    """Exchange two passes of a device, or put one at the other's place.
+
+    A share `ALL_BATCHES` of the moves does it for many micro-batches.
+    """
+    first = word[place]
+    if draw(state) < ALL_BATCHES:
+        exchange_batches(word, place, other, state)
+    elif coin(state):
+        word[place] = word[other]
+        word[other] = first
     else:
         step = 1 if other > place else -1
         for i in range(place, other, step):
@@ -249,43 +356,57 @@ def move_pass(word, place, other, state):
 
 
 @njit(cache=True)
-def move_layers(f, first, choices, stage, state):
-    """Move boundaries by a unit of layers, at best those of `stage`, or change a strategy in it.
+def change_strategy(f, first, choices, stage, state):
+    """Give a random strategy to a random layer of a stage, or to the stage where it has one for all."""
+    choice = below(f.legal.shape[1], state)
+    layer = first[stage] + below(first[stage + 1] - first[stage], state)
+    if f.space == LAYERWISE:
+        choices[layer] = choice
+    else:
+        choices[first[stage] : first[stage + 1]] = choice
 
-    Returns:
-        Whether stages keep a unit each.
-    """
-    number, layers = len(f.kinds), len(choices)
-    strategies = f.legal.shape[1]
-    if strategies > 1 and f.space and draw(state) < 0.5:
-        choice = int(draw(state) * strategies)
-        layer = first[stage] + int(draw(state) * (first[stage + 1] - first[stage]))
-        if f.space == 2:
-            choices[layer] = choice
-        else:
-            choices[first[stage] : first[stage + 1]] = choice
-        return True
-    later = draw(state) < 0.5
-    edge = stage + 1 if later else stage
-    step = -1 if later else 1
-    if draw(state) < 0.2:
-        step = -step
-    low, high = edge, edge
-    while draw(state) < 0.5:
-        low, high = (low, high + 1) if later else (low - 1, high)
-    if low < 1 or high >= number:
-        return False
-    own = choices[first[:number]]
+
+@njit(cache=True)
+def shift_boundaries(f, first, low, high, step, layers):
+    """Move the first layers of stages `low` to `high` by a unit; return whether stages keep a unit."""
     for place in range(low, high + 1):
         first[place] += step
         while 0 < first[place] < layers and f.fused[first[place]]:
             first[place] += step
-    for place in range(number):
-        if first[place] >= first[place + 1]:
-            return False
-    if f.space == 1:
+    return np.diff(first).min() > 0
+
+
+@njit(cache=True)
+def move_layers(f, first, choices, stage, state):
+    """Move boundaries by a unit of layers, best those of `stage`, or change a strategy in it.
+
+    Returns:
+        Whether stages keep a unit each.
+    """
+    number = len(f.stage_kind)
+    if f.legal.shape[1] > 1 and f.space != UNIFORM and coin(state):
+        change_strategy(f, first, choices, stage, state)
+        return True
+    later = coin(state)
+    edge = stage + 1 if later else stage
+    step = -1 if later else 1
+    if draw(state) < GROWING:
+        step = -step
+    low = edge
+    high = edge
+    while coin(state):
+        if later:
+            high += 1
+        else:
+            low -= 1
+    if low < 1 or high >= number:
+        return False
+    by_stage = choices[first[:number]]
+    if not shift_boundaries(f, first, low, high, step, len(choices)):
+        return False
+    if f.space == STAGEWISE:
         for place in range(number):
-            choices[first[place] : first[place + 1]] = own[place]
+            choices[first[place] : first[place + 1]] = by_stage[place]
     return True
 
 
@@ -293,47 +414,60 @@ def move_layers(f, first, choices, stage, state):
 def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share, blind, state):
     """Anneal an order, and the layers of its stages, by moves along the longest path.
 
-    A pass of the path is exchanged with one near it on its device (Nowicki and Smutnicki 1996), or a stage of
-    the path loses a layer or changes a strategy. What does not fit or waits for itself is refused.
+    A pass of the path is exchanged with one near it on its device (Nowicki and Smutnicki 1996), or a
+    stage of the path loses a layer or changes a strategy. Moves that do not fit or that deadlock are
+    refused.
 
     Args:
         f: Figures of layers.
         words, first, choices: Of the order and its stages; become those of the best one met.
         lengths: Passes of every device, `(P,)`.
         current, trial: `Stages` to work with.
-        moves: Orders that are timed; as many as two times more are refused.
-        heat: First temperature as a share of the seconds; it falls to a thousandth.
-        share: Of moves of layers.
+        moves: Orders that are timed.
+        heat: First temperature as a share of the seconds.
+        share: Share of layer moves.
         blind: Take any pass and stage, not those of the longest path.
         state: Of the random numbers, `(1,)` uint64.
 
     Returns:
         Seconds of the best.
     """
-    end, path = np.zeros((len(f.sources), f.batches)), np.zeros((lengths.sum() + 1, 2), np.int64)
-    now, edges, ways = words.copy(), first.copy(), choices.copy()
-    old, old_edges, old_ways = words[0].copy(), first.copy(), choices.copy()
-    once = fresh = price(f, edges, ways, current)
+    end = np.zeros((len(f.sources), f.batches))
+    path = np.zeros((lengths.sum() + 1, 2), np.int64)
+    now = words.copy()
+    edges = first.copy()
+    strategies = choices.copy()
+    old = words[0].copy()
+    old_edges = first.copy()
+    old_strategies = choices.copy()
+    once = price(f, edges, strategies, current)
+    fresh = once
     value = timed(f, now, lengths, current, once, end)
     if value >= NEVER:
         return value
     on_path = critical(now, lengths, current, f.sources, end, path)
-    best, scale, tries, asked = value, value * heat, 0, 0
-    while asked < moves and tries < 3 * moves:
+    best = value
+    temperature = value * heat
+    tries = 0
+    asked = 0
+    while asked < moves and tries < (1 + REFUSED_PER_MOVE) * moves:
         tries += 1
-        device, place = path[int(draw(state) * on_path)]
+        device, place = path[below(on_path, state)]
         if blind:
-            device = int(draw(state) * len(words))
-            place = int(draw(state) * lengths[device])
-        layers, found, word = draw(state) < share, NEVER, now[device, : lengths[device]]
-        if layers:
-            old_edges[:], old_ways[:] = edges, ways
-            if move_layers(f, edges, ways, word[place] % len(f.kinds), state):
-                fresh = price(f, edges, ways, trial)
+            device = below(len(words), state)
+            place = below(lengths[device], state)
+        of_layers = draw(state) < share
+        found = NEVER
+        word = now[device, : lengths[device]]
+        if of_layers:
+            old_edges[:] = edges
+            old_strategies[:] = strategies
+            if move_layers(f, edges, strategies, word[place] % len(f.stage_kind), state):
+                fresh = price(f, edges, strategies, trial)
                 found = timed(f, now, lengths, trial, fresh, end)
         else:
-            reach = 1 + int(draw(state) * draw(state) * 8)
-            other = place - reach if draw(state) < 0.5 else place + reach
+            reach = 1 + int(draw(state) * draw(state) * FARTHEST)
+            other = place - reach if coin(state) else place + reach
             if other < 0 or other >= len(word) or word[other] == word[place]:
                 continue
             old[:] = now[device]
@@ -341,22 +475,39 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
             if fits(word, current.more, current.room[device]):
                 found = once + retime(now, lengths, current, f.sources, end)
         asked += found < NEVER
-        if found <= value - scale * 0.001 ** (asked / moves) * np.log(1.0 - draw(state)):
+        cooled = temperature * COOLING ** (asked / moves)
+        if found <= value - cooled * np.log(1.0 - draw(state)):
             value = found
-            if layers:
-                once, current, trial = fresh, trial, current
+            if of_layers:
+                once = fresh
+                current, trial = trial, current
             on_path = critical(now, lengths, current, f.sources, end, path)
             if value < best:
-                best, words[:], first[:], choices[:] = value, now, edges, ways
-        elif layers:
-            edges[:], ways[:] = old_edges, old_ways
+                best = value
+                words[:] = now
+                first[:] = edges
+                choices[:] = strategies
+        elif of_layers:
+            edges[:] = old_edges
+            strategies[:] = old_strategies
         else:
             now[device] = old
     return best
 
 
+class Policy(NamedTuple):
+    """Choices of the heuristic `dispatch`."""
+
+    priority: int = BACKWARD_FIRST
+    """`BACKWARD_FIRST`, `FORWARD_FIRST` or `ALTERNATE`: who goes first where both are ready."""
+    gap: float = 0.0
+    """Idle seconds, as a share of the weight gradient's costs, that a weight gradient fills."""
+    deep_first: bool = False
+    """Whether forward passes of later stages come first."""
+
+
 class Written(NamedTuple):
-    """An order that is being written: what has run, and how the devices stand."""
+    """An order that is being written: which passes have run, and the state of the devices."""
 
     end: Array
     """Ends of the passes, `(3 S, m)`."""
@@ -367,104 +518,168 @@ class Written(NamedTuple):
     held: Array
     """Bytes that it holds, `(P,)`."""
     last: Indices
-    """Kind of its last pass, F or I, `(P,)`."""
+    """Kind of its last pass that is no weight gradient, `(P,)`."""
+    later: Array
+    """Bytes that a forward pass leaves free for later stages of its device, `(S,)`."""
+
+
+class Ready(NamedTuple):
+    """A forward or input-gradient pass that a device can begin."""
+
+    start: float
+    symbol: int
+    """-1: none is ready."""
+    rank: float
+    short: bool
+    """Whether memory kept a forward pass back."""
 
 
 @njit(cache=True)
-def first_ready(f, own, done, device, later, ahead, deep_first, keys):
+def pass_rank(symbol, stages, last, policy):
+    """Return the rank of a ready pass among those that can begin at the same time; most goes first.
+
+    Args:
+        last: Kind of the device's last pass.
+    """
+    if symbol >= stages:
+        return BACKWARD_RANK
+    alternates = policy.priority == ALTERNATE and last > FORWARD
+    first = 1.0 if policy.priority == FORWARD_FIRST or alternates else 0.0
+    depth = STAGE_RANK if policy.deep_first else -STAGE_RANK
+    return first + depth * symbol / stages
+
+
+@njit(cache=True)
+def first_ready(f, costs, done, device, policy, keys):
     """Return the forward or input-gradient pass that a device can begin first.
 
     Args:
-        done: What is written.
-        later: Bytes that a forward pass leaves free, `(S,)`.
-        ahead, deep_first, keys: As of `dispatch`.
-
-    Returns:
-        Seconds at which it begins, its symbol (-1: none is ready), its rank, whether memory is short.
+        done: Order that is being written.
+        policy, keys: See `dispatch`.
     """
-    stages, start, best, wanted, short = len(f.kinds), NEVER, -1, -1e9, False
+    stages = len(f.stage_kind)
+    start = NEVER
+    best = -1
+    wanted = -1e9
+    short = False
     for stage in range(stages):
+        if f.devices[stage] != device:
+            continue
         for kind in range(2):
             symbol = kind * stages + stage
-            batch, giver = done.ran[symbol], f.sources[symbol]
-            waits = batch == f.batches or (giver >= 0 and done.ran[giver] <= batch)
-            if f.devices[stage] != device or waits:
+            batch = done.ran[symbol]
+            source = f.sources[symbol]
+            if batch == f.batches or (source >= 0 and done.ran[source] <= batch):
                 continue
-            spared = 0.0 if kind else later[stage]
-            if done.held[device] + own.more[symbol] + spared > own.room[device]:
-                short = short or kind == 0
+            spared = done.later[stage] if kind == FORWARD else 0.0
+            if done.held[device] + costs.more[symbol] + spared > costs.room[device]:
+                short = short or kind == FORWARD
                 continue
-            ready = max(
-                done.end[giver, batch] + own.waits[symbol] if giver >= 0 else 0.0, done.free[device]
-            )
-            first = ahead == 1 or (ahead == 2 and done.last[device] > 0)
-            rank = 0.5 if kind else 1.0 * first + (0.01 if deep_first else -0.01) * stage / stages
-            rank = -keys[symbol, batch] if len(keys) else rank
-            if ready < start - 1e-12 or (ready <= start + 1e-12 and rank > wanted):
-                start, best, wanted = ready, symbol, rank
-    return start, best, wanted, short
+            arrived = done.end[source, batch] + costs.message[symbol] if source >= 0 else 0.0
+            ready = max(arrived, done.free[device])
+            if len(keys):
+                rank = -keys[symbol, batch]
+            else:
+                rank = pass_rank(symbol, stages, done.last[device], policy)
+            tie = ready <= start + TIE_SECONDS and rank > wanted
+            if ready < start - TIE_SECONDS or tie:
+                start = ready
+                best = symbol
+                wanted = rank
+    return Ready(start, best, wanted, short)
 
 
 @njit(cache=True)
-def next_pass(f, own, done, device, later, ahead, gap, deep_first, keys):
-    """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
-    stages, weight = len(f.kinds), -1
-    start, best, wanted, short = first_ready(f, own, done, device, later, ahead, deep_first, keys)
+def waiting_weight_gradient(devices, ran, device):
+    """Return the symbol of a weight gradient that can run on a device; -1: none."""
+    stages = len(devices)
+    found = -1
     for stage in range(stages):
-        if f.devices[stage] == device and done.ran[2 * stages + stage] < done.ran[stages + stage]:
-            weight = 2 * stages + stage
-    if weight >= 0 and best >= 0:
-        idle = start - done.free[device]
-        fills = idle > gap * own.seconds[weight] or (short and best >= stages and gap < 1)
-        if len(keys):
-            fills = idle > 0 or keys[weight, done.ran[weight]] < -wanted
-        return (done.free[device], weight) if fills else (start, best)
-    return (done.free[device], weight) if weight >= 0 else (start, best)
+        symbol = WEIGHT_GRADIENT * stages + stage
+        if devices[stage] == device and ran[symbol] < ran[INPUT_GRADIENT * stages + stage]:
+            found = symbol
+    return found
 
 
 @njit(cache=True)
-def dispatch(f, own, ahead, gap, deep_first, keys):
-    """Write an order pass by pass as the heuristic of Qi et al. 2023 (arXiv 2401.10241, section 3.1) does.
+def next_pass(f, costs, done, device, policy, keys):
+    """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
+    ready = first_ready(f, costs, done, device, policy, keys)
+    weight = waiting_weight_gradient(f.devices, done.ran, device)
+    if weight < 0:
+        return ready.start, ready.symbol
+    if ready.symbol >= 0:
+        idle = ready.start - done.free[device]
+        if len(keys):
+            fills = idle > 0 or keys[weight, done.ran[weight]] < -ready.rank
+        else:
+            backward = ready.symbol >= len(f.stage_kind)
+            makes_room = ready.short and backward and policy.gap < 1
+            fills = idle > policy.gap * costs.seconds[weight] or makes_room
+        if not fills:
+            return ready.start, ready.symbol
+    return done.free[device], weight
 
-    Devices run forward passes within their memory until a backward one is there, then both in turn; weights'
-    gradients fill what would be idle, make room where memory is short, and come at the end. A forward pass
-    leaves room for those of its micro-batch in later stages of the device, so that nothing waits for ever.
 
-    Args:
-        f, own: Figures of the problem and of its stages.
-        ahead: 1: a ready forward pass precedes a backward one; 0: it follows; 2: both in turn.
-        gap: Idle seconds, as a share of those of the weights' gradient, that this one fills.
-        deep_first: Whether forward passes of later stages come first.
-        keys: Which ready pass comes first in place of all this, the least, `(3 S, m)`; none: no entries.
-
-    Returns:
-        Symbols of every device, `(P, passes)`; the length of each is 0 where the memory is too small.
-    """
-    stages, number, symbols = len(f.kinds), len(f.capacity), len(f.sources)
-    words, lengths = (
-        np.zeros((number, symbols * f.batches // number), np.int64),
-        np.zeros(number, np.int64),
-    )
-    ran, last, later = np.zeros(symbols, np.int64), np.zeros(number, np.int64), np.zeros(stages)
-    done = Written(np.zeros((symbols, f.batches)), ran, np.zeros(number), np.zeros(number), last)
+@njit(cache=True)
+def begun(f, costs):
+    """Return an order without passes."""
+    stages = len(f.stage_kind)
+    devices = len(f.capacity)
+    symbols = len(f.sources)
+    later = np.zeros(stages)
     for stage in range(stages):
         for other in range(stage + 1, stages):
             if f.devices[other] == f.devices[stage]:
-                later[stage] = max(later[stage], own.more[other])
-    for _ in range(symbols * f.batches):
-        least, chosen = NEVER, -1
-        for device in range(number):
-            start, best = next_pass(f, own, done, device, later, ahead, gap, deep_first, keys)
+                later[stage] = max(later[stage], costs.more[other])
+    end = np.zeros((symbols, f.batches))
+    ran = np.zeros(symbols, np.int64)
+    last = np.zeros(devices, np.int64)
+    return Written(end, ran, np.zeros(devices), np.zeros(devices), last, later)
+
+
+@njit(cache=True)
+def dispatch(f, costs, policy, keys):
+    """Write an order pass by pass, as Qi et al. 2023 (arXiv 2401.10241, section 3.1).
+
+    Devices run forward passes within their memory until a backward one is ready, then both. Weight
+    gradients fill idle time, make room where memory is short, and come at the end. A forward pass
+    leaves room for its micro-batch in later stages of the device, so that nothing deadlocks.
+
+    Args:
+        f, costs: Figures of the problem and costs of its stages.
+        policy: Choices of the heuristic.
+        keys: Order of ready passes in place of the policy's, lowest first, `(3 S, m)`; none: no
+            entries.
+
+    Returns:
+        Symbols of every device, `(P, passes)`; and the length of each, 0 where memory is too small.
+    """
+    stages = len(f.stage_kind)
+    devices = len(f.capacity)
+    passes = len(f.sources) * f.batches
+    words = np.zeros((devices, passes // devices), np.int64)
+    lengths = np.zeros(devices, np.int64)
+    done = begun(f, costs)
+    for _ in range(passes):
+        least = NEVER
+        chosen = -1
+        for device in range(devices):
+            start, best = next_pass(f, costs, done, device, policy, keys)
             if best >= 0 and start < least:
-                least, chosen = start, best
+                least = start
+                chosen = best
         if chosen < 0:
-            return words, np.zeros(number, np.int64)
-        kind, stage = chosen // stages, chosen % stages
-        device = f.devices[stage]
-        done.end[chosen, done.ran[chosen]] = done.free[device] = least + own.seconds[chosen]
+            return words, np.zeros(devices, np.int64)
+        kind = chosen // stages
+        device = f.devices[chosen % stages]
+        ended = least + costs.seconds[chosen]
+        done.end[chosen, done.ran[chosen]] = ended
+        done.free[device] = ended
         done.ran[chosen] += 1
         words[device, lengths[device]] = chosen
         lengths[device] += 1
-        done.last[device] = kind if kind < 2 else done.last[device]
-        done.held[device] += own.more[chosen]
+        if kind != WEIGHT_GRADIENT:
+            done.last[device] = kind
+        done.held[device] += costs.more[chosen]
     return words, lengths

@@ -1,12 +1,14 @@
-"""Which outer choices of simulated pipelines a search looks at, where there are too many to simulate.
+"""Select the pipeline configurations of simulated pipelines, where there are too many to simulate.
 
-A simulation goes through every pass of every micro-batch on every device: with all schedules free, Llama
-3 405B on 1,024 GPUs has 426 outer choices and a hundred million passes. What needs no simulation ranks them:
-the work of their even plans, lengthened by the filling of the pipeline and by the memory that they lack. Of
-those a descent relaxes as many as its steps have time for, by the fastest plans that are known by then.
+A simulation goes through every pass of every micro-batch on every device: with all schedules free,
+Llama 3 405B on 1,024 GPUs has 426 configurations and a hundred million passes. So they are ranked
+without a simulation: by the work of their even plans, lengthened by the filling of the pipeline and
+by the memory that they lack. A descent relaxes as many as its steps have time for, ranked by the
+fastest plans that are known by then.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,82 +17,92 @@ from darts_parallel.cost import CostTable, PricedPlan, even_uniform_plans, table
 from darts_parallel.gradient.screening import num_passes, work_seconds
 
 PASSES = 2**20
-"""Passes of all outer choices that are looked at: what a search simulates in some seconds."""
+"""Passes of all selected configurations: a search simulates as many in some seconds."""
 WEIGHTS = 2**21
-"""Weights of all relaxed plans of simulated pipelines: a step reads as many in a quarter of a second."""
+"""Weights of all relaxed plans of simulated pipelines: a step takes a quarter of a second."""
+
+
+class _Ranked(NamedTuple):
+    """A pipeline configuration; sorted by seconds, then by table and row."""
+
+    seconds: float
+    table: int
+    outer: int
+    work: int
+    """Passes or weights."""
 
 
 def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Sequence[CostTable]:
-    """Leave out the outer choices that a search does not look at; all that are not simulated stay.
+    """Leave out unpromising configurations of simulated pipelines.
 
     Args:
-        passes: Of the simulated outer choices together, most promising first; one alone may have more.
+        passes: Of the simulated configurations together, most promising first; one alone may have
+            more.
 
     Returns:
         The tables of the others; `tables` as they are where none is left out.
     """
-    ranked = [
-        (seconds, number, outer, own)
-        for number, table in enumerate(tables)
-        if table.pipeline.simulated
-        for outer, (seconds, own) in enumerate(
-            zip(_promised_seconds(table).tolist(), num_passes(table).tolist(), strict=True)
-        )
-    ]
-    out = _too_much(ranked, passes)
+    ranked = []
+    for number, table in enumerate(tables):
+        if table.pipeline.simulated:
+            work = num_passes(table).tolist()
+            for outer, seconds in enumerate(_promised_seconds(table).tolist()):
+                ranked.append(_Ranked(seconds, number, outer, work[outer]))
+    out = _beyond(ranked, passes)
     if not out:
         return tables
-    kept = [[o for o in range(t.num_outer) if (n, o) not in out] for n, t in enumerate(tables)]
-    return [table.select(outers) for table, outers in zip(tables, kept, strict=True) if outers]
+    remaining = []
+    for number, table in enumerate(tables):
+        outers = [outer for outer in range(table.num_outer) if (number, outer) not in out]
+        if outers:
+            remaining.append(table.select(outers))
+    return remaining
 
 
 def relaxed_outers(
     tables: Sequence[CostTable], known: Sequence[PricedPlan], restarts: int
 ) -> list[Tensor]:
-    """Choose the outer choices to relax: of simulated pipelines those of the fastest known plans.
+    """Choose the configurations to relax: of simulated pipelines those of the fastest known plans.
 
     Args:
-        known: The fastest known plan of every outer choice that has one.
+        known: The fastest known plan of every configuration that has one.
 
     Returns:
-        For each table whether an outer choice is relaxed, bool `(O,)`; all that are not simulated are.
+        For each table whether a row is relaxed, bool `(O,)`; all that are not simulated are.
     """
     seconds = {entry.outer: entry.time for entry in known}
-    ranked = [
-        (seconds.get((number, outer), torch.inf), number, outer, restarts * _weights(table))
-        for number, table in enumerate(tables)
-        if table.pipeline.simulated
-        for outer in range(table.num_outer)
-    ]
+    ranked = []
+    for number, table in enumerate(tables):
+        if table.pipeline.simulated:
+            weights = restarts * _weights(table)
+            for outer in range(table.num_outer):
+                time = seconds.get((number, outer), torch.inf)
+                ranked.append(_Ranked(time, number, outer, weights))
     relaxed = [torch.ones(table.num_outer, dtype=torch.bool) for table in tables]
-    for number, outer in _too_much(ranked, WEIGHTS):
+    for number, outer in _beyond(ranked, WEIGHTS):
         relaxed[number][outer] = False
     return relaxed
 
 
 def _weights(table: CostTable) -> int:
-    """Return weights of the strategies and of the stages of one relaxed plan."""
+    """Return the number of weights of one relaxed plan."""
     return table.num_layers * (len(table.choices) + table.num_stages)
 
 
-def _too_much(ranked: Sequence[tuple[float, int, int, int]], most: int) -> set[tuple[int, int]]:
-    """Return tables and outer choices that `most` work has no room for.
-
-    Args:
-        ranked: Seconds, table, outer choice and work of each; the fastest come first, and one at least stays.
-        most: Work of all that stay.
-    """
-    left, out = most, set()
-    for _, number, outer, own in sorted(ranked):
-        if own > left and left < most:
-            out.add((number, outer))
+def _beyond(ranked: Sequence[_Ranked], most: int) -> set[tuple[int, int]]:
+    """Return table and row of the configurations beyond `most` work, fastest first; one stays."""
+    left = most
+    out = set()
+    for entry in sorted(ranked):
+        if entry.work > left and left < most:
+            out.add((entry.table, entry.outer))
         else:
-            left -= own
+            left -= entry.work
     return out
 
 
 def _promised_seconds(table: CostTable) -> Tensor:
-    """Estimate the seconds of every outer choice's fastest even plan, `(O,)`; infinite without any."""
+    """Estimate the seconds of every row's fastest even plan, `(O,)`; infinite without any."""
     plans = even_uniform_plans(table)
     reading = table_reading(table, plans)
     lacking = (reading.memory / table.capacity).amax(1).clamp(min=1.0)

@@ -1,8 +1,8 @@
 """All changes of one run of layers to one strategy, priced by what they change.
 
-A plan with the layers of a run on another strategy differs from the plan in one stage, and in the way into
-the next one. Prefix sums over the layers give the difference for every run and strategy at once, where
-pricing thousands of whole plans reads every layer of each.
+A plan with the layers of a run on another strategy differs from the plan in one stage, and in the
+message to the next one. Prefix sums over the layers give the difference for every run and strategy
+at once, where pricing thousands of whole plans reads every layer of each.
 """
 
 from dataclasses import dataclass, replace
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from darts_parallel.cost import (
     PLAN_MEMORY_TOLERANCE,
+    Array,
     CostTable,
     HardPlans,
+    Index,
     OuterCosts,
+    kept_bytes,
     table_reading,
 )
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RunMoves:
-    """Hold N runs inside a stage of one plan, and the seconds with each of C strategies on them."""
+    """N runs inside a stage of one plan, and the seconds with each of C strategies on them."""
 
     plan: HardPlans
     runs: Index
@@ -34,7 +34,7 @@ class RunMoves:
 
     @staticmethod
     def price(table: CostTable, plan: HardPlans, runs: Index) -> "RunMoves":
-        """Price all changes of runs inside stages, `(N, 2)`, of a plan without chunks by the closed form."""
+        """Price all changes of runs inside stages, `(N, 2)`; one stage a device, closed form."""
         return RunMoves(plan, runs, _Changes(table, plan, runs).seconds())
 
     def best(self) -> tuple[HardPlans, float]:
@@ -47,111 +47,170 @@ class RunMoves:
 
 
 class _Changes:
-    """Price the stages of a plan with every strategy on every run."""
+    """Price the stages of a plan with every strategy on every run.
+
+    Attributes:
+        first, last: First and last layer of every run, `(N,)`.
+        chosen: Strategy of every layer, `(L,)`.
+        stages: Stage of every layer, `(L,)`.
+        stage: Stage of every run, `(N,)`.
+        begins, ends: First layer of this stage, and the one after its last, `(N,)`.
+        kinds: Kind of every layer's stage, `(L,)`.
+    """
 
     def __init__(self, table: CostTable, plan: HardPlans, runs: Index) -> None:
-        self.table, self.outer = table, int(plan.outer[0])
+        self.table = table
+        self.outer = int(plan.outer[0])
         self.costs = OuterCosts.whole(table, self.outer)
-        self.first, self.last = runs[:, 0], runs[:, 1] - 1
-        self.chosen, self.layers = plan.choices[0].numpy(), np.arange(table.num_layers)
-        stages = plan.stages()[0].numpy()
-        self.stages, self.stage = stages, stages[self.first]
+        self.reading = table_reading(table, plan)
+        self.layers = np.arange(table.num_layers)
+        self.first = runs[:, 0]
+        self.last = runs[:, 1] - 1
+        self.chosen: Index = plan.choices[0].numpy()
+        self.stages: Index = plan.stages()[0].numpy()
+        self.stage = self.stages[self.first]
         starts = plan.first_layers[0].numpy()
         self.begins = starts[self.stage]
         self.ends = np.append(starts[1:], table.num_layers)[self.stage]
-        self.reading = table_reading(table, plan)
-        self.kind_of = self.costs.stage_kind[stages]
+        self.kinds = self.costs.stage_kind[self.stages]
 
     def _added(self, values: Array) -> Array:
         """Return what the runs add to a sum over layers, `(N, C)`, for values `(L, C)`."""
         more = values - values[self.layers, self.chosen][:, None]
-        sums = np.concatenate([np.zeros((1, more.shape[1])), more.cumsum(0)])
-        return np.asarray(sums[self.last + 1] - sums[self.first])
+        return self._run_sums(more, self.last + 1)
+
+    def _run_sums(self, values: Array, end: Index) -> Array:
+        """Return sums of rows from a run's first layer up to `end`, `(N, C)`."""
+        sums = np.concatenate([np.zeros((1, values.shape[1])), values.cumsum(0)])
+        return np.asarray(sums[end] - sums[self.first])
 
     def seconds(self) -> Array:
         """Return seconds per iteration of every run and strategy, `(N, C)`."""
-        table, costs = self.table, self.costs
-        own, following = self._stage_seconds()
-        sync = self.reading.sync[0].numpy()
-        stage_sync = sync[self.stage][:, None] + self._added(costs.sync[self.kind_of, self.layers])
+        costs = self.costs
         before = self.reading.stage_seconds[0].numpy()
-        slowest = np.maximum(_largest_but(before, self.stage, 2)[:, None], own)
-        following_stage = np.minimum(self.stage + 1, table.pp - 1)
-        old_following = np.where(self.stage + 1 < table.pp, before[following_stage], 0.0)[:, None]
-        after = old_following + following
-        slowest = np.maximum(slowest, np.where(self.stage[:, None] + 1 < table.pp, after, 0.0))
+        own = self._stage_seconds()
+        following = self._following_seconds()
         total = before.sum() + (own - before[self.stage][:, None]) + following
-        total = total + (costs.num_micro_batches - 1.0) * slowest
-        total = total + np.maximum(_largest_but(sync, self.stage, 1)[:, None], stage_sync)
+        total = total + (costs.num_micro_batches - 1.0) * self._slowest(own, following)
+        total = total + self._slowest_sync()
         total = total + float(self.reading.per_iteration[0])
         total = total + self._added(costs.per_iteration)
         return np.where(self._fits(), total, np.inf)
 
-    def _stage_seconds(self) -> tuple[Array, Array]:
-        """Return seconds of the run's stage, and what the next stage's entry adds, both `(N, C)`."""
-        table, costs = self.table, self.costs
+    def _slowest(self, own: Array, following: Array) -> Array:
+        """Return the slowest stage's seconds, `(N, C)`.
+
+        Args:
+            own: Seconds of the run's stage.
+            following: What the run adds to the next stage.
+        """
+        before = self.reading.stage_seconds[0].numpy()
+        slowest = np.maximum(_largest_but(before, self.stage, 2)[:, None], own)
+        has_next = self.stage + 1 < self.table.pp
+        next_stage = np.minimum(self.stage + 1, self.table.pp - 1)
+        after = before[next_stage][:, None] + following
+        return np.maximum(slowest, np.where(has_next[:, None], after, 0.0))
+
+    def _slowest_sync(self) -> Array:
+        """Return the seconds of the slowest device's synchronisation, `(N, C)`."""
+        sync = self.reading.sync[0].numpy()
+        changed = self._added(self.costs.sync[self.kinds, self.layers])
+        own = sync[self.stage][:, None] + changed
+        return np.maximum(_largest_but(sync, self.stage, 1)[:, None], own)
+
+    def _stage_seconds(self) -> Array:
+        """Return seconds of the run's stage, `(N, C)`."""
+        costs = self.costs
+        layout = costs.layout[self.chosen]
         own = self.reading.stage_seconds[0].numpy()[self.stage][:, None]
-        own = own + self._added(costs.time[self.kind_of, self.layers])
-        following = np.zeros_like(own)
-        if table.num_layers == 1:
-            return own, following
-        held, every = costs.layout[self.chosen], costs.layout
-        pair = self.layers[1:] - 1
-        reshard = costs.reshard[self.kind_of[1:], pair]  # (L - 1, Y, Y)
-        # pairs inside the run: all of its layers hold one layout
-        inside = reshard[:, every, every] - reshard[pair, held[:-1], held[1:]][:, None]
-        sums = np.concatenate([np.zeros((1, len(every))), inside.cumsum(0)])
-        own = own + sums[self.last] - sums[self.first]
-        before, after = self.first - 1, self.last  # pairs that enter and leave the run
-        same = np.flatnonzero(self.first > self.begins)
-        own[same] += _entering(reshard, before[same], held, every)
-        same = np.flatnonzero(self.last + 1 < self.ends)
-        own[same] += _leaving(reshard, after[same], held, every)
-        if table.pp > 1 and table.pipeline.blocking:
-            border = costs.boundary_kind[(self.stages[1:] - 1).clip(min=0)]
-            p2p = costs.p2p[border, pair]
-            cut = np.flatnonzero((self.first == self.begins) & (self.first > 0))
-            own[cut] += _entering(p2p, before[cut], held, every)
-            cut = np.flatnonzero((self.last + 1 == self.ends) & (self.ends < table.num_layers))
-            following[cut] += _leaving(p2p, after[cut], held, every)
-        return own, following
+        own = own + self._added(costs.time[self.kinds, self.layers])
+        if self.table.num_layers == 1:
+            return own
+        pairs = self.layers[:-1]
+        reshard = costs.reshard[self.kinds[1:], pairs]  # (L - 1, Y, Y)
+        # pairs inside the run: all of its layers have one layout
+        now = reshard[pairs, layout[:-1], layout[1:]]
+        inside = reshard[:, costs.layout, costs.layout] - now[:, None]
+        own = own + self._run_sums(inside, self.last)
+        rows = np.flatnonzero(self.first > self.begins)
+        own[rows] += _entering(reshard, self.first[rows] - 1, layout, costs.layout)
+        rows = np.flatnonzero(self.last + 1 < self.ends)
+        own[rows] += _leaving(reshard, self.last[rows], layout, costs.layout)
+        if self.table.pp > 1 and self.table.pipeline.blocking:
+            rows = np.flatnonzero((self.first == self.begins) & (self.first > 0))
+            pair = self.first[rows] - 1
+            own[rows] += _entering(self._messages(), pair, layout, costs.layout)
+        return own
+
+    def _following_seconds(self) -> Array:
+        """Return what the run adds to the next stage by the message to it, `(N, C)`."""
+        costs = self.costs
+        following = np.zeros((len(self.first), len(costs.layout)))
+        if self.table.pp > 1 and self.table.pipeline.blocking:
+            at_end = (self.last + 1 == self.ends) & (self.ends < self.table.num_layers)
+            rows = np.flatnonzero(at_end)
+            layout = costs.layout[self.chosen]
+            following[rows] += _leaving(self._messages(), self.last[rows], layout, costs.layout)
+        return following
+
+    def _messages(self) -> Array:
+        """Return seconds of a message between the layers of every pair, `(L - 1, Y, Y)`.
+
+        Read only where a stage boundary lies between the two layers.
+        """
+        boundary = self.costs.boundary_kind[(self.stages[1:] - 1).clip(min=0)]
+        messages: Array = self.costs.p2p[boundary, self.layers[:-1]]
+        return messages
 
     def _fits(self) -> NDArray[np.bool_]:
         """Return whether the changed stage fits its device and can run the strategy, `(N, C)`."""
-        table, costs = self.table, self.costs
-        kept = costs.static + costs.in_flight[self.stages][:, None] * costs.activation
-        held = np.bincount(self.stages, kept[self.layers, self.chosen], minlength=table.pp)
-        working = costs.working
-        largest = _range_max(working, self.first, self.last + 1)
-        now = working[self.layers, self.chosen][:, None]
-        before, behind = (
-            _range_max(now, self.begins, self.first),
-            _range_max(now, self.last + 1, self.ends),
-        )
-        others = np.maximum(before, behind)
-        memory = held[self.stage][:, None] + self._added(kept) + np.maximum(largest, others)
+        table = self.table
+        costs = self.costs
+        in_flight = costs.in_flight[self.stages][:, None]
+        kept = kept_bytes(costs.static, costs.activation, in_flight)
+        now = np.bincount(self.stages, kept[self.layers, self.chosen], minlength=table.pp)
+        memory = now[self.stage][:, None] + self._added(kept) + self._largest_working()
         fits = memory <= costs.capacity[self.stage][:, None] * (1 + PLAN_MEMORY_TOLERANCE)
         fits &= table.allowed[self.outer].numpy() & costs.kind_allowed[costs.stage_kind[self.stage]]
         # a plan that breaks a limit elsewhere stays broken there
-        over = (self.reading.memory[0] > table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).numpy()
+        limit = table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
+        over = (self.reading.memory[0] > limit).numpy()
         return np.asarray(fits & ~_any_but(over, self.stage)[:, None])
 
+    def _largest_working(self) -> Array:
+        """Return the largest working bytes of the run's stage, `(N, C)`."""
+        working = self.costs.working
+        run = _range_max(working, self.first, self.last + 1)
+        now = working[self.layers, self.chosen][:, None]
+        before = _range_max(now, self.begins, self.first)
+        behind = _range_max(now, self.last + 1, self.ends)
+        return np.maximum(run, np.maximum(before, behind))
 
-def _entering(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
-    """Return seconds `(N, C)` that another layout after `pair` adds to those of all pairs `(L - 1, Y, Y)`."""
-    entered = seconds[pair[:, None], held[pair][:, None], every]
-    return np.asarray(entered - seconds[pair, held[pair], held[pair + 1]][:, None])
+
+def _entering(seconds: Array, pair: Index, layout: Index, every: Index) -> Array:
+    """Return seconds `(N, C)` that another layout after `pair` adds.
+
+    Args:
+        seconds: Between the layers of all pairs, `(L - 1, Y, Y)`.
+        pair: Pair of every run, by its earlier layer, `(N,)`.
+        layout: Layout of every layer, `(L,)`.
+        every: Layout of every strategy, `(C,)`.
+    """
+    now = seconds[pair, layout[pair], layout[pair + 1]]
+    changed = seconds[pair[:, None], layout[pair][:, None], every]
+    return np.asarray(changed - now[:, None])
 
 
-def _leaving(seconds: Array, pair: Index, held: Index, every: Index) -> Array:
-    """Return seconds `(N, C)` that another layout before `pair` adds."""
-    after = held[pair + 1]
-    left, reached = seconds[pair, held[pair], after], seconds[pair[:, None], every, after[:, None]]
-    return np.asarray(reached - left[:, None])
+def _leaving(seconds: Array, pair: Index, layout: Index, every: Index) -> Array:
+    """Return seconds `(N, C)` that another layout before `pair` adds; arguments as in `_entering`."""
+    after = layout[pair + 1]
+    now = seconds[pair, layout[pair], after]
+    changed = seconds[pair[:, None], every, after[:, None]]
+    return np.asarray(changed - now[:, None])
 
 
 def _largest_but(values: Array, place: Index, count: int) -> Array:
-    """Return the largest of `values` but the `count` from each `place` on, `(N,)`; 0 where none is left."""
+    """Return the largest of `values` but the `count` from each `place` on, `(N,)`; 0 without any."""
     before = np.concatenate([[0.0], np.maximum.accumulate(values)])
     after = np.concatenate([np.maximum.accumulate(values[::-1])[::-1], np.zeros(count)])
     return np.asarray(np.maximum(before[place], after[place + count]))
@@ -163,7 +222,10 @@ def _any_but(values: NDArray[np.bool_], place: Index) -> NDArray[np.bool_]:
 
 
 def _range_max(values: Array, first: Index, end: Index) -> Array:
-    """Return the largest of `values` `(L, C)` in every range, `(N, C)`; 0 in an empty one (sparse table)."""
+    """Return the largest of `values` `(L, C)` in every range, `(N, C)`; 0 in an empty one.
+
+    A sparse table: level i holds the largest of every 2^i rows.
+    """
     levels = [values]
     while 2 ** len(levels) <= len(values):
         half = 2 ** (len(levels) - 1)
@@ -171,6 +233,6 @@ def _range_max(values: Array, first: Index, end: Index) -> Array:
     result = np.zeros((len(first), values.shape[1]))
     size = end - first
     for level, largest in enumerate(levels):
-        mine = np.flatnonzero((size >= 2**level) & (size < 2 ** (level + 1)))
-        result[mine] = np.maximum(largest[first[mine]], largest[end[mine] - 2**level])
+        rows = np.flatnonzero((size >= 2**level) & (size < 2 ** (level + 1)))
+        result[rows] = np.maximum(largest[first[rows]], largest[end[rows] - 2**level])
     return result

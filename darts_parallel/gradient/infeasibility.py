@@ -1,4 +1,4 @@
-"""The plans that need the least memory, and what to say when even they do not fit."""
+"""The plans that need the least memory, and the error when none fits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,79 +36,115 @@ FREE: dict[str, Any] = {
 
 
 def proven_infeasible(tables: Sequence[CostTable], space_kind: str) -> bool:
-    """Return whether the memory that plans need at least exceeds what there is, in every outer choice."""
+    """Return whether every pipeline configuration needs more memory than there is."""
     return all(bool(outer_lower_bounds(table, space_kind).isinf().all()) for table in tables)
 
 
 def explain_infeasible(
     problem: Problem, tables: Sequence[CostTable], *, proven: bool = False
 ) -> InfeasibleError:
-    """Return the error for a problem without a plan: the binding constraint and the smallest way out.
+    """Return the error for a problem without a plan: the binding constraint and smallest changes.
 
     Args:
         proven: Whether an exact method says that no plan fits; else bounds may, or none was found.
     """
-    space, cluster = problem.config.space, problem.cluster
-
-    def changed(cluster: Cluster = cluster, **freed: Any) -> _Lightest:
-        """Return the lightest plan on another cluster, or in another space."""
-        config = replace(problem.config, space=replace(space, **freed))
-        return _lightest_of_all(
-            build_tables(replace(problem, config=config, cluster=cluster)), space.kind
-        )
-
-    lightest = _lightest_of_all(tables, space.kind)
+    kind = problem.config.space.kind
+    cluster = problem.cluster
+    lightest = _lightest_of_all(tables, kind)
     device = max(lightest.devices(cluster).items(), key=lambda entry: entry[1])[0]
     unit, size = memory_unit(device.memory)
     whole = (1.0 - problem.margin) * device.memory / size
     needed = whole + lightest.excess / size
-    ways = _memory_that_fits(cluster, problem.margin, lightest, changed)
-    pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
-    if pins and changed(**FREE).excess <= 0:
-        ways.append(f"freeing {', '.join(pins)}")
-    usual, wider = tensor_degrees(space, problem.model, cluster, problem.measured)
-    if wider and changed(tp=usual + wider).excess <= 0:
-        ways.append(f"space.tp=[{','.join(map(str, usual + wider))}]")
-    more = _nodes_that_fit(cluster, lambda larger: changed(larger).excess <= 0)
-    if more:
-        ways.append(f"{more} nodes instead of {cluster.groups[0].count}")
-    found = "" if proven or proven_infeasible(tables, space.kind) else " that was found"
-    changes = " or ".join(ways) or "other GPUs or a smaller model"
+    found = "" if proven or proven_infeasible(tables, kind) else " that was found"
+    changes = " or ".join(_Remedies(problem, lightest).all()) or "other GPUs or a smaller model"
     return InfeasibleError(
-        f"memory: model={problem.model.config.name} fits in no {space.kind} plan{found} on "
+        f"memory: model={problem.model.config.name} fits in no {kind} plan{found} on "
         f"cluster={cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
         f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."
     )
 
 
-def _memory_that_fits(
-    cluster: Cluster,
-    margin: float,
-    lightest: "_Lightest",
-    changed: Callable[[Cluster], "_Lightest"],
-) -> list[str]:
-    """Return memory of the GPUs with which some plan fits, as overrides; none where none was found.
+@dataclass(frozen=True)
+class _Remedies:
+    """Find changes of a problem with which some plan fits."""
 
-    With more memory on one node type the lightest plan moves layers: the other types are looked at again.
-    """
-    wanted: dict[str, float] = {}
-    for _ in range(ROUNDS):
-        for device, excess in lightest.devices(cluster).items():
-            if excess > 0:
-                more = excess / (1.0 - margin)
-                wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
-        cluster = cluster.with_devices(
-            lambda own: replace(own, memory=wanted[own.name] * GIB) if own.name in wanted else own
+    problem: Problem
+    lightest: "_Lightest"
+
+    def all(self) -> list[str]:
+        """List the changes, as overrides or as words."""
+        return self.memory() + self.pins() + self.tensor_degrees() + self.nodes()
+
+    def changed(self, cluster: Cluster | None = None, **freed: Any) -> "_Lightest":
+        """Return the lightest plan on another cluster, or in another space."""
+        space = replace(self.problem.config.space, **freed)
+        config = replace(self.problem.config, space=space)
+        cluster = cluster or self.problem.cluster
+        tables = build_tables(replace(self.problem, config=config, cluster=cluster))
+        return _lightest_of_all(tables, space.kind)
+
+    def memory(self) -> list[str]:
+        """Return memory of the GPUs with which some plan fits, as overrides.
+
+        With more memory on one node type the lightest plan moves layers. So the other types are
+        looked at again.
+        """
+        wanted: dict[str, float] = {}
+        cluster = self.problem.cluster
+        lightest = self.lightest
+        for _ in range(ROUNDS):
+            for device, excess in lightest.devices(cluster).items():
+                if excess > 0:
+                    more = excess / (1.0 - self.problem.margin)
+                    wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
+            cluster = _with_memory(cluster, wanted)
+            lightest = self.changed(cluster)
+            if lightest.excess <= 0:
+                return [_memory_overrides(wanted)]
+        return []
+
+    def pins(self) -> list[str]:
+        """Return the settings of the space that are in the way, if no plan fits because of them."""
+        space = self.problem.config.space
+        pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
+        if pins and self.changed(**FREE).excess <= 0:
+            return [f"freeing {', '.join(pins)}"]
+        return []
+
+    def tensor_degrees(self) -> list[str]:
+        """Return wider tensor parallelism with which some plan fits, as an override."""
+        problem = self.problem
+        usual, wider = tensor_degrees(
+            problem.config.space, problem.model, problem.cluster, problem.measured
         )
-        lightest = changed(cluster)
-        if lightest.excess <= 0:
-            sizes = {name: f"{size:.{_digits(size)}f}" for name, size in wanted.items()}
-            return [
-                " and ".join(
-                    f"cluster.devices.{name}.memory_GiB={text}" for name, text in sizes.items()
-                )
-            ]
-    return []
+        if wider and self.changed(tp=usual + wider).excess <= 0:
+            return [f"space.tp=[{','.join(map(str, usual + wider))}]"]
+        return []
+
+    def nodes(self) -> list[str]:
+        """Return a number of nodes with which some plan fits, in words."""
+        cluster = self.problem.cluster
+        more = _nodes_that_fit(cluster, lambda larger: self.changed(larger).excess <= 0)
+        return [f"{more} nodes instead of {cluster.groups[0].count}"] if more else []
+
+
+def _with_memory(cluster: Cluster, wanted: dict[str, float]) -> Cluster:
+    """Return the cluster with other memory of some devices, in GiB by name."""
+
+    def changed(device: Device) -> Device:
+        if device.name not in wanted:
+            return device
+        return replace(device, memory=wanted[device.name] * GIB)
+
+    return cluster.with_devices(changed)
+
+
+def _memory_overrides(wanted: dict[str, float]) -> str:
+    """Write the memory of devices, in GiB by name, as overrides."""
+    texts = []
+    for name, size in wanted.items():
+        texts.append(f"cluster.devices.{name}.memory_GiB={size:.{_digits(size)}f}")
+    return " and ".join(texts)
 
 
 def _digits(size: float) -> int:
@@ -124,23 +160,22 @@ def _rounded_up(size: float) -> float:
 
 @dataclass(frozen=True)
 class _Lightest:
-    """Hold the plan that overshoots its memory least.
-
-    `over`: bytes above the capacity of every stage, negative where it fits, shape `(K,)`.
-    """
+    """The plan that exceeds its memory least."""
 
     table: CostTable | None
     over: torch.Tensor
+    """Bytes above the capacity of every stage, negative where it fits, shape `(K,)`."""
     detail: str
 
     @property
     def excess(self) -> float:
-        """Return bytes of the stage that overshoots most."""
+        """Return bytes of the stage that exceeds its memory most."""
         return float(self.over.max())
 
     def devices(self, cluster: Cluster) -> dict[Device, float]:
-        """Return the most that a stage on each type of GPU overshoots, in bytes."""
-        table, found = self.table, dict[Device, float]()
+        """Return the largest excess of a stage on each type of GPU, in bytes."""
+        table = self.table
+        found: dict[Device, float] = {}
         if table is None:
             return {cluster.groups[0].device: self.excess}
         cluster = cluster.arranged(table.node_order)
@@ -153,22 +188,24 @@ class _Lightest:
 def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
     best = _Lightest(None, torch.tensor([torch.inf]), "none")
     for table, plans in zip(tables, lightest_plans(tables, space_kind), strict=True):
-        over = evaluate_batch(table, plans).memory - table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
+        limit = table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
+        over = evaluate_batch(table, plans).memory - limit
         excess = over.amax(1)
         index = int(excess.argmin())
         if float(excess[index]) < best.excess:
             count = int(table.num_micro_batches[plans.outer[index]])
-            best = _Lightest(table, over[index], f"{table.label}, {count} micro-batches")
+            detail = f"{table.label}, {count} micro-batches"
+            best = _Lightest(table, over[index], detail)
     return best
 
 
 def any_fits(tables: Sequence[CostTable], space_kind: str) -> bool:
-    """Return whether the lightest plan of some outer choice fits the memory."""
+    """Return whether the lightest plan of some pipeline configuration fits the memory."""
     return _lightest_of_all(tables, space_kind).excess <= 0
 
 
 def _nodes_that_fit(cluster: Cluster, fits: Callable[[Cluster], bool]) -> int | None:
-    """Return smallest doubling of the first node group with which the lightest plan fits, or None."""
+    """Return the smallest doubling of the first node group with which some plan fits, or None."""
     first, *others = cluster.groups
     for factor in (2, 4, 8, 16, 32):
         more = replace(first, count=first.count * factor)

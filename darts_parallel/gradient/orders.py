@@ -1,12 +1,13 @@
-"""The order of passes as the variable: annealed along its longest path, and the layers of stages with it.
+"""The pass order as the variable: annealed along its longest path, with the layers of its stages.
 
-Any order is a start: those of all rules with the same placement, and a heuristic's. A pass of the longest
-path changes places with another one of its device; a stage of the path loses a layer, or changes a strategy.
-`_order_kernel` is compiled where it is used, so that other searches start without the compiler.
+Any order is a start: those of all rules with the same placement, and a heuristic's. A pass of the
+longest path changes places with another one of its device; a stage of the path loses a layer, or
+changes a strategy. `_order_kernel` is compiled on first use, so that other searches start without
+the compiler.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -17,31 +18,37 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from darts_parallel.config import SPACES, SearchConfig
-from darts_parallel.cost import CostTable, HardPlans
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, find, order_code
+from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, Schedule, find, order_code
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 State = NDArray[np.uint64]
-KINDS = "FIW"
+LETTERS = "FIW"
+"""Letters of the kinds of passes, in the order of the kernel's codes."""
 KINDS_OF = ({"F": (0,), "B": (1,)}, {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)})
 """Kinds of the passes that a letter stands for, with whole and with split backward passes."""
+BY_ROW = ("forward", "backward", "sync", "per_iteration", "static", "working", "activation")
+"""Costs of layers that the kernel reads as the table has them."""
+BETWEEN = ("reshard", "p2p")
+"""Costs between layers that the kernel reads as the table has them."""
 HALVINGS = 4
-"""Times that the worse half of the starts is left, with as many moves for all that stay."""
+"""Rounds of successive halving; all rounds have as many moves together."""
 HEAT = 3e-3
 """First temperature of annealing, as a share of the seconds."""
-MOVE = 100
-"""Passes that are timed while a move is made."""
-LAYERS = 0.15
+MOVE_PASSES = 100
+"""Passes that could be timed while a move is made and undone."""
+LAYER_SHARE = 0.15
 """Share of moves that are of layers."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order of passes, the stages of its plan, and the seconds of an iteration."""
+    """A pass order, the stages of its plan, and the seconds of an iteration."""
 
     words: Indices
     """Symbols of the passes of every device, `(P, N)` (`_order_kernel`)."""
@@ -54,12 +61,20 @@ class Order:
     split: bool
     """Backward passes are in two parts."""
     seconds: float
-    """Infinite where it does not fit or waits for itself."""
+    """Infinite where it deadlocks or does not fit."""
+
+
+by_seconds = attrgetter("seconds")
+
+
+def fastest(orders: Iterable[Order]) -> list[Order]:
+    """Return the orders that can run, fastest first."""
+    return sorted((order for order in orders if order.seconds < np.inf), key=by_seconds)
 
 
 @dataclass(frozen=True)
 class OrderProblem:
-    """Which order is fastest, on the stages of which layers, for one outer choice of a table."""
+    """Which order is fastest, on the stages of which layers, for one row of a table."""
 
     table: CostTable
     outer: int
@@ -67,48 +82,57 @@ class OrderProblem:
 
     @cached_property
     def kernel(self) -> Any:
-        """Return the compiled programmes."""
+        """Return the compiled functions."""
         return import_module("darts_parallel.gradient._order_kernel")
 
     @cached_property
     def figures(self) -> tuple[Any, Any]:
-        """Return the costs as the programmes read them, of whole and of split backward passes."""
-        table, number, at = self.table, np.arange(self.table.num_stages), self.outer
-        assert table.before is not None
+        """Return the costs as the kernel reads them, of whole and of split backward passes."""
+        return self._figures(split=False), self._figures(split=True)
+
+    def _figures(self, *, split: bool) -> Any:
+        table = self.table
+        number = table.num_stages
+        stages = np.arange(number)
+        next_backward = np.where(stages == number - 1, stages, number + stages + 1)
+        # a forward pass waits for the stage before, a backward one for the stage after
+        sources = np.concatenate([stages - 1, next_backward, number + stages])
+        names = ("layout", "fused_to_previous", "capacity", "stage_kind", "boundary_kind")
+        own = {name: contiguous(getattr(table, name)) for name in names}
+        fused = own.pop("fused_to_previous")
+        return self.kernel.Figures(
+            **self._layer_costs(split=split),
+            **own,
+            fused=fused,
+            legal=contiguous(self._legal()),
+            devices=contiguous(table.stage_device),
+            in_flight=contiguous(table.in_flight[self.outer] * (not self.free)),
+            sources=sources,
+            batches=int(table.num_micro_batches[self.outer]),
+            blocking=table.pipeline.blocking,
+            space=SPACES.index(self.space_kind),
+        )
+
+    def _layer_costs(self, *, split: bool) -> dict[str, Array]:
+        """Return the costs of and between layers by the kernel's names."""
+        table = self.table
         none = torch.zeros_like(table.static)
-        whole = [
-            table.forward,
-            table.backward,
-            torch.zeros_like(table.backward),
-            table.sync,
-            table.per_iteration,
-            table.static,
-            table.before if self.free else none,
-            none,
-            table.working,
-            table.activation,
-            table.reshard,
-            table.p2p,
-        ]
-        split = list(whole)
-        split[2], split[7] = table.weight_gradient, table.for_weights if self.free else none
-        legal = table.allowed[at].expand(table.forward.shape[1], -1)
-        legal = legal if table.kind_allowed is None else legal & table.kind_allowed
-        rest = [legal, table.layout, table.fused_to_previous, table.capacity, table.stage_kind]
-        rest += [table.boundary_kind, table.stage_device, table.in_flight[at] * (not self.free)]
-        stages, last = len(number), number == len(number) - 1
-        backward = np.where(last, number, stages + number + 1)
-        found = [
-            self.kernel.Figures(
-                *(np.ascontiguousarray(v.numpy()) for v in [v[at].detach() for v in layers] + rest),
-                sources=np.concatenate([number - 1, backward, stages + number]),
-                batches=int(table.num_micro_batches[at]),
-                blocking=table.pipeline.blocking,
-                space=SPACES.index(self.space_kind),
-            )
-            for layers in (whole, split)
-        ]
-        return found[0], found[1]
+        costs = {name: getattr(table, name) for name in (*BY_ROW, *BETWEEN)}
+        costs["weight_gradient"] = torch.zeros_like(table.backward)
+        costs["before"] = none
+        costs["between"] = none
+        if split:
+            costs["weight_gradient"] = table.weight_gradient
+        if self.free:
+            costs["before"] = table.before
+            costs["between"] = table.for_weights if split else none
+        return {name: contiguous(values[self.outer]) for name, values in costs.items()}
+
+    def _legal(self) -> Tensor:
+        """Return whether a kind of stage runs a strategy, `(Q, C)`."""
+        table = self.table
+        legal = table.allowed[self.outer].expand(table.forward.shape[1], -1)
+        return legal if table.kind_allowed is None else legal & table.kind_allowed
 
     @property
     def free(self) -> bool:
@@ -117,9 +141,10 @@ class OrderProblem:
 
     @property
     def work(self) -> int:
-        """Passes that take as long to time as one move, with what it costs besides."""
+        """Passes that take as long to time as one move."""
         batches = int(self.table.num_micro_batches[self.outer])
-        return 3 * (self.table.num_stages * batches + self.table.num_layers) + MOVE
+        passes = self.table.num_stages * batches
+        return 3 * (passes + self.table.num_layers) + MOVE_PASSES
 
     def timed(
         self, words: Indices, lengths: Indices, first: Indices, choices: Indices, split: bool
@@ -130,101 +155,120 @@ class OrderProblem:
         return replace(order, seconds=seconds) if seconds < self.kernel.NEVER else order
 
     def run(self, order: Order) -> tuple[float, Array]:
-        """Return the seconds of an order, and those at which its passes end, `(3 S, m)`."""
-        figures, (stages, once) = self.figures[order.split], self.stages(order)
+        """Return the seconds of an order, and the seconds at which its passes end, `(3 S, m)`."""
+        figures = self.figures[order.split]
+        stages, once = self.stages(order)
         end = np.zeros((len(figures.sources), figures.batches))
-        return self.kernel.timed(figures, order.words, order.lengths, stages, once, end), end
+        seconds = self.kernel.timed(figures, order.words, order.lengths, stages, once, end)
+        return seconds, end
 
     def stages(self, order: Order) -> tuple[Any, float]:
-        """Return the figures of an order's stages, and the seconds that are paid once."""
+        """Return the costs of an order's stages, and the seconds that are paid once."""
         stages = self.kernel.Stages.empty(self.table.num_stages, self.table.pp)
-        return stages, self.kernel.price(
-            self.figures[order.split], order.first, order.choices, stages
-        )
+        figures = self.figures[order.split]
+        return stages, self.kernel.price(figures, order.first, order.choices, stages)
 
     def order(
         self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices, split: bool
     ) -> Order:
-        """Return the passes of devices as words, those of a stage and kind in the order of micro-batches."""
-        rows = [
-            [
-                kind * self.table.num_stages + stage
-                for name, stage, _ in row
-                for kind in KINDS_OF[split][name]
-            ]
-            for row in passes
-        ]
-        words = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+        """Encode each device's passes as integers, micro-batches in order within (stage, kind)."""
+        kinds_of = KINDS_OF[split]
+        rows = []
+        for row in passes:
+            symbols: list[int] = []
+            for name, stage, _ in row:
+                symbols += [kind * self.table.num_stages + stage for kind in kinds_of[name]]
+            rows.append(symbols)
+        lengths = np.array([len(row) for row in rows])
+        words = np.zeros((len(rows), lengths.max()), dtype=np.int64)
         for word, row in zip(words, rows, strict=True):
             word[: len(row)] = row
-        return self.timed(words, np.array([len(row) for row in rows]), first, choices, split)
+        return self.timed(words, lengths, first, choices, split)
 
     def starts(self, plan: HardPlans) -> list[Order]:
-        """Return the orders of all rules of the placement that fit, split and whole, and the heuristic's.
+        """Return the orders of all rules of the placement that fit, and the heuristic's.
 
-        Where the order stays it is the only one.
+        Where the order stays, the schedule's own is the only one.
         """
-        table, chunks = self.table, self.table.virtual_stages
-        pp, count = table.pp, self.figures[0].batches
-        stages = np.append(plan.first_layers[0].numpy(), table.num_layers), plan.choices[0].numpy()
-        found = self.heuristic(*stages) if self.free else []
-        for rule in map(find, NAMES if self.free else [table.pipeline.schedule]):
-            placed = rule.devices(pp, table.num_stages) == tuple(table.stage_device.tolist())
-            if (
-                placed
-                and rule.chunk_refusal(chunks) is None
-                and rule.count_refusal(pp, count) is None
-            ):
-                passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
-                found.append(self.order(passes, *stages, rule.split))
-                found += (
-                    [self.leaner(found[-1])] if self.free and found[-1].seconds == np.inf else []
-                )
-                found += [self.order(passes, *stages, True)] if self.free else []
-        return sorted(
-            (order for order in found if order.seconds < np.inf), key=attrgetter("seconds")
-        )
+        first = np.append(plan.first_layers[0].numpy(), self.table.num_layers)
+        choices = plan.choices[0].numpy()
+        if not self.free:
+            return fastest(self._rule_orders(self.table.pipeline.schedule, first, choices))
+        found = self.heuristic(first, choices)
+        for name in NAMES:
+            found += self._rule_orders(name, first, choices)
+        return fastest(found)
+
+    def _rule_orders(self, name: str, first: Indices, choices: Indices) -> list[Order]:
+        """Return a rule's order, made to fit and with split backward passes if the order is free."""
+        rule = find(name)
+        if not self._applies(rule):
+            return []
+        chunks = self.table.virtual_stages
+        pp = self.table.pp
+        count = self.figures[0].batches
+        passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
+        found = [self.order(passes, first, choices, rule.split)]
+        if self.free:
+            if found[0].seconds == np.inf:
+                found.append(self.leaner(found[0]))
+            found.append(self.order(passes, first, choices, True))
+        return found
+
+    def _applies(self, rule: Schedule) -> bool:
+        """Return whether a rule has the table's placement, chunks and micro-batches."""
+        table = self.table
+        if rule.devices(table.pp, table.num_stages) != tuple(table.stage_device.tolist()):
+            return False
+        chunks_refused = rule.chunk_refusal(table.virtual_stages)
+        count_refused = rule.count_refusal(table.pp, self.figures[0].batches)
+        return chunks_refused is None and count_refused is None
 
     def leaner(self, order: Order) -> Order:
-        """Return an order with strategies that keep less, layer by layer of full devices, until it fits."""
-        f, choices, numbers = (
-            self.figures[1],
-            order.choices.copy(),
-            np.arange(self.table.num_layers),
-        )
-        devices = f.devices[np.searchsorted(order.first, numbers, side="right") - 1]
-        kept = np.where(f.legal.all(0), f.before + f.between, np.inf)
+        """Return an order with strategies that keep less, layer by layer, until full devices fit."""
+        figures = self.figures[1]
+        choices = order.choices.copy()
+        layers = np.arange(self.table.num_layers)
+        devices = figures.devices[np.searchsorted(order.first, layers, side="right") - 1]
+        kept = np.where(figures.legal.all(0), figures.before + figures.between, np.inf)
         for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
-            stages, _ = self.stages(replace(order, choices=choices))
-            held = enumerate(zip(order.words, order.lengths, stages.room, strict=True))
-            full = [
-                d
-                for d, (word, n, room) in held
-                if not self.kernel.fits(word[:n], stages.more, room)
-            ]
-            saved = (kept[numbers, choices] - kept.min(1)) * np.isin(devices, full[:1])
-            if not full or saved.max() <= 0:
+            full = self._full_device(replace(order, choices=choices))
+            if full is None:
                 break
-            choices[saved.argmax()] = kept[saved.argmax()].argmin()
+            saved = kept[layers, choices] - kept.min(1)
+            saved = saved * (devices == full)
+            if saved.max() <= 0:
+                break
+            layer = saved.argmax()
+            choices[layer] = kept[layer].argmin()
         return self.timed(order.words, order.lengths, order.first, choices, order.split)
 
+    def _full_device(self, order: Order) -> int | None:
+        """Return the first device without room for an order; None where all have it."""
+        stages, _ = self.stages(order)
+        for device, length in enumerate(order.lengths):
+            word = order.words[device, :length]
+            if not self.kernel.fits(word, stages.more, stages.room[device]):
+                return device
+        return None
+
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
-        """Return the orders of `_order_kernel.dispatch` under its parameters."""
-        ways = product((0, 1, 2), (0.0, 0.5, 1.0), (False, True))
-        found = [self.dispatched(first, choices, np.zeros((0, 0)), way) for way in ways]
+        """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
+        keys = np.zeros((0, 0))
+        found = []
+        for priority, gap, deep_first in product(range(3), (0.0, 0.5, 1.0), (False, True)):
+            policy = self.kernel.Policy(priority, gap, deep_first)
+            found.append(self.dispatched(first, choices, keys, policy))
         return [order for order in found if order.seconds < np.inf]
 
     def dispatched(
-        self,
-        first: Indices,
-        choices: Indices,
-        keys: Array,
-        way: tuple[int, float, bool] = (0, 0.0, False),
+        self, first: Indices, choices: Indices, keys: Array, policy: Any = None
     ) -> Order:
-        """Return the order of `_order_kernel.dispatch`, `way` and `keys` as there."""
+        """Return the order of `_order_kernel.dispatch`, `keys` and `policy` as there."""
         none = np.zeros((0, 0), dtype=np.int64)
         stages, _ = self.stages(Order(none, none, first, choices, True, np.inf))
-        words, lengths = self.kernel.dispatch(self.figures[1], stages, *way, keys)
+        policy = policy or self.kernel.Policy()
+        words, lengths = self.kernel.dispatch(self.figures[1], stages, policy, keys)
         found = self.timed(words, lengths, first, choices, True)
         return found if lengths.all() else replace(found, seconds=np.inf)
 
@@ -244,70 +288,92 @@ class OrderProblem:
             moves: Orders that are timed.
             state: Of the random numbers, `(1,)`; moves on.
             blind: Move any pass and stage, not those of the longest path.
-            share: Share of moves that are of layers; None: `LAYERS`, all where the order stays.
+            share: Share of layer moves; None: `LAYER_SHARE`, all where the order stays.
         """
-        share = (LAYERS if self.free else 1.0) if share is None else share
-        words, first, choices = order.words.copy(), order.first.copy(), order.choices.copy()
-        sizes = (self.table.num_stages, self.table.pp)
-        work = [self.kernel.Stages.empty(*sizes) for _ in range(2)]
-        found = self.kernel.anneal(
-            self.figures[order.split],
-            words,
-            order.lengths,
-            first,
-            choices,
-            *work,
-            moves,
-            HEAT,
-            share,
-            blind,
-            state,
-        )
+        if share is None:
+            share = LAYER_SHARE if self.free else 1.0
+        words = order.words.copy()
+        first = order.first.copy()
+        choices = order.choices.copy()
+        empty = self.kernel.Stages.empty
+        current = empty(self.table.num_stages, self.table.pp)
+        trial = empty(self.table.num_stages, self.table.pp)
+        figures = self.figures[order.split]
+        of_order = (figures, words, order.lengths, first, choices, current, trial)
+        found = self.kernel.anneal(*of_order, moves, HEAT, share, blind, state)
         return Order(words, order.lengths, first, choices, order.split, float(found))
 
     def code(self, order: Order) -> str:
         """Return the code of an order (`schedules.Searched`)."""
-        rows, kinds = [], KINDS if order.split else "FB"
+        letters = LETTERS if order.split else "FB"
+        rows = []
         for word, length in zip(order.words.tolist(), order.lengths.tolist(), strict=True):
-            ran, texts = Counter[int](), []
+            ran = Counter[int]()
+            texts = []
             for symbol in word[:length]:
                 kind, stage = divmod(symbol, self.table.num_stages)
-                texts.append(f"{stage}{kinds[kind]}{ran[symbol]}")
+                texts.append(f"{stage}{letters[kind]}{ran[symbol]}")
                 ran[symbol] += 1
             rows.append(texts)
         return order_code(PLACEMENTS[find(self.table.pipeline.schedule).folded], rows)
 
 
+def contiguous(values: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array that the kernel can read."""
+    return np.ascontiguousarray(values.detach().numpy())
+
+
 BASES = 6
-"""Outer choices whose best plans get orders at first, next to those of every placement."""
+"""Pipeline configurations whose orders are annealed first, plus one per placement."""
 ANNEALED = 5
 """Best of these, whose orders are annealed."""
 ROUNDS = 20
 """Times that the best orders are annealed again."""
-LESS = 20
-"""Share of the passes that moves of layers alone need, where no order may change."""
+LAYERS_ONLY = 20
+"""Divisor of the move budget where only layer moves are allowed."""
+FIRST_SHARE = 3 / 8
+"""Share of the passes for the first annealing of all starts; the rest is for the best orders."""
 KEPT = 6
 """Orders that are annealed again and kept."""
 
 
+@dataclass(frozen=True)
+class FoundOrder:
+    """An order and its problem."""
+
+    table: int
+    """Index in the pool of the table that the problem was made of."""
+    problem: OrderProblem
+    order: Order
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Orders to begin with, fastest first."""
+
+    table: int
+    problem: OrderProblem
+    orders: list[Order]
+
+
 @dataclass
 class OrderSearch:
-    """Search orders of passes, and layers of their stages, of simulated plans of a pool together.
+    """Search pass orders, and layers of their stages, of the simulated plans of a pool together.
 
-    A rival overrides where it begins and how it goes on.
+    Rivals override `starts` and `improved`.
     """
 
     pool: PlanPool
-    """Its tables get some of searched orders."""
+    """Gets tables of searched orders."""
     space_kind: str
     config: SearchConfig
     """Settings: `order_passes` are timed, fewer where no order is free."""
     seed: int
-    found: list[tuple[int, OrderProblem, Order]] = field(default_factory=list, init=False)
-    """The best orders with their tables, the best first."""
+    found: list[FoundOrder] = field(default_factory=list, init=False)
+    """The best orders, fastest first."""
 
     def search(self) -> str | None:
-        """Add the best plans to the pool; return what cut it short, `user` or `time_limit`, None: nothing."""
+        """Add the best plans to the pool; return `user` or `time_limit` where it was cut short."""
         try:
             self.run(self.config.order_passes)
         except KeyboardInterrupt:
@@ -322,7 +388,7 @@ class OrderSearch:
         return self.pool.clock.seconds > self.config.max_seconds
 
     def starts(self, problem: OrderProblem, plan: HardPlans) -> list[Order]:
-        """Return the orders to begin with, the best first."""
+        """Return the orders to begin with, fastest first."""
         return problem.starts(plan)
 
     def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
@@ -331,84 +397,102 @@ class OrderSearch:
 
     @cached_property
     def state(self) -> State:
-        """State of the random numbers of all moves."""
+        """State of the random numbers of all moves: never 0, and far apart for neighbouring seeds."""
         return np.array([self.seed * 2654435761 % 2**63 + 88172645463325252], dtype=np.uint64)
 
     def run(self, passes: int) -> None:
-        """Anneal orders of the best plans of every placement, then the best orders again and again."""
-        tables, places = self.pool.tables, dict[tuple[int, int, bool], int]()
-        entries = [e for e in self.pool.by_outer() if _knows(tables[e.table])]
-        for place, entry in enumerate(entries):
-            table = tables[entry.table]
-            places.setdefault(
-                (table.pp, table.num_stages, find(table.pipeline.schedule).folded), place
-            )
-        bases = [e for place, e in enumerate(entries) if place in places.values() or place < BASES]
-        free = any(tables[e.table].pipeline.free for e in bases)
-        passes = passes if free else passes // LESS
-        begun: list[tuple[float, int, OrderProblem, list[Order]]] = []
+        """Anneal orders of the best plans of every placement, then the best orders repeatedly."""
+        bases = self._bases()
+        free = any(self.pool.tables[entry.table].pipeline.free for entry in bases)
+        if not free:
+            passes = passes // LAYERS_ONLY
+        begun = []
         for entry in bases:
-            table = tables[entry.table]
-            ruled = replace(table, pipeline=replace(table.pipeline, free=False))
-            for own in [table] + [ruled] * table.pipeline.free:
-                problem = OrderProblem(own, entry.outer[1], self.space_kind)
-                starts = self.starts(problem, entry.plan)
-                self._add(entry.table, problem, starts[:1])
-                begun += [(start.seconds, entry.table, problem, starts) for start in starts[:1]]
-        begun = sorted(begun, key=lambda job: job[0])[:ANNEALED]
-        for _, number, problem, starts in begun:
-            share = passes // LESS if free > problem.free else passes * 3 // 8
-            self._best(number, problem, starts, share // len(begun))
+            begun += self._begun(entry)
+        begun = sorted(begun, key=lambda start: start.orders[0].seconds)[:ANNEALED]
+        for start in begun:
+            fixed_order = free and not start.problem.free
+            share = passes // LAYERS_ONLY if fixed_order else int(passes * FIRST_SHARE)
+            self._halve(start, share // len(begun))
+        self._anneal_again(int(passes * (1.0 - FIRST_SHARE)))
+
+    def _bases(self) -> list[PricedPlan]:
+        """Return the best plans, and the best one of every placement."""
+        entries = [entry for entry in self.pool.by_outer() if self._is_priced(entry)]
+        placements = set()
+        bases = []
+        for rank, entry in enumerate(entries):
+            table = self.pool.tables[entry.table]
+            placement = (table.pp, table.num_stages, find(table.pipeline.schedule).folded)
+            if placement not in placements or rank < BASES:
+                bases.append(entry)
+            placements.add(placement)
+        return bases
+
+    def _is_priced(self, entry: PricedPlan) -> bool:
+        """Return whether the kernel prices the plans of an entry's table."""
+        table = self.pool.tables[entry.table]
+        return table.pipeline.simulated and table.pp > 1 and table.host is None
+
+    def _begun(self, entry: PricedPlan) -> list[_Start]:
+        """Return starts from a plan: with its own schedule, and with a free order if it is allowed."""
+        table = self.pool.tables[entry.table]
+        variants = [table]
+        if table.pipeline.free:
+            variants.append(replace(table, pipeline=replace(table.pipeline, free=False)))
+        begun = []
+        for variant in variants:
+            problem = OrderProblem(variant, entry.outer[1], self.space_kind)
+            orders = self.starts(problem, entry.plan)
+            self._add(entry.table, problem, orders[:1])
+            if orders:
+                begun.append(_Start(entry.table, problem, orders))
+        return begun
+
+    def _halve(self, start: _Start, passes: int) -> None:
+        """Improve orders by successive halving: the best of them longest."""
+        count = 2 ** (HALVINGS - 1)
+        left = (start.orders * count)[:count]
+        while left and not self.late:
+            moves = max(passes // (HALVINGS * len(left) * start.problem.work), 1)
+            improved = [self.improved(start.problem, order, moves) for order in left]
+            left = sorted(improved, key=by_seconds)
+            self._add(start.table, start.problem, left[:2])
+            left = left[: len(left) // 2]
+
+    def _anneal_again(self, passes: int) -> None:
+        """Anneal one of the best orders at a time, the best most often."""
         random = np.random.default_rng(self.seed)
         for _ in range(ROUNDS if self.found else 0):
             if self.late:
                 break
             place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
-            number, problem, order = self.found[place]
-            moves = passes * 5 // 8 // ROUNDS // problem.work
-            self._add(number, problem, [self.improved(problem, order, moves)])
+            chosen = self.found[place]
+            moves = passes // ROUNDS // chosen.problem.work
+            improved = self.improved(chosen.problem, chosen.order, moves)
+            self._add(chosen.table, chosen.problem, [improved])
 
-    def _best(self, number: int, problem: OrderProblem, starts: list[Order], passes: int) -> None:
-        """Improve orders, the best of them longer."""
-        count = 2 ** (HALVINGS - 1)
-        left = (starts * count)[:count]
-        while left and not self.late:
-            moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
-            left = sorted(
-                (self.improved(problem, order, moves) for order in left), key=attrgetter("seconds")
-            )
-            self._add(number, problem, left[:2])
-            left = left[: len(left) // 2]
-
-    def _add(self, number: int, problem: OrderProblem, orders: list[Order]) -> None:
+    def _add(self, table: int, problem: OrderProblem, orders: list[Order]) -> None:
         """Keep the best orders, each time once."""
-        known = {order.seconds for *_, order in self.found}
-        self.found += [(number, problem, order) for order in orders if order.seconds not in known]
-        self.found = sorted(self.found, key=lambda entry: entry[2].seconds)[:KEPT]
-        least, curve = (
-            min(known | {order.seconds for order in orders}, default=np.inf),
-            self.pool.curve,
-        )
-        if least < (curve[-1][1] if curve else np.inf):
-            curve.append((self.pool.clock.seconds, least))
+        known = {found.order.seconds for found in self.found}
+        for order in orders:
+            if order.seconds not in known:
+                self.found.append(FoundOrder(table, problem, order))
+        self.found = sorted(self.found, key=lambda found: found.order.seconds)[:KEPT]
+        if self.found:
+            self.pool.note(self.found[0].order.seconds)
 
     def keep(self) -> None:
-        """Add plans of the orders to the pool, and their tables where they are no rule's."""
-        best = {number: (problem, order) for number, problem, order in reversed(self.found)}
-        for number, (problem, order) in best.items():
+        """Add the best order's plan of every table to the pool, with a table where no rule has it."""
+        best = {found.table: found for found in reversed(self.found)}
+        for number, found in best.items():
+            problem = found.problem
             outer = torch.tensor([problem.outer])
             if problem.free:
-                self.pool.tables.append(
-                    problem.table.with_order(problem.outer, problem.code(order))
-                )
-                number, outer = len(self.pool.tables) - 1, torch.zeros_like(outer)
-            choices, first = (
-                torch.from_numpy(order.choices)[None],
-                torch.from_numpy(order.first[:-1])[None],
-            )
+                code = problem.code(found.order)
+                self.pool.tables.append(problem.table.with_order(problem.outer, code))
+                number = len(self.pool.tables) - 1
+                outer = torch.zeros_like(outer)
+            choices = torch.from_numpy(found.order.choices)[None]
+            first = torch.from_numpy(found.order.first[:-1])[None]
             self.pool.add(TablePlans(number, HardPlans(outer, choices, first)))
-
-
-def _knows(table: CostTable) -> bool:
-    """Return whether the programmes price the plans of a table."""
-    return table.pipeline.simulated and table.pp > 1 and table.host is None

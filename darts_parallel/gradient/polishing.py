@@ -1,27 +1,32 @@
-"""Local improvement of hard plans: steepest descent over layers, runs of layers, stages and edges.
+"""Local improvement of hard plans: steepest descent over layers, runs of layers, stages, boundaries.
 
-The search reports its raw plan beside the polished one, so that this step hides nothing.
+The search reports its raw plan next to the polished one, so that this step hides nothing.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, unit_starts
+from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, evaluate_batch, unit_starts
+from darts_parallel.exact import ChosenStages, DeadlineError
 from darts_parallel.gradient._run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveEvaluator
-from darts_parallel.gradient.stage_moves import repartitioned
 
-RELATIVE_GAIN = 1e-12
-"""A move must gain more than rounding."""
-MOST_EDGE_MOVES = 1_000
-"""Moves of ranges of edges up to which all are tried; where there are more, single edges move."""
-MOST_RUNS = 20_000
+MAX_EDGE_MOVES = 1_000
+"""Moves of ranges of stage boundaries up to which all are tried; above, single boundaries move."""
+MAX_RUNS = 20_000
 """Runs of layers times strategies up to which all are tried."""
+LIMITS_ABOVE = 8
+"""Stage limits above the smallest feasible one that `repartitioned` tries: a slower bottleneck may
+have a smaller sum."""
+
+Neighbourhood = Callable[[HardPlans], HardPlans]
+"""Returns the plans that one plan may change into."""
 
 
 def polish(
@@ -34,43 +39,73 @@ def polish(
 ) -> tuple[HardPlans, float, int]:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
-    A neighbourhood is asked only where the earlier, cheaper ones have no move.
+    A neighbourhood is tried only where the earlier, cheaper ones have no move.
 
     Args:
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
-        evaluator: Prices the plans of the table, and ends the descent early where it is out of budget; None:
-            one that never is. A new one for every descent.
-        visited: Plans that equal descents of this table came through, to which its own are added: where a
-            descent meets one of them it ends, because it would go on as that one did.
+        evaluator: Prices the plans of the table, and ends the descent where it is out of budget. None:
+            one without a budget. Use a new one for every descent.
+        visited: Plans of equal descents of this table, to which this one's are added. Where a descent
+            meets one of them it ends, because it would go on as the other one did.
 
     Returns:
         The plan, its seconds per iteration, and how many plans were evaluated.
     """
+    descent = _Descent(table, plan, space_kind, evaluator or MoveEvaluator(table))
+    visited = set() if visited is None else visited
     levels = _neighbourhoods(table, space_kind)
-    by_runs = space_kind == "layerwise" and table.has_plain_stages and not table.pipeline.simulated
-    best = float(evaluate_batch(table, plan).iteration_time[0])
-    evaluator = evaluator or MoveEvaluator(table)
-    met, level = set() if visited is None else visited, 0
-    while level < len(levels) and not evaluator.out_of_budget():
-        if level == 0 and plan_key(plan) in met:
+    level = 0
+    while level < len(levels) and not descent.evaluator.out_of_budget():
+        key = plan_key(descent.plan)
+        if level == 0 and key in visited:
             break
-        met.add(plan_key(plan))
-        candidates = levels[level](plan)
-        times = evaluator.seconds(candidates, best)
+        visited.add(key)
+        improved = descent.improve(levels[level], runs=level == 0)
+        level = 0 if improved else level + 1
+    return descent.plan, descent.seconds, descent.evaluator.simulated
+
+
+class _Descent:
+    """Improve one plan by the best move of a neighbourhood.
+
+    Attributes:
+        plan: Present plan.
+        seconds: Its seconds per iteration.
+    """
+
+    def __init__(
+        self, table: CostTable, plan: HardPlans, space_kind: str, evaluator: MoveEvaluator
+    ) -> None:
+        self.table = table
+        self.plan = plan
+        self.evaluator = evaluator
+        self.prices_runs = space_kind == "layerwise" and _has_closed_form(table)
+        self.seconds = float(evaluate_batch(table, plan).iteration_time[0])
+
+    def improve(self, neighbourhood: Neighbourhood, *, runs: bool) -> bool:
+        """Take the best move of a neighbourhood if it gains more than rounding; return whether.
+
+        Args:
+            runs: Whether runs of layers take part, where they are priced apart.
+        """
+        candidates = neighbourhood(self.plan)
+        times = self.evaluator.seconds(candidates, self.seconds)
         index = int(times.argmin())
-        changed, found = candidates[index : index + 1], float(times[index])
-        if by_runs and level == 0:
-            moves = RunMoves.price(table, plan, _runs(table, plan))
-            evaluator.simulated += moves.seconds.size
+        changed = candidates[index : index + 1]
+        found = float(times[index])
+        if runs and self.prices_runs:
+            moves = RunMoves.price(self.table, self.plan, _runs(self.table, self.plan))
+            self.evaluator.simulated += moves.seconds.size
             other, seconds = moves.best()
             if seconds < found:
+                changed = other
                 # sums of differences round otherwise than the plan's own
-                changed, found = other, float(evaluate_batch(table, other).iteration_time[0])
-        if found < best * (1.0 - RELATIVE_GAIN):
-            plan, best, level = changed, found, 0
-        else:
-            level += 1
-    return plan, best, evaluator.simulated
+                found = float(evaluate_batch(self.table, other).iteration_time[0])
+        if found >= self.seconds * (1.0 - GAIN_TOLERANCE):
+            return False
+        self.plan = changed
+        self.seconds = found
+        return True
 
 
 def plan_key(plan: HardPlans) -> bytes:
@@ -78,72 +113,112 @@ def plan_key(plan: HardPlans) -> bytes:
     return torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
 
 
-def _neighbourhoods(table: CostTable, space_kind: str) -> list[Callable[[HardPlans], HardPlans]]:
+def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -> HardPlans:
+    """Split the plan again: the best for its strategies under each of `most` limits of the stages.
+
+    Each split has the smallest `sum + (m - 1) max` of stage seconds that fits. Synchronisation is
+    left out; the caller evaluates the plans.
+    """
+    if table.pp == 1:
+        return plan
+    try:
+        chosen = ChosenStages.of(table, plan)
+    except DeadlineError:  # too many layers to split
+        return plan
+    # all pipeline configurations share the segments
+    seconds = np.where(chosen.fits(), chosen.seconds(), np.inf)
+    limits = list(islice(chosen.segments.rising_limits(seconds), most))
+    if not limits:
+        return plan
+    starts = [starts for _, starts in chosen.segments.splits_below(seconds, limits)]
+    return _with_starts(plan, torch.tensor(starts))
+
+
+def _has_closed_form(table: CostTable) -> bool:
+    """Return whether changes of single stages can be priced by what they change."""
+    return table.has_plain_stages and not table.pipeline.simulated
+
+
+def _neighbourhoods(table: CostTable, space_kind: str) -> list[Neighbourhood]:
     """Return what a plan may change into, the cheapest neighbourhood first.
 
-    Changes of layers, runs, stages and stage boundaries; all boundaries again for the given strategies.
+    Changes of layers, runs, stages and stage boundaries; then all boundaries for the strategies.
     """
-    single, layerwise = table.has_plain_stages, space_kind == "layerwise"
-    closed = single and not table.pipeline.simulated
     # runs of layers are priced apart, by what they change
-    strategies = "uniform" if layerwise and closed else space_kind
-    levels: list[Callable[[HardPlans], HardPlans]] = [
-        lambda current: _moves(table, current, strategies, edges=space_kind)
-    ]
-    if space_kind != "stagewise" and single:
-        levels.append(lambda current: repartitioned(table, current))
-    return levels
+    runs_apart = space_kind == "layerwise" and _has_closed_form(table)
+    strategies = "uniform" if runs_apart else space_kind
+
+    def moves(current: HardPlans) -> HardPlans:
+        return _moves(table, current, strategies, edges=space_kind)
+
+    def splits(current: HardPlans) -> HardPlans:
+        return repartitioned(table, current)
+
+    if space_kind != "stagewise" and table.has_plain_stages:
+        return [moves, splits]
+    return [moves]
 
 
 def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:
-    """Change strategies as in the space `space_kind`, boundaries as in `edges`, and the outer choice."""
+    """Change strategies as in the space `space_kind`, boundaries as in `edges`, or the configuration."""
     change = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind]
-    strategies = change(table, plan)
-    parts = [plan, strategies, *_edge_moves(table, plan, edges)]
-    rest = (values.expand(table.num_outer, -1) for values in (plan.choices, plan.first_layers))
-    return HardPlans.concatenate([*parts, HardPlans(torch.arange(table.num_outer), *rest)])
+    outers = torch.arange(table.num_outer)
+    choices = plan.choices.expand(table.num_outer, -1)
+    starts = plan.first_layers.expand(table.num_outer, -1)
+    other_outers = HardPlans(outers, choices, starts)
+    parts = [plan, change(table, plan), *_edge_moves(table, plan, edges), other_outers]
+    return HardPlans.concatenate(parts)
 
 
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
-    return HardPlans(
-        plan.outer.expand(len(choices)), choices, plan.first_layers.expand(len(choices), -1)
-    )
+    """Return the plan with each of some strategies, `(B, L)`."""
+    count = len(choices)
+    return HardPlans(plan.outer.expand(count), choices, plan.first_layers.expand(count, -1))
+
+
+def _with_starts(plan: HardPlans, starts: Tensor) -> HardPlans:
+    """Return the plan with each of some stage starts, `(B, K)`."""
+    count = len(starts)
+    return HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
 
 
 def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
-    return _with_choices(
-        plan, torch.arange(len(table.choices)).unsqueeze(1).expand(-1, table.num_layers)
-    )
+    """Return every strategy for the whole model."""
+    every = torch.arange(len(table.choices)).unsqueeze(1)
+    return _with_choices(plan, every.expand(-1, table.num_layers))
 
 
 def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Return every stage, and every pair of neighbouring edges' stages, with every strategy."""
+    """Return every stage, and every stage with all later ones, with every strategy."""
     stages = plan.stages()[0]
-    masks = torch.stack([stages == k for k in range(table.num_stages)])
-    tails = torch.stack([stages >= k for k in range(table.num_stages)])
-    return _with_choices(plan, _replace(table, plan, torch.cat([masks, tails])))
+    numbers = torch.arange(table.num_stages).unsqueeze(1)
+    masks = torch.cat([stages == numbers, stages >= numbers])
+    return _with_choices(plan, _replace(table, plan, masks))
 
 
 def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
     """Return every run of layers inside a stage: its first layer and the one after its last, `(N, 2)`.
 
-    Where that is too many, only single layers, pairs, and runs at either end of a stage.
+    Where there are too many, only single layers, pairs, and runs at either end of a stage.
     """
-    starts = plan.first_layers[0].tolist()
-    stages = pairwise([*starts, table.num_layers])
-    spans = [np.add(np.triu_indices(end - first), [[first], [first + 1]]) for first, end in stages]
+    ends = [*plan.first_layers[0].tolist(), table.num_layers]
+    spans = []
+    for first, end in pairwise(ends):
+        inside = np.triu_indices(end - first)
+        spans.append(np.add(inside, [[first], [first + 1]]))
     runs = np.concatenate(spans, axis=1).T
-    if len(runs) * len(table.choices) > MOST_RUNS:
-        ends = [*starts, table.num_layers]
-        at_end = np.isin(runs[:, 0], ends) | np.isin(runs[:, 1], ends)
-        runs = runs[(runs[:, 1] - runs[:, 0] <= 2) | at_end]
+    if len(runs) * len(table.choices) > MAX_RUNS:
+        at_end = np.isin(runs, ends).any(axis=1)
+        short = runs[:, 1] - runs[:, 0] <= 2
+        runs = runs[short | at_end]
     return np.ascontiguousarray(runs)
 
 
 def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
     """Return every run of layers inside a stage, and the whole model, with every strategy."""
-    runs, layers = torch.from_numpy(_runs(table, plan)), torch.arange(table.num_layers)
-    runs = torch.cat([runs, torch.tensor([[0, table.num_layers]])])
+    layers = torch.arange(table.num_layers)
+    whole = torch.tensor([[0, table.num_layers]])
+    runs = torch.cat([torch.from_numpy(_runs(table, plan)), whole])
     masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
     return _with_choices(plan, _replace(table, plan, masks))
 
@@ -156,49 +231,51 @@ def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
 
 
 def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[HardPlans]:
-    """Return every range of neighbouring edges moved by one unit either way.
+    """Return every range of neighbouring boundaries moved by one unit either way.
 
-    Layers that change stage keep their strategy, or take that of their new stage.
+    Layers that change stage keep their strategy, or adopt one of their new stage's.
     """
     starts = _edge_starts(table, plan)
-    count = len(starts)
-    if count == 0:
+    if len(starts) == 0:
         return []
-    kept = HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
+    kept = _with_starts(plan, starts)
     if space_kind == "uniform":
         return [kept]
-    adopted = HardPlans(kept.outer, _adopt(plan, kept), starts)
+    adopted = replace(kept, choices=_adopt(plan, kept))
     return [adopted] if space_kind == "stagewise" else [kept, adopted]
 
 
 def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
-    """Return stage starts with a range of neighbouring edges moved by one unit, shape `(B, K)`.
+    """Return stage starts with a range of neighbouring boundaries moved by one unit, `(B, K)`.
 
-    A range of edges moved together takes a unit from one stage and gives it to another. Where that makes more
-    than `MOST_EDGE_MOVES` starts, only single edges are moved.
+    A range of boundaries moved together takes a unit from one stage and gives it to another. Where
+    this makes more than `MAX_EDGE_MOVES` starts, only single boundaries are moved.
     """
     if table.num_stages == 1:
         return plan.first_layers[:0]
     units = unit_starts(table.fused_to_previous)
     position = torch.searchsorted(units, plan.first_layers[0].contiguous())
     inner = table.num_stages - 1
-    first, last = torch.triu_indices(inner, inner)
-    if 2 * len(first) > MOST_EDGE_MOVES:
-        first = last = torch.arange(inner)
+    first, last = torch.triu_indices(inner, inner).unbind()
     order = torch.arange(inner)
+    if 2 * len(first) > MAX_EDGE_MOVES:
+        first = order
+        last = order
     block = ((order >= first.unsqueeze(1)) & (order <= last.unsqueeze(1))).long()
     shifted = torch.cat([position[1:] + block, position[1:] - block])
-    full = torch.cat([torch.zeros(len(shifted), 1, dtype=torch.long), shifted], dim=1)
-    end = torch.full((len(full), 1), len(units))
-    legal = (torch.cat([full, end], 1).diff(dim=1) > 0).all(1)
-    return units[full[legal]]
+    full = torch.nn.functional.pad(shifted, (1, 0))
+    sizes = torch.nn.functional.pad(full, (0, 1), value=len(units)).diff(dim=1)
+    return units[full[(sizes > 0).all(1)]]
 
 
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
-    """Let every layer that changed stage take the choice that its new stage began or ended with."""
-    old, new = plan.stages().expand(len(moved), -1), moved.stages()
-    ends = torch.cat([plan.first_layers[0][1:], torch.tensor([plan.choices.shape[1]])]) - 1
-    from_left = plan.choices[0][plan.first_layers[0][new]]
-    from_right = plan.choices[0][ends[new]]
-    adopted = torch.where(new > old, from_left, from_right)
+    """Give each moved layer the strategy of its new stage's adjacent boundary layer, `(B, L)`."""
+    old = plan.stages().expand(len(moved), -1)
+    new = moved.stages()
+    starts = plan.first_layers[0]
+    ends = torch.cat([starts[1:], torch.tensor([plan.choices.shape[1]])]) - 1
+    # a layer that moved to a later stage is now in front of the layer that this stage began with
+    first_of_stage = plan.choices[0][starts[new]]
+    last_of_stage = plan.choices[0][ends[new]]
+    adopted = torch.where(new > old, first_of_stage, last_of_stage)
     return torch.where(new == old, plan.choices.expand_as(new), adopted)

@@ -4,8 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
+from torch import Tensor
 
 from darts_parallel.cost import (
     BatchCost,
@@ -18,9 +20,9 @@ from darts_parallel.cost import (
 )
 from darts_parallel.exact import balanced_plans
 from darts_parallel.gradient._stopwatch import Stopwatch
+from darts_parallel.gradient.polishing import repartitioned
 from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.screening import work_seconds
-from darts_parallel.gradient.stage_moves import repartitioned
 from darts_parallel.plans import Plan
 
 
@@ -37,42 +39,46 @@ SPLITS = 3
 MOST_SECONDS = 1e300
 """Stands for an infinite time in differences."""
 
+by_time = attrgetter("time")
+
 
 class PlanPool:
-    """Keep the best few distinct feasible plans of every outer choice.
+    """Keep the best few distinct feasible plans of every pipeline configuration.
 
     Args:
         tables: The cost tables that candidates refer to.
-        space_kind: Space of the plans: no other one is kept, whoever made it. Only layer-wise ones are
-            repaired, and canonicalized when they are put in words.
+        space_kind: Space of the plans; plans outside of it are not kept. Only layer-wise plans are
+            repaired, and canonicalised when encoded.
         clock: Of the search; None begins now.
     """
 
     PER_OUTER = 4
-    """Plans that are kept of every outer choice."""
+    """Plans that are kept of every pipeline configuration."""
     MAX_REPAIRS = 2
-    """Infeasible plans of every outer choice that are repaired at a time."""
+    """Infeasible plans of every pipeline configuration that are repaired at a time."""
     AT_ONCE = 4
-    """Plans of every outer choice that are simulated at a time, where only the best are wanted."""
+    """Plans of every pipeline configuration that are simulated at a time, most promising first."""
 
     def __init__(
         self, tables: list[CostTable], space_kind: str, clock: Stopwatch | None = None
     ) -> None:
-        self.tables, self.space_kind = tables, space_kind
+        self.tables = tables
+        self.space_kind = space_kind
         self.evaluated = 0
-        self.clock = Stopwatch() if clock is None else clock
+        self.clock = clock or Stopwatch()
         self.curve: list[tuple[float, float]] = []
-        """Seconds of the search and iteration time of every improvement of the best plan."""
+        """Search seconds of every improvement of the best plan, and its seconds per iteration."""
         self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
         self.local_optima: dict[int, set[bytes]] = defaultdict(set)
         """Plans of simulated tables that no cheap move makes better."""
-        self._fitted: set[tuple[str, int, bytes]] = set()
+        self._seen: set[tuple[str, int, bytes]] = set()
+        """Steps of fitting that some plans went through, by step, table and plan."""
 
     @property
     def best(self) -> PricedPlan | None:
         """Return the fastest feasible plan, or None."""
         firsts = [entries[0] for entries in self.entries.values()]
-        return min(firsts, key=lambda entry: entry.time, default=None)
+        return min(firsts, key=by_time, default=None)
 
     @property
     def best_time(self) -> float:
@@ -80,152 +86,185 @@ class PlanPool:
         return self.best.time if self.best else float("inf")
 
     def add_all(self, candidates: Iterable[TablePlans]) -> None:
-        """Evaluate and keep what is good."""
+        """Evaluate plans and keep what is good."""
         for candidate in candidates:
             self.add(candidate)
 
     def add(
-        self,
-        candidate: TablePlans,
-        repair_score: torch.Tensor | None = None,
-        *,
-        fitting: str = "repair",
+        self, candidate: TablePlans, repair_score: Tensor | None = None, *, fitting: str = "repair"
     ) -> None:
         """Evaluate plans and keep what is good.
 
         Args:
-            repair_score: How unpromising each plan is, shape `(B,)`; the best infeasible ones of every
-                outer choice are then repaired. None keeps only plans that fit as they are.
+            repair_score: Repair priority, lower is better, `(B,)`; the best infeasible plans of every
+                pipeline configuration are repaired. None keeps only plans that fit as they are.
             fitting: One of `config.search.FITTINGS`; what happens to the best plans besides repair.
         """
-        table, plans = self.tables[candidate.table], candidate.plans
+        table = self.tables[candidate.table]
+        plans = candidate.plans
         if repair_score is None and table.pipeline.simulated:
-            self._keep_promising(candidate.table, plans)
+            self._keep_promising(candidate)
             return
-        known = f"added, {fitting}"
-        if repair_score is not None and not len(
-            self._new(known, candidate.table, plans, plans.choices)
-        ):
-            return
+        if repair_score is not None:
+            new = self._new(f"added, {fitting}", candidate, plans.choices)
+            if not len(new.plans):
+                return
         cost = evaluate_batch(table, plans)
-        self._keep(candidate.table, plans, cost)
-        if repair_score is None or self.space_kind != "layerwise":
-            return
-        each = [plans.outer == outer for outer in sorted(set(plans.outer.tolist()))]
+        self._keep(candidate, cost)
+        if repair_score is not None and self.space_kind == "layerwise":
+            self._fit(candidate, cost, repair_score, fitting)
 
-        def best(score: torch.Tensor, barred: torch.Tensor) -> HardPlans:
-            masked = score.masked_fill(barred, torch.inf)
-            rows = [row for mine in each for row in _lowest(masked, mine, self.MAX_REPAIRS)]
-            return plans[torch.tensor(rows, dtype=torch.long)]
-
-        found = best(repair_score, cost.feasible | (cost.iteration_time >= self.best_time))
-        found = self._new("repair", candidate.table, found, found.choices)
-        if len(found):
-            found, own = repair(table, found, self.best_time)
-            self._keep(candidate.table, found, own)
+    def _fit(
+        self, candidate: TablePlans, cost: BatchCost, repair_score: Tensor, fitting: str
+    ) -> None:
+        """Make the most promising plans fit; then use the memory that is left, as `fitting` says."""
+        number = candidate.table
+        plans = candidate.plans
+        hopeless = cost.feasible | (cost.iteration_time >= self.best_time)
+        repaired = self._repair(TablePlans(number, _lowest(plans, repair_score, hopeless)))
         if fitting == "repair":
             return
-        parts = [found, best(cost.iteration_time, ~cost.feasible)]
+        parts = [repaired, _lowest(plans, cost.iteration_time, ~cost.feasible)]
         if fitting in ("prices", "splits"):
-            promising = best(repair_score, torch.zeros_like(cost.feasible))
-            new = self._new("prices", candidate.table, promising, table.layout[promising.choices])
-            parts.append(fit(table, new))
-            if fitting == "splits" and table.has_plain_stages:
-                whole = self._new("splits", candidate.table, parts[-1], parts[-1].choices)
-                split = [
-                    repartitioned(table, whole[row : row + 1], SPLITS) for row in range(len(whole))
-                ]
-                moved = HardPlans.concatenate([whole[:0], *split])
-                moved = self._new("prices", candidate.table, moved, table.layout[moved.choices])
-                parts.append(fit(table, moved))
-        found = HardPlans.concatenate(parts)
-        found = fill(table, self._new("fill", candidate.table, found, found.choices))
-        if len(found):
-            self._keep(candidate.table, found, evaluate_batch(table, found))
+            promising = _lowest(plans, repair_score, torch.zeros_like(cost.feasible))
+            priced = self._fit_prices(TablePlans(number, promising))
+            parts.append(priced)
+            if fitting == "splits" and self.tables[number].has_plain_stages:
+                parts.append(self._fit_splits(TablePlans(number, priced)))
+        self._fill(TablePlans(number, HardPlans.concatenate(parts)))
+
+    def _repair(self, candidate: TablePlans) -> HardPlans:
+        """Repair and keep the plans that were not repaired before; return them."""
+        new = self._new("repair", candidate, candidate.plans.choices)
+        if not len(new.plans):
+            return new.plans
+        plans, cost = repair(self.tables[new.table], new.plans, self.best_time)
+        self._keep(TablePlans(new.table, plans), cost)
+        return plans
+
+    def _fit_prices(self, candidate: TablePlans) -> HardPlans:
+        """Select strategies under a price of memory, for boundaries and layouts not seen before."""
+        table = self.tables[candidate.table]
+        new = self._new("prices", candidate, table.layout[candidate.plans.choices])
+        return fit(table, new.plans)
+
+    def _fit_splits(self, candidate: TablePlans) -> HardPlans:
+        """Split plans again, and select strategies again for the new stages."""
+        table = self.tables[candidate.table]
+        whole = self._new("splits", candidate, candidate.plans.choices).plans
+        parts = [whole[:0]]
+        for row in range(len(whole)):
+            parts.append(repartitioned(table, whole[row : row + 1], SPLITS))
+        return self._fit_prices(TablePlans(candidate.table, HardPlans.concatenate(parts)))
+
+    def _fill(self, candidate: TablePlans) -> None:
+        """Spend memory that is left; keep the plans."""
+        table = self.tables[candidate.table]
+        new = self._new("fill", candidate, candidate.plans.choices)
+        plans = fill(table, new.plans)
+        if len(plans):
+            self._keep(TablePlans(candidate.table, plans), evaluate_batch(table, plans))
 
     def add_balanced(self, table: int, outers: Sequence[int]) -> None:
-        """Add plans of equally long devices for some outer choices, repaired where the space allows it."""
+        """Add plans of equally long devices for some configurations, repaired in layer-wise spaces."""
         balanced = balanced_plans(self.tables[table], outers)
-        if balanced is not None:  # every outer choice deserves a plan
-            self.add(TablePlans(table, balanced), torch.zeros(len(balanced), dtype=torch.float64))
+        if balanced is not None:
+            no_preference = torch.zeros(len(balanced), dtype=torch.float64)
+            self.add(TablePlans(table, balanced), no_preference)
 
-    def _new(self, fitting: str, table: int, plans: HardPlans, values: torch.Tensor) -> HardPlans:
-        """Return the plans that were not fitted before: equal edges and equal `values` `(B, L)` fit alike."""
-        numbers = torch.cat([plans.outer.unsqueeze(1), plans.first_layers, values], dim=1).numpy()
-        rows = []
-        for row, own in enumerate(numbers):
-            key = (fitting, table, own.tobytes())
-            if key not in self._fitted:
-                self._fitted.add(key)
-                rows.append(row)
-        return plans[torch.tensor(rows, dtype=torch.long)]
+    def _new(self, step: str, candidate: TablePlans, values: Tensor) -> TablePlans:
+        """Return the plans that did not go through a step of fitting before.
 
-    def _keep_promising(self, number: int, plans: HardPlans) -> None:
-        """Keep the same plans as `_keep`, without simulating those that fit not or are too slow for sure.
-
-        No schedule is faster than the work of a device: plans come in its order, until it exceeds the
-        seconds of those that are kept of their outer choice.
+        Plans of equal stages and equal `values` `(B, L)` count as the same.
         """
-        table, reading = self.tables[number], table_reading(self.tables[number], plans)
+        plans = candidate.plans
+        columns = [plans.outer.unsqueeze(1), plans.first_layers, values]
+        rows = []
+        for row, features in enumerate(torch.cat(columns, dim=1).numpy()):
+            key = (step, candidate.table, features.tobytes())
+            if key not in self._seen:
+                self._seen.add(key)
+                rows.append(row)
+        return TablePlans(candidate.table, plans[torch.tensor(rows, dtype=torch.long)])
+
+    def _keep_promising(self, candidate: TablePlans) -> None:
+        """Keep the same plans as `_keep`, without simulating plans that do not fit or are too slow.
+
+        No schedule is faster than the work of a device. So plans come in the order of this bound,
+        until it exceeds the seconds of the plans that are kept of their pipeline configuration.
+        """
+        plans = candidate.plans
+        table = self.tables[candidate.table]
+        reading = table_reading(table, plans)
         least = work_seconds(table, plans, reading).masked_fill(~reading.feasible, torch.inf)
-        each = {outer: plans.outer == outer for outer in sorted(set(plans.outer.tolist()))}
-        left = {
-            outer: torch.nonzero(own).flatten()[least[own].argsort()] for outer, own in each.items()
-        }
-        while left:
-            now = []
-            for outer, rows in list(left.items()):
-                kept = self.entries.get((number, outer), [])
-                worst = kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
-                rows = rows[least[rows] < worst]
-                now.append(rows[: self.AT_ONCE])
-                left[outer] = rows[self.AT_ONCE :]
-                if not len(left[outer]):
-                    del left[outer]
-            some = plans[torch.cat(now)]
-            self._keep(number, some, evaluate_batch(table, some))
+        waiting = {}
+        for outer in _outers(plans):
+            rows = torch.nonzero(plans.outer == outer).flatten()
+            waiting[outer] = rows[least[rows].argsort()]
+        while waiting:
+            chosen = []
+            for outer in list(waiting):
+                rows = waiting.pop(outer)
+                rows = rows[least[rows] < self._slowest_kept(candidate.table, outer)]
+                chosen.append(rows[: self.AT_ONCE])
+                if len(rows) > self.AT_ONCE:
+                    waiting[outer] = rows[self.AT_ONCE :]
+            some = plans[torch.cat(chosen)]
+            self._keep(TablePlans(candidate.table, some), evaluate_batch(table, some))
 
-    def _keep(self, table: int, plans: HardPlans, cost: BatchCost) -> None:
+    def _slowest_kept(self, table: int, outer: int) -> float:
+        """Return the seconds that a plan must beat to be kept; infinite where there is room."""
+        kept = self.entries.get((table, outer), [])
+        return kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
+
+    def _keep(self, candidate: TablePlans, cost: BatchCost) -> None:
+        """Keep the fastest plans that fit and lie in the space."""
+        plans = candidate.plans
         self.evaluated += len(plans)
-        kept_out = ~(cost.feasible & plans.within(self.space_kind))
-        times = cost.iteration_time.masked_fill(kept_out, torch.inf)
-        for outer in sorted(set(plans.outer.tolist())):
-            mine = torch.nonzero(plans.outer == outer).squeeze(1)
-            mine = mine[times[mine].argsort(stable=True)[: self.PER_OUTER]]
-            kept = self.entries.get((table, outer), [])
-            worst = kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
-            for index in mine.tolist():
-                value = float(times[index])
-                if value >= worst or value == float("inf"):
-                    break
-                if all(value != entry.time for entry in kept):
-                    kept = [*kept, PricedPlan(table, plans[index : index + 1], value)]
-            if kept:
-                self.entries[(table, outer)] = sorted(kept, key=lambda entry: entry.time)[
-                    : self.PER_OUTER
-                ]
-        if self.best_time < (self.curve[-1][1] if self.curve else float("inf")):
-            self.curve.append((self.clock.seconds, self.best_time))
+        allowed = cost.feasible & plans.within(self.space_kind)
+        times = cost.iteration_time.masked_fill(~allowed, torch.inf)
+        for outer in _outers(plans):
+            rows = torch.nonzero(plans.outer == outer).squeeze(1)
+            rows = rows[times[rows].argsort(stable=True)[: self.PER_OUTER]]
+            self._keep_rows(candidate, outer, rows, times)
+        self.note(self.best_time)
 
-    def gap_to_best(self, table: int, outers: torch.Tensor) -> torch.Tensor:
-        """Return log-seconds of outer choices' fastest plans above the best, `(O,)`; infinite without."""
+    def _keep_rows(self, candidate: TablePlans, outer: int, rows: Tensor, times: Tensor) -> None:
+        """Keep those of some rows, fastest first, that are faster than what is kept."""
+        key = (candidate.table, outer)
+        kept = self.entries.get(key, [])
+        limit = self._slowest_kept(*key)
+        for row in rows.tolist():
+            seconds = float(times[row])
+            if seconds >= limit:
+                break
+            if all(seconds != entry.time for entry in kept):
+                plan = candidate.plans[row : row + 1]
+                kept = [*kept, PricedPlan(candidate.table, plan, seconds)]
+        if kept:
+            self.entries[key] = sorted(kept, key=by_time)[: self.PER_OUTER]
+
+    def note(self, seconds: float) -> None:
+        """Add a point to the curve where a plan is the fastest so far."""
+        if seconds < (self.curve[-1][1] if self.curve else float("inf")):
+            self.curve.append((self.clock.seconds, seconds))
+
+    def gap_to_best(self, table: int, outers: Tensor) -> Tensor:
+        """Return log-seconds of configurations' fastest plans above the best; infinite without one."""
         kept = [self.entries.get((table, outer)) for outer in outers.tolist()]
         times = [entries[0].time if entries else float("inf") for entries in kept]
         # without any plan at all the best of all is infinite, too
-        return torch.tensor(times, dtype=torch.float64).log() - math.log(
-            min(self.best_time, MOST_SECONDS)
-        )
+        best = math.log(min(self.best_time, MOST_SECONDS))
+        return torch.tensor(times, dtype=torch.float64).log() - best
 
     def top(self, count: int) -> list[PricedPlan]:
-        """Return the fastest entries, at most two of an outer choice so that several are tried."""
+        """Return the fastest entries, at most two of a configuration so that several are tried."""
         everything = [entry for entries in self.entries.values() for entry in entries[:2]]
-        return sorted(everything, key=lambda entry: entry.time)[:count]
+        return sorted(everything, key=by_time)[:count]
 
     def by_outer(self) -> list[PricedPlan]:
-        """Return the fastest entry of every outer choice, fastest first."""
-        return sorted(
-            (entries[0] for entries in self.entries.values()), key=lambda entry: entry.time
-        )
+        """Return the fastest entry of every pipeline configuration, fastest first."""
+        return sorted((entries[0] for entries in self.entries.values()), key=by_time)
 
     def plan(self, entry: PricedPlan) -> Plan:
         """Read an entry as stages and strategies."""
@@ -234,8 +273,20 @@ class PlanPool:
         return plan.to_plan(0, table)
 
 
-def _lowest(score: torch.Tensor, mask: torch.Tensor, count: int) -> list[int]:
-    """Return indices of the `count` lowest finite scores under `mask`."""
-    masked = score.masked_fill(~mask, torch.inf)
-    order = masked.argsort(stable=True)[:count]
-    return [i for i in order.tolist() if masked[i] < torch.inf]
+def _outers(plans: HardPlans) -> list[int]:
+    """List the pipeline configurations of plans."""
+    return sorted(set(plans.outer.tolist()))
+
+
+def _lowest(plans: HardPlans, score: Tensor, barred: Tensor) -> HardPlans:
+    """Return the `MAX_REPAIRS` plans of lowest finite score of every configuration, barred ones not.
+
+    Args:
+        score, barred: Shape `(B,)`.
+    """
+    rows: list[int] = []
+    for outer in _outers(plans):
+        masked = score.masked_fill(barred | (plans.outer != outer), torch.inf)
+        lowest = masked.argsort(stable=True)[: PlanPool.MAX_REPAIRS]
+        rows += [row for row in lowest.tolist() if masked[row] < torch.inf]
+    return plans[torch.tensor(rows, dtype=torch.long)]

@@ -1,9 +1,9 @@
-"""Polishing the plans of a search: by moves, and by the exact solver's segment programs for counted work.
+"""Polish the plans of a search: by moves, and by the exact solver's segment programs.
 
-The descent chooses pipeline degree and number of micro-batches, and how the layers differ; inside an outer
-choice the label-setting programs of the exact planner often end in a fraction of a second, where moves of
-single layers and stages take many rounds. Where they would not end, they stop after a number of labels,
-never after a time, so that equal seeds keep giving equal plans.
+The descent chooses pipeline degree and number of micro-batches, and how the layers differ. Inside a
+pipeline configuration the label-setting programs of the exact planner often end in a fraction of a
+second, where moves of single layers and stages take many rounds. Programs that would not end stop
+after a number of labels, not after a time, so that equal seeds keep giving equal plans.
 """
 
 from collections import defaultdict
@@ -30,20 +30,20 @@ from darts_parallel.gradient.polishing import plan_key, polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.screening import MoveEvaluator
 
-FIRST_WORK = 2**26
-"""Largest `MoveEvaluator.work_done` on each plan that is polished before the descent: about 0.7 s."""
 POLISH_STARTS = 16
 """Best distinct rounded plans that are polished by cheap moves."""
 FINALISTS = 3
 """Best of those whose pipeline configurations the segment programs solve."""
+FIRST_WORK = 2**26
+"""Largest `MoveEvaluator.work_done` for a plan that is polished before the descent: about 0.7 s."""
 STARTS = 2
-"""Outer choices whose best known plans are polished before the descent."""
+"""Pipeline configurations whose best known plans are polished before the descent."""
 ALTERNATIVES = 5
-"""Outer choices beside the best one whose plans are polished although they cannot win: reports show them."""
+"""Next best configurations whose plans are polished although they cannot win: reports show them."""
 
 
 class Work:
-    """Count labels that may still be made; asked like a deadline.
+    """Label budget with the interface of a deadline.
 
     Attributes:
         left: Labels left; below 0 the work is over.
@@ -51,7 +51,8 @@ class Work:
     """
 
     def __init__(self, labels: int, late: Callable[[], bool]) -> None:
-        self.left, self.late = labels, late
+        self.left = labels
+        self.late = late
 
     def __call__(self, labels: int = 0) -> None:
         """Count labels.
@@ -67,17 +68,19 @@ class Work:
 def solve_outer(
     case: OuterChoiceSolver, space_kind: str, incumbent: float, check: Check
 ) -> tuple[PricedPlan | None, bool]:
-    """Return the best plan of one outer choice that costs at most `incumbent` under rising limits.
+    """Return the best plan of one configuration that costs at most `incumbent`, by rising limits.
 
     Args:
-        case: Outer choice of a table that is priced by the closed form, not interleaved.
+        case: Row of a table that is priced by the closed form, not interleaved.
         space_kind: `stagewise` or `layerwise`.
         check: Called often; raises `DeadlineError` to end.
 
     Returns:
         The plan, or None; and whether that is proven before the end.
     """
-    lowest, margin, limit = case.bound, FIRST_MARGIN, incumbent * (1 + AGREEMENT)
+    lowest = case.bound
+    margin = FIRST_MARGIN
+    limit = incumbent * (1 + AGREEMENT)
     try:
         while case.bound <= limit:
             check()
@@ -93,8 +96,10 @@ def solve_outer(
 
 def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
     """Return the segments that are stages of one cut of the layers, given by the stages' first layers."""
-    stages, ends = bounds.stages, [*starts[1:], bounds.stages.num_layers]
-    first, end = np.array(starts)[stages.stage], np.array(ends)[stages.stage]
+    stages = bounds.stages
+    ends = [*starts[1:], stages.num_layers]
+    first = np.array(starts)[stages.stage]
+    end = np.array(ends)[stages.stage]
     return bounds.keep((stages.first == first) & (stages.end == end))
 
 
@@ -106,17 +111,18 @@ def polish_pool(
     hurry: bool,
     bounds: Sequence[Tensor] = (),
 ) -> str | None:
-    """Polish the best plans by moves, then the best of those by programs; the best one first in a hurry.
+    """Polish the best plans by moves, then the best of those by segment programs.
 
-    Those are the exact solver's segment programs within `polish_labels`. With as many labels together they
-    then look at the outer choices that are still open: those whose lower bound is below the best plan.
+    The programs have `polish_labels`. With as many labels they then solve the configurations that are
+    still open: those whose lower bound is below the best plan.
 
     Args:
         pool: Plans that the descent met.
-        bounds: Lower bounds of the outer choices of every table, each `(O,)`.
+        hurry: Polish the best plan first.
+        bounds: Lower bounds of the configurations of every table, each `(O,)`.
 
     Returns:
-        What cut it short, `user` or `time_limit`; None where nothing did.
+        `user` or `time_limit` where that cut it short, else None.
     """
     polisher = _PoolPolisher(pool, space_kind, config, bounds)
     try:
@@ -128,9 +134,9 @@ def polish_pool(
 
 
 def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None:
-    """Descend from the best known plans by cheap moves, before relaxed plans are simulated step by step.
+    """Descend from the best simulated plans by cheap moves, before relaxed plans are simulated.
 
-    Where the best one is that of a simulated pipeline: a descent of relaxed plans takes longer to pass it.
+    A descent of relaxed plans takes longer to find plans as good.
 
     Args:
         pool: The plans that a search begins with; better ones are added.
@@ -153,7 +159,7 @@ class _PoolPolisher:
     late: bool = False
     """Whether the search's time is over."""
     settled: set[tuple[int, int]] = field(default_factory=set)
-    """Table and outer choice of what the programs have solved or excluded."""
+    """Table and row of the configurations that the programs have solved or excluded."""
     visited: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     """Plans of every table that quick descents came through."""
 
@@ -168,40 +174,51 @@ class _PoolPolisher:
             self.improve(entry)
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
         for entry in self.pool.top(POLISH_STARTS):
-            if self._can_win(entry) or any(entry is other for other in alternatives):
+            shown = any(entry is other for other in alternatives)
+            if shown or self._can_win(entry):
                 self.improve(entry)
 
     def _is_local_optimum(self, entry: PricedPlan) -> bool:
         """Return whether no cheap move makes a plan better."""
         return plan_key(entry.plan) in self.pool.local_optima[entry.table]
 
-    def _can_win(self, entry: PricedPlan) -> bool:
-        """Return whether the lower bound of a plan's outer choice is below the best plan."""
+    def _bound(self, entry: PricedPlan) -> float | None:
+        """Return the lower bound of a plan's configuration where it is known."""
         number, outer = entry.outer
-        return not self.bounds or float(self.bounds[number][outer]) <= self.pool.best_time
+        return float(self.bounds[number][outer]) if self.bounds else None
+
+    def _can_win(self, entry: PricedPlan) -> bool:
+        """Return whether the lower bound of a plan's configuration is below the best plan."""
+        bound = self._bound(entry)
+        return bound is None or bound <= self.pool.best_time
 
     def by_programs(self) -> None:
-        """Solve the finalists' outer choices, then those that are still open."""
+        """Solve the finalists' configurations, then those that are still open."""
+        self._solve_finalists()
+        work = Work(self.config.polish_labels, self.stop)
+        for bound, number, outer in self._by_bound():
+            if bound >= self.pool.best_time or self.stop():
+                break
+            self._solved(number, outer, work, bound)
+
+    def _solve_finalists(self) -> None:
+        """Solve the finalists' configurations; of the best one at least the stages as they are."""
         work = Work(self.config.polish_labels, self.stop)
         for place, entry in enumerate(self.pool.top(FINALISTS)):
             if self.stop():
                 return
-            number, outer = entry.outer
-            bound = float(self.bounds[number][outer]) if self.bounds else None
-            if not self._solved(number, outer, work, bound) and place == 0:
+            solved = self._solved(*entry.outer, work, self._bound(entry))
+            if not solved and place == 0:
                 with suppress(DeadlineError):
                     self._solve_cut(entry)
                 self.improve(entry)
-        work = Work(self.config.polish_labels, self.stop)
-        rows = (
-            (b, n, outer)
-            for n, own in enumerate(self.bounds)
-            for outer, b in enumerate(own.tolist())
-        )
-        for bound, number, outer in sorted(rows):
-            if bound >= self.pool.best_time or self.stop():
-                break
-            self._solved(number, outer, work, bound)
+
+    def _by_bound(self) -> list[tuple[float, int, int]]:
+        """List bound, table and row of all configurations, lowest bound first."""
+        rows = []
+        for number, bounds in enumerate(self.bounds):
+            rows += [(bound, number, outer) for outer, bound in enumerate(bounds.tolist())]
+        return sorted(rows)
 
     def improve(self, entry: PricedPlan, max_work: float = float("inf")) -> None:
         """Descend from a plan by moves."""
@@ -209,14 +226,10 @@ class _PoolPolisher:
         if self._is_local_optimum(entry):
             return
         # what an evaluator of simulated plans remembers may change its next move
-        alike = not table.pipeline.simulated
+        visited = None if table.pipeline.simulated else self.visited[entry.table]
         evaluator = MoveEvaluator(table, self.stop, max_work)
         plan, _, evaluated = polish(
-            table,
-            entry.plan,
-            self.space_kind,
-            evaluator=evaluator,
-            visited=self.visited[entry.table] if alike else None,
+            table, entry.plan, self.space_kind, evaluator=evaluator, visited=visited
         )
         self.pool.evaluated += evaluated
         if table.pipeline.simulated and not evaluator.out_of_budget():
@@ -224,40 +237,41 @@ class _PoolPolisher:
         self.pool.add(TablePlans(entry.table, plan))
 
     def _solve_cut(self, entry: PricedPlan) -> None:
-        """Solve the stages of a plan together, as they are cut, where their outer choice takes too long."""
-        (number, outer), table = entry.outer, self.pool.tables[entry.table]
-        if self._has_program(table) and self.config.polish_labels:
-            case = OuterChoiceSolver(
-                table, number, outer, outer_bound(table, outer, self.space_kind)
-            )
-            bounds = SegmentBounds.build(case.costs, self.space_kind)
-            case.segments = at_cut(bounds, entry.plan.first_layers[0].tolist())
-            work = Work(self.config.polish_labels, self.stop)
-            found, _ = solve_outer(case, self.space_kind, self.pool.best_time, work)
-            self.pool.evaluated += case.labels
-            if found is not None:
-                self.pool.add(TablePlans(number, found.plan))
+        """Solve the stages of a plan together, as they are, where its configuration takes too long."""
+        number, outer = entry.outer
+        table = self.pool.tables[number]
+        if not self._has_program(table) or not self.config.polish_labels:
+            return
+        bound = outer_bound(table, outer, self.space_kind)
+        case = OuterChoiceSolver(table, number, outer, bound)
+        every = SegmentBounds.build(case.costs, self.space_kind)
+        case.segments = at_cut(every, entry.plan.first_layers[0].tolist())
+        work = Work(self.config.polish_labels, self.stop)
+        found, _ = solve_outer(case, self.space_kind, self.pool.best_time, work)
+        self.pool.evaluated += case.labels
+        if found is not None:
+            self.pool.add(TablePlans(number, found.plan))
 
     def _has_program(self, table: CostTable) -> bool:
         """Return whether the segment programs know the table's plans."""
-        return (
-            table.has_plain_stages and not table.pipeline.simulated and self.space_kind != "uniform"
-        )
+        closed_form = table.has_plain_stages and not table.pipeline.simulated
+        return closed_form and self.space_kind != "uniform"
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
-        """Return whether the segment programs found or excluded a better plan of the outer choice."""
-        table, before = self.pool.tables[number], max(work.left, 0)
+        """Return whether the segment programs found or excluded a better plan of a configuration."""
+        table = self.pool.tables[number]
+        before = max(work.left, 0)
         if not self._has_program(table) or not before:
             return False
-        if (number, outer) not in self.settled:
-            best = self.pool.best_time
-            known = outer_bound(table, outer, self.space_kind) if bound is None else bound
-            case = OuterChoiceSolver(table, number, outer, known)
-            found, proven = solve_outer(case, self.space_kind, best, work)
-            self.pool.evaluated += before - max(work.left, 0)
-            if found is not None:
-                self.pool.add(TablePlans(number, found.plan))
-            if not proven:
-                return False
+        if (number, outer) in self.settled:
+            return True
+        if bound is None:
+            bound = outer_bound(table, outer, self.space_kind)
+        case = OuterChoiceSolver(table, number, outer, bound)
+        found, proven = solve_outer(case, self.space_kind, self.pool.best_time, work)
+        self.pool.evaluated += before - max(work.left, 0)
+        if found is not None:
+            self.pool.add(TablePlans(number, found.plan))
+        if proven:
             self.settled.add((number, outer))
-        return True
+        return proven

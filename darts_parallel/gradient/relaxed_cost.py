@@ -1,9 +1,9 @@
 """The surrogate: the cost table read with softmax weights, differentiable in them.
 
-Every expected cost is linear in the weights of a layer's strategies, so that one matrix product with the
-figures of the table (seconds, bytes, layouts) gives those of all layers, and one more with the stage weights
-their sums. What is not linear follows: what lies between two layers (bilinear), the slowest stage and the
-largest layer at work.
+Every expected cost is linear in the weights of a layer's strategies. So one matrix product with the
+table's costs (seconds, bytes, layouts) gives those of all layers, and one more with the stage weights
+their sums. The rest is not linear: resharding between two layers (bilinear), the slowest stage, and the
+largest working memory.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from darts_parallel.cost import (
     CostTable,
     PassSeconds,
     PathMemory,
+    kept_bytes,
     lengthening,
     pipeline_seconds,
     simulated_seconds,
@@ -28,7 +29,7 @@ PASSES = ("forward", "backward", "weight_gradient")
 
 @dataclass(frozen=True)
 class RelaxedPlans:
-    """Hold R relaxed plans for each of the O outer choices of a table.
+    """R relaxed plans for each of the O rows of a table.
 
     `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
     weights of every layer's stage, summing to 1; `fractions` (O, R, pp, 2): shares of activations and of
@@ -42,7 +43,7 @@ class RelaxedPlans:
 
 @dataclass(frozen=True)
 class SurrogateCost:
-    """Hold expected costs; seconds and bytes."""
+    """Expected costs; seconds and bytes."""
 
     iteration_time: Tensor
     """Seconds, shape `(O, R)`."""
@@ -51,7 +52,7 @@ class SurrogateCost:
     memory: Tensor
     """Bytes, shape `(O, R, pp)`."""
     sync: Tensor
-    """Seconds of gradient synchronisation and optimizer step that the iteration waits for, `(O, R)`."""
+    """Seconds of gradient synchronisation and optimizer step that the iteration awaits, `(O, R)`."""
     capacity: Tensor
     """Bytes that a device of every stage can give, `(pp,)`."""
 
@@ -67,29 +68,32 @@ def surrogate(
 
 
 class Surrogate:
-    """Price relaxed plans of one table: at one-hot weights and exact maxima it equals `evaluate_batch`."""
+    """Price relaxed plans of one table: at one-hot weights and exact maxima as `evaluate_batch`."""
 
     def __init__(self, table: CostTable) -> None:
-        passes = PASSES if table.pipeline.simulated or table.host else ()
-        by_kind = {name: getattr(table, name) for name in ("time", "sync", *passes)}
+        self.table = table
+        by_kind = {"time": table.time, "sync": table.sync}
         plain = {name: getattr(table, name) for name in ("per_iteration", "static", "activation")}
-        if (host := table.host) is not None:
-            by_kind |= {"transfer": host.transfer, "state_transfer": host.state_transfer}
-            plain["state"] = host.state
+        if table.pipeline.simulated or table.host:
+            by_kind |= {name: getattr(table, name) for name in PASSES}
+        if table.host is not None:
+            by_kind["transfer"] = table.host.transfer
+            by_kind["state_transfer"] = table.host.state_transfer
+            plain["state"] = table.host.state
         columns = [values.permute(0, 2, 3, 1) for values in by_kind.values()]
-        columns += [values.unsqueeze(-1) for values in (*plain.values(), table.working)]
-        layouts = torch.nn.functional.one_hot(table.layout, table.num_layouts).double()
-        self.table, self._names = table, (*by_kind, *plain)
-        self._widths = [column.shape[-1] for column in columns[:-1]]
-        self._figures = torch.cat([*columns, layouts.expand(*columns[0].shape[:2], -1, -1)], dim=-1)
-        self._stage_kind = torch.nn.functional.one_hot(
-            table.stage_kind, table.time.shape[1]
-        ).double()
-        borders = max(table.p2p.shape[1], 1)
-        self._boundary_kind = torch.nn.functional.one_hot(table.boundary_kind, borders).double()
+        columns += [values.unsqueeze(-1) for values in plain.values()]
+        self._names = (*by_kind, *plain)
+        self._widths = [column.shape[-1] for column in columns]
+        layouts = _one_hot(table.layout, table.num_layouts)
+        layouts = layouts.expand(*columns[0].shape[:2], -1, -1)
+        working = table.working.unsqueeze(-1)
+        self._costs = torch.cat([*columns, working, layouts], dim=-1)
+        """Costs of every layer under every strategy, side by side, `(O, L, C, .)`."""
+        self._stage_kind = _one_hot(table.stage_kind, table.time.shape[1])
+        self._boundary_kind = _one_hot(table.boundary_kind, max(table.p2p.shape[1], 1))
         seconds = torch.cat([table.reshard, table.p2p], dim=1).permute(0, 2, 3, 1, 4)
         self._between = seconds.flatten(3)
-        """Seconds from layout to layout by kind of stage and of boundary, `(O, L - 1, Y, (Q + P) * Y)`."""
+        """Seconds between layouts by kind of stage and boundary, `(O, L - 1, Y, (Q + P) * Y)`."""
 
     def __call__(
         self, weights: RelaxedPlans, sharpness: float | None = None, paths: PathMemory | None = None
@@ -97,111 +101,139 @@ class Surrogate:
         """Return the expected costs.
 
         Args:
-            sharpness: Sharpness of the smooth maxima; None for exact ones. A simulated pipeline has exact
-                ones whatever it says: its gradient is that of the critical path.
-            paths: Critical paths of a simulated pipeline that stand in for it between simulations.
+            sharpness: Sharpness of the smooth maxima; None for exact ones. A simulated pipeline always
+                has exact ones: its gradient is that of the critical path.
+            paths: Critical paths that replace a simulated pipeline between simulations.
         """
-        table, fractions = self.table, weights.fractions
-        expected = (weights.choices.transpose(1, 2) @ self._figures).transpose(1, 2)
+        table = self.table
+        expected = (weights.choices.transpose(1, 2) @ self._costs).transpose(1, 2)
         sizes = [sum(self._widths), 1, table.num_layouts]
-        figures, working, layouts = torch.split(expected, sizes, dim=-1)
-        sums = torch.split(weights.stages.transpose(-1, -2) @ figures, self._widths, dim=-1)
-        read = zip(self._names, sums, strict=True)
-        stage = {name: _of_kind(values, self._stage_kind) for name, values in read}
+        layers, working, layouts = torch.split(expected, sizes, dim=-1)
+        stage = self._stage_costs(weights.stages, layers)
         inside, across = self._neighbour_seconds(weights.stages, layouts)
         seconds = stage["time"] + inside
-        if fractions is not None and table.host is not None:
-            passes = (stage["forward"], stage["backward"])
-            extra_seconds = lengthening(table, table.host, fractions, stage["transfer"], passes)
-            for name, extra in zip(("forward", "backward"), extra_seconds, strict=True):
-                stage[name], seconds = stage[name] + extra, seconds + extra
+        for name, extra in self._transfers(stage, weights.fractions).items():
+            stage[name] = stage[name] + extra
+            seconds = seconds + extra
         if table.pipeline.blocking:
             seconds = seconds + torch.nn.functional.pad(across, (1, 0))
-        syncs = table.by_device(stage["sync"])
-        if fractions is not None:
-            syncs = syncs + fractions[..., OPTIMIZER] * table.by_device(stage["state_transfer"])
+        syncs = self._sync_seconds(stage, weights.fractions)
         if table.pipeline.simulated:
-            total, sync = self._simulated(stage, inside, across, syncs, paths)
+            passes = self._passes(stage, inside, across)
+            total, sync = self._simulated(passes, syncs, paths)
         else:
             slowest, sync = smooth_max(torch.stack([seconds, syncs]), sharpness)
             total = pipeline_seconds(seconds, table.num_micro_batches.unsqueeze(1), slowest) + sync
         total = total + stage["per_iteration"].sum(-1)
-        activation = figures[..., sum(self._widths[: self._names.index("activation")])].unsqueeze(
-            -1
-        )
-        memory = self._memory(weights, stage, working, activation, sharpness)
+        if weights.fractions is not None:
+            sent = weights.fractions[..., ACTIVATION].unsqueeze(-2)
+            # the largest layer's activations are still on their way
+            working = working + sent * self._activation(layers)
+        largest = smooth_max(table.by_device(weights.stages) * working, sharpness, dim=-2)
+        memory = self._kept_bytes(stage, weights.fractions) + largest
         return SurrogateCost(total, table.by_device(seconds), memory, sync, table.capacity)
 
+    def _stage_costs(self, stages: Tensor, layers: Tensor) -> dict[str, Tensor]:
+        """Return costs of all stages by name, `(O, R, K)`, from those of layers `(O, R, L, .)`."""
+        sums = torch.split(stages.transpose(-1, -2) @ layers, self._widths, dim=-1)
+        named = zip(self._names, sums, strict=True)
+        return {name: _of_kind(values, self._stage_kind) for name, values in named}
+
+    def _activation(self, layers: Tensor) -> Tensor:
+        """Return activation bytes of every layer, `(O, R, L, 1)`."""
+        column = sum(self._widths[: self._names.index("activation")])
+        return layers[..., column].unsqueeze(-1)
+
+    def _transfers(self, stage: dict[str, Tensor], fractions: Tensor | None) -> dict[str, Tensor]:
+        """Return the seconds by which transfers to host memory lengthen passes, `(O, R, K)` each."""
+        host = self.table.host
+        if fractions is None or host is None:
+            return {}
+        passes = (stage["forward"], stage["backward"])
+        forward, backward = lengthening(self.table, host, fractions, stage["transfer"], passes)
+        return {"forward": forward, "backward": backward}
+
+    def _sync_seconds(self, stage: dict[str, Tensor], fractions: Tensor | None) -> Tensor:
+        """Return seconds of gradient synchronisation and optimizer step, `(O, R, pp)`."""
+        syncs = self.table.by_device(stage["sync"])
+        if fractions is None:
+            return syncs
+        return syncs + fractions[..., OPTIMIZER] * self.table.by_device(stage["state_transfer"])
+
     def _neighbour_seconds(self, stages: Tensor, layouts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`, both ways.
+        """Return resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`.
+
+        Both directions together.
 
         Args:
             stages: Weights of every layer's stage, `(O, R, L, K)`.
             layouts: Weights of every layer's layouts, `(O, R, L, Y)`.
         """
         table = self.table
-        before, after = stages[..., :-1, :], stages[..., 1:, :]
-        kinds, borders = self._stage_kind.shape[1], self._boundary_kind.shape[1]
+        before = stages[..., :-1, :]
+        after = stages[..., 1:, :]
         if table.num_layouts == 1:
             inside = torch.zeros_like(stages[..., 0, :])
             p2p = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
         else:
-            # bilinear: one matrix product for the layouts before, without a tensor of all pairs
-            held, following = (
-                layouts[..., :-1, :].transpose(1, 2),
-                layouts[..., 1:, :].transpose(1, 2),
-            )
-            reached = torch.unflatten(held @ self._between, -1, (-1, table.num_layouts))
-            change = (reached * following.unsqueeze(-2)).sum(-1).transpose(1, 2)
-            reshard, p2p = change[..., :kinds], change[..., kinds:]
-            inside = _of_kind((before * after).transpose(-1, -2) @ reshard, self._stage_kind)
+            kinds = self._stage_kind.shape[1]
+            change = self._change_seconds(layouts)
+            together = (before * after).transpose(-1, -2)
+            inside = _of_kind(together @ change[..., :kinds], self._stage_kind)
+            p2p = change[..., kinds:]
         if table.pp == 1:
             return inside, inside[..., :0]
-        p2p = p2p.expand(*stages.shape[:2], -1, borders)
+        p2p = p2p.expand(*stages.shape[:2], -1, self._boundary_kind.shape[1])
         crossing = (before[..., :-1] * after[..., 1:]).transpose(-1, -2) @ p2p
         return inside, _of_kind(crossing, self._boundary_kind)
 
-    def _simulated(
-        self,
-        stage: dict[str, Tensor],
-        inside: Tensor,
-        across: Tensor,
-        sync: Tensor,
-        paths: PathMemory | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return seconds until all stages are done, and what synchronisation adds to them, `(O, R)`."""
-        table, size = self.table, inside.shape[:2]
+    def _change_seconds(self, layouts: Tensor) -> Tensor:
+        """Return expected seconds between neighbours by kind, `(O, R, L - 1, Q + P)`.
+
+        Bilinear: one matrix product for the earlier layouts, without a tensor of all pairs.
+        """
+        earlier = layouts[..., :-1, :].transpose(1, 2)
+        later = layouts[..., 1:, :].transpose(1, 2)
+        reached = torch.unflatten(earlier @ self._between, -1, (-1, self.table.num_layouts))
+        return (reached * later.unsqueeze(-2)).sum(-1).transpose(1, 2)
+
+    def _passes(self, stage: dict[str, Tensor], inside: Tensor, across: Tensor) -> PassSeconds:
+        """Return the passes of O * R plans; resharding is half forward, half backward."""
         forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
-        half, sync = inside.flatten(0, 1) / 2, sync.flatten(0, 1)
-        passes = PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
+        half = inside.flatten(0, 1) / 2
+        return PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
+
+    def _simulated(
+        self, passes: PassSeconds, syncs: Tensor, paths: PathMemory | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return seconds until all stages are done, and those that synchronisation adds, `(O, R)`."""
+        table = self.table
+        size = syncs.shape[:2]
         counts = table.num_micro_batches.repeat_interleave(size[1])
         if paths is not None:
-            total, awaited = paths.seconds(passes, sync, counts, table.pp, table.pipeline)
+            total, awaited = paths.seconds(
+                passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline
+            )
         else:
-            total, ends = simulated_seconds(passes, sync, counts, table.pp, table.pipeline)
+            total, ends = simulated_seconds(
+                passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline
+            )
             awaited = total - ends.amax(1)
         return total.view(size), awaited.view(size)
 
-    def _memory(
-        self,
-        weights: RelaxedPlans,
-        stage: dict[str, Tensor],
-        working: Tensor,
-        activation: Tensor,
-        sharpness: float | None,
-    ) -> Tensor:
-        """Return bytes of every device, `(O, R, pp)`; of every layer at work and in flight `(O, R, L, 1)`."""
-        table, fractions = self.table, weights.fractions
-        flying = table.in_flight.unsqueeze(1) * stage["activation"]
-        away: Tensor | float = 0.0
-        if fractions is not None:
-            sent = fractions[..., ACTIVATION]
-            away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])
-            flying = (1.0 - sent[..., table.stage_device]) * flying
-            # the largest layer's activations are still on their way
-            working = working + sent.unsqueeze(-2) * activation
-        at_work = smooth_max(table.by_device(weights.stages) * working, sharpness, dim=-2)
-        return table.by_device(stage["static"] + flying) - away + at_work
+    def _kept_bytes(self, stage: dict[str, Tensor], fractions: Tensor | None) -> Tensor:
+        """Return the bytes that add up over every device's layers, `(O, R, pp)`."""
+        table = self.table
+        in_flight = table.in_flight.unsqueeze(1)
+        if fractions is None:
+            return table.by_device(kept_bytes(stage["static"], stage["activation"], in_flight))
+        stay = 1.0 - fractions[..., ACTIVATION][..., table.stage_device]
+        kept = kept_bytes(stage["static"], stay * stage["activation"], in_flight)
+        return table.by_device(kept) - fractions[..., OPTIMIZER] * table.by_device(stage["state"])
+
+
+def _one_hot(numbers: Tensor, count: int) -> Tensor:
+    return torch.nn.functional.one_hot(numbers, count).double()
 
 
 def _of_kind(values: Tensor, kinds: Tensor) -> Tensor:

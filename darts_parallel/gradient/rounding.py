@@ -1,12 +1,13 @@
-"""Relaxed plans to hard ones: argmax strategies, rounded edges, strategies exchanged until memory is met.
+"""Relaxed plans to hard ones: argmax strategies, rounded boundaries, strategies exchanged to fit.
 
-Equal layers of a stage have equal weights, so that an argmax gives all of them one strategy, where the
-relaxed plan meant a mixture. What does not fit is repaired, then, and what leaves memory free is filled:
-exchanges by seconds per byte, the greedy rule of the multiple-choice knapsack that a stage is (Sinha and
-Zoltners 1979). They read the table's figures of single layers and price no plan: that is left to polishing.
+Equal layers of a stage have equal weights, so that an argmax gives all of them one strategy, where
+the relaxed plan meant a mixture. So plans that do not fit are repaired, and memory that is left is
+filled: exchanges by seconds per byte, the greedy rule of the multiple-choice knapsack that a stage is
+(Sinha and Zoltners 1979). They read the table's costs of single layers and price no plan: that is
+left to polishing.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from darts_parallel.cost import (
     CostTable,
     HardPlans,
     evaluate_batch,
+    kept_bytes,
     round_edges,
     unit_starts,
 )
@@ -25,11 +27,16 @@ from darts_parallel.cost import (
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 PRICE_RANGE = 12.0
-"""Logarithm of the most that a device's memory is worth, in its seconds; also of the least, with a minus."""
+"""Largest logarithm of the price of a device's whole memory, in its seconds; the least is minus it."""
 BISECTIONS = 11
 """Bisections of the prices; the last step is a share of `PRICE_RANGE / 2 ** BISECTIONS`."""
 LEAST_SAVING = 1e-9
 """Share of a layer's seconds that a strategy must save to be faster."""
+LEAST_LOSS = 1e-12
+"""Seconds that an exchange costs at least, so that seconds per byte stay finite."""
+OTHER_LAYOUT = 1e-3
+"""Factor on the gain of an exchange that changes the layout: it adds resharding, which is not priced
+here, so it is taken only where nothing else helps."""
 
 
 def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans:
@@ -37,17 +44,18 @@ def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans
 
     Args:
         choice_weights: Shape `(O, R, L, C)`.
-        edges: Inner stage edges in units, shape `(O, R, K - 1)`.
+        edges: Inner stage boundaries in units, shape `(O, R, K - 1)`.
 
     Returns:
-        O * R plans, outer choice by outer choice.
+        O * R plans, pipeline configuration by configuration.
     """
     outer, restarts = choice_weights.shape[:2]
+    count = outer * restarts
     units = unit_starts(table.fused_to_previous)
-    starts = units[round_edges(edges.reshape(outer * restarts, -1), len(units))]
+    starts = units[round_edges(edges.reshape(count, -1), len(units))]
     return HardPlans(
         outer=torch.arange(outer).repeat_interleave(restarts),
-        choices=choice_weights.argmax(-1).reshape(outer * restarts, -1),
+        choices=choice_weights.argmax(-1).reshape(count, -1),
         first_layers=starts,
     )
 
@@ -59,14 +67,13 @@ def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans,
     infeasible, and one that takes `limit` seconds from the start is left as it is.
     """
     cost = evaluate_batch(table, plans)
-    rows = torch.nonzero(
-        (cost.memory > table.capacity).any(1) & (cost.iteration_time < limit)
-    ).squeeze(1)
+    full = (cost.memory > table.capacity).any(1)
+    rows = torch.nonzero(full & (cost.iteration_time < limit)).squeeze(1)
     if not len(rows):
         return plans, cost
-    exchanges = _Exchanges.of(table, plans[rows])
+    exchanges = _Exchanges(table, plans[rows])
     for _ in range(table.num_layers):
-        if not exchanges.one_round():
+        if not exchanges.repair_once():
             break
     choices = plans.choices.clone()
     choices[rows] = exchanges.plan_choices
@@ -75,161 +82,136 @@ def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans,
 
 
 def fit(table: CostTable, plans: HardPlans) -> HardPlans:
-    """Choose all strategies anew within the layouts: the best under prices of bytes at which they fit."""
+    """Re-select strategies by Lagrangian relaxation of the memory limit, layouts fixed."""
     if not len(plans):
         return plans
-    exchanges = _Exchanges.of(table, plans)
+    exchanges = _Exchanges(table, plans)
     exchanges.fit_prices()
     return replace(plans, choices=exchanges.plan_choices)
 
 
 def fill(table: CostTable, plans: HardPlans) -> HardPlans:
-    """Spend memory that is left: faster strategies of equal layout, the most seconds per byte first.
+    """Spend memory that is left: faster strategies of equal layout, most seconds per byte first.
 
-    Each round exchanges one layer of every stage that a faster strategy still fits into. Plans that do not
-    fit change only in stages that do.
+    Each round exchanges one layer of every stage that a faster strategy still fits into. Plans that
+    do not fit change only in stages that do.
     """
     if not len(plans):
         return plans
-    exchanges = _Exchanges.of(table, plans)
+    exchanges = _Exchanges(table, plans)
     for _ in range(2 * table.num_layers):
-        if not exchanges.one_filling():
+        if not exchanges.fill_once():
             break
     return replace(plans, choices=exchanges.plan_choices)
 
 
-@dataclass
 class _Exchanges:
-    """Bring B plans into memory; arrays, because a round is many operations on little data.
+    """Exchange strategies of B plans; arrays, because a round is many operations on little data.
 
     N = B L layers of all plans, one plan after the other, on B pp devices.
+
+    Attributes:
+        choices: Strategy of every layer, `(N,)`.
+        device: Device of every layer among those of all plans, `(N,)`.
+        capacity: Bytes of every device, `(B * pp,)`.
+        kept: Bytes that add up over a device, `(N, C)`.
+        working: Bytes of which a device needs the largest, `(N, C)`.
+        seconds: Seconds per iteration of every layer alone, `(N, C)`.
+        legal: Whether a layer may take a strategy, `(N, C)`.
+        live: Layers of the devices that the last round changed, rising; others have no exchange left.
     """
 
-    size: tuple[int, int]
-    """B and L."""
-    choices: Index
-    """Shape `(N,)`."""
-    device: Index
-    """Device of every layer among those of all plans, `(N,)`."""
-    layout: Index
-    """Shape `(C,)`."""
-    capacity: Array
-    """Shape `(B * pp,)`."""
-    kept: Array
-    """Bytes that add up over a device, `(N, C)`."""
-    working: Array
-    """Bytes of which a device needs the largest, the same shape."""
-    seconds: Array
-    """Seconds per iteration of every layer alone, the same shape."""
-    legal: NDArray[np.bool_]
-    """Whether a layer may take a strategy, `(N, C)`."""
-    live: Index = field(init=False)
-    """Layers of the devices that the last round changed, rising: the others stay as they are for good."""
-
-    def __post_init__(self) -> None:
-        self.live = np.arange(len(self.choices))
-
-    @staticmethod
-    def of(table: CostTable, plans: HardPlans) -> "_Exchanges":
-        """Read what the layers of the plans cost on their stages under every strategy."""
-        stages, outer = plans.stages(), plans.outer
-        rows, layers, kinds = (
-            outer.unsqueeze(1),
-            torch.arange(table.num_layers),
-            table.stage_kind[stages],
-        )
-        flight = table.in_flight[rows, stages].unsqueeze(-1)
-        count = table.num_micro_batches[outer].view(-1, 1, 1)
-        seconds = count * table.time[rows, kinds, layers] + table.sync[rows, kinds, layers]
-        seconds = seconds + table.per_iteration[outer]
-        every = torch.arange(len(table.choices)).expand_as(seconds)
-        legal = table.allowed[outer].unsqueeze(1) & table.runs(kinds.unsqueeze(-1), every)
-        return _Exchanges(
-            size=(len(plans), table.num_layers),
-            choices=plans.choices.numpy().flatten(),
-            device=(table.stage_device[stages] + table.pp * torch.arange(len(plans)).unsqueeze(1))
-            .flatten()
-            .numpy(),
-            layout=table.layout.numpy(),
-            capacity=table.capacity.repeat(len(plans)).numpy(),
-            kept=(table.static[outer] + flight * table.activation[outer]).flatten(0, 1).numpy(),
-            working=table.working[outer].flatten(0, 1).numpy(),
-            seconds=seconds.flatten(0, 1).numpy(),
-            legal=legal.flatten(0, 1).numpy(),
-        )
+    def __init__(self, table: CostTable, plans: HardPlans) -> None:
+        stages = plans.stages()
+        outer = plans.outer
+        self.size = (len(plans), table.num_layers)
+        self.layout = table.layout.numpy()
+        self.choices: Index = plans.choices.numpy().flatten()
+        first_device = table.pp * torch.arange(len(plans)).unsqueeze(1)
+        self.device: Index = (table.stage_device[stages] + first_device).flatten().numpy()
+        self.capacity: Array = table.capacity.repeat(len(plans)).numpy()
+        in_flight = table.in_flight[outer.unsqueeze(1), stages].unsqueeze(-1)
+        kept = kept_bytes(table.static[outer], table.activation[outer], in_flight)
+        self.kept = _by_layer(kept)
+        self.working = _by_layer(table.working[outer])
+        self.seconds = _by_layer(_iteration_seconds(table, plans, stages))
+        self.legal = _by_layer(_legal(table, plans, stages))
+        self.live: Index = np.arange(len(self.choices))
 
     @property
     def plan_choices(self) -> Tensor:
         """Return strategies of every layer, `(B, L)`."""
         return torch.from_numpy(self.choices.reshape(self.size))
 
-    def one_round(self) -> bool:
+    def repair_once(self) -> bool:
         """Exchange once in every overfull stage; return whether any plan changed."""
         rows = self.live
-        kept, working, seconds = self._current(rows)
-        need = self._over(rows, kept, working)[0][self.device[rows]]
-        full = np.flatnonzero(need > 0)
+        excess = self._excess(rows, self._largest_working(rows))[self.device[rows]]
+        full = np.flatnonzero(excess > 0)
         if not len(full):
             return False
-        rows, before = rows[full], (kept + working)[full, None]
+        rows = rows[full]
+        before = self._chosen(self.kept, rows) + self._chosen(self.working, rows)
         saved = before - (self.kept[rows] + self.working[rows])
-        loss = (self.seconds[rows] - seconds[full, None]).clip(min=1e-12)
-        # a change of layout also costs resharding: only where nothing else helps
-        gain = (
-            np.minimum(saved, need[full, None])
-            / loss
-            * np.where(self._same_layout(rows), 1.0, 1e-3)
-        )
+        loss = (self.seconds[rows] - self._chosen(self.seconds, rows)).clip(min=LEAST_LOSS)
+        gain = np.minimum(saved, excess[full, None]) / loss
+        gain = gain * np.where(self._same_layout(rows), 1.0, OTHER_LAYOUT)
         return self._exchange(rows, np.where(self.legal[rows] & (saved > 0), gain, -1.0))
 
-    def one_filling(self) -> bool:
+    def fill_once(self) -> bool:
         """Take one faster strategy in every stage that has room; return whether any plan changed."""
         rows = self.live
-        kept, working, seconds = (values[:, None] for values in self._current(rows))
-        over, largest = self._over(rows, kept[:, 0], working[:, 0])
-        room, highest = -over[self.device[rows], None], largest[self.device[rows], None]
-        more = self.kept[rows] - kept + (self.working[rows] - highest).clip(min=0.0)
+        device = self.device[rows]
+        largest = self._largest_working(rows)
+        room = -self._excess(rows, largest)[device, None]
+        more_working = (self.working[rows] - largest[device, None]).clip(min=0.0)
+        more = self.kept[rows] - self._chosen(self.kept, rows) + more_working
+        seconds = self._chosen(self.seconds, rows)
         saved = seconds - self.seconds[rows]
         useful = self.legal[rows] & self._same_layout(rows)
         useful &= (saved > LEAST_SAVING * seconds) & (more <= room)
         some = np.flatnonzero(useful.any(1))
+        if not len(some):
+            return False
         gain = np.where(useful[some], saved[some] / more[some].clip(min=1.0), -1.0)
-        return bool(len(some)) and self._exchange(rows[some], gain)
+        return self._exchange(rows[some], gain)
 
     def fit_prices(self) -> None:
-        """Take the best strategies under a price of every device's bytes, the lowest at which they fit.
+        """Take the best strategies under the lowest price of every device's bytes at which they fit.
 
         Bisection of the multipliers of the memory constraints; the layouts of the layers stay.
         """
         rows = self.live
         seconds = np.where(self.legal & self._same_layout(rows), self.seconds, np.inf)
-        total = np.bincount(self.device, self._current(rows)[2], minlength=len(self.capacity))
+        now = self._chosen(self.seconds, rows)[:, 0]
+        total = np.bincount(self.device, now, minlength=len(self.capacity))
         scale = total / self.capacity
-        low, high = np.full(len(scale), -PRICE_RANGE), np.full(len(scale), PRICE_RANGE)
+        low = np.full(len(scale), -PRICE_RANGE)
+        high = np.full(len(scale), PRICE_RANGE)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             self._take_cheapest(seconds, scale * np.exp(middle))
-            kept, working, _ = self._current(rows)
-            over = self._over(rows, kept, working)[0] > 0
-            low, high = np.where(over, middle, low), np.where(over, high, middle)
+            full = self._excess(rows, self._largest_working(rows)) > 0
+            low = np.where(full, middle, low)
+            high = np.where(full, high, middle)
         self._take_cheapest(seconds, scale * np.exp(high))
 
     def _take_cheapest(self, seconds: Array, prices: Array) -> None:
-        """Take every layer's least sum of seconds `(N, C)` and of bytes at the prices of its device."""
+        """Take every layer's least sum of seconds `(N, C)` and of bytes at its device's price."""
         self.choices = (seconds + prices[self.device, None] * self.kept).argmin(-1)
 
     def _same_layout(self, rows: Index) -> NDArray[np.bool_]:
         """Return strategies of the layout that each of some layers has, `(n, C)`."""
         return np.asarray(self.layout[self.choices[rows], None] == self.layout)
 
-    def _current(self, rows: Index) -> tuple[Array, Array, Array]:
-        """Return bytes that add up, bytes at work and seconds of some layers as they are, `(n,)` each."""
-        chosen = self.choices[rows]
-        return self.kept[rows, chosen], self.working[rows, chosen], self.seconds[rows, chosen]
+    def _chosen(self, values: Array, rows: Index) -> Array:
+        """Read values `(N, C)` of some layers under their present strategies, `(n, 1)`."""
+        return values[rows, self.choices[rows]][:, None]
 
     def _exchange(self, rows: Index, gain: Array) -> bool:
-        """Make the exchange of the largest gain `(n, C)` in every device of the layers `rows`, if above 0."""
-        choice, device = gain.argmax(-1), self.device[rows]
+        """Make the exchange of the largest positive gain `(n, C)` in every device of layers `rows`."""
+        choice = gain.argmax(-1)
+        device = self.device[rows]
         best = gain[np.arange(len(rows)), choice]
         # the best layer of every device: the first of its group in falling order
         order = np.lexsort((-best, device))
@@ -241,14 +223,42 @@ class _Exchanges:
         self.live = self.live[changed[self.device[self.live]]]
         return len(first) > 0
 
-    def _over(self, rows: Index, kept: Array, working: Array) -> tuple[Array, Array]:
-        """Return bytes of every device above its capacity and the largest at work, `(B * pp,)`.
+    def _largest_working(self, rows: Index) -> Array:
+        """Return the largest working bytes of every device, `(B * pp,)`; `rows` as in `_excess`."""
+        largest = np.zeros(len(self.capacity))
+        np.maximum.at(largest, self.device[rows], self._chosen(self.working, rows)[:, 0])
+        return largest
+
+    def _excess(self, rows: Index, largest: Array) -> Array:
+        """Return bytes of every device above its capacity, `(B * pp,)`.
 
         Args:
             rows: All layers of the devices that count.
-            kept, working: Of these layers, `(n,)`.
+            largest: Largest working bytes of every device.
         """
-        device, largest = self.device[rows], np.zeros(len(self.capacity))
-        np.maximum.at(largest, device, working)
-        held = np.bincount(device, kept, minlength=len(largest))
-        return held + largest - self.capacity, largest
+        kept = self._chosen(self.kept, rows)[:, 0]
+        total = np.bincount(self.device[rows], kept, minlength=len(largest))
+        return total + largest - self.capacity
+
+
+def _by_layer(values: Tensor) -> NDArray[np.float64]:
+    """Return values `(B, L, C)` as an array `(N, C)`."""
+    array: Array = values.flatten(0, 1).numpy()
+    return array
+
+
+def _iteration_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> Tensor:
+    """Return seconds per iteration of every layer alone under every strategy, `(B, L, C)`."""
+    outer = plans.outer.unsqueeze(1)
+    kinds = table.stage_kind[stages]
+    layers = torch.arange(table.num_layers)
+    count = table.num_micro_batches[plans.outer].view(-1, 1, 1)
+    seconds = count * table.time[outer, kinds, layers] + table.sync[outer, kinds, layers]
+    return seconds + table.per_iteration[plans.outer]
+
+
+def _legal(table: CostTable, plans: HardPlans, stages: Tensor) -> Tensor:
+    """Return whether each layer may take each strategy, `(B, L, C)`."""
+    kinds = table.stage_kind[stages].unsqueeze(-1)
+    every = torch.arange(len(table.choices)).expand(*stages.shape, -1)
+    return table.allowed[plans.outer].unsqueeze(1) & table.runs(kinds, every)

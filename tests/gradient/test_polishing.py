@@ -17,7 +17,7 @@ from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
-from darts_parallel.gradient.stage_moves import repartitioned
+from darts_parallel.gradient.polishing import repartitioned
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
