@@ -1,4 +1,4 @@
-"""The interface of every rival of the literature: the best plan that it has met, and when, and its answer."""
+"""The interface of every rival of the literature: its best plan so far, and its answer."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from darts_parallel.cost import (
 from darts_parallel.exact import TableResult
 
 ENDLESS = 10**9
-"""Steps that nobody waits for."""
+"""Step limit of planners that only the deadline ends."""
 
 
 class Incumbent:
@@ -83,9 +83,8 @@ class Incumbent:
         if self.best is not None:
             index, plans = self.best.table, self.best.plan
             choices = self._as_given(index)[plans.choices]
-            best = PricedPlan(
-                index, HardPlans(plans.outer, choices, plans.first_layers), self.best.time
-            )
+            given = HardPlans(plans.outer, choices, plans.first_layers)
+            best = PricedPlan(index, given, self.best.time)
         return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
 
     def _as_given(self, index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Outer choices as the published systems see them, and the splits that they make of stages."""
+"""Pipeline configurations as the published systems see them, and their splits into stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ STEP = 1e-4
 
 @dataclass(frozen=True)
 class OuterChoice:
-    """Hold one pipeline degree and number of micro-batches, ready to be planned."""
+    """One pipeline degree and number of micro-batches, ready to be planned."""
 
     table: int
     outer: int
@@ -32,10 +32,9 @@ class OuterChoice:
 
     def plans(self, starts: list[int], choices: list[int]) -> HardPlans:
         """Make one plan; `choices` are numbers of `strategies`, one for each layer."""
-        table_choices = self.costs.choices[choices].tolist()
-        return HardPlans(
-            torch.tensor([self.outer]), torch.tensor([table_choices]), torch.tensor([starts])
-        )
+        outer = torch.tensor([self.outer])
+        table_choices = torch.from_numpy(self.costs.choices[choices])
+        return HardPlans(outer, table_choices[None], torch.tensor([starts]))
 
     def uniform(self, starts: list[int], choice: int) -> HardPlans:
         """Make one plan of one strategy."""
@@ -43,7 +42,7 @@ class OuterChoice:
 
 
 def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
-    """Yield every outer choice of the tables of `plain_tables`, until the time is over."""
+    """Yield every configuration of the tables of `plain_tables`, until the time is over."""
     for number in plain_tables(incumbent.tables):
         table = incumbent.tables[number]
         for outer in range(table.num_outer):
@@ -67,25 +66,20 @@ def plain(
 ) -> list[int]:
     """Return strategies of systems without ZeRO, sequence parallelism and compressed communication.
 
-    Of all degrees (of tensors and experts) and every kind of recomputation the one strategy with the least
-    of these that the space has; of the kinds of recomputation those that it has.
+    One strategy for each degree (of tensors and experts) and kind of recomputation in the space: the
+    one with the least of these features that the space has.
     """
-    kept = []
-    for degrees in sorted({(strategy.tp, strategy.ep, strategy.etp) for strategy in strategies}):
-        for kind in recompute:
-            mine = [
-                c
-                for c, s in enumerate(strategies)
-                if (s.tp, s.ep, s.etp) == degrees and s.recompute == kind
-            ]
-            if mine:
-                kept.append(
-                    min(
-                        mine,
-                        key=lambda c: (strategies[c].sequence_parallel, strategies[c].zero_stage),
-                    )
-                )
-    return kept
+    groups: dict[tuple[int, int, int, int], list[int]] = {}
+    for c, strategy in enumerate(strategies):
+        if strategy.recompute in recompute:
+            kind = recompute.index(strategy.recompute)
+            key = (strategy.tp, strategy.ep, strategy.etp, kind)
+            groups.setdefault(key, []).append(c)
+
+    def features(c: int) -> tuple[bool, int]:
+        return strategies[c].sequence_parallel, strategies[c].zero_stage
+
+    return [min(groups[key], key=features) for key in sorted(groups)]
 
 
 def bottleneck_split(segments: StageSegments, values: Array) -> list[int] | None:

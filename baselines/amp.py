@@ -8,14 +8,14 @@ choice on nodes of one kind. No ZeRO; recomputation is a candidate, as in the Me
 """
 
 from baselines._planner import Incumbent, on_tables
-from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices, plain
+from baselines._stage_costs import cheapest_split, outer_choices, plain
 from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     """Offer the best-ranked plan, then the next, until one runs."""
-    ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
+    ranked = []
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies, recompute=RECOMPUTE):
             stages = ChosenStages.uniform(outer.costs, choice)
@@ -23,10 +23,10 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             if split is not None:
                 seconds, starts = split
                 sync = float(stages.sync()[stages.segments.rows_of(starts)].max())
-                per_iteration = float(outer.costs.per_iteration[:, choice].sum())
-                ranked.append((seconds + sync + per_iteration, len(ranked), outer, choice, starts))
-    for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2]):
-        incumbent.offer(outer.table, outer.uniform(starts, choice))
+                seconds += sync + float(outer.costs.per_iteration[:, choice].sum())
+                ranked.append((seconds, outer.table, outer.uniform(starts, choice)))
+    for _, table, plan in sorted(ranked, key=lambda entry: entry[0]):
+        incumbent.offer(table, plan)
         if incumbent.best is not None:
             break
 

@@ -29,7 +29,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     moves = RandomMoves(space, WEIGHTS, generator)
     chains, energy = best_starts(space, CHAINS)
-    length, step = FIRST_ROUND, 0
+    length = FIRST_ROUND
+    step = 0
     hottest = uphill(space, moves, chains, energy) / math.log(2.0)
     for _ in incumbent.steps():
         temperature = hottest * COOLING ** (step / length)
@@ -37,7 +38,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         step += 1
         if step == length:
             chains, energy = _restart(space, moves, chains, energy)
-            step, length = 0, 2 * length
+            step = 0
+            length = 2 * length
 
 
 solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
@@ -49,11 +51,12 @@ def _restart(
     """Return the better half of the chains, and random plans."""
     kept = energy.argsort(stable=True)[: len(chains) // 2]
     fresh = moves.random_plans(len(chains) - len(kept))
-    return Chains.concatenate([chains[kept], fresh]), torch.cat([energy[kept], space.price(fresh)])
+    together = Chains.concatenate([chains[kept], fresh])
+    return together, torch.cat([energy[kept], space.price(fresh)])
 
 
 def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
-    """Return the best `count` plans that the gradient search starts from, repeated where they are fewer."""
+    """Return the best `count` plans that the gradient search starts from, repeated if fewer."""
     starts = space.starting_plans()
     energy = space.price(starts)
     order = energy.argsort(stable=True)[torch.arange(count) % len(starts)]

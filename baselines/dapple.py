@@ -14,12 +14,15 @@ from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
-    """Offer the split of least latency of every outer choice and kind of recomputation."""
+    """Offer the split of least latency of every configuration and kind of recomputation."""
     for outer in outer_choices(incumbent):
         candidates = plain(outer.strategies, recompute=RECOMPUTE)
         smallest = min((outer.strategies[c].tp for c in candidates), default=1)
-        for choice in (c for c in candidates if outer.strategies[c].tp == smallest):
-            split = cheapest_split(*ChosenStages.uniform(outer.costs, choice).fitting(), outer.rest)
+        for choice in candidates:
+            if outer.strategies[choice].tp > smallest:
+                continue
+            segments, seconds = ChosenStages.uniform(outer.costs, choice).fitting()
+            split = cheapest_split(segments, seconds, outer.rest)
             if split is not None:
                 incumbent.offer(outer.table, outer.uniform(split[1], choice))
 

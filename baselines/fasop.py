@@ -44,9 +44,11 @@ def minmax_partition(
     Returns:
         Layers of every stage, `(B, pp)`: as the program reports them, and as it prices them.
     """
-    keys, back = np.unique(np.concatenate([stage_type, comm], axis=1), axis=0, return_inverse=True)
-    back, stages = back.reshape(-1), stage_type.shape[1]
-    reported, priced = _descend(ticks, keys[:, :stages], keys[:, stages:])
+    stages = stage_type.shape[1]
+    rows = np.concatenate([stage_type, comm], axis=1)
+    distinct, back = np.unique(rows, axis=0, return_inverse=True)
+    back = back.reshape(-1)
+    reported, priced = _descend(ticks, distinct[:, :stages], distinct[:, stages:])
     return reported[back], priced[back]
 
 
@@ -54,7 +56,8 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
     """Descend from the first partition, for rows that differ."""
     batch, stages = stage_type.shape
     counts = np.tile(first_partition(ticks.shape[1] - 1, stages), (batch, 1))
-    reported, priced = counts.copy(), counts.copy()
+    reported = counts.copy()
+    priced = counts.copy()
     active = np.arange(batch)
     slow_before = fast_before = np.zeros(batch, dtype=np.int64)
     last = np.full(batch, np.iinfo(np.int64).max)
@@ -63,7 +66,8 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
         kinds = stage_type[active]
         end = counts.cumsum(1)
         times = ticks[kinds, end] - ticks[kinds, end - counts] + comm[active]
-        slow, fast = times.argmax(1), times.argmin(1)
+        slow = times.argmax(1)
+        fast = times.argmin(1)
         rows = np.arange(len(active))
         worst = times[rows, slow]
         moved = len(history) > 1
@@ -73,28 +77,32 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
             seen = np.stack([past[again] for past in history[:-1]])
             undo[again] = (seen == counts[again]).all(2).any(0)
         at_end = (slow == 0) | (slow == stages - 1)
-        held = counts[rows, slow]
-        short = ~undo & at_end & (held == 2)
-        stuck = ~undo & ~short & (held <= 1)
-        priced_now = _move(
-            counts, np.where(undo, fast_before, slow), np.where(undo, slow_before, slow)
-        )
-        reported_now = (
-            _move(counts, np.where(short, fast, 0), np.where(short, slow, 0)) if moved else counts
-        )
+        layers = counts[rows, slow]
+        short = ~undo & at_end & (layers == 2)
+        stuck = ~undo & ~short & (layers <= 1)
+        source = np.where(undo, fast_before, slow)
+        priced_now = _move(counts, source, np.where(undo, slow_before, slow))
+        reported_now = counts
+        if moved:
+            source = np.where(short, fast, 0)
+            reported_now = _move(counts, source, np.where(short, slow, 0))
         reported_now = np.where(undo[:, None], priced_now, reported_now)
         done = undo | short | stuck
-        reported[active[done]], priced[active[done]] = reported_now[done], priced_now[done]
+        reported[active[done]] = reported_now[done]
+        priced[active[done]] = priced_now[done]
         counts = _move(counts, slow, fast)[~done]
         history = [past[~done] for past in history] + [counts]
-        active, last = active[~done], worst[~done]
-        slow_before, fast_before = slow[~done], fast[~done]
+        active = active[~done]
+        last = worst[~done]
+        slow_before = slow[~done]
+        fast_before = fast[~done]
     return reported, priced
 
 
 def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
     """Move one layer between stages, row by row; nothing where both are the same."""
-    rows, result = np.arange(len(counts)), counts.copy()
+    rows = np.arange(len(counts))
+    result = counts.copy()
     result[rows, source] -= 1
     result[rows, target] += 1
     return result
@@ -125,7 +133,7 @@ solve = on_tables(offer_plans)
 
 
 def fasop_plans(table: CostTable) -> HardPlans:
-    """Offer every outer choice with every strategy for all layers, partitioned by FASOP's heuristic.
+    """Offer every configuration with every strategy for all layers, partitioned by FASOP's heuristic.
 
     Its stage times are compute, collectives included, and for stages that are neither first nor last p2p.
     """
@@ -140,9 +148,8 @@ def fasop_plans(table: CostTable) -> HardPlans:
     comm = np.rint(_receive_seconds(table, outer, choice, units).numpy() / TICK).astype(np.int64)
     counts = minmax_partition(np.pad(ticks, ((0, 0), (1, 0))), stage_type, comm)[1]
     first = np.cumsum(counts, axis=1) - counts
-    return HardPlans(
-        outer, choice.unsqueeze(1).expand(-1, table.num_layers), units[torch.from_numpy(first)]
-    )
+    choices = choice.unsqueeze(1).expand(-1, table.num_layers)
+    return HardPlans(outer, choices, units[torch.from_numpy(first)])
 
 
 def _receive_seconds(
@@ -155,8 +162,8 @@ def _receive_seconds(
     even = first_partition(len(units), table.num_stages).cumsum()[: table.num_stages - 2]
     pairs = units[torch.from_numpy(even)] - 1
     layout = table.layout[choice].unsqueeze(1)
-    border = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
-    result[:, 1:-1] = table.p2p.detach()[
-        outer.unsqueeze(1), border, pairs.unsqueeze(0), layout, layout
-    ]
+    boundary = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
+    rows = outer.unsqueeze(1)
+    p2p = table.p2p.detach()
+    result[:, 1:-1] = p2p[rows, boundary, pairs.unsqueeze(0), layout, layout]
     return result

@@ -22,7 +22,9 @@ CHAINS = 64
 ACCEPTED = 0.01
 """Share of small uphill moves that the temperature accepts: the paper's constant beta, free of units."""
 PATIENCE = 200
-"""Steps after which a chain without improvement may begin anew; then half of the chain's age."""
+"""Steps without improvement after which a chain may begin again, if they are half of its age."""
+LEAST_GAIN = 1e-12
+"""Log-seconds that count as an improvement, above rounding."""
 WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
 
 
@@ -35,23 +37,23 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     chains = Chains.concatenate([known, fresh])
     energy = torch.cat([known_energy, space.price(fresh)])
     temperature = uphill(space, moves, chains, energy) / math.log(1.0 / ACCEPTED)
-    lowest, age, since = energy.clone(), torch.zeros(CHAINS), torch.zeros(CHAINS)
+    lowest = energy.clone()
+    age = torch.zeros(CHAINS)
+    since = torch.zeros(CHAINS)
     for _ in incumbent.steps():
         chains, energy = metropolis(space, moves, chains, energy, temperature)
-        better = energy < lowest - 1e-12
-        lowest, age = torch.minimum(lowest, energy), age + 1
+        better = energy < lowest - LEAST_GAIN
+        lowest = torch.minimum(lowest, energy)
+        age = age + 1
         since = torch.where(better, 0.0, since + 1)
         stale = torch.nonzero((since > PATIENCE) & (since > age / 2)).squeeze(1)
         if len(stale):
             fresh = moves.random_plans(len(stale))
-            mask = torch.zeros(CHAINS, dtype=torch.bool).index_fill(0, stale, True)
-            spread = torch.zeros(CHAINS, dtype=torch.long).index_copy(
-                0, stale, torch.arange(len(stale))
-            )
-            chains = fresh[spread].where(mask, chains)
+            chains = chains.put(stale, fresh)
             energy = energy.index_copy(0, stale, space.price(fresh))
-            lowest = torch.where(mask, energy, lowest)
-            age, since = age.masked_fill(mask, 0.0), since.masked_fill(mask, 0.0)
+            lowest[stale] = energy[stale]
+            age[stale] = 0.0
+            since[stale] = 0.0
 
 
 solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)

@@ -24,7 +24,7 @@ from darts_parallel.gradient import at_cut, solve_outer
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
-    """Offer the best plan of every cut of every outer choice that beats the plans before it."""
+    """Offer the best plan of every cut that beats the plans before it."""
 
     def check(labels: int = 0) -> None:
         if incumbent.over():
@@ -39,9 +39,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         for starts in _cuts(outer, even_uniform_plans(table).first_layers[0].tolist()):
             case = OuterChoiceSolver(table, outer.table, outer.outer, bound)
             case.segments = at_cut(every, starts)
-            found, _ = solve_outer(
-                case, "layerwise", min(incumbent.cost, case.most_expensive()), check
-            )
+            limit = min(incumbent.cost, case.most_expensive())
+            found, _ = solve_outer(case, "layerwise", limit, check)
             if found is not None:
                 incumbent.offer(outer.table, found.plan)
 
@@ -57,6 +56,10 @@ def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:
     kept = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
     smallest = int(kept.sum(axis=(0, 1)).argmin())
     share = kept[:, :, smallest] / costs.capacity[:, None].clip(min=1.0)
-    values = (stages.seconds(), stages.segments.sums(share, np.arange(costs.pp)))
-    found = [even, *(bottleneck_split(stages.segments, value) for value in values)]
-    return [list(starts) for starts in dict.fromkeys(tuple(s) for s in found if s is not None)]
+    memory = stages.segments.sums(share, np.arange(costs.pp))
+    found = [even]
+    for values in (stages.seconds(), memory):
+        starts = bottleneck_split(stages.segments, values)
+        if starts is not None and starts not in found:
+            found.append(starts)
+    return found

@@ -10,24 +10,23 @@ cluster of one kind this is PipeDream's plan chosen by throughput. No tensor par
 """
 
 from baselines._planner import Incumbent, on_tables
-from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
+from baselines._stage_costs import bottleneck_split, outer_choices, plain
 from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     """Offer the plan of the highest throughput."""
-    ranked: list[tuple[float, int, OuterChoice, int, list[int]]] = []
+    ranked = []
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies)[:1]:
             segments, seconds = ChosenStages.uniform(outer.costs, choice).fitting()
             starts = bottleneck_split(segments, seconds)
             if starts is not None:
-                busy = outer.costs.num_micro_batches * float(
-                    seconds[segments.rows_of(starts)].max()
-                )
-                ranked.append((busy, len(ranked), outer, choice, starts))
-    for _, _, outer, choice, starts in sorted(ranked, key=lambda entry: entry[:2])[:1]:
-        incumbent.offer(outer.table, outer.uniform(starts, choice))
+                slowest = float(seconds[segments.rows_of(starts)].max())
+                busy = outer.costs.num_micro_batches * slowest
+                ranked.append((busy, outer.table, outer.uniform(starts, choice)))
+    for _, table, plan in sorted(ranked, key=lambda entry: entry[0])[:1]:
+        incumbent.offer(table, plan)
 
 
 solve = on_tables(offer_plans, keep_all=True)

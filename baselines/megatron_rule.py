@@ -21,22 +21,25 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     """
     tables = incumbent.tables
     plainest = plain_tables(tables)
-    degrees = sorted({choice.tp for n in plainest for choice in tables[n].choices}, reverse=True)
-    for tp in degrees:
-        for pp in sorted({tables[n].pp for n in plainest}):
-            for number in (n for n in plainest if tables[n].pp == pp):
-                table = tables[number]
-                wanted = [
-                    c
-                    for c in plain(table.choices, recompute=RECOMPUTE)
-                    if table.choices[c].tp == tp
-                ]
-                plans = even_uniform_plans(table)
-                mine = torch.isin(plans.choices[:, 0], torch.tensor(wanted, dtype=torch.long))
-                if mine.any():
-                    incumbent.offer(number, plans[mine])
+    degrees = {choice.tp for number in plainest for choice in tables[number].choices}
+    for tp in sorted(degrees, reverse=True):
+        for pp in sorted({tables[number].pp for number in plainest}):
+            for number in plainest:
+                if tables[number].pp == pp:
+                    _offer_even(incumbent, number, tp)
             if incumbent.best is not None:
                 return
+
+
+def _offer_even(incumbent: Incumbent, number: int, tp: int) -> None:
+    """Offer the plans of even stages and one strategy of tensor-parallel degree `tp`."""
+    table = incumbent.tables[number]
+    every = plain(table.choices, recompute=RECOMPUTE)
+    wanted = [c for c in every if table.choices[c].tp == tp]
+    plans = even_uniform_plans(table)
+    rows = torch.isin(plans.choices[:, 0], torch.tensor(wanted, dtype=torch.long))
+    if rows.any():
+        incumbent.offer(number, plans[rows])
 
 
 solve = on_tables(offer_plans, keep_all=True)

@@ -15,15 +15,14 @@ from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
-    """Offer the split of the fastest slowest stage of every outer choice."""
+    """Offer the split of the fastest slowest stage of every configuration."""
     for outer in outer_choices(incumbent):
-        choice = plain(outer.strategies)[:1]  # the smallest tensor-parallel degree
-        for c in choice:
-            stages = ChosenStages.uniform(outer.costs, c)
+        for choice in plain(outer.strategies)[:1]:  # the smallest tensor-parallel degree
+            stages = ChosenStages.uniform(outer.costs, choice)
             load = stages.seconds() + stages.sync() / outer.costs.num_micro_batches
             starts = bottleneck_split(stages.segments, np.where(stages.fits(), load, np.inf))
             if starts is not None:
-                incumbent.offer(outer.table, outer.uniform(starts, c))
+                incumbent.offer(outer.table, outer.uniform(starts, choice))
 
 
 solve = on_tables(offer_plans, keep_all=True)

@@ -16,11 +16,12 @@ from darts_parallel.exact import ChosenStages
 
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
-    """Offer the best stages of every outer choice."""
+    """Offer the best stages of every configuration."""
     for outer in outer_choices(incumbent):
         degrees = sorted({strategy.tp for strategy in outer.strategies})
         options = [_Recomputation.of(outer, tp) for tp in degrees]
-        segments, loads = options[0].segments, np.stack([option.load() for option in options])
+        segments = options[0].segments
+        loads = np.stack([option.load() for option in options])
         starts = bottleneck_split(segments, loads.min(axis=0))
         if starts is None:
             continue
@@ -37,42 +38,38 @@ class _Recomputation:
     """Price stages of one tensor-parallel degree whose layers are recomputed as memory demands."""
 
     def __init__(self, outer: OuterChoice, keep: int, again: int) -> None:
-        costs = self.costs = outer.costs
-        self.keep, self.again = keep, again
+        costs = outer.costs
+        self.costs = costs
+        self.keep = keep
+        self.again = again
         extra = costs.time[:, :, again] - costs.time[:, :, keep]
         self.extra = extra.clip(min=0.0)[costs.stage_kind]
         memory = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
         self.saved = (memory[:, :, keep] - memory[:, :, again]).clip(min=0.0)
         self.order = np.argsort(-self.saved / (self.extra + 1e-12), axis=1, kind="stable")
         self.stages = ChosenStages.uniform(costs, keep)
-        segments = self.segments = self.stages.segments
-        working = segment_max(costs.working[:, [keep, again]].max(axis=1))[
-            segments.first, segments.end
-        ]
-        peak = segments.sums(memory[:, :, keep], np.arange(costs.pp)) + working
+        segments = self.stages.segments
+        self.segments = segments
+        working = segment_max(costs.working[:, [keep, again]].max(axis=1))
+        peak = segments.sums(memory[:, :, keep], np.arange(costs.pp))
+        peak = peak + working[segments.first, segments.end]
         self.missing = peak - costs.capacity[segments.stage]
 
     @staticmethod
     def of(outer: OuterChoice, tp: int) -> "_Recomputation":
         """Choose the strategies of a degree; without recomputation, or nothing else, both are the same."""
-
-        def first(kinds: tuple[str, ...]) -> list[int]:
-            return [
-                c
-                for kind in kinds
-                for c in plain(outer.strategies, recompute=(kind,))
-                if outer.strategies[c].tp == tp
-            ]
-
-        keep = first(("none", "selective", "full"))[0]
-        again = first(("full", "selective", "none"))[0]
-        return _Recomputation(outer, keep, again)
+        found = []
+        for kind in ("none", "selective", "full"):
+            every = plain(outer.strategies, recompute=(kind,))
+            found += [c for c in every if outer.strategies[c].tp == tp][:1]
+        return _Recomputation(outer, found[0], found[-1])
 
     def load(self) -> Array:
         """Return seconds of every stage with what it must recompute, and its share of the synchronisation."""
         stages, segments = self.stages, self.segments
         result = stages.seconds() + stages.sync() / self.costs.num_micro_batches
-        missing, added = self.missing.copy(), np.zeros(len(segments))
+        missing = self.missing.copy()
+        added = np.zeros(len(segments))
         for stage, order in enumerate(self.order):
             own = np.flatnonzero(segments.stage == stage)
             for layer in order.tolist():
@@ -85,11 +82,14 @@ class _Recomputation:
 
     def strategies(self, row: int) -> list[int]:
         """Return strategy of every layer of a stage, given by the row of its segment."""
-        missing, segments = self.missing[row], self.segments
-        stage, first, end = (int(x[row]) for x in (segments.stage, segments.first, segments.end))
+        missing = self.missing[row]
+        stage = int(self.segments.stage[row])
+        first = int(self.segments.first[row])
+        end = int(self.segments.end[row])
         result = [self.keep] * (end - first)
         for layer in self.order[stage].tolist():
-            if first <= layer < end and missing > 0 and self.saved[stage, layer] > 0:
+            useful = missing > 0 and self.saved[stage, layer] > 0
+            if useful and first <= layer < end:
                 missing -= self.saved[stage, layer]
                 result[layer - first] = self.again
         return result

@@ -73,11 +73,11 @@ class Figures(NamedTuple):
     legal: NDArray[np.bool_]
     """Whether a kind of stage runs a strategy, `(Q, C)`."""
     layout: Indices
-    fused: NDArray[np.bool_]
+    fused_to_previous: NDArray[np.bool_]
     capacity: Array
     stage_kind: Indices
     boundary_kind: Indices
-    devices: Indices
+    stage_device: Indices
     in_flight: Array
     """Micro-batches of stages where the order stays; else zeros, `(S,)`."""
     sources: Indices
@@ -238,7 +238,7 @@ def price_stage(f, first, choices, stage, stages, once):
     """
     number = len(f.stage_kind)
     kind = f.stage_kind[stage]
-    device = f.devices[stage]
+    device = f.stage_device[stage]
     largest = 0.0
     forward = 0.0
     backward = 0.0
@@ -303,7 +303,7 @@ def price(f, first, choices, stages):
         once, working = price_stage(f, first, choices, stage, stages, once)
         if once >= NEVER:
             return NEVER
-        device = f.devices[stage]
+        device = f.stage_device[stage]
         largest[device] = max(largest[device], working)
     # a solver's tolerance: the order fits when its plan is priced again
     stages.room[:] = (stages.room - largest) * (1 + SOLVER_MEMORY_TOLERANCE)
@@ -371,9 +371,12 @@ def shift_boundaries(f, first, low, high, step, layers):
     """Move the first layers of stages `low` to `high` by a unit; return whether stages keep a unit."""
     for place in range(low, high + 1):
         first[place] += step
-        while 0 < first[place] < layers and f.fused[first[place]]:
+        while 0 < first[place] < layers and f.fused_to_previous[first[place]]:
             first[place] += step
-    return np.diff(first).min() > 0
+    legal = True
+    for place in range(len(f.stage_kind)):
+        legal = legal and first[place] < first[place + 1]
+    return legal
 
 
 @njit(cache=True)
@@ -563,7 +566,7 @@ def first_ready(f, costs, done, device, policy, keys):
     wanted = -1e9
     short = False
     for stage in range(stages):
-        if f.devices[stage] != device:
+        if f.stage_device[stage] != device:
             continue
         for kind in range(2):
             symbol = kind * stages + stage
@@ -577,10 +580,9 @@ def first_ready(f, costs, done, device, policy, keys):
                 continue
             arrived = done.end[source, batch] + costs.message[symbol] if source >= 0 else 0.0
             ready = max(arrived, done.free[device])
+            rank = pass_rank(symbol, stages, done.last[device], policy)
             if len(keys):
                 rank = -keys[symbol, batch]
-            else:
-                rank = pass_rank(symbol, stages, done.last[device], policy)
             tie = ready <= start + TIE_SECONDS and rank > wanted
             if ready < start - TIE_SECONDS or tie:
                 start = ready
@@ -605,7 +607,7 @@ def waiting_weight_gradient(devices, ran, device):
 def next_pass(f, costs, done, device, policy, keys):
     """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
     ready = first_ready(f, costs, done, device, policy, keys)
-    weight = waiting_weight_gradient(f.devices, done.ran, device)
+    weight = waiting_weight_gradient(f.stage_device, done.ran, device)
     if weight < 0:
         return ready.start, ready.symbol
     if ready.symbol >= 0:
@@ -630,7 +632,7 @@ def begun(f, costs):
     later = np.zeros(stages)
     for stage in range(stages):
         for other in range(stage + 1, stages):
-            if f.devices[other] == f.devices[stage]:
+            if f.stage_device[other] == f.stage_device[stage]:
                 later[stage] = max(later[stage], costs.more[other])
     end = np.zeros((symbols, f.batches))
     ran = np.zeros(symbols, np.int64)
@@ -672,7 +674,7 @@ def dispatch(f, costs, policy, keys):
         if chosen < 0:
             return words, np.zeros(devices, np.int64)
         kind = chosen // stages
-        device = f.devices[chosen % stages]
+        device = f.stage_device[chosen % stages]
         ended = least + costs.seconds[chosen]
         done.end[chosen, done.ran[chosen]] = ended
         done.free[device] = ended

@@ -82,6 +82,11 @@ POLISH_SHARE = 0.5
 """Share of the time limit that is left for polishing: an unpolished plan is worth little."""
 
 OnRecord = Callable[[StepRecord], None]
+Tables = Sequence[CostTable]
+
+
+def ignore(record: StepRecord) -> None:
+    """Do nothing with a record."""
 
 
 def descent_seconds(config: SearchConfig) -> float:
@@ -102,7 +107,7 @@ class GradientSearch:
 
     def __init__(
         self,
-        tables: Sequence[CostTable],
+        tables: Tables,
         space_kind: str,
         config: SearchConfig,
         seed: int,
@@ -199,7 +204,7 @@ class GradientSearch:
         """Return annealed quantities of the current step."""
         return Schedules.at(self.config, self.step, self.config.num_steps)
 
-    def run(self, on_record: OnRecord = lambda record: None) -> list[StepRecord]:
+    def run(self, on_record: OnRecord = ignore) -> list[StepRecord]:
         """Take steps until the last one, Ctrl-C or the time limit; return the records."""
         records: list[StepRecord] = []
         try:
@@ -259,12 +264,13 @@ class GradientSearch:
     def _record(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> StepRecord:
         """Return the state of the search at this step."""
         leading = LeadingPlan.of(self.groups, self.merits, weights, costs)
+        outer_weights = self._weights_by_outer()
         return leading.record(
             step=self.step,
             seconds=self.clock.seconds,
             schedules=self.schedules(),
             best_time_s=self.pool.best_time,
-            outer_weights=self._weights_by_outer(),
+            outer_weights=outer_weights,
         )
 
     def move(self) -> None:
@@ -380,18 +386,16 @@ class GradientSearch:
             raw_plan=pool.plan(raw),
             raw_iteration_time_s=raw.time,
         )
+        alternatives = [(entry.time, pool.plan(entry)) for entry in others]
         found = replace(
             found,
-            alternatives=tuple((entry.time, pool.plan(entry)) for entry in others),
+            alternatives=tuple(alternatives),
             gradient_iteration_time_s=best.time,
             curve=tuple(pool.curve),
-        )
-        found = replace(
-            found,
             history=tuple(records),
-            winner=self.histories.winner(self.groups, self.merits),
-            stopped_by=self.stopped_by,
         )
+        winner = self.histories.winner(self.groups, self.merits)
+        found = replace(found, winner=winner, stopped_by=self.stopped_by)
         return replace(
             found,
             seconds=self.clock.seconds,
@@ -402,12 +406,15 @@ class GradientSearch:
         )
 
 
+Loop = type[GradientSearch]
+
+
 def search(
     problem: Problem,
     seed: int | None = None,
     *,
     config: SearchConfig | None = None,
-    on_record: OnRecord = lambda record: None,
+    on_record: OnRecord = ignore,
 ) -> SearchResult:
     """Search a plan by gradient descent on relaxed plans.
 
@@ -429,13 +436,13 @@ def search(
 
 
 def search_tables(
-    tables: Sequence[CostTable],
+    tables: Tables,
     space_kind: str,
     config: SearchConfig,
     seed: int,
     *,
-    on_record: OnRecord = lambda record: None,
-    loop: type[GradientSearch] = GradientSearch,
+    on_record: OnRecord = ignore,
+    loop: Loop = GradientSearch,
 ) -> SearchResult | None:
     """Search over cost tables; None when no feasible plan was met.
 
@@ -458,11 +465,7 @@ def search_tables(
 
 
 def _begin(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    config: SearchConfig,
-    seed: int,
-    loop: type[GradientSearch],
+    tables: Tables, space_kind: str, config: SearchConfig, seed: int, loop: Loop
 ) -> GradientSearch:
     """Begin on the promising pipeline configurations; on all where none of those has a plan."""
     clock = Stopwatch()

@@ -36,6 +36,15 @@ BY_ROW = ("forward", "backward", "sync", "per_iteration", "static", "working", "
 """Costs of layers that the kernel reads as the table has them."""
 BETWEEN = ("reshard", "p2p")
 """Costs between layers that the kernel reads as the table has them."""
+OF_STAGES = (
+    "layout",
+    "fused_to_previous",
+    "capacity",
+    "stage_kind",
+    "boundary_kind",
+    "stage_device",
+)
+"""Facts of strategies and stages that the kernel reads as the table has them."""
 HALVINGS = 4
 """Rounds of successive halving; all rounds have as many moves together."""
 HEAT = 3e-3
@@ -97,23 +106,21 @@ class OrderProblem:
         next_backward = np.where(stages == number - 1, stages, number + stages + 1)
         # a forward pass waits for the stage before, a backward one for the stage after
         sources = np.concatenate([stages - 1, next_backward, number + stages])
-        names = ("layout", "fused_to_previous", "capacity", "stage_kind", "boundary_kind")
-        own = {name: contiguous(getattr(table, name)) for name in names}
-        fused = own.pop("fused_to_previous")
+        arrays = self._layer_costs(split=split)
+        for name in OF_STAGES:
+            arrays[name] = contiguous(getattr(table, name))
+        arrays["legal"] = contiguous(self._legal())
+        arrays["in_flight"] = contiguous(table.in_flight[self.outer] * (not self.free))
+        arrays["sources"] = sources
+        batches = int(table.num_micro_batches[self.outer])
         return self.kernel.Figures(
-            **self._layer_costs(split=split),
-            **own,
-            fused=fused,
-            legal=contiguous(self._legal()),
-            devices=contiguous(table.stage_device),
-            in_flight=contiguous(table.in_flight[self.outer] * (not self.free)),
-            sources=sources,
-            batches=int(table.num_micro_batches[self.outer]),
+            **arrays,
+            batches=batches,
             blocking=table.pipeline.blocking,
             space=SPACES.index(self.space_kind),
         )
 
-    def _layer_costs(self, *, split: bool) -> dict[str, Array]:
+    def _layer_costs(self, *, split: bool) -> dict[str, NDArray[Any]]:
         """Return the costs of and between layers by the kernel's names."""
         table = self.table
         none = torch.zeros_like(table.static)
@@ -229,7 +236,7 @@ class OrderProblem:
         figures = self.figures[1]
         choices = order.choices.copy()
         layers = np.arange(self.table.num_layers)
-        devices = figures.devices[np.searchsorted(order.first, layers, side="right") - 1]
+        devices = figures.stage_device[np.searchsorted(order.first, layers, side="right") - 1]
         kept = np.where(figures.legal.all(0), figures.before + figures.between, np.inf)
         for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
             full = self._full_device(replace(order, choices=choices))

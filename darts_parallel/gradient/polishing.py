@@ -6,6 +6,7 @@ The search reports its raw plan next to the polished one, so that this step hide
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,18 @@ have a smaller sum."""
 
 Neighbourhood = Callable[[HardPlans], HardPlans]
 """Returns the plans that one plan may change into."""
+Visited = set[bytes]
+"""Keys of plans."""
+
+
+class Polished(NamedTuple):
+    """A plan that no move improves."""
+
+    plan: HardPlans
+    seconds: float
+    """Seconds per iteration."""
+    evaluated: int
+    """Plans that were evaluated."""
 
 
 def polish(
@@ -35,8 +48,8 @@ def polish(
     space_kind: str,
     *,
     evaluator: MoveEvaluator | None = None,
-    visited: set[bytes] | None = None,
-) -> tuple[HardPlans, float, int]:
+    visited: Visited | None = None,
+) -> Polished:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
     A neighbourhood is tried only where the earlier, cheaper ones have no move.
@@ -47,9 +60,6 @@ def polish(
             one without a budget. Use a new one for every descent.
         visited: Plans of equal descents of this table, to which this one's are added. Where a descent
             meets one of them it ends, because it would go on as the other one did.
-
-    Returns:
-        The plan, its seconds per iteration, and how many plans were evaluated.
     """
     descent = _Descent(table, plan, space_kind, evaluator or MoveEvaluator(table))
     visited = set() if visited is None else visited
@@ -62,7 +72,7 @@ def polish(
         visited.add(key)
         improved = descent.improve(levels[level], runs=level == 0)
         level = 0 if improved else level + 1
-    return descent.plan, descent.seconds, descent.evaluator.simulated
+    return Polished(descent.plan, descent.seconds, descent.evaluator.simulated)
 
 
 class _Descent:

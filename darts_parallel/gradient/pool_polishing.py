@@ -228,13 +228,11 @@ class _PoolPolisher:
         # what an evaluator of simulated plans remembers may change its next move
         visited = None if table.pipeline.simulated else self.visited[entry.table]
         evaluator = MoveEvaluator(table, self.stop, max_work)
-        plan, _, evaluated = polish(
-            table, entry.plan, self.space_kind, evaluator=evaluator, visited=visited
-        )
-        self.pool.evaluated += evaluated
+        polished = polish(table, entry.plan, self.space_kind, evaluator=evaluator, visited=visited)
+        self.pool.evaluated += polished.evaluated
         if table.pipeline.simulated and not evaluator.out_of_budget():
-            self.pool.local_optima[entry.table].add(plan_key(plan))
-        self.pool.add(TablePlans(entry.table, plan))
+            self.pool.local_optima[entry.table].add(plan_key(polished.plan))
+        self.pool.add(TablePlans(entry.table, polished.plan))
 
     def _solve_cut(self, entry: PricedPlan) -> None:
         """Solve the stages of a plan together, as they are, where its configuration takes too long."""

@@ -100,19 +100,13 @@ class RestartBatch:
     ) -> "RestartBatch":
         """Prefer one strategy for all layers of a restart, plus a little noise for each layer."""
         restarts = config.num_restarts
-        logits = _initial_logits(table, space_kind, restarts, generator)
+        logits = _initial_logits(table, space_kind, restarts, generator).requires_grad_()
         shape = (table.num_outer, restarts, table.num_stages)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        widths = (WIDTH_NOISE * noise).requires_grad_()
         by_device = noise[..., : table.pp]
-        batch = RestartBatch(
-            table=table,
-            space_kind=space_kind,
-            logits=logits.requires_grad_(),
-            widths=(WIDTH_NOISE * noise).requires_grad_(),
-            multipliers=torch.zeros_like(by_device),
-            table_index=table_index,
-            outer_index=outer,
-        )
+        none = torch.zeros_like(by_device)
+        batch = RestartBatch(table, space_kind, logits, widths, none, table_index, outer)
         if table.host:
             batch.fraction_logits = _first_fractions(by_device)
         return batch
@@ -218,15 +212,13 @@ class RestartBatch:
         fractions = self.fraction_logits
         if fractions is not None:
             fractions = kept.of(fractions.detach()).requires_grad_()
-        return replace(
-            self,
-            table=self.table.select(kept.outer),
-            logits=kept.of(self.logits.detach()).requires_grad_(),
-            widths=kept.of(self.widths.detach()).requires_grad_(),
-            multipliers=kept.of(self.multipliers),
-            outer_index=self.outer_index[kept.outer],
-            fraction_logits=fractions,
-        )
+        logits = kept.of(self.logits.detach()).requires_grad_()
+        widths = kept.of(self.widths.detach()).requires_grad_()
+        multipliers = kept.of(self.multipliers)
+        table = self.table.select(kept.outer)
+        outer = self.outer_index[kept.outer]
+        settings = (self.table_index, outer, fractions)
+        return RestartBatch(table, self.space_kind, logits, widths, multipliers, *settings)
 
 
 def _initial_logits(

@@ -113,11 +113,13 @@ class LeadingPlan:
             best_time_s=best_time_s,
             outer_weights=outer_weights,
         )
+        surrogate_time_s = self._value(self.cost.iteration_time)
+        record_of = partial(record_of, loss=self.merit, surrogate_time_s=surrogate_time_s)
+        entropy = mean_entropy(probabilities)
+        pp = self.group.table.pp
         return record_of(
-            loss=self.merit,
-            surrogate_time_s=self._value(self.cost.iteration_time),
-            entropy=mean_entropy(probabilities),
-            pp=self.group.table.pp,
+            entropy=entropy,
+            pp=pp,
             choices=self.group.choice_names,
             probabilities=probabilities.clone(),
             terms=self._terms(),

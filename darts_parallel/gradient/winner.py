@@ -98,11 +98,8 @@ class Histories:
         def series(name: str) -> Tensor:
             return torch.stack([getattr(page, name)[outer, restart] for page in snapshots])
 
-        return WinnerHistory(
-            steps=tuple(self._steps),
-            name=groups[lead].names[outer],
-            choices=groups[lead].choice_names,
-            probabilities=series("probabilities"),
-            memory=series("memory"),
-            multipliers=series("multipliers"),
-        )
+        group = groups[lead]
+        fields = ("probabilities", "memory", "multipliers")
+        tensors = {name: series(name) for name in fields}
+        steps = tuple(self._steps)
+        return WinnerHistory(steps, group.names[outer], group.choice_names, **tensors)

@@ -13,11 +13,10 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.gradient import pool_polishing
-from darts_parallel.gradient.polishing import polish
+from darts_parallel.gradient.polishing import _adopt, polish, repartitioned
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
-from darts_parallel.gradient.polishing import repartitioned
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
@@ -79,6 +78,28 @@ def test_polish_never_makes_a_plan_slower_or_illegal(seed: int) -> None:
             assert seconds == float(again.iteration_time[0])
             assert seconds <= float(cost.iteration_time[index]) * (1 + 1e-12)
             assert is_in_space(better, SpaceConfig(kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("starts", "adopted"),
+    [
+        # a layer that moves to a later stage takes the strategy which that stage began with
+        ([0, 1, 4], [0, 2, 2, 3, 4, 5]),
+        # one that moves to an earlier stage takes the strategy which that stage ended with
+        ([0, 3, 4], [0, 1, 1, 3, 4, 5]),
+        # two boundaries at once; layers that stay keep their own
+        ([0, 3, 5], [0, 1, 1, 3, 3, 5]),
+        ([0, 1, 3], [0, 2, 2, 4, 4, 5]),
+        ([0, 2, 4], [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_layers_that_change_stage_adopt_the_strategy_next_to_the_boundary(
+    starts: list[int], adopted: list[int]
+) -> None:
+    choices = torch.arange(6).unsqueeze(0)
+    plan = HardPlans(torch.tensor([0]), choices, torch.tensor([[0, 2, 4]]))
+    moved = HardPlans(torch.tensor([0]), choices, torch.tensor([starts]))
+    assert _adopt(plan, moved).tolist() == [adopted]
 
 
 def _all_starts(table: CostTable) -> list[list[int]]:

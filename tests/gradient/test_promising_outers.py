@@ -42,7 +42,7 @@ def test_the_best_plans_are_kept_without_simulating_the_others(
         for _ in range(2):  # the second batch meets plans that are kept already
             plans: HardPlans = random_plans(table, 60, rng)
             lazy.add(TablePlans(number, plans))
-            whole._keep(number, plans, evaluate_batch(table, plans))
+            whole._keep(TablePlans(number, plans), evaluate_batch(table, plans))
             asked += len(plans)
     assert kept(lazy) == kept(whole) != {}
     assert lazy.evaluated < whole.evaluated == asked
