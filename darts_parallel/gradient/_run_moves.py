@@ -39,7 +39,8 @@ class RunMoves:
 
     def best(self) -> tuple[HardPlans, float]:
         """Return the fastest changed plan and its seconds; infinite where none fits."""
-        row, choice = divmod(int(self.seconds.argmin()), self.seconds.shape[1])
+        strategies = self.seconds.shape[1]
+        row, choice = divmod(int(self.seconds.argmin()), strategies)
         first, end = self.runs[row]
         choices = self.plan.choices.clone()
         choices[0, first:end] = choice
@@ -71,17 +72,20 @@ class _Changes:
         self.stage = self.stages[self.first]
         starts = plan.first_layers[0].numpy()
         self.begins = starts[self.stage]
-        self.ends = np.append(starts[1:], table.num_layers)[self.stage]
+        ends = np.append(starts[1:], table.num_layers)
+        self.ends = ends[self.stage]
         self.kinds = self.costs.stage_kind[self.stages]
 
     def _added(self, values: Array) -> Array:
         """Return what the runs add to a sum over layers, `(N, C)`, for values `(L, C)`."""
-        more = values - values[self.layers, self.chosen][:, None]
+        now = values[self.layers, self.chosen]
+        more = values - now[:, None]
         return self._run_sums(more, self.last + 1)
 
     def _run_sums(self, values: Array, end: Index) -> Array:
         """Return sums of rows from a run's first layer up to `end`, `(N, C)`."""
-        sums = np.concatenate([np.zeros((1, values.shape[1])), values.cumsum(0)])
+        none = np.zeros((1, values.shape[1]))
+        sums = np.concatenate([none, values.cumsum(0)])
         return np.asarray(sums[end] - sums[self.first])
 
     def seconds(self) -> Array:
@@ -90,8 +94,10 @@ class _Changes:
         before = self.reading.stage_seconds[0].numpy()
         own = self._stage_seconds()
         following = self._following_seconds()
-        total = before.sum() + (own - before[self.stage][:, None]) + following
-        total = total + (costs.num_micro_batches - 1.0) * self._slowest(own, following)
+        more = own - before[self.stage][:, None]
+        total = before.sum() + more + following
+        rest = costs.num_micro_batches - 1.0
+        total = total + rest * self._slowest(own, following)
         total = total + self._slowest_sync()
         total = total + float(self.reading.per_iteration[0])
         total = total + self._added(costs.per_iteration)
@@ -105,7 +111,8 @@ class _Changes:
             following: What the run adds to the next stage.
         """
         before = self.reading.stage_seconds[0].numpy()
-        slowest = np.maximum(_largest_but(before, self.stage, 2)[:, None], own)
+        others = _largest_but(before, self.stage, 2)
+        slowest = np.maximum(others[:, None], own)
         has_next = self.stage + 1 < self.table.pp
         next_stage = np.minimum(self.stage + 1, self.table.pp - 1)
         after = before[next_stage][:, None] + following
@@ -116,13 +123,15 @@ class _Changes:
         sync = self.reading.sync[0].numpy()
         changed = self._added(self.costs.sync[self.kinds, self.layers])
         own = sync[self.stage][:, None] + changed
-        return np.maximum(_largest_but(sync, self.stage, 1)[:, None], own)
+        others = _largest_but(sync, self.stage, 1)
+        return np.maximum(others[:, None], own)
 
     def _stage_seconds(self) -> Array:
         """Return seconds of the run's stage, `(N, C)`."""
         costs = self.costs
         layout = costs.layout[self.chosen]
-        own = self.reading.stage_seconds[0].numpy()[self.stage][:, None]
+        before = self.reading.stage_seconds[0].numpy()
+        own = before[self.stage][:, None]
         own = own + self._added(costs.time[self.kinds, self.layers])
         if self.table.num_layers == 1:
             return own
@@ -133,11 +142,14 @@ class _Changes:
         inside = reshard[:, costs.layout, costs.layout] - now[:, None]
         own = own + self._run_sums(inside, self.last)
         rows = np.flatnonzero(self.first > self.begins)
-        own[rows] += _entering(reshard, self.first[rows] - 1, layout, costs.layout)
+        pair = self.first[rows] - 1
+        own[rows] += _entering(reshard, pair, layout, costs.layout)
         rows = np.flatnonzero(self.last + 1 < self.ends)
-        own[rows] += _leaving(reshard, self.last[rows], layout, costs.layout)
+        pair = self.last[rows]
+        own[rows] += _leaving(reshard, pair, layout, costs.layout)
         if self.table.pp > 1 and self.table.pipeline.blocking:
-            rows = np.flatnonzero((self.first == self.begins) & (self.first > 0))
+            at_start = self.first == self.begins
+            rows = np.flatnonzero(at_start & (self.first > 0))
             pair = self.first[rows] - 1
             own[rows] += _entering(self._messages(), pair, layout, costs.layout)
         return own
@@ -147,10 +159,12 @@ class _Changes:
         costs = self.costs
         following = np.zeros((len(self.first), len(costs.layout)))
         if self.table.pp > 1 and self.table.pipeline.blocking:
-            at_end = (self.last + 1 == self.ends) & (self.ends < self.table.num_layers)
-            rows = np.flatnonzero(at_end)
+            at_end = self.last + 1 == self.ends
+            inner = self.ends < self.table.num_layers
+            rows = np.flatnonzero(at_end & inner)
             layout = costs.layout[self.chosen]
-            following[rows] += _leaving(self._messages(), self.last[rows], layout, costs.layout)
+            pair = self.last[rows]
+            following[rows] += _leaving(self._messages(), pair, layout, costs.layout)
         return following
 
     def _messages(self) -> Array:
@@ -158,7 +172,8 @@ class _Changes:
 
         Read only where a stage boundary lies between the two layers.
         """
-        boundary = self.costs.boundary_kind[(self.stages[1:] - 1).clip(min=0)]
+        number = (self.stages[1:] - 1).clip(min=0)
+        boundary = self.costs.boundary_kind[number]
         messages: Array = self.costs.p2p[boundary, self.layers[:-1]]
         return messages
 
@@ -168,10 +183,14 @@ class _Changes:
         costs = self.costs
         in_flight = costs.in_flight[self.stages][:, None]
         kept = kept_bytes(costs.static, costs.activation, in_flight)
-        now = np.bincount(self.stages, kept[self.layers, self.chosen], minlength=table.pp)
-        memory = now[self.stage][:, None] + self._added(kept) + self._largest_working()
-        fits = memory <= costs.capacity[self.stage][:, None] * (1 + PLAN_MEMORY_TOLERANCE)
-        fits &= table.allowed[self.outer].numpy() & costs.kind_allowed[costs.stage_kind[self.stage]]
+        chosen = kept[self.layers, self.chosen]
+        now = np.bincount(self.stages, chosen, minlength=table.pp)
+        memory = now[self.stage][:, None] + self._added(kept)
+        memory = memory + self._largest_working()
+        capacity = costs.capacity[self.stage][:, None]
+        fits = memory <= capacity * (1 + PLAN_MEMORY_TOLERANCE)
+        fits &= table.allowed[self.outer].numpy()
+        fits &= costs.kind_allowed[costs.stage_kind[self.stage]]
         # a plan that breaks a limit elsewhere stays broken there
         limit = table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
         over = (self.reading.memory[0] > limit).numpy()
@@ -211,8 +230,10 @@ def _leaving(seconds: Array, pair: Index, layout: Index, every: Index) -> Array:
 
 def _largest_but(values: Array, place: Index, count: int) -> Array:
     """Return the largest of `values` but the `count` from each `place` on, `(N,)`; 0 without any."""
-    before = np.concatenate([[0.0], np.maximum.accumulate(values)])
-    after = np.concatenate([np.maximum.accumulate(values[::-1])[::-1], np.zeros(count)])
+    so_far = np.maximum.accumulate(values)
+    from_here = np.maximum.accumulate(values[::-1])[::-1]
+    before = np.concatenate([[0.0], so_far])
+    after = np.concatenate([from_here, np.zeros(count)])
     return np.asarray(np.maximum(before[place], after[place + count]))
 
 
@@ -229,10 +250,13 @@ def _range_max(values: Array, first: Index, end: Index) -> Array:
     levels = [values]
     while 2 ** len(levels) <= len(values):
         half = 2 ** (len(levels) - 1)
-        levels.append(np.maximum(levels[-1][:-half], levels[-1][half:]))
+        last = levels[-1]
+        levels.append(np.maximum(last[:-half], last[half:]))
     result = np.zeros((len(first), values.shape[1]))
     size = end - first
     for level, largest in enumerate(levels):
-        rows = np.flatnonzero((size >= 2**level) & (size < 2 ** (level + 1)))
-        result[rows] = np.maximum(largest[first[rows]], largest[end[rows] - 2**level])
+        width = 2**level
+        rows = np.flatnonzero((size >= width) & (size < 2 * width))
+        at_end = largest[end[rows] - width]
+        result[rows] = np.maximum(largest[first[rows]], at_end)
     return result

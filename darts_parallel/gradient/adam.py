@@ -31,7 +31,10 @@ class Adam:
     """Running mean of the gradient and of its square, by parameter."""
 
     def __post_init__(self) -> None:
-        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p, _ in self.parameters]
+        self.moments = []
+        for parameter, _ in self.parameters:
+            mean = torch.zeros_like(parameter)
+            self.moments.append((mean, torch.zeros_like(parameter)))
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -44,14 +47,16 @@ class Adam:
         self.steps += 1
         first, second = self.betas
         root = (1.0 - second**self.steps) ** 0.5
-        for (parameter, rate), (mean, square) in zip(self.parameters, self.moments, strict=True):
+        for (parameter, rate), moments in zip(self.parameters, self.moments, strict=True):
+            mean, square = moments
             gradient = parameter.grad
             if gradient is None:
                 continue
             mean.lerp_(gradient, 1.0 - first)
             square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
             scale = square.sqrt().div_(root).add_(EPSILON)
-            parameter.addcdiv_(mean, scale, value=-rate / (1.0 - first**self.steps))
+            step = rate / (1.0 - first**self.steps)
+            parameter.addcdiv_(mean, scale, value=-step)
 
     def state(self) -> dict[int, tuple[Tensor, ...]]:
         """Return the moments of every parameter by its identity."""

@@ -258,7 +258,8 @@ class GradientSearch:
         for group, cost in zip(self.groups, costs, strict=True):
             losses.append(group.loss(cost, self.config).sum())
             self.merits.append(group.merit(cost))
-        self.outer_logits.find_slope(torch.cat([merit.amin(1) for merit in self.merits]))
+        best = [merit.amin(1) for merit in self.merits]
+        self.outer_logits.find_slope(torch.cat(best))
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
 
     def _record(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> StepRecord:
@@ -336,7 +337,8 @@ class GradientSearch:
             kept = KeptRestarts.best(index, outer, self.merits[index], counts[index])
             thinner = group.select(kept)
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
-                moments[id(new)] = tuple(kept.of(moment) for moment in moments[id(old)])
+                before = moments[id(old)]
+                moments[id(new)] = tuple(kept.of(moment) for moment in before)
             groups.append(thinner)
             parts.append(kept)
         self.groups = groups
@@ -352,7 +354,8 @@ class GradientSearch:
         group = self.groups[index]
         leading = min(float(merit.min()) for merit in self.merits)
         close = self._gap_to_best(group, self.merits[index], leading) <= margin
-        return torch.nonzero(self._may_win(self._group_bounds(group)) & close).squeeze(1)
+        possible = self._may_win(self._group_bounds(group))
+        return torch.nonzero(possible & close).squeeze(1)
 
     def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
         """Round every relaxed plan, keep the best, repair the most promising that do not fit."""

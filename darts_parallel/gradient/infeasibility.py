@@ -37,7 +37,8 @@ FREE: dict[str, Any] = {
 
 def proven_infeasible(tables: Sequence[CostTable], space_kind: str) -> bool:
     """Return whether every pipeline configuration needs more memory than there is."""
-    return all(bool(outer_lower_bounds(table, space_kind).isinf().all()) for table in tables)
+    bounds = [outer_lower_bounds(table, space_kind) for table in tables]
+    return all(bool(bound.isinf().all()) for bound in bounds)
 
 
 def explain_infeasible(
@@ -51,7 +52,8 @@ def explain_infeasible(
     kind = problem.config.space.kind
     cluster = problem.cluster
     lightest = _lightest_of_all(tables, kind)
-    device = max(lightest.devices(cluster).items(), key=lambda entry: entry[1])[0]
+    excess = lightest.devices(cluster)
+    device = max(excess, key=lambda name: excess[name])
     unit, size = memory_unit(device.memory)
     whole = (1.0 - problem.margin) * device.memory / size
     needed = whole + lightest.excess / size

@@ -30,8 +30,12 @@ Indices = NDArray[np.int64]
 State = NDArray[np.uint64]
 LETTERS = "FIW"
 """Letters of the kinds of passes, in the order of the kernel's codes."""
-KINDS_OF = ({"F": (0,), "B": (1,)}, {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)})
-"""Kinds of the passes that a letter stands for, with whole and with split backward passes."""
+WHOLE = {"F": (0,), "B": (1,)}
+"""Kinds of the passes that a letter stands for, with whole backward passes."""
+SPLIT = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
+"""Kinds of the passes that a letter stands for, with split backward passes."""
+GAPS = (0.0, 0.5, 1.0)
+"""Values of `Policy.gap` that the heuristic tries."""
 BY_ROW = ("forward", "backward", "sync", "per_iteration", "static", "working", "activation")
 """Costs of layers that the kernel reads as the table has them."""
 BETWEEN = ("reshard", "p2p")
@@ -138,7 +142,8 @@ class OrderProblem:
     def _legal(self) -> Tensor:
         """Return whether a kind of stage runs a strategy, `(Q, C)`."""
         table = self.table
-        legal = table.allowed[self.outer].expand(table.forward.shape[1], -1)
+        kinds = table.forward.shape[1]
+        legal = table.allowed[self.outer].expand(kinds, -1)
         return legal if table.kind_allowed is None else legal & table.kind_allowed
 
     @property
@@ -179,7 +184,7 @@ class OrderProblem:
         self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices, split: bool
     ) -> Order:
         """Encode each device's passes as integers, micro-batches in order within (stage, kind)."""
-        kinds_of = KINDS_OF[split]
+        kinds_of = SPLIT if split else WHOLE
         rows = []
         for row in passes:
             symbols: list[int] = []
@@ -187,7 +192,8 @@ class OrderProblem:
                 symbols += [kind * self.table.num_stages + stage for kind in kinds_of[name]]
             rows.append(symbols)
         lengths = np.array([len(row) for row in rows])
-        words = np.zeros((len(rows), lengths.max()), dtype=np.int64)
+        shape = (len(rows), lengths.max())
+        words = np.zeros(shape, dtype=np.int64)
         for word, row in zip(words, rows, strict=True):
             word[: len(row)] = row
         return self.timed(words, lengths, first, choices, split)
@@ -214,7 +220,8 @@ class OrderProblem:
         chunks = self.table.virtual_stages
         pp = self.table.pp
         count = self.figures[0].batches
-        passes = find(rule.code(pp, count, chunks)).orders(pp, count, chunks)
+        code = rule.code(pp, count, chunks)
+        passes = find(code).orders(pp, count, chunks)
         found = [self.order(passes, first, choices, rule.split)]
         if self.free:
             if found[0].seconds == np.inf:
@@ -225,7 +232,8 @@ class OrderProblem:
     def _applies(self, rule: Schedule) -> bool:
         """Return whether a rule has the table's placement, chunks and micro-batches."""
         table = self.table
-        if rule.devices(table.pp, table.num_stages) != tuple(table.stage_device.tolist()):
+        placement = tuple(table.stage_device.tolist())
+        if rule.devices(table.pp, table.num_stages) != placement:
             return False
         chunks_refused = rule.chunk_refusal(table.virtual_stages)
         count_refused = rule.count_refusal(table.pp, self.figures[0].batches)
@@ -237,7 +245,8 @@ class OrderProblem:
         choices = order.choices.copy()
         layers = np.arange(self.table.num_layers)
         devices = figures.stage_device[np.searchsorted(order.first, layers, side="right") - 1]
-        kept = np.where(figures.legal.all(0), figures.before + figures.between, np.inf)
+        every = figures.before + figures.between
+        kept = np.where(figures.legal.all(0), every, np.inf)
         for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
             full = self._full_device(replace(order, choices=choices))
             if full is None:
@@ -263,8 +272,8 @@ class OrderProblem:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
         keys = np.zeros((0, 0))
         found = []
-        for priority, gap, deep_first in product(range(3), (0.0, 0.5, 1.0), (False, True)):
-            policy = self.kernel.Policy(priority, gap, deep_first)
+        for values in product(range(3), GAPS, (False, True)):
+            policy = self.kernel.Policy(*values)
             found.append(self.dispatched(first, choices, keys, policy))
         return [order for order in found if order.seconds < np.inf]
 
@@ -273,7 +282,8 @@ class OrderProblem:
     ) -> Order:
         """Return the order of `_order_kernel.dispatch`, `keys` and `policy` as there."""
         none = np.zeros((0, 0), dtype=np.int64)
-        stages, _ = self.stages(Order(none, none, first, choices, True, np.inf))
+        unordered = Order(none, none, first, choices, True, np.inf)
+        stages, _ = self.stages(unordered)
         policy = policy or self.kernel.Policy()
         words, lengths = self.kernel.dispatch(self.figures[1], stages, policy, keys)
         found = self.timed(words, lengths, first, choices, True)
@@ -405,7 +415,8 @@ class OrderSearch:
     @cached_property
     def state(self) -> State:
         """State of the random numbers of all moves: never 0, and far apart for neighbouring seeds."""
-        return np.array([self.seed * 2654435761 % 2**63 + 88172645463325252], dtype=np.uint64)
+        spread = self.seed * 2654435761 % 2**63
+        return np.array([spread + 88172645463325252], dtype=np.uint64)
 
     def run(self, passes: int) -> None:
         """Anneal orders of the best plans of every placement, then the best orders repeatedly."""
@@ -473,8 +484,8 @@ class OrderSearch:
         for _ in range(ROUNDS if self.found else 0):
             if self.late:
                 break
-            place = min(int(random.geometric(0.5)) - 1, len(self.found) - 1)
-            chosen = self.found[place]
+            place = int(random.geometric(0.5)) - 1
+            chosen = self.found[min(place, len(self.found) - 1)]
             moves = passes // ROUNDS // chosen.problem.work
             improved = self.improved(chosen.problem, chosen.order, moves)
             self._add(chosen.table, chosen.problem, [improved])

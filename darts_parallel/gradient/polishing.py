@@ -104,7 +104,8 @@ class _Descent:
         changed = candidates[index : index + 1]
         found = float(times[index])
         if runs and self.prices_runs:
-            moves = RunMoves.price(self.table, self.plan, _runs(self.table, self.plan))
+            every = _runs(self.table, self.plan)
+            moves = RunMoves.price(self.table, self.plan, every)
             self.evaluator.simulated += moves.seconds.size
             other, seconds = moves.best()
             if seconds < found:
@@ -120,7 +121,8 @@ class _Descent:
 
 def plan_key(plan: HardPlans) -> bytes:
     """Return one plan of a table as a key of sets."""
-    return torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]]).numpy().tobytes()
+    numbers = torch.cat([plan.outer, plan.first_layers[0], plan.choices[0]])
+    return numbers.numpy().tobytes()
 
 
 def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -> HardPlans:
@@ -183,13 +185,15 @@ def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) ->
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
     """Return the plan with each of some strategies, `(B, L)`."""
     count = len(choices)
-    return HardPlans(plan.outer.expand(count), choices, plan.first_layers.expand(count, -1))
+    starts = plan.first_layers.expand(count, -1)
+    return HardPlans(plan.outer.expand(count), choices, starts)
 
 
 def _with_starts(plan: HardPlans, starts: Tensor) -> HardPlans:
     """Return the plan with each of some stage starts, `(B, K)`."""
     count = len(starts)
-    return HardPlans(plan.outer.expand(count), plan.choices.expand(count, -1), starts)
+    choices = plan.choices.expand(count, -1)
+    return HardPlans(plan.outer.expand(count), choices, starts)
 
 
 def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
@@ -229,14 +233,16 @@ def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
     layers = torch.arange(table.num_layers)
     whole = torch.tensor([[0, table.num_layers]])
     runs = torch.cat([torch.from_numpy(_runs(table, plan)), whole])
-    masks = (layers >= runs[:, :1]) & (layers < runs[:, 1:])
+    begun = layers >= runs[:, :1]
+    masks = begun & (layers < runs[:, 1:])
     return _with_choices(plan, _replace(table, plan, masks))
 
 
 def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
     """Return choices with the layers of every mask `(N, L)` set to every strategy, `(N * C, L)`."""
     targets = torch.arange(len(table.choices)).view(1, -1, 1)
-    replaced = torch.where(masks.unsqueeze(1), targets, plan.choices.view(1, 1, -1))
+    present = plan.choices.view(1, 1, -1)
+    replaced = torch.where(masks.unsqueeze(1), targets, present)
     return replaced.reshape(-1, table.num_layers)
 
 
@@ -271,11 +277,15 @@ def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
     if 2 * len(first) > MAX_EDGE_MOVES:
         first = order
         last = order
-    block = ((order >= first.unsqueeze(1)) & (order <= last.unsqueeze(1))).long()
-    shifted = torch.cat([position[1:] + block, position[1:] - block])
+    after_first = order >= first.unsqueeze(1)
+    before_last = order <= last.unsqueeze(1)
+    block = (after_first & before_last).long()
+    moved = position[1:]
+    shifted = torch.cat([moved + block, moved - block])
     full = torch.nn.functional.pad(shifted, (1, 0))
-    sizes = torch.nn.functional.pad(full, (0, 1), value=len(units)).diff(dim=1)
-    return units[full[(sizes > 0).all(1)]]
+    ends = torch.nn.functional.pad(full, (0, 1), value=len(units))
+    legal = (ends.diff(dim=1) > 0).all(1)
+    return units[full[legal]]
 
 
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
@@ -283,7 +293,8 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
     old = plan.stages().expand(len(moved), -1)
     new = moved.stages()
     starts = plan.first_layers[0]
-    ends = torch.cat([starts[1:], torch.tensor([plan.choices.shape[1]])]) - 1
+    num_layers = torch.tensor([plan.choices.shape[1]])
+    ends = torch.cat([starts[1:], num_layers]) - 1
     # a layer that moved to a later stage is now in front of the layer that this stage began with
     first_of_stage = plan.choices[0][starts[new]]
     last_of_stage = plan.choices[0][ends[new]]

@@ -225,7 +225,8 @@ class PlanPool:
         times = cost.iteration_time.masked_fill(~allowed, torch.inf)
         for outer in _outers(plans):
             rows = torch.nonzero(plans.outer == outer).squeeze(1)
-            rows = rows[times[rows].argsort(stable=True)[: self.PER_OUTER]]
+            order = times[rows].argsort(stable=True)
+            rows = rows[order[: self.PER_OUTER]]
             self._keep_rows(candidate, outer, rows, times)
         self.note(self.best_time)
 
@@ -246,7 +247,8 @@ class PlanPool:
 
     def note(self, seconds: float) -> None:
         """Add a point to the curve where a plan is the fastest so far."""
-        if seconds < (self.curve[-1][1] if self.curve else float("inf")):
+        before = self.curve[-1][1] if self.curve else float("inf")
+        if seconds < before:
             self.curve.append((self.clock.seconds, seconds))
 
     def gap_to_best(self, table: int, outers: Tensor) -> Tensor:
@@ -264,7 +266,8 @@ class PlanPool:
 
     def by_outer(self) -> list[PricedPlan]:
         """Return the fastest entry of every pipeline configuration, fastest first."""
-        return sorted((entries[0] for entries in self.entries.values()), key=by_time)
+        fastest = [entries[0] for entries in self.entries.values()]
+        return sorted(fastest, key=by_time)
 
     def plan(self, entry: PricedPlan) -> Plan:
         """Read an entry as stages and strategies."""

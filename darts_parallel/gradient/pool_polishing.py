@@ -215,9 +215,10 @@ class _PoolPolisher:
 
     def _by_bound(self) -> list[tuple[float, int, int]]:
         """List bound, table and row of all configurations, lowest bound first."""
-        rows = []
+        rows: list[tuple[float, int, int]] = []
         for number, bounds in enumerate(self.bounds):
-            rows += [(bound, number, outer) for outer, bound in enumerate(bounds.tolist())]
+            for outer, bound in enumerate(bounds.tolist()):
+                rows.append((bound, number, outer))
         return sorted(rows)
 
     def improve(self, entry: PricedPlan, max_work: float = float("inf")) -> None:

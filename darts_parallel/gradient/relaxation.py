@@ -29,8 +29,10 @@ def gumbel_weights(
     Jang, Gu, Poole 2017 (arXiv 1611.01144), section 2.2. Shapes as `softmax_weights`.
     """
     uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype)
-    noise = -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12)))
-    return straight_through(softmax_weights(logits + noise, allowed, temperature))
+    exponential = -torch.log(uniform.clamp(1e-12, 1 - 1e-12))
+    noise = -torch.log(exponential)
+    soft = softmax_weights(logits + noise, allowed, temperature)
+    return straight_through(soft)
 
 
 def straight_through(soft: Tensor) -> Tensor:
@@ -38,7 +40,8 @@ def straight_through(soft: Tensor) -> Tensor:
 
     Bengio, Leonard, Courville 2013 (arXiv 1308.3432), section 3.
     """
-    hard = torch.zeros_like(soft).scatter(-1, soft.argmax(-1, keepdim=True), 1.0)
+    largest = soft.argmax(-1, keepdim=True)
+    hard = torch.zeros_like(soft).scatter(-1, largest, 1.0)
     return hard + soft - soft.detach()
 
 
@@ -54,7 +57,8 @@ def stage_edges(widths: Tensor, num_units: int) -> Tensor:
     """
     stages = widths.shape[-1]
     least = 0.5 / num_units if stages * 0.5 < num_units else 0.0
-    shares = least + (1.0 - stages * least) * torch.softmax(widths, dim=-1)
+    rest = 1.0 - stages * least
+    shares = least + rest * torch.softmax(widths, dim=-1)
     return num_units * shares.cumsum(-1)[..., :-1]
 
 
@@ -83,8 +87,10 @@ def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor
         return values.amax(dim)
     scale = values.detach().amax(dim, keepdim=True).clamp(min=1e-300)
     # no exponent is above 0
-    total = torch.exp(values * (sharpness / scale) - sharpness).sum(dim)
-    return (torch.log(total) / sharpness + 1.0) * scale.squeeze(dim)
+    exponents = values * (sharpness / scale) - sharpness
+    total = torch.exp(exponents).sum(dim)
+    relative = torch.log(total) / sharpness + 1.0
+    return relative * scale.squeeze(dim)
 
 
 def geometric(start: float, end: float, step: int, num_steps: int) -> float:
@@ -140,7 +146,8 @@ class OuterLogits:
 
     def keep(self, keys: Sequence[tuple[int, int]]) -> None:
         """Drop all configurations but these."""
-        self._live = torch.tensor([self._index[key] for key in keys], dtype=torch.long)
+        rows = [self._index[key] for key in keys]
+        self._live = torch.tensor(rows, dtype=torch.long)
 
     @property
     def weights(self) -> Tensor:

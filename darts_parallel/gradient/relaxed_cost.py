@@ -90,9 +90,10 @@ class Surrogate:
         self._costs = torch.cat([*columns, working, layouts], dim=-1)
         """Costs of every layer under every strategy, side by side, `(O, L, C, .)`."""
         self._stage_kind = _one_hot(table.stage_kind, table.time.shape[1])
-        self._boundary_kind = _one_hot(table.boundary_kind, max(table.p2p.shape[1], 1))
-        seconds = torch.cat([table.reshard, table.p2p], dim=1).permute(0, 2, 3, 1, 4)
-        self._between = seconds.flatten(3)
+        boundaries = max(table.p2p.shape[1], 1)
+        self._boundary_kind = _one_hot(table.boundary_kind, boundaries)
+        seconds = torch.cat([table.reshard, table.p2p], dim=1)
+        self._between = seconds.permute(0, 2, 3, 1, 4).flatten(3)
         """Seconds between layouts by kind of stage and boundary, `(O, L - 1, Y, (Q + P) * Y)`."""
 
     def __call__(
@@ -106,7 +107,8 @@ class Surrogate:
             paths: Critical paths that replace a simulated pipeline between simulations.
         """
         table = self.table
-        expected = (weights.choices.transpose(1, 2) @ self._costs).transpose(1, 2)
+        expected = weights.choices.transpose(1, 2) @ self._costs
+        expected = expected.transpose(1, 2)
         sizes = [sum(self._widths), 1, table.num_layouts]
         layers, working, layouts = torch.split(expected, sizes, dim=-1)
         stage = self._stage_costs(weights.stages, layers)
@@ -123,20 +125,23 @@ class Surrogate:
             total, sync = self._simulated(passes, syncs, paths)
         else:
             slowest, sync = smooth_max(torch.stack([seconds, syncs]), sharpness)
-            total = pipeline_seconds(seconds, table.num_micro_batches.unsqueeze(1), slowest) + sync
+            counts = table.num_micro_batches.unsqueeze(1)
+            total = pipeline_seconds(seconds, counts, slowest) + sync
         total = total + stage["per_iteration"].sum(-1)
         if weights.fractions is not None:
             sent = weights.fractions[..., ACTIVATION].unsqueeze(-2)
             # the largest layer's activations are still on their way
             working = working + sent * self._activation(layers)
-        largest = smooth_max(table.by_device(weights.stages) * working, sharpness, dim=-2)
+        by_device = table.by_device(weights.stages) * working
+        largest = smooth_max(by_device, sharpness, dim=-2)
         memory = self._kept_bytes(stage, weights.fractions) + largest
         return SurrogateCost(total, table.by_device(seconds), memory, sync, table.capacity)
 
     def _stage_costs(self, stages: Tensor, layers: Tensor) -> dict[str, Tensor]:
         """Return costs of all stages by name, `(O, R, K)`, from those of layers `(O, R, L, .)`."""
-        sums = torch.split(stages.transpose(-1, -2) @ layers, self._widths, dim=-1)
-        named = zip(self._names, sums, strict=True)
+        sums = stages.transpose(-1, -2) @ layers
+        parts = torch.split(sums, self._widths, dim=-1)
+        named = zip(self._names, parts, strict=True)
         return {name: _of_kind(values, self._stage_kind) for name, values in named}
 
     def _activation(self, layers: Tensor) -> Tensor:
@@ -158,7 +163,8 @@ class Surrogate:
         syncs = self.table.by_device(stage["sync"])
         if fractions is None:
             return syncs
-        return syncs + fractions[..., OPTIMIZER] * self.table.by_device(stage["state_transfer"])
+        transfers = self.table.by_device(stage["state_transfer"])
+        return syncs + fractions[..., OPTIMIZER] * transfers
 
     def _neighbour_seconds(self, stages: Tensor, layouts: Tensor) -> tuple[Tensor, Tensor]:
         """Return resharding inside stages `(O, R, K)`, and p2p between them `(O, R, K - 1)`.
@@ -183,8 +189,10 @@ class Surrogate:
             p2p = change[..., kinds:]
         if table.pp == 1:
             return inside, inside[..., :0]
-        p2p = p2p.expand(*stages.shape[:2], -1, self._boundary_kind.shape[1])
-        crossing = (before[..., :-1] * after[..., 1:]).transpose(-1, -2) @ p2p
+        boundaries = self._boundary_kind.shape[1]
+        p2p = p2p.expand(*stages.shape[:2], -1, boundaries)
+        parted = before[..., :-1] * after[..., 1:]
+        crossing = parted.transpose(-1, -2) @ p2p
         return inside, _of_kind(crossing, self._boundary_kind)
 
     def _change_seconds(self, layouts: Tensor) -> Tensor:
@@ -194,14 +202,17 @@ class Surrogate:
         """
         earlier = layouts[..., :-1, :].transpose(1, 2)
         later = layouts[..., 1:, :].transpose(1, 2)
-        reached = torch.unflatten(earlier @ self._between, -1, (-1, self.table.num_layouts))
-        return (reached * later.unsqueeze(-2)).sum(-1).transpose(1, 2)
+        reached = earlier @ self._between
+        reached = torch.unflatten(reached, -1, (-1, self.table.num_layouts))
+        expected = (reached * later.unsqueeze(-2)).sum(-1)
+        return expected.transpose(1, 2)
 
     def _passes(self, stage: dict[str, Tensor], inside: Tensor, across: Tensor) -> PassSeconds:
         """Return the passes of O * R plans; resharding is half forward, half backward."""
         forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
         half = inside.flatten(0, 1) / 2
-        return PassSeconds(forward + half, backward + half, weight, across.flatten(0, 1) / 2)
+        message = across.flatten(0, 1) / 2
+        return PassSeconds(forward + half, backward + half, weight, message)
 
     def _simulated(
         self, passes: PassSeconds, syncs: Tensor, paths: PathMemory | None
@@ -229,7 +240,8 @@ class Surrogate:
             return table.by_device(kept_bytes(stage["static"], stage["activation"], in_flight))
         stay = 1.0 - fractions[..., ACTIVATION][..., table.stage_device]
         kept = kept_bytes(stage["static"], stay * stage["activation"], in_flight)
-        return table.by_device(kept) - fractions[..., OPTIMIZER] * table.by_device(stage["state"])
+        away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])
+        return table.by_device(kept) - away
 
 
 def _one_hot(numbers: Tensor, count: int) -> Tensor:
@@ -238,4 +250,6 @@ def _one_hot(numbers: Tensor, count: int) -> Tensor:
 
 def _of_kind(values: Tensor, kinds: Tensor) -> Tensor:
     """Read every stage's value of its own kind, `(..., K)`, of values by kind `(..., K, Q)`."""
-    return values.squeeze(-1) if values.shape[-1] == 1 else (values * kinds).sum(-1)
+    if values.shape[-1] == 1:
+        return values.squeeze(-1)
+    return (values * kinds).sum(-1)

@@ -132,19 +132,25 @@ class RestartBatch:
         """Let the first half of the restarts of some configurations begin at hard plans."""
         with torch.no_grad():
             for row, outer in enumerate(self.outer_index.tolist()):
-                for index in torch.nonzero(plans.outer == outer).flatten()[:1].tolist():
-                    self._begin_at(row, plans.first_layers[index], plans.choices[index], preference)
+                known = torch.nonzero(plans.outer == outer).flatten()
+                if len(known):
+                    index = int(known[0])
+                    starts = plans.first_layers[index]
+                    self._begin_at(row, starts, plans.choices[index], preference)
 
     def _begin_at(self, row: int, starts: Tensor, choices: Tensor, preference: float) -> None:
         """Let half of the restarts of one configuration prefer a plan's strategies and stages."""
         half = max(self.logits.shape[1] // 2, 1)
         strategies = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}
-        wanted = strategies[self.space_kind].view(1, -1, 1).expand(half, -1, -1)
+        wanted = strategies[self.space_kind].view(1, -1, 1)
+        wanted = wanted.expand(half, -1, -1)
         logits = self.logits[row, :half]
         logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
-        logits.scatter_(-1, wanted, torch.full(wanted.shape, preference, dtype=logits.dtype))
+        strength = torch.full(wanted.shape, preference, dtype=logits.dtype)
+        logits.scatter_(-1, wanted, strength)
         first = torch.searchsorted(self.units, starts)
-        counts = torch.diff(first, append=torch.tensor([len(self.units)]))
+        end = torch.tensor([len(self.units)])
+        counts = torch.diff(first, append=end)
         # the inverse of `stage_edges` but for its least width
         self.widths[row, :half] = counts.double().log()
 
@@ -183,11 +189,13 @@ class RestartBatch:
 
     def hard_plans(self, relaxed: RelaxedPlans) -> TablePlans:
         """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts."""
-        plans = harden(relaxed.choices.detach(), self.edges.detach(), self.table)
+        weights = relaxed.choices.detach()
+        plans = harden(weights, self.edges.detach(), self.table)
         if self.space_kind == "stagewise":
             first = plans.first_layers.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))
-        return TablePlans(self.table_index, replace(plans, outer=self.outer_index[plans.outer]))
+        outer = self.outer_index[plans.outer]
+        return TablePlans(self.table_index, replace(plans, outer=outer))
 
     def merit(self, cost: SurrogateCost) -> Tensor:
         """Rank relaxed plans whatever their multipliers: log-seconds, lower is better, `(O, R)`."""
@@ -203,8 +211,10 @@ class RestartBatch:
         before = self.multipliers
         violation = cost.memory / cost.capacity - 1.0
         shifted = torch.relu(before + config.penalty * violation)
-        self.multipliers = torch.relu(before + config.multiplier_step * violation.detach())
-        memory = (shifted.square() - before.square()).sum(-1) / (2.0 * config.penalty)
+        step = config.multiplier_step * violation.detach()
+        self.multipliers = torch.relu(before + step)
+        grown = (shifted.square() - before.square()).sum(-1)
+        memory = grown / (2.0 * config.penalty)
         return torch.log(cost.iteration_time) + memory
 
     def select(self, kept: KeptRestarts) -> "RestartBatch":
@@ -237,8 +247,10 @@ def _initial_logits(
     rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64)
     # legal strategies rank first
     order = (rank + table.allowed).argsort(1, descending=True)
-    turn = torch.arange(restarts) % table.allowed.sum(1, keepdim=True)
-    preferred = order.gather(1, turn)[:, :, None, None].expand(-1, -1, rows, -1)
+    legal = table.allowed.sum(1, keepdim=True)
+    turn = torch.arange(restarts) % legal
+    preferred = order.gather(1, turn).view(-1, restarts, 1, 1)
+    preferred = preferred.expand(-1, -1, rows, -1)
     strength = torch.full(shape, INITIAL_PREFERENCE, dtype=torch.float64)
     return logits.scatter_add_(-1, preferred, strength)
 

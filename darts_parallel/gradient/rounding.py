@@ -128,7 +128,8 @@ class _Exchanges:
         self.layout = table.layout.numpy()
         self.choices: Index = plans.choices.numpy().flatten()
         first_device = table.pp * torch.arange(len(plans)).unsqueeze(1)
-        self.device: Index = (table.stage_device[stages] + first_device).flatten().numpy()
+        device = table.stage_device[stages] + first_device
+        self.device: Index = device.flatten().numpy()
         self.capacity: Array = table.capacity.repeat(len(plans)).numpy()
         in_flight = table.in_flight[outer.unsqueeze(1), stages].unsqueeze(-1)
         kept = kept_bytes(table.static[outer], table.activation[outer], in_flight)
@@ -152,11 +153,14 @@ class _Exchanges:
             return False
         rows = rows[full]
         before = self._chosen(self.kept, rows) + self._chosen(self.working, rows)
-        saved = before - (self.kept[rows] + self.working[rows])
-        loss = (self.seconds[rows] - self._chosen(self.seconds, rows)).clip(min=LEAST_LOSS)
-        gain = np.minimum(saved, excess[full, None]) / loss
+        after = self.kept[rows] + self.working[rows]
+        saved = before - after
+        loss = self.seconds[rows] - self._chosen(self.seconds, rows)
+        needed = np.minimum(saved, excess[full, None])
+        gain = needed / loss.clip(min=LEAST_LOSS)
         gain = gain * np.where(self._same_layout(rows), 1.0, OTHER_LAYOUT)
-        return self._exchange(rows, np.where(self.legal[rows] & (saved > 0), gain, -1.0))
+        useful = self.legal[rows] & (saved > 0)
+        return self._exchange(rows, np.where(useful, gain, -1.0))
 
     def fill_once(self) -> bool:
         """Take one faster strategy in every stage that has room; return whether any plan changed."""
@@ -164,16 +168,19 @@ class _Exchanges:
         device = self.device[rows]
         largest = self._largest_working(rows)
         room = -self._excess(rows, largest)[device, None]
-        more_working = (self.working[rows] - largest[device, None]).clip(min=0.0)
-        more = self.kept[rows] - self._chosen(self.kept, rows) + more_working
+        more_working = self.working[rows] - largest[device, None]
+        more = self.kept[rows] - self._chosen(self.kept, rows)
+        more = more + more_working.clip(min=0.0)
         seconds = self._chosen(self.seconds, rows)
         saved = seconds - self.seconds[rows]
         useful = self.legal[rows] & self._same_layout(rows)
-        useful &= (saved > LEAST_SAVING * seconds) & (more <= room)
+        useful &= saved > LEAST_SAVING * seconds
+        useful &= more <= room
         some = np.flatnonzero(useful.any(1))
         if not len(some):
             return False
-        gain = np.where(useful[some], saved[some] / more[some].clip(min=1.0), -1.0)
+        gain = saved[some] / more[some].clip(min=1.0)
+        gain = np.where(useful[some], gain, -1.0)
         return self._exchange(rows[some], gain)
 
     def fit_prices(self) -> None:
@@ -182,7 +189,8 @@ class _Exchanges:
         Bisection of the multipliers of the memory constraints; the layouts of the layers stay.
         """
         rows = self.live
-        seconds = np.where(self.legal & self._same_layout(rows), self.seconds, np.inf)
+        allowed = self.legal & self._same_layout(rows)
+        seconds = np.where(allowed, self.seconds, np.inf)
         now = self._chosen(self.seconds, rows)[:, 0]
         total = np.bincount(self.device, now, minlength=len(self.capacity))
         scale = total / self.capacity
@@ -198,7 +206,8 @@ class _Exchanges:
 
     def _take_cheapest(self, seconds: Array, prices: Array) -> None:
         """Take every layer's least sum of seconds `(N, C)` and of bytes at its device's price."""
-        self.choices = (seconds + prices[self.device, None] * self.kept).argmin(-1)
+        priced = seconds + prices[self.device, None] * self.kept
+        self.choices = priced.argmin(-1)
 
     def _same_layout(self, rows: Index) -> NDArray[np.bool_]:
         """Return strategies of the layout that each of some layers has, `(n, C)`."""
@@ -215,7 +224,8 @@ class _Exchanges:
         best = gain[np.arange(len(rows)), choice]
         # the best layer of every device: the first of its group in falling order
         order = np.lexsort((-best, device))
-        first = order[np.flatnonzero(np.diff(device[order], prepend=-1))]
+        begins = np.diff(device[order], prepend=-1)
+        first = order[np.flatnonzero(begins)]
         first = first[best[first] > 0]
         self.choices[rows[first]] = choice[first]
         changed = np.zeros(len(self.capacity), dtype=bool)
@@ -226,7 +236,8 @@ class _Exchanges:
     def _largest_working(self, rows: Index) -> Array:
         """Return the largest working bytes of every device, `(B * pp,)`; `rows` as in `_excess`."""
         largest = np.zeros(len(self.capacity))
-        np.maximum.at(largest, self.device[rows], self._chosen(self.working, rows)[:, 0])
+        working = self._chosen(self.working, rows)[:, 0]
+        np.maximum.at(largest, self.device[rows], working)
         return largest
 
     def _excess(self, rows: Index, largest: Array) -> Array:
@@ -253,12 +264,14 @@ def _iteration_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> Te
     kinds = table.stage_kind[stages]
     layers = torch.arange(table.num_layers)
     count = table.num_micro_batches[plans.outer].view(-1, 1, 1)
-    seconds = count * table.time[outer, kinds, layers] + table.sync[outer, kinds, layers]
+    seconds = count * table.time[outer, kinds, layers]
+    seconds = seconds + table.sync[outer, kinds, layers]
     return seconds + table.per_iteration[plans.outer]
 
 
 def _legal(table: CostTable, plans: HardPlans, stages: Tensor) -> Tensor:
     """Return whether each layer may take each strategy, `(B, L, C)`."""
     kinds = table.stage_kind[stages].unsqueeze(-1)
-    every = torch.arange(len(table.choices)).expand(*stages.shape, -1)
-    return table.allowed[plans.outer].unsqueeze(1) & table.runs(kinds, every)
+    every = torch.arange(len(table.choices))
+    runs = table.runs(kinds, every.expand(*stages.shape, -1))
+    return table.allowed[plans.outer].unsqueeze(1) & runs

@@ -110,7 +110,8 @@ class MoveEvaluator:
                 break
             left = left[rest]
             size = 2 * size
-            bound = torch.maximum(bound[rest], self._bounds(priced[left], newest=True))
+            newest = self._bounds(priced[left], newest=True)
+            bound = torch.maximum(bound[rest], newest)
         return result
 
     def _simulate(self, plans: "_Priced") -> Tensor:
@@ -126,8 +127,10 @@ class MoveEvaluator:
         table = self.table
         outer = int(plan.outer[0])
         count = table.num_micro_batches[plan.outer]
-        path = Criticalities.of(plan.passes, plan.sync, count, table.pp, table.pipeline, whole=True)
-        self.paths[outer] = [*self.paths[outer][1 - MAX_PATHS :], path]
+        pipeline = (table.pp, table.pipeline)
+        path = Criticalities.of(plan.passes, plan.sync, count, *pipeline, whole=True)
+        newest = self.paths[outer][1 - MAX_PATHS :]
+        self.paths[outer] = [*newest, path]
 
     def _bounds(self, plans: "_Priced", *, newest: bool = False) -> Tensor:
         """Bound the seconds of plans, `(B,)`, by all paths of their configurations or the newest."""
@@ -159,7 +162,8 @@ class _Priced:
 
     def __getitem__(self, rows: Tensor) -> "_Priced":
         passes = self.passes[rows]
-        return _Priced(self.outer[rows], passes, self.sync[rows], self.per_iteration[rows])
+        per_iteration = self.per_iteration[rows]
+        return _Priced(self.outer[rows], passes, self.sync[rows], per_iteration)
 
     def simulated(self, table: CostTable) -> Tensor:
         """Return seconds per iteration, `(B,)`."""

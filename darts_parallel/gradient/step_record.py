@@ -146,8 +146,10 @@ class LeadingPlan:
 
 def lowest(merits: Sequence[Tensor]) -> tuple[int, int, int]:
     """Return group, pipeline configuration and restart of the lowest of merits `(O, R)`."""
-    group = min(range(len(merits)), key=lambda index: float(merits[index].min()))
-    outer, restart = divmod(int(merits[group].argmin()), merits[group].shape[1])
+    least = [float(merit.min()) for merit in merits]
+    group = least.index(min(least))
+    restarts = merits[group].shape[1]
+    outer, restart = divmod(int(merits[group].argmin()), restarts)
     return group, outer, restart
 
 
