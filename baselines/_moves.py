@@ -65,8 +65,10 @@ class Chains:
 
     def stages(self) -> Tensor:
         """Return stage of every layer, `(N, L)`."""
-        positions = torch.arange(self.choices.shape[1]).expand_as(self.choices).contiguous()
-        return torch.searchsorted(self.first_layers.contiguous(), positions, right=True) - 1
+        layers = torch.arange(self.choices.shape[1])
+        positions = layers.expand_as(self.choices).contiguous()
+        starts = self.first_layers.contiguous()
+        return torch.searchsorted(starts, positions, right=True) - 1
 
 
 class PlanSpace:
@@ -86,9 +88,11 @@ class PlanSpace:
         self.units = unit_starts(tables[0].fused_to_previous)
         most_outer = max(table.num_outer for table in tables)
         self.most_choices = max(len(table.choices) for table in tables)
-        self.allowed = torch.zeros(len(tables), most_outer, self.most_choices, dtype=torch.bool)
+        shape = (len(tables), most_outer, self.most_choices)
+        self.allowed = torch.zeros(shape, dtype=torch.bool)
         for index, table in enumerate(tables):
-            self.allowed[index, : table.num_outer, : len(table.choices)] = table.allowed
+            choices = len(table.choices)
+            self.allowed[index, : table.num_outer, :choices] = table.allowed
         self.outer_choices = torch.nonzero(self.allowed.any(2))
         """Table and row of every legal pipeline configuration, `(n, 2)`."""
         self.translation = _translation(tables, self.most_choices)
@@ -102,7 +106,8 @@ class PlanSpace:
             table = self.incumbent.tables[index]
             starts = some.first_layers[:, : table.num_stages]
             cost = self.incumbent.offer(index, HardPlans(some.outer, some.choices, starts))
-            excess = (cost.memory / table.capacity - 1.0).clamp(min=0.0).sum(1)
+            relative = cost.memory / table.capacity - 1.0
+            excess = relative.clamp(min=0.0).sum(1)
             # a strategy that a kind of stage cannot run costs as much as twice its memory
             excess = torch.where(cost.feasible | (excess > 0), excess, 1.0)
             energy[rows] = torch.log(cost.iteration_time) + PENALTY * excess
@@ -124,8 +129,10 @@ class PlanSpace:
     def of_table(self, index: int, plans: HardPlans) -> Chains:
         """Return hard plans of one table as chains."""
         missing = self.most_stages - plans.first_layers.shape[1]
-        starts = torch.nn.functional.pad(plans.first_layers, (0, missing), value=self.num_layers)
-        return Chains(torch.full((len(plans),), index), plans.outer, plans.choices, starts)
+        padding = (0, missing)
+        starts = torch.nn.functional.pad(plans.first_layers, padding, value=self.num_layers)
+        table = torch.full((len(plans),), index)
+        return Chains(table, plans.outer, plans.choices, starts)
 
     def random_choice(self, table: Tensor, outer: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a legal strategy for every configuration; all arguments and the result `(N,)`."""
@@ -154,7 +161,8 @@ class PlanSpace:
         units = len(self.units)
         stages = pp.unsqueeze(1)
         order = torch.arange(self.most_stages)
-        wished = torch.round(order * units / stages + jitter).long().sort(1).values
+        even = order * units / stages
+        wished = torch.round(even + jitter).long().sort(1).values
         inner = order < stages
         # units in front of a stage beyond one unit for each earlier stage
         spare = torch.where(inner, wished - order, 0).clamp(min=0)
@@ -203,7 +211,8 @@ def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
     bits = abs(a.tp_comm_bits - b.tp_comm_bits) + abs(a.grad_comm_bits - b.grad_comm_bits)
     sequence = a.sequence_parallel != b.sequence_parallel
     experts = abs(a.ep - b.ep) + abs(a.etp - b.etp)
-    return (tp, a.recompute != b.recompute, zero, bits, sequence, abs(a.dp - b.dp), experts)
+    recompute = a.recompute != b.recompute
+    return tp, recompute, zero, bits, sequence, abs(a.dp - b.dp), experts
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,8 @@ class RandomMoves:
     def __init__(self, space: PlanSpace, weights: MoveWeights, generator: torch.Generator) -> None:
         self.space = space
         self.generator = generator
-        self.weights = torch.tensor(list(vars(weights).values()), dtype=torch.float64)
+        values = list(vars(weights).values())
+        self.weights = torch.tensor(values, dtype=torch.float64)
         self.names = list(vars(weights))
 
     def _uniform(self, *shape: int) -> Tensor:
@@ -246,7 +256,8 @@ class RandomMoves:
 
     def _below(self, limit: Tensor) -> Tensor:
         """Draw a whole number in [0, limit) for every entry."""
-        return (self._uniform(*limit.shape) * limit).long().clamp(max=limit - 1)
+        drawn = self._uniform(*limit.shape) * limit
+        return drawn.long().clamp(max=limit - 1)
 
     def random_plans(self, count: int) -> Chains:
         """Draw plans from scratch: stages about even, layers in a few runs of one strategy.
@@ -277,7 +288,8 @@ class RandomMoves:
         result = chains
         for number in torch.unique(drawn).tolist():
             rows = torch.nonzero(drawn == number).squeeze(1)
-            result = result.put(rows, self._changed(chains[rows], self.names[number]))
+            changed = self._changed(chains[rows], self.names[number])
+            result = result.put(rows, changed)
         return result
 
     def _changed(self, chains: Chains, name: str) -> Chains:
@@ -296,7 +308,8 @@ class RandomMoves:
             name = "stage"
         first, end = self._range(chains, name)
         layers = torch.arange(self.space.num_layers)
-        inside = (layers >= first.unsqueeze(1)) & (layers < end.unsqueeze(1))
+        begun = layers >= first.unsqueeze(1)
+        inside = begun & (layers < end.unsqueeze(1))
         choice = self.space.random_choice(chains.table, chains.outer, self.generator)
         choices = torch.where(inside, choice.unsqueeze(1), chains.choices)
         return replace(chains, choices=choices)
@@ -308,7 +321,8 @@ class RandomMoves:
         first = self._below(torch.full((count,), size))
         end = first + 1
         if name == "run":
-            length = torch.exp(self._uniform(count) * math.log(size + 1.0)).long()
+            exponent = self._uniform(count) * math.log(size + 1.0)
+            length = torch.exp(exponent).long()
             end = (first + length).clamp(max=size)
         elif name == "stage":
             stage = self._below(self.space.pp[chains.table]).unsqueeze(1)
@@ -328,13 +342,17 @@ class RandomMoves:
         b = a + more * (self._uniform(len(chains)) < 0.5)
         order = torch.arange(space.most_stages)
         used = order <= inner.unsqueeze(1)
-        block = (order >= a.unsqueeze(1)) & (order <= b.unsqueeze(1)) & used
-        side = torch.where(self._uniform(len(chains), 1) < 0.5, 1, -1)
+        after_first = order >= a.unsqueeze(1)
+        block = after_first & (order <= b.unsqueeze(1)) & used
+        forward = self._uniform(len(chains), 1) < 0.5
+        side = torch.where(forward, 1, -1)
         before = torch.searchsorted(space.units, chains.first_layers.contiguous())
         position = before + block * side
-        rising = ((position.diff(dim=1) > 0) | ~used[:, 1:]).all(1)
-        inside = (torch.where(used, position, 0) < len(space.units)).all(1)
-        moved = space.units[position.clamp(0, len(space.units) - 1)]
+        units = len(space.units)
+        gaps = position.diff(dim=1) > 0
+        rising = (gaps | ~used[:, 1:]).all(1)
+        inside = (torch.where(used, position, 0) < units).all(1)
+        moved = space.units[position.clamp(0, units - 1)]
         starts = torch.where(used, moved, space.num_layers)
         legal = (rising & inside).unsqueeze(1)
         starts = torch.where(legal, starts, chains.first_layers)

@@ -17,6 +17,7 @@ from darts_parallel.cost import (
 )
 from darts_parallel.exact import TableResult
 
+Tables = Sequence[CostTable]
 ENDLESS = 10**9
 """Step limit of planners that only the deadline ends."""
 
@@ -45,7 +46,9 @@ class Incumbent:
         self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
         self.max_steps = max_steps
-        self.tables = list(tables) if keep_all else [without_dominated(table) for table in tables]
+        self.tables = list(tables)
+        if not keep_all:
+            self.tables = [without_dominated(table) for table in tables]
         self.best: PricedPlan | None = None
         self.curve: list[tuple[float, float]] = []
         self.evaluated = 0
@@ -73,8 +76,10 @@ class Incumbent:
         times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         row = int(times.argmin())
         if float(times[row]) < self.cost:
-            self.best = PricedPlan(table, plans[row : row + 1], float(times[row]))
-            self.curve.append((time.monotonic() - self.began, self.best.time))
+            plan = plans[row : row + 1]
+            self.best = PricedPlan(table, plan, float(times[row]))
+            seconds = time.monotonic() - self.began
+            self.curve.append((seconds, self.best.time))
         return cost
 
     def result(self) -> TableResult:
@@ -121,7 +126,7 @@ class Planner:
 
     def solve(
         self,
-        tables: Sequence[CostTable],
+        tables: Tables,
         space_kind: str,
         *,
         deadline: float | None = None,
@@ -135,8 +140,9 @@ class Planner:
                 a planner that never ends by itself.
             max_steps: After which a planner that never ends by itself stops in any case.
         """
-        end = time.monotonic() + DEFAULT_SECONDS if deadline is None and self.seeded else deadline
-        incumbent = Incumbent(tables, end, keep_all=self.keep_all, max_steps=max_steps)
+        if deadline is None and self.seeded:
+            deadline = time.monotonic() + DEFAULT_SECONDS
+        incumbent = Incumbent(tables, deadline, keep_all=self.keep_all, max_steps=max_steps)
         self.offer_plans(incumbent, space_kind, seed)
         return incumbent.result()
 

@@ -39,7 +39,10 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
 solve = on_tables(offer_plans, layerwise=True)
 
 
-def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS) -> list[int]:
+Mask = NDArray[np.bool_]
+
+
+def clusters(fused_to_previous: Mask, pp: int, most: int = CLUSTERS) -> list[int]:
     """Return first layers of clusters, and the number of layers: first unit, last, even runs between.
 
     Args:
@@ -55,7 +58,8 @@ def clusters(fused_to_previous: NDArray[np.bool_], pp: int, most: int = CLUSTERS
     kept = inner[::step]
     if len(kept) + 2 < pp:
         kept = inner
-    return [*dict.fromkeys([units[0], *kept, units[-1]]), len(fused_to_previous)]
+    first = dict.fromkeys([units[0], *kept, units[-1]])
+    return [*first, len(fused_to_previous)]
 
 
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
@@ -77,7 +81,8 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
             return
         for cluster, choice in enumerate(answer.choices, first):
             choices += [choice] * (edges[cluster + 1] - edges[cluster])
-    incumbent.offer(outer.table, outer.plans([edges[c] for c in starts], choices))
+    first_layers = [edges[c] for c in starts]
+    incumbent.offer(outer.table, outer.plans(first_layers, choices))
 
 
 def _segment_seconds(
@@ -120,16 +125,19 @@ class _IntraOperator:
         """Solve the stage of some clusters; None where nothing fits."""
         costs = self.costs
         in_flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
-        layers = tuple(costs.layer_class[self.edges[first] : self.edges[end]].tolist())
-        lengths = tuple(np.diff(self.edges[first : end + 1]).tolist())
+        edges = self.edges[first : end + 1]
+        layers = costs.layer_class[edges[0] : edges[-1]]
+        lengths = tuple(np.diff(edges).tolist())
         kind = int(costs.stage_kind[stage])
-        key = (kind, in_flight, float(costs.capacity[stage]), layers, lengths)
+        capacity = float(costs.capacity[stage])
+        key = (kind, in_flight, capacity, tuple(layers.tolist()), lengths)
         if key not in self.known:
             self.known[key] = self._program(stage, in_flight, first, end)
         answer = self.known[key]
         if answer is None or stage == 0:
             return answer
-        message = costs.p2p[costs.boundary_kind[stage - 1], self.edges[first] - 1]
+        boundary = costs.boundary_kind[stage - 1]
+        message = costs.p2p[boundary, self.edges[first] - 1]
         return _Answer(answer.seconds + float(message.min()), answer.choices)
 
     def _program(self, stage: int, in_flight: float, first: int, end: int) -> _Answer | None:
@@ -143,20 +151,25 @@ class _IntraOperator:
         working = []
         for c in range(first, end):
             run = slice(self.edges[c], self.edges[c + 1])
-            inside = costs.reshard[kind, run.start : run.stop - 1, costs.layout, costs.layout]
-            seconds.append(costs.time[kind, run].sum(axis=0) + inside.sum(axis=-1))
-            once = (costs.sync[kind, run] + costs.per_iteration[run]).sum(axis=0)
-            load.append(seconds[-1] + once / costs.num_micro_batches)
+            inside = slice(run.start, run.stop - 1)
+            reshard = costs.reshard[kind, inside, costs.layout, costs.layout]
+            own = costs.time[kind, run].sum(axis=0) + reshard.sum(axis=-1)
+            seconds.append(own)
+            once = costs.sync[kind, run] + costs.per_iteration[run]
+            load.append(own + once.sum(axis=0) / costs.num_micro_batches)
             kept = costs.static[run] + in_flight * costs.activation[run]
             memory.append(kept.sum(axis=0) / capacity)
             working.append(costs.working[run].max(axis=0) / capacity)
-        switches = [costs.reshard[kind, self.edges[c] - 1] for c in range(first + 1, end)]
+        pairs = [self.edges[c] - 1 for c in range(first + 1, end)]
+        switches = [costs.reshard[kind, pair] for pair in pairs]
         # a strategy that this kind of stage cannot run never fits
         fill = np.where(costs.kind_allowed[kind], np.stack(memory), 2.0)
         chosen = choose(np.stack(load), switches, costs.layout, fill, np.stack(working))
         if chosen is None:
             return None
-        total = sum(float(own[c]) for own, c in zip(seconds, chosen, strict=True))
+        total = 0.0
+        for own, c in zip(seconds, chosen, strict=True):
+            total += float(own[c])
         layouts = costs.layout[chosen].tolist()
         for switch, (a, b) in zip(switches, pairwise(layouts), strict=True):
             total += float(switch[a, b])
@@ -183,7 +196,8 @@ def choose(
     """
     count, num = load.shape
     choices = count * num
-    objective = np.concatenate([load.ravel(), *(switch.ravel() for switch in switches), [0.0]])
+    flat = [switch.ravel() for switch in switches]
+    objective = np.concatenate([load.ravel(), *flat, [0.0]])
     size = len(objective)
     one_of = np.zeros((count, size))
     fit = np.zeros((count + 1, size))
@@ -207,7 +221,8 @@ def choose(
     answer = milp(scaled, constraints=limits, integrality=whole, bounds=bounds)
     if answer.x is None:
         return None
-    chosen: list[int] = answer.x[:choices].reshape(count, num).argmax(axis=1).tolist()
+    weights = answer.x[:choices].reshape(count, num)
+    chosen: list[int] = weights.argmax(axis=1).tolist()
     return chosen
 
 
@@ -222,13 +237,16 @@ def _flows(layout: Index, shape: tuple[int, int], width: int, size: int) -> Arra
     """
     count, num = shape
     flows = np.zeros((2 * width * (count - 1), size))
+    one = np.eye(width)
     of_layout = (layout == np.arange(width)[:, None]).astype(float)
     for n in range(count - 1):
         rows = flows[2 * width * n : 2 * width * (n + 1)]
         begin = count * num + n * width**2
         flow = rows[:, begin : begin + width**2]
-        flow[:width] = np.kron(np.eye(width), np.ones(width))
-        flow[width:] = np.kron(np.ones(width), np.eye(width))
-        rows[:width, n * num : (n + 1) * num] = -of_layout
-        rows[width:, (n + 1) * num : (n + 2) * num] = -of_layout
+        flow[:width] = np.kron(one, np.ones(width))
+        flow[width:] = np.kron(np.ones(width), one)
+        first = n * num
+        second = first + num
+        rows[:width, first:second] = -of_layout
+        rows[width:, second : second + num] = -of_layout
     return flows

@@ -22,8 +22,9 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             split = cheapest_split(stages.segments, stages.seconds(), outer.rest)
             if split is not None:
                 seconds, starts = split
-                sync = float(stages.sync()[stages.segments.rows_of(starts)].max())
-                seconds += sync + float(outer.costs.per_iteration[:, choice].sum())
+                rows = stages.segments.rows_of(starts)
+                seconds += float(stages.sync()[rows].max())
+                seconds += float(outer.costs.per_iteration[:, choice].sum())
                 ranked.append((seconds, outer.table, outer.uniform(starts, choice)))
     for _, table, plan in sorted(ranked, key=lambda entry: entry[0]):
         incumbent.offer(table, plan)

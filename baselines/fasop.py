@@ -48,14 +48,16 @@ def minmax_partition(
     rows = np.concatenate([stage_type, comm], axis=1)
     distinct, back = np.unique(rows, axis=0, return_inverse=True)
     back = back.reshape(-1)
-    reported, priced = _descend(ticks, distinct[:, :stages], distinct[:, stages:])
+    kinds = distinct[:, :stages]
+    reported, priced = _descend(ticks, kinds, distinct[:, stages:])
     return reported[back], priced[back]
 
 
 def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
     """Descend from the first partition, for rows that differ."""
     batch, stages = stage_type.shape
-    counts = np.tile(first_partition(ticks.shape[1] - 1, stages), (batch, 1))
+    even = first_partition(ticks.shape[1] - 1, stages)
+    counts = np.tile(even, (batch, 1))
     reported = counts.copy()
     priced = counts.copy()
     active = np.arange(batch)
@@ -65,7 +67,8 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
     while len(active):
         kinds = stage_type[active]
         end = counts.cumsum(1)
-        times = ticks[kinds, end] - ticks[kinds, end - counts] + comm[active]
+        compute = ticks[kinds, end] - ticks[kinds, end - counts]
+        times = compute + comm[active]
         slow = times.argmax(1)
         fast = times.argmin(1)
         rows = np.arange(len(active))
@@ -75,7 +78,8 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
         again = (worst == last) & moved
         if again.any():
             seen = np.stack([past[again] for past in history[:-1]])
-            undo[again] = (seen == counts[again]).all(2).any(0)
+            equal = (seen == counts[again]).all(2)
+            undo[again] = equal.any(0)
         at_end = (slow == 0) | (slow == stages - 1)
         layers = counts[rows, slow]
         short = ~undo & at_end & (layers == 2)
@@ -108,14 +112,18 @@ def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
     return result
 
 
+def _ticks(seconds: Floats) -> Integers:
+    """Return whole ticks of seconds."""
+    return np.asarray(np.rint(seconds / TICK).astype(np.int64))
+
+
 def middle_comm(p2p: Floats) -> Integers:
     """Return ticks of receiving that FASOP's heuristic adds to stages neither first nor last, `(B, pp)`.
 
     Args:
         p2p: Seconds over every boundary, `(B, pp - 1)`.
     """
-    ticks = np.rint(p2p / TICK).astype(np.int64)
-    comm = np.pad(ticks, ((0, 0), (1, 0)))
+    comm = np.pad(_ticks(p2p), ((0, 0), (1, 0)))
     if comm.shape[1] > 1:
         comm[:, -1] = 0
     return comm
@@ -139,14 +147,19 @@ def fasop_plans(table: CostTable) -> HardPlans:
     """
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
     units = unit_starts(table.fused_to_previous)
-    ends = torch.cat([units[1:], torch.tensor([table.num_layers])])
+    last = torch.tensor([table.num_layers])
+    ends = torch.cat([units[1:], last])
     # (B, kinds, layers), then the end of every unit of layers that cannot be parted
-    seconds = table.time.detach()[outer, :, :, choice].cumsum(2)[:, :, ends - 1]
+    by_layer = table.time.detach()[outer, :, :, choice]
+    seconds = by_layer.cumsum(2)[:, :, ends - 1]
     kinds = seconds.shape[1]
-    ticks = np.rint(seconds.numpy().reshape(-1, len(units)) / TICK).astype(np.int64)
-    stage_type = np.arange(len(outer))[:, None] * kinds + table.stage_kind.numpy()
-    comm = np.rint(_receive_seconds(table, outer, choice, units).numpy() / TICK).astype(np.int64)
-    counts = minmax_partition(np.pad(ticks, ((0, 0), (1, 0))), stage_type, comm)[1]
+    ticks = _ticks(seconds.numpy().reshape(-1, len(units)))
+    first_kind = np.arange(len(outer))[:, None] * kinds
+    stage_type = first_kind + table.stage_kind.numpy()
+    received = _receive_seconds(table, outer, choice, units)
+    comm = _ticks(received.numpy())
+    sums = np.pad(ticks, ((0, 0), (1, 0)))
+    _, counts = minmax_partition(sums, stage_type, comm)
     first = np.cumsum(counts, axis=1) - counts
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)
     return HardPlans(outer, choices, units[torch.from_numpy(first)])
@@ -159,8 +172,9 @@ def _receive_seconds(
     result = torch.zeros(len(outer), table.num_stages, dtype=torch.float64)
     if table.num_stages < 3:
         return result
-    even = first_partition(len(units), table.num_stages).cumsum()[: table.num_stages - 2]
-    pairs = units[torch.from_numpy(even)] - 1
+    even = first_partition(len(units), table.num_stages)
+    starts = even.cumsum()[: table.num_stages - 2]
+    pairs = units[torch.from_numpy(starts)] - 1
     layout = table.layout[choice].unsqueeze(1)
     boundary = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
     rows = outer.unsqueeze(1)

@@ -46,7 +46,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         lowest = torch.minimum(lowest, energy)
         age = age + 1
         since = torch.where(better, 0.0, since + 1)
-        stale = torch.nonzero((since > PATIENCE) & (since > age / 2)).squeeze(1)
+        patient = (since <= PATIENCE) | (since <= age / 2)
+        stale = torch.nonzero(~patient).squeeze(1)
         if len(stale):
             fresh = moves.random_plans(len(stale))
             chains = chains.put(stale, fresh)

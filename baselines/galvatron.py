@@ -53,9 +53,11 @@ def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:
     costs = outer.costs
     fastest = int(costs.time.sum(axis=(0, 1)).argmin())
     stages = ChosenStages.uniform(costs, fastest)
-    kept = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
+    in_flight = costs.in_flight[:, None, None]
+    kept = costs.static[None] + in_flight * costs.activation[None]
     smallest = int(kept.sum(axis=(0, 1)).argmin())
-    share = kept[:, :, smallest] / costs.capacity[:, None].clip(min=1.0)
+    capacity = costs.capacity[:, None].clip(min=1.0)
+    share = kept[:, :, smallest] / capacity
     memory = stages.segments.sums(share, np.arange(costs.pp))
     found = [even]
     for values in (stages.seconds(), memory):

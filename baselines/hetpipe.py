@@ -25,7 +25,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
                 slowest = float(seconds[segments.rows_of(starts)].max())
                 busy = outer.costs.num_micro_batches * slowest
                 ranked.append((busy, outer.table, outer.uniform(starts, choice)))
-    for _, table, plan in sorted(ranked, key=lambda entry: entry[0])[:1]:
+    best = sorted(ranked, key=lambda entry: entry[0])[:1]
+    for _, table, plan in best:
         incumbent.offer(table, plan)
 
 

@@ -37,7 +37,8 @@ def _offer_even(incumbent: Incumbent, number: int, tp: int) -> None:
     every = plain(table.choices, recompute=RECOMPUTE)
     wanted = [c for c in every if table.choices[c].tp == tp]
     plans = even_uniform_plans(table)
-    rows = torch.isin(plans.choices[:, 0], torch.tensor(wanted, dtype=torch.long))
+    of_degree = torch.tensor(wanted, dtype=torch.long)
+    rows = torch.isin(plans.choices[:, 0], of_degree)
     if rows.any():
         incumbent.offer(number, plans[rows])
 

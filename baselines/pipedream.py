@@ -20,7 +20,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
         for choice in plain(outer.strategies)[:1]:  # the smallest tensor-parallel degree
             stages = ChosenStages.uniform(outer.costs, choice)
             load = stages.seconds() + stages.sync() / outer.costs.num_micro_batches
-            starts = bottleneck_split(stages.segments, np.where(stages.fits(), load, np.inf))
+            load = np.where(stages.fits(), load, np.inf)
+            starts = bottleneck_split(stages.segments, load)
             if starts is not None:
                 incumbent.offer(outer.table, outer.uniform(starts, choice))
 

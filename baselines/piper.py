@@ -14,6 +14,9 @@ from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices,
 from darts_parallel.cost import Array, segment_max
 from darts_parallel.exact import ChosenStages
 
+LEAST_SECONDS = 1e-12
+"""Added to the seconds of recomputation, so that bytes per second stay finite."""
+
 
 def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
     """Offer the best stages of every configuration."""
@@ -27,7 +30,8 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
             continue
         choices: list[int] = []
         for row in segments.rows_of(starts).tolist():
-            choices += options[int(loads[:, row].argmin())].strategies(row)
+            fastest = options[int(loads[:, row].argmin())]
+            choices += fastest.strategies(row)
         incumbent.offer(outer.table, outer.plans(starts, choices))
 
 
@@ -44,9 +48,12 @@ class _Recomputation:
         self.again = again
         extra = costs.time[:, :, again] - costs.time[:, :, keep]
         self.extra = extra.clip(min=0.0)[costs.stage_kind]
-        memory = costs.static[None] + costs.in_flight[:, None, None] * costs.activation[None]
-        self.saved = (memory[:, :, keep] - memory[:, :, again]).clip(min=0.0)
-        self.order = np.argsort(-self.saved / (self.extra + 1e-12), axis=1, kind="stable")
+        in_flight = costs.in_flight[:, None, None]
+        memory = costs.static[None] + in_flight * costs.activation[None]
+        saved = memory[:, :, keep] - memory[:, :, again]
+        self.saved = saved.clip(min=0.0)
+        gain = self.saved / (self.extra + LEAST_SECONDS)
+        self.order = np.argsort(-gain, axis=1, kind="stable")
         self.stages = ChosenStages.uniform(costs, keep)
         segments = self.stages.segments
         self.segments = segments
@@ -73,12 +80,14 @@ class _Recomputation:
         for stage, order in enumerate(self.order):
             own = np.flatnonzero(segments.stage == stage)
             for layer in order.tolist():
-                inside = own[(segments.first[own] <= layer) & (layer < segments.end[own])]
+                begun = segments.first[own] <= layer
+                inside = own[begun & (layer < segments.end[own])]
                 if self.saved[stage, layer] > 0:
                     take = inside[missing[inside] > 0]
                     missing[take] -= self.saved[stage, layer]
                     added[take] += self.extra[stage, layer]
-        return np.asarray(result + np.where(missing > 0, np.inf, added))
+        added = np.where(missing > 0, np.inf, added)
+        return np.asarray(result + added)
 
     def strategies(self, row: int) -> list[int]:
         """Return strategy of every layer of a stage, given by the row of its segment."""
