@@ -105,9 +105,12 @@ def _promised_seconds(table: CostTable) -> Tensor:
     """Estimate the seconds of every row's fastest even plan, `(O,)`; infinite without any."""
     plans = even_uniform_plans(table)
     reading = table_reading(table, plans)
-    lacking = (reading.memory / table.capacity).amax(1).clamp(min=1.0)
-    count = table.num_micro_batches[plans.outer]
-    filling = 1.0 + (table.pp - 1) / (count * table.virtual_stages)
-    seconds = work_seconds(table, plans, reading) * lacking * filling
-    result = torch.full((table.num_outer,), torch.inf, dtype=torch.float64)
+    share = (reading.memory / table.capacity).amax(1)
+    lacking = share.clamp(min=1.0)
+    passes = table.num_micro_batches[plans.outer] * table.virtual_stages
+    filling = 1.0 + (table.pp - 1) / passes
+    work = work_seconds(table, plans, reading)
+    seconds = work * lacking * filling
+    shape = (table.num_outer,)
+    result = torch.full(shape, torch.inf, dtype=torch.float64)
     return result.scatter_reduce(0, plans.outer, seconds, "amin")

@@ -99,7 +99,8 @@ class _Changes:
         rest = costs.num_micro_batches - 1.0
         total = total + rest * self._slowest(own, following)
         total = total + self._slowest_sync()
-        total = total + float(self.reading.per_iteration[0])
+        once = float(self.reading.per_iteration[0])
+        total = total + once
         total = total + self._added(costs.per_iteration)
         return np.where(self._fits(), total, np.inf)
 
@@ -116,7 +117,8 @@ class _Changes:
         has_next = self.stage + 1 < self.table.pp
         next_stage = np.minimum(self.stage + 1, self.table.pp - 1)
         after = before[next_stage][:, None] + following
-        return np.maximum(slowest, np.where(has_next[:, None], after, 0.0))
+        after = np.where(has_next[:, None], after, 0.0)
+        return np.maximum(slowest, after)
 
     def _slowest_sync(self) -> Array:
         """Return the seconds of the slowest device's synchronisation, `(N, C)`."""
@@ -157,7 +159,8 @@ class _Changes:
     def _following_seconds(self) -> Array:
         """Return what the run adds to the next stage by the message to it, `(N, C)`."""
         costs = self.costs
-        following = np.zeros((len(self.first), len(costs.layout)))
+        shape = (len(self.first), len(costs.layout))
+        following = np.zeros(shape)
         if self.table.pp > 1 and self.table.pipeline.blocking:
             at_end = self.last + 1 == self.ends
             inner = self.ends < self.table.num_layers
@@ -194,7 +197,8 @@ class _Changes:
         # a plan that breaks a limit elsewhere stays broken there
         limit = table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
         over = (self.reading.memory[0] > limit).numpy()
-        return np.asarray(fits & ~_any_but(over, self.stage)[:, None])
+        broken = _any_but(over, self.stage)
+        return np.asarray(fits & ~broken[:, None])
 
     def _largest_working(self) -> Array:
         """Return the largest working bytes of the run's stage, `(N, C)`."""
@@ -203,7 +207,8 @@ class _Changes:
         now = working[self.layers, self.chosen][:, None]
         before = _range_max(now, self.begins, self.first)
         behind = _range_max(now, self.last + 1, self.ends)
-        return np.maximum(run, np.maximum(before, behind))
+        others = np.maximum(before, behind)
+        return np.maximum(run, others)
 
 
 def _entering(seconds: Array, pair: Index, layout: Index, every: Index) -> Array:
@@ -234,7 +239,8 @@ def _largest_but(values: Array, place: Index, count: int) -> Array:
     from_here = np.maximum.accumulate(values[::-1])[::-1]
     before = np.concatenate([[0.0], so_far])
     after = np.concatenate([from_here, np.zeros(count)])
-    return np.asarray(np.maximum(before[place], after[place + count]))
+    largest = np.maximum(before[place], after[place + count])
+    return np.asarray(largest)
 
 
 def _any_but(values: NDArray[np.bool_], place: Index) -> NDArray[np.bool_]:
@@ -252,7 +258,8 @@ def _range_max(values: Array, first: Index, end: Index) -> Array:
         half = 2 ** (len(levels) - 1)
         last = levels[-1]
         levels.append(np.maximum(last[:-half], last[half:]))
-    result = np.zeros((len(first), values.shape[1]))
+    shape = (len(first), values.shape[1])
+    result = np.zeros(shape)
     size = end - first
     for level, largest in enumerate(levels):
         width = 2**level

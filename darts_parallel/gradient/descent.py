@@ -318,7 +318,8 @@ class GradientSearch:
             return torch.zeros(len(merit), dtype=torch.float64)
         hard = self.pool.gap_to_best(group.table_index, group.outer_index)
         gap = torch.minimum(merit.amin(1) - leading, hard)
-        return gap.maximum(hard.nan_to_num(posinf=0.0) / HARD_PRUNE_FACTOR)
+        far = hard.nan_to_num(posinf=0.0) / HARD_PRUNE_FACTOR
+        return gap.maximum(far)
 
     def _keep(self, counts: list[int], margin: float = torch.inf) -> None:
         """Keep the best restarts of every group, and the configurations that can still win.

@@ -75,7 +75,8 @@ class _Remedies:
 
     def all(self) -> list[str]:
         """List the changes, as overrides or as words."""
-        return self.memory() + self.pins() + self.tensor_degrees() + self.nodes()
+        settings = self.memory() + self.pins()
+        return settings + self.tensor_degrees() + self.nodes()
 
     def changed(self, cluster: Cluster | None = None, **freed: Any) -> "_Lightest":
         """Return the lightest plan on another cluster, or in another space."""
@@ -108,7 +109,10 @@ class _Remedies:
     def pins(self) -> list[str]:
         """Return the settings of the space that are in the way, if no plan fits because of them."""
         space = self.problem.config.space
-        pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
+        pins = []
+        for name, value in FREE.items():
+            if getattr(space, name) != value:
+                pins.append(f"space.{name}")
         if pins and self.changed(**FREE).excess <= 0:
             return [f"freeing {', '.join(pins)}"]
         return []

@@ -107,14 +107,16 @@ class OrderProblem:
         table = self.table
         number = table.num_stages
         stages = np.arange(number)
-        next_backward = np.where(stages == number - 1, stages, number + stages + 1)
+        last = stages == number - 1
+        next_backward = np.where(last, stages, number + stages + 1)
         # a forward pass waits for the stage before, a backward one for the stage after
         sources = np.concatenate([stages - 1, next_backward, number + stages])
         arrays = self._layer_costs(split=split)
         for name in OF_STAGES:
             arrays[name] = contiguous(getattr(table, name))
         arrays["legal"] = contiguous(self._legal())
-        arrays["in_flight"] = contiguous(table.in_flight[self.outer] * (not self.free))
+        in_flight = table.in_flight[self.outer] * (not self.free)
+        arrays["in_flight"] = contiguous(in_flight)
         arrays["sources"] = sources
         batches = int(table.num_micro_batches[self.outer])
         return self.kernel.Figures(
@@ -137,7 +139,10 @@ class OrderProblem:
         if self.free:
             costs["before"] = table.before
             costs["between"] = table.for_weights if split else none
-        return {name: contiguous(values[self.outer]) for name, values in costs.items()}
+        arrays = {}
+        for name, values in costs.items():
+            arrays[name] = contiguous(values[self.outer])
+        return arrays
 
     def _legal(self) -> Tensor:
         """Return whether a kind of stage runs a strategy, `(Q, C)`."""
@@ -171,7 +176,8 @@ class OrderProblem:
         figures = self.figures[order.split]
         stages, once = self.stages(order)
         end = np.zeros((len(figures.sources), figures.batches))
-        seconds = self.kernel.timed(figures, order.words, order.lengths, stages, once, end)
+        words = (order.words, order.lengths)
+        seconds = self.kernel.timed(figures, *words, stages, once, end)
         return seconds, end
 
     def stages(self, order: Order) -> tuple[Any, float]:
@@ -257,7 +263,8 @@ class OrderProblem:
                 break
             layer = saved.argmax()
             choices[layer] = kept[layer].argmin()
-        return self.timed(order.words, order.lengths, order.first, choices, order.split)
+        words = (order.words, order.lengths)
+        return self.timed(*words, order.first, choices, order.split)
 
     def _full_device(self, order: Order) -> int | None:
         """Return the first device without room for an order; None where all have it."""
@@ -496,7 +503,8 @@ class OrderSearch:
         for order in orders:
             if order.seconds not in known:
                 self.found.append(FoundOrder(table, problem, order))
-        self.found = sorted(self.found, key=lambda found: found.order.seconds)[:KEPT]
+        ranked = sorted(self.found, key=lambda found: found.order.seconds)
+        self.found = ranked[:KEPT]
         if self.found:
             self.pool.note(self.found[0].order.seconds)
 

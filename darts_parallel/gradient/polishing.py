@@ -173,13 +173,15 @@ def _neighbourhoods(table: CostTable, space_kind: str) -> list[Neighbourhood]:
 
 def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:
     """Change strategies as in the space `space_kind`, boundaries as in `edges`, or the configuration."""
-    change = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}[space_kind]
+    changes = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}
+    change = changes[space_kind]
     outers = torch.arange(table.num_outer)
     choices = plan.choices.expand(table.num_outer, -1)
     starts = plan.first_layers.expand(table.num_outer, -1)
     other_outers = HardPlans(outers, choices, starts)
-    parts = [plan, change(table, plan), *_edge_moves(table, plan, edges), other_outers]
-    return HardPlans.concatenate(parts)
+    strategies = change(table, plan)
+    boundaries = _edge_moves(table, plan, edges)
+    return HardPlans.concatenate([plan, strategies, *boundaries, other_outers])
 
 
 def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
@@ -232,7 +234,8 @@ def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
     """Return every run of layers inside a stage, and the whole model, with every strategy."""
     layers = torch.arange(table.num_layers)
     whole = torch.tensor([[0, table.num_layers]])
-    runs = torch.cat([torch.from_numpy(_runs(table, plan)), whole])
+    inside = torch.from_numpy(_runs(table, plan))
+    runs = torch.cat([inside, whole])
     begun = layers >= runs[:, :1]
     masks = begun & (layers < runs[:, 1:])
     return _with_choices(plan, _replace(table, plan, masks))
@@ -299,4 +302,5 @@ def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:
     first_of_stage = plan.choices[0][starts[new]]
     last_of_stage = plan.choices[0][ends[new]]
     adopted = torch.where(new > old, first_of_stage, last_of_stage)
-    return torch.where(new == old, plan.choices.expand_as(new), adopted)
+    own = plan.choices.expand_as(new)
+    return torch.where(new == old, own, adopted)

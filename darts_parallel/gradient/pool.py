@@ -196,7 +196,8 @@ class PlanPool:
         plans = candidate.plans
         table = self.tables[candidate.table]
         reading = table_reading(table, plans)
-        least = work_seconds(table, plans, reading).masked_fill(~reading.feasible, torch.inf)
+        least = work_seconds(table, plans, reading)
+        least = least.masked_fill(~reading.feasible, torch.inf)
         waiting = {}
         for outer in _outers(plans):
             rows = torch.nonzero(plans.outer == outer).flatten()
@@ -253,11 +254,14 @@ class PlanPool:
 
     def gap_to_best(self, table: int, outers: Tensor) -> Tensor:
         """Return log-seconds of configurations' fastest plans above the best; infinite without one."""
-        kept = [self.entries.get((table, outer)) for outer in outers.tolist()]
-        times = [entries[0].time if entries else float("inf") for entries in kept]
+        times = []
+        for outer in outers.tolist():
+            entries = self.entries.get((table, outer))
+            times.append(entries[0].time if entries else float("inf"))
         # without any plan at all the best of all is infinite, too
         best = math.log(min(self.best_time, MOST_SECONDS))
-        return torch.tensor(times, dtype=torch.float64).log() - best
+        fastest = torch.tensor(times, dtype=torch.float64)
+        return fastest.log() - best
 
     def top(self, count: int) -> list[PricedPlan]:
         """Return the fastest entries, at most two of a configuration so that several are tried."""
@@ -289,7 +293,8 @@ def _lowest(plans: HardPlans, score: Tensor, barred: Tensor) -> HardPlans:
     """
     rows: list[int] = []
     for outer in _outers(plans):
-        masked = score.masked_fill(barred | (plans.outer != outer), torch.inf)
+        others = plans.outer != outer
+        masked = score.masked_fill(barred | others, torch.inf)
         lowest = masked.argsort(stable=True)[: PlanPool.MAX_REPAIRS]
         rows += [row for row in lowest.tolist() if masked[row] < torch.inf]
     return plans[torch.tensor(rows, dtype=torch.long)]

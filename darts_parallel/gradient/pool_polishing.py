@@ -100,7 +100,8 @@ def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
     ends = [*starts[1:], stages.num_layers]
     first = np.array(starts)[stages.stage]
     end = np.array(ends)[stages.stage]
-    return bounds.keep((stages.first == first) & (stages.end == end))
+    begins = stages.first == first
+    return bounds.keep(begins & (stages.end == end))
 
 
 def polish_pool(

@@ -56,7 +56,9 @@ def stage_edges(widths: Tensor, num_units: int) -> Tensor:
         Boundaries between stages, shape `(..., K - 1)`, strictly rising in (0, num_units).
     """
     stages = widths.shape[-1]
-    least = 0.5 / num_units if stages * 0.5 < num_units else 0.0
+    # every stage keeps half a unit where there are enough
+    roomy = stages * 0.5 < num_units
+    least = 0.5 / num_units if roomy else 0.0
     rest = 1.0 - stages * least
     shares = least + rest * torch.softmax(widths, dim=-1)
     return num_units * shares.cumsum(-1)[..., :-1]
@@ -74,8 +76,9 @@ def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
     """
     distance = centres.unsqueeze(-1) - edges.unsqueeze(-2)
     passed = torch.sigmoid(distance / temperature)
-    reached = torch.nn.functional.pad(passed, (1, 0), value=1.0)
-    return reached - torch.nn.functional.pad(passed, (0, 1))
+    begun = torch.nn.functional.pad(passed, (1, 0), value=1.0)
+    ended = torch.nn.functional.pad(passed, (0, 1))
+    return begun - ended
 
 
 def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor:
@@ -85,7 +88,8 @@ def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor
     """
     if sharpness is None:
         return values.amax(dim)
-    scale = values.detach().amax(dim, keepdim=True).clamp(min=1e-300)
+    largest = values.detach().amax(dim, keepdim=True)
+    scale = largest.clamp(min=1e-300)
     # no exponent is above 0
     exponents = values * (sharpness / scale) - sharpness
     total = torch.exp(exponents).sum(dim)
@@ -96,7 +100,8 @@ def smooth_max(values: Tensor, sharpness: float | None, dim: int = -1) -> Tensor
 def geometric(start: float, end: float, step: int, num_steps: int) -> float:
     """Return the value at `step` of a geometric schedule from `start` to `end`."""
     progress = step / max(num_steps - 1, 1)
-    return float(start * (end / start) ** progress)
+    ratio = end / start
+    return float(start * ratio**progress)
 
 
 HARD_STAGES_FROM = 0.5
@@ -157,6 +162,7 @@ class OuterLogits:
     def find_slope(self, losses: Tensor) -> None:
         """Set the gradient of `values` to that of the weighted mean loss of live configurations."""
         weights = self.weights
-        above_mean = losses - (weights * losses).sum()
+        mean = (weights * losses).sum()
+        above_mean = losses - mean
         self.values.grad = torch.zeros_like(self.values)
         self.values.grad[self._live] = weights * above_mean

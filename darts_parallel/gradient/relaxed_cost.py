@@ -80,12 +80,16 @@ class Surrogate:
             by_kind["transfer"] = table.host.transfer
             by_kind["state_transfer"] = table.host.state_transfer
             plain["state"] = table.host.state
-        columns = [values.permute(0, 2, 3, 1) for values in by_kind.values()]
-        columns += [values.unsqueeze(-1) for values in plain.values()]
+        columns = []
+        for values in by_kind.values():
+            columns.append(values.permute(0, 2, 3, 1))
+        for values in plain.values():
+            columns.append(values.unsqueeze(-1))
         self._names = (*by_kind, *plain)
         self._widths = [column.shape[-1] for column in columns]
         layouts = _one_hot(table.layout, table.num_layouts)
-        layouts = layouts.expand(*columns[0].shape[:2], -1, -1)
+        size = columns[0].shape[:2]
+        layouts = layouts.expand(*size, -1, -1)
         working = table.working.unsqueeze(-1)
         self._costs = torch.cat([*columns, working, layouts], dim=-1)
         """Costs of every layer under every strategy, side by side, `(O, L, C, .)`."""
@@ -180,7 +184,8 @@ class Surrogate:
         after = stages[..., 1:, :]
         if table.num_layouts == 1:
             inside = torch.zeros_like(stages[..., 0, :])
-            p2p = table.p2p[..., 0, 0].transpose(1, 2).unsqueeze(1)
+            p2p = table.p2p[..., 0, 0].transpose(1, 2)
+            p2p = p2p.unsqueeze(1)
         else:
             kinds = self._stage_kind.shape[1]
             change = self._change_seconds(layouts)
@@ -221,14 +226,12 @@ class Surrogate:
         table = self.table
         size = syncs.shape[:2]
         counts = table.num_micro_batches.repeat_interleave(size[1])
+        syncs = syncs.flatten(0, 1)
+        pipeline = (table.pp, table.pipeline)
         if paths is not None:
-            total, awaited = paths.seconds(
-                passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline
-            )
+            total, awaited = paths.seconds(passes, syncs, counts, *pipeline)
         else:
-            total, ends = simulated_seconds(
-                passes, syncs.flatten(0, 1), counts, table.pp, table.pipeline
-            )
+            total, ends = simulated_seconds(passes, syncs, counts, *pipeline)
             awaited = total - ends.amax(1)
         return total.view(size), awaited.view(size)
 
@@ -237,7 +240,8 @@ class Surrogate:
         table = self.table
         in_flight = table.in_flight.unsqueeze(1)
         if fractions is None:
-            return table.by_device(kept_bytes(stage["static"], stage["activation"], in_flight))
+            kept = kept_bytes(stage["static"], stage["activation"], in_flight)
+            return table.by_device(kept)
         stay = 1.0 - fractions[..., ACTIVATION][..., table.stage_device]
         kept = kept_bytes(stage["static"], stay * stage["activation"], in_flight)
         away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])

@@ -48,7 +48,8 @@ class KeptRestarts:
     def best(group: int, outer: Tensor, merits: Tensor, count: int) -> "KeptRestarts":
         """Keep the `count` restarts of lowest merit, merits `(O, R)`, in their order."""
         order = merits[outer].argsort(dim=1, stable=True)
-        return KeptRestarts(group, outer, order[:, :count].sort(1).values)
+        restarts = order[:, :count].sort(1).values
+        return KeptRestarts(group, outer, restarts)
 
     def of(self, values: Tensor) -> Tensor:
         """Select from values of all restarts, `(O, R, ...)`."""
@@ -85,7 +86,8 @@ class RestartBatch:
         table = self.table
         self.units = unit_starts(table.fused_to_previous)
         layers = torch.arange(table.num_layers)
-        self.centres = torch.searchsorted(self.units, layers, right=True) - 0.5
+        passed = torch.searchsorted(self.units, layers, right=True)
+        self.centres = passed - 0.5
         self.price = Surrogate(table)
         self.paths = PathMemory(SIMULATE_EVERY) if table.pipeline.simulated else None
 
@@ -199,8 +201,9 @@ class RestartBatch:
 
     def merit(self, cost: SurrogateCost) -> Tensor:
         """Rank relaxed plans whatever their multipliers: log-seconds, lower is better, `(O, R)`."""
-        violation = torch.relu(cost.memory / cost.capacity - 1.0).amax(-1)
-        return (torch.log(cost.iteration_time) + MERIT_PENALTY * violation).detach()
+        violation = torch.relu(cost.memory / cost.capacity - 1.0)
+        penalty = MERIT_PENALTY * violation.amax(-1)
+        return (torch.log(cost.iteration_time) + penalty).detach()
 
     def loss(self, cost: SurrogateCost, config: SearchConfig) -> Tensor:
         """Return log iteration time plus the augmented Lagrangian of memory, shape `(O, R)`.

@@ -52,7 +52,8 @@ def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans
     outer, restarts = choice_weights.shape[:2]
     count = outer * restarts
     units = unit_starts(table.fused_to_previous)
-    starts = units[round_edges(edges.reshape(count, -1), len(units))]
+    rounded = round_edges(edges.reshape(count, -1), len(units))
+    starts = units[rounded]
     return HardPlans(
         outer=torch.arange(outer).repeat_interleave(restarts),
         choices=choice_weights.argmax(-1).reshape(count, -1),
@@ -131,8 +132,10 @@ class _Exchanges:
         device = table.stage_device[stages] + first_device
         self.device: Index = device.flatten().numpy()
         self.capacity: Array = table.capacity.repeat(len(plans)).numpy()
-        in_flight = table.in_flight[outer.unsqueeze(1), stages].unsqueeze(-1)
-        kept = kept_bytes(table.static[outer], table.activation[outer], in_flight)
+        in_flight = table.in_flight[outer.unsqueeze(1), stages]
+        in_flight = in_flight.unsqueeze(-1)
+        activation = table.activation[outer]
+        kept = kept_bytes(table.static[outer], activation, in_flight)
         self.kept = _by_layer(kept)
         self.working = _by_layer(table.working[outer])
         self.seconds = _by_layer(_iteration_seconds(table, plans, stages))
@@ -147,7 +150,8 @@ class _Exchanges:
     def repair_once(self) -> bool:
         """Exchange once in every overfull stage; return whether any plan changed."""
         rows = self.live
-        excess = self._excess(rows, self._largest_working(rows))[self.device[rows]]
+        by_device = self._excess(rows, self._largest_working(rows))
+        excess = by_device[self.device[rows]]
         full = np.flatnonzero(excess > 0)
         if not len(full):
             return False
@@ -158,7 +162,8 @@ class _Exchanges:
         loss = self.seconds[rows] - self._chosen(self.seconds, rows)
         needed = np.minimum(saved, excess[full, None])
         gain = needed / loss.clip(min=LEAST_LOSS)
-        gain = gain * np.where(self._same_layout(rows), 1.0, OTHER_LAYOUT)
+        factor = np.where(self._same_layout(rows), 1.0, OTHER_LAYOUT)
+        gain = gain * factor
         useful = self.legal[rows] & (saved > 0)
         return self._exchange(rows, np.where(useful, gain, -1.0))
 
@@ -173,7 +178,8 @@ class _Exchanges:
         more = more + more_working.clip(min=0.0)
         seconds = self._chosen(self.seconds, rows)
         saved = seconds - self.seconds[rows]
-        useful = self.legal[rows] & self._same_layout(rows)
+        useful = self.legal[rows]
+        useful &= self._same_layout(rows)
         useful &= saved > LEAST_SAVING * seconds
         useful &= more <= room
         some = np.flatnonzero(useful.any(1))
@@ -192,14 +198,16 @@ class _Exchanges:
         allowed = self.legal & self._same_layout(rows)
         seconds = np.where(allowed, self.seconds, np.inf)
         now = self._chosen(self.seconds, rows)[:, 0]
-        total = np.bincount(self.device, now, minlength=len(self.capacity))
+        devices = len(self.capacity)
+        total = np.bincount(self.device, now, minlength=devices)
         scale = total / self.capacity
         low = np.full(len(scale), -PRICE_RANGE)
         high = np.full(len(scale), PRICE_RANGE)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             self._take_cheapest(seconds, scale * np.exp(middle))
-            full = self._excess(rows, self._largest_working(rows)) > 0
+            largest = self._largest_working(rows)
+            full = self._excess(rows, largest) > 0
             low = np.where(full, middle, low)
             high = np.where(full, high, middle)
         self._take_cheapest(seconds, scale * np.exp(high))
@@ -211,7 +219,8 @@ class _Exchanges:
 
     def _same_layout(self, rows: Index) -> NDArray[np.bool_]:
         """Return strategies of the layout that each of some layers has, `(n, C)`."""
-        return np.asarray(self.layout[self.choices[rows], None] == self.layout)
+        present = self.layout[self.choices[rows], None]
+        return np.asarray(present == self.layout)
 
     def _chosen(self, values: Array, rows: Index) -> Array:
         """Read values `(N, C)` of some layers under their present strategies, `(n, 1)`."""
@@ -230,7 +239,8 @@ class _Exchanges:
         self.choices[rows[first]] = choice[first]
         changed = np.zeros(len(self.capacity), dtype=bool)
         changed[device[first]] = True
-        self.live = self.live[changed[self.device[self.live]]]
+        devices = self.device[self.live]
+        self.live = self.live[changed[devices]]
         return len(first) > 0
 
     def _largest_working(self, rows: Index) -> Array:
@@ -263,7 +273,8 @@ def _iteration_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> Te
     outer = plans.outer.unsqueeze(1)
     kinds = table.stage_kind[stages]
     layers = torch.arange(table.num_layers)
-    count = table.num_micro_batches[plans.outer].view(-1, 1, 1)
+    count = table.num_micro_batches[plans.outer]
+    count = count.view(-1, 1, 1)
     seconds = count * table.time[outer, kinds, layers]
     seconds = seconds + table.sync[outer, kinds, layers]
     return seconds + table.per_iteration[plans.outer]

@@ -38,9 +38,11 @@ MAX_PATHS = 12
 def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> Tensor:
     """Bound the seconds of B plans under any schedule, `(B,)`: each device computes all batches."""
     counts = table.num_micro_batches[plans.outer].unsqueeze(1)
-    work = counts * table.by_device(reading.stage_seconds) + reading.sync
+    busy = counts * table.by_device(reading.stage_seconds)
+    work = busy + reading.sync
     # sums of seconds in another order differ by less
-    return (work.amax(1) + reading.per_iteration) * (1.0 - COST_TOLERANCE)
+    seconds = work.amax(1) + reading.per_iteration
+    return seconds * (1.0 - COST_TOLERANCE)
 
 
 def num_passes(table: CostTable) -> Tensor:
@@ -88,7 +90,8 @@ class MoveEvaluator:
         return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
 
     def _simulated_seconds(self, plans: HardPlans, best: float) -> Tensor:
-        result = torch.full((len(plans),), torch.inf, dtype=torch.float64)
+        shape = (len(plans),)
+        result = torch.full(shape, torch.inf, dtype=torch.float64)
         reading = table_reading(self.table, plans)
         # with few passes, reading thousands of moves takes longer than simulating the best
         self.work_done += LAYER_PASSES * plans.choices.numel()
@@ -105,8 +108,9 @@ class MoveEvaluator:
             if not len(batch):
                 break
             times = self._simulate(priced[batch])
-            result[feasible[batch]] = torch.where(times < best, times, torch.inf)
-            if bool((times < best).any()) or self.out_of_budget():
+            faster = times < best
+            result[feasible[batch]] = torch.where(faster, times, torch.inf)
+            if bool(faster.any()) or self.out_of_budget():
                 break
             left = left[rest]
             size = 2 * size
@@ -139,7 +143,8 @@ class MoveEvaluator:
             rows = torch.nonzero(plans.outer == outer).squeeze(1)
             some = plans[rows]
             for path in paths[-1:] if newest else paths:
-                length = path.seconds(some.passes, some.sync) + some.per_iteration
+                length = path.seconds(some.passes, some.sync)
+                length = length + some.per_iteration
                 result[rows] = torch.maximum(result[rows], length)
         return result
 
@@ -168,5 +173,6 @@ class _Priced:
     def simulated(self, table: CostTable) -> Tensor:
         """Return seconds per iteration, `(B,)`."""
         counts = table.num_micro_batches[self.outer]
-        total, _ = simulated_seconds(self.passes, self.sync, counts, table.pp, table.pipeline)
+        pipeline = (table.pp, table.pipeline)
+        total, _ = simulated_seconds(self.passes, self.sync, counts, *pipeline)
         return total + self.per_iteration

@@ -92,7 +92,8 @@ class LeadingPlan:
         """Return the plan of the lowest merit; all sequences follow the groups, merits `(O, R)`."""
         lead, outer, restart = lowest(merits)
         merit = float(merits[lead][outer, restart])
-        return LeadingPlan(groups[lead], weights[lead], costs[lead], merit, outer, restart)
+        place = (merit, outer, restart)
+        return LeadingPlan(groups[lead], weights[lead], costs[lead], *place)
 
     def record(
         self,

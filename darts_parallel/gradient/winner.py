@@ -42,9 +42,9 @@ class _Snapshot:
     multipliers: Tensor
 
     def select(self, kept: KeptRestarts) -> "_Snapshot":
-        return _Snapshot(
-            kept.of(self.probabilities), kept.of(self.memory), kept.of(self.multipliers)
-        )
+        probabilities = kept.of(self.probabilities)
+        memory = kept.of(self.memory)
+        return _Snapshot(probabilities, memory, kept.of(self.multipliers))
 
 
 class Histories:
