@@ -61,21 +61,41 @@ class Variant:
     loop: type[GradientSearch] = GradientSearch
 
 
+QUESTIONS = {
+    DEFAULT: "the search, at 150 steps",
+    "temperature_high": "temperature schedule",
+    "temperature_low": "temperature schedule",
+    "restarts_4": "restarts (16)",
+    "restarts_64": "restarts (16)",
+    "gumbel": "softmax or Gumbel samples",
+    "fixed_penalty": "augmented Lagrangian or penalty",
+    "repair_only": "rounded plans fitted to the memory",
+    "fill_only": "rounded plans fitted to the memory",
+    "prices_only": "rounded plans fitted to the memory",
+    "moves_only": "polishing by exact segment programs",
+    "no_gradient": "gradients or noise of their size",
+    NO_DESCENT: EQUAL_TIME,
+    "random_search": EQUAL_TIME,
+    "annealing": EQUAL_TIME,
+    "flexflow": EQUAL_TIME,
+}
+"""What each variant answers, by its name."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "temperature_high": {"temperature": [2.0, 0.5]},
+    "temperature_low": {"temperature": [0.2, 0.05]},
+    "restarts_4": {"num_restarts": 4},
+    "restarts_64": {"num_restarts": 64},
+    "gumbel": {"relaxation": "gumbel"},
+    "fixed_penalty": {"multiplier_step": 0.0},
+    "repair_only": {"fitting": "repair"},
+    "fill_only": {"fitting": "fill"},
+    "prices_only": {"fitting": "prices"},
+    "moves_only": {"polish_labels": 0},
+}
+"""Fields of `SearchConfig` that a variant changes."""
 VARIANTS = {
-    DEFAULT: Variant("the search, at 150 steps"),
-    "temperature_high": Variant("temperature schedule", {"temperature": [2.0, 0.5]}),
-    "temperature_low": Variant("temperature schedule", {"temperature": [0.2, 0.05]}),
-    "restarts_4": Variant("restarts (16)", {"num_restarts": 4}),
-    "restarts_64": Variant("restarts (16)", {"num_restarts": 64}),
-    "gumbel": Variant("softmax or Gumbel samples", {"relaxation": "gumbel"}),
-    "fixed_penalty": Variant("augmented Lagrangian or penalty", {"multiplier_step": 0.0}),
-    "repair_only": Variant("rounded plans fitted to the memory", {"fitting": "repair"}),
-    "fill_only": Variant("rounded plans fitted to the memory", {"fitting": "fill"}),
-    "prices_only": Variant("rounded plans fitted to the memory", {"fitting": "prices"}),
-    "moves_only": Variant("polishing by exact segment programs", {"polish_labels": 0}),
-    "no_gradient": Variant("gradients or noise of their size", loop=CONTROLS["no_gradient"]),
-    NO_DESCENT: Variant(EQUAL_TIME, loop=CONTROLS[NO_DESCENT]),
-    **{name: Variant(EQUAL_TIME) for name in ("random_search", "annealing", "flexflow")},
+    name: Variant(question, CHANGES.get(name, {}), CONTROLS.get(name, GradientSearch))
+    for name, question in QUESTIONS.items()
 }
 """Variants by name; those without a descent have `budget` seconds and are read at those of the default."""
 ORDERS = {"bilevel_first_order": "first", "bilevel_second_order": "second"}
