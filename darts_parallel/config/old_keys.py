@@ -42,7 +42,19 @@ class OldKey:
     """New spelling of each value that changed; other values stay."""
 
 
-OLD_KEYS: tuple[OldKey, ...] = ()
+OLD_KEYS: tuple[OldKey, ...] = (
+    OldKey("search.adam_betas"),
+    OldKey("search.hard_choices_from"),
+    OldKey("search.hard_every"),
+    OldKey("search.hard_stages_from"),
+    OldKey("search.initial_noise"),
+    OldKey("search.initial_preference"),
+    OldKey("search.polish_finalists"),
+    OldKey("search.polish_starts"),
+    OldKey("search.record_every"),
+    OldKey("search.simulate_every"),
+    OldKey("search.thin_at"),
+)
 """Every key that a version removed or renamed, in alphabetical order.
 
 Examples: `OldKey("search.adam_betas")` was removed; `OldKey("training.fused_attention",
