@@ -200,8 +200,8 @@ class OrderProblem:
         lengths = np.array([len(row) for row in rows])
         shape = (len(rows), lengths.max())
         words = np.zeros(shape, dtype=np.int64)
-        for word, row in zip(words, rows, strict=True):
-            word[: len(row)] = row
+        for word, symbols in zip(words, rows, strict=True):
+            word[: len(symbols)] = symbols
         return self.timed(words, lengths, first, choices, split)
 
     def starts(self, plan: HardPlans) -> list[Order]:

@@ -8,6 +8,7 @@ left to polishing.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -262,9 +263,9 @@ class _Exchanges:
         return total + largest - self.capacity
 
 
-def _by_layer(values: Tensor) -> NDArray[np.float64]:
+def _by_layer(values: Tensor) -> NDArray[Any]:
     """Return values `(B, L, C)` as an array `(N, C)`."""
-    array: Array = values.flatten(0, 1).numpy()
+    array: NDArray[Any] = values.flatten(0, 1).numpy()
     return array
 
 

@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
-from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.gradient.restarts import RestartBatch, lowest
+from darts_parallel.gradient.winner import WinnerHistory
 from darts_parallel.plans import Plan
-
-if TYPE_CHECKING:
-    from darts_parallel.gradient.winner import WinnerHistory
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class SearchResult:
     """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it completed."""
     method: str = "gradient"
     """Method that found the plan: `gradient`, or an exact one."""
-    winner: "WinnerHistory | None" = None
+    winner: WinnerHistory | None = None
     """History of the restart that led at the last step."""
     gradient_iteration_time_s: float | None = None
     """Seconds per iteration of the gradient search's own polished plan; None without a descent."""
@@ -143,15 +140,6 @@ class LeadingPlan:
         }
         rest = self._value(cost.iteration_time) - sum(terms.values())
         return terms | {"tied_embedding_sync_and_smoothing": rest}
-
-
-def lowest(merits: Sequence[Tensor]) -> tuple[int, int, int]:
-    """Return group, pipeline configuration and restart of the lowest of merits `(O, R)`."""
-    least = [float(merit.min()) for merit in merits]
-    group = least.index(min(least))
-    restarts = merits[group].shape[1]
-    outer, restart = divmod(int(merits[group].argmin()), restarts)
-    return group, outer, restart
 
 
 def mean_entropy(probabilities: Tensor) -> float:

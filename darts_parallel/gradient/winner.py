@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
-from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch
-from darts_parallel.gradient.step_record import lowest
+from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch, lowest
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ def test_a_tuned_folder_of_8f9112a_is_planned_with(command: Command) -> None:
 
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the table hold `INVENTED` alone."""
-    monkeypatch.setattr("darts_parallel.config.old_keys.OLD_KEYS", INVENTED)
+    """Let the table hold `INVENTED`, too."""
+    table = (*OLD_KEYS, *INVENTED)
+    monkeypatch.setattr("darts_parallel.config.old_keys.OLD_KEYS", table)
 
 
 @pytest.mark.usefixtures("invented")
@@ -77,7 +78,7 @@ def test_old_keys_of_a_plan_are_translated_and_one_line_says_so(
     (line,) = told(done.err)
     assert line.startswith("plan=old.json is of an earlier version: ")
     said = line.partition(": ")[2].removesuffix(".").split("; ")
-    assert sorted(said) == changes.split("; ")
+    assert set(said) >= set(changes.split("; "))
 
 
 @pytest.mark.usefixtures("invented")
