@@ -1,7 +1,8 @@
 """Plans of any PyTorch module, operator by operator: captured, searched, proven, run.
 
-`capture_module` makes a `ModuleGraph`; `rules` says which dimensions of an operator are one; `space` lists
-choices and prices; `programme` proves the optimum and `descent` searches it by gradients; `plan` joins them.
+`capture_module` makes a `ModuleGraph`; `_rules` says which dimensions of an operator are one; `_space`
+lists choices and prices; `_programme` proves the optimum and `descent` searches it by gradients; `plan` joins
+them.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from darts_parallel.graph.operators import ModuleGraph as ModuleGraph
 from darts_parallel.problem import LAYER_SOURCES
 
 if TYPE_CHECKING:
-    from darts_parallel.graph._layouts import DeviceMeshSpec as DeviceMeshSpec
+    from darts_parallel.graph._mesh import DeviceMeshSpec as DeviceMeshSpec
     from darts_parallel.graph._programme import GraphProgramme as GraphProgramme
     from darts_parallel.graph._template import template_plan as template_plan
     from darts_parallel.graph.capture import capture_module as capture_module
@@ -29,19 +30,18 @@ if TYPE_CHECKING:
     from darts_parallel.graph.report import graph_dict as graph_dict
     from darts_parallel.graph.script import plan_script as plan_script
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "_template": ("template_plan",),
-        "_layouts": ("DeviceMeshSpec",),
-        "_programme": ("GraphProgramme",),
-        "capture": ("capture_module", "load_module", "make_inputs"),
-        "command": ("main",),
-        "descent": ("DescentOptions", "PairDescent"),
-        "layers": ("captured_block",),
-        "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),
-        "report": ("graph_dict",),
-        "script": ("plan_script",),
-    },
-)
+_LATE = {
+    "_mesh": ("DeviceMeshSpec",),
+    "_programme": ("GraphProgramme",),
+    "_template": ("template_plan",),
+    "capture": ("capture_module", "load_module", "make_inputs"),
+    "command": ("main",),
+    "descent": ("DescentOptions", "PairDescent"),
+    "layers": ("captured_block",),
+    "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),
+    "report": ("graph_dict",),
+    "script": ("plan_script",),
+}
+"""Modules that are imported when a name of theirs is read."""
+__getattr__ = lazy_names(__name__, _LATE)
 LAYER_SOURCES["inputs"] = lambda config, cluster: __getattr__("captured_block")(config, cluster)

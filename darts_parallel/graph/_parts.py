@@ -16,7 +16,7 @@ from torch.distributed.tensor import (
 )
 from torch.nn import functional
 
-from darts_parallel.graph._layouts import State, axis_moves, forward_state, gradient_state
+from darts_parallel.graph._states import State, axis_moves, forward_state, gradient_state
 
 
 def placement(state: str, reduction: str = "sum") -> Placement:
@@ -30,15 +30,17 @@ def distribute(
     tensors: Mapping[str, Any], states: Mapping[str, State], mesh: DeviceMesh
 ) -> dict[str, Any]:
     """Split whole tensors over the mesh as their states say."""
-    return {
-        name: distribute_tensor(tensors[name], mesh, list(map(placement, states[name])))
-        for name in states
-    }
+    found = {}
+    for name, state in states.items():
+        placements = [placement(one) for one in state]
+        found[name] = distribute_tensor(tensors[name], mesh, placements)
+    return found
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name."""
-    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    found: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    return found | dict(module.named_buffers())
 
 
 def move_axis(
@@ -60,10 +62,11 @@ def move_axis(
         parts = [torch.zeros_like(local)] * mesh.size(axis)
         parts[rank] = local
         return torch.cat(parts, int(old[1:]))
-    own = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[axis]]  # type: ignore[index]
-    whole = DTensor.from_local(
-        local.contiguous(), own, [placement(old, reduction)], run_check=False
-    )
+    group = mesh
+    if mesh.ndim > 1:
+        group = mesh[mesh.mesh_dim_names[axis]]  # type: ignore[index]
+    placements = [placement(old, reduction)]
+    whole = DTensor.from_local(local.contiguous(), group, placements, run_check=False)
     moved = whole.redistribute(placements=[placement(new, reduction)], async_op=not wait)
     return moved.to_local().contiguous()
 
@@ -83,23 +86,32 @@ class Edges(torch.autograd.Function):
         ctx: Any, mesh: DeviceMesh, made: State, wanted: Sequence[State], local: Tensor
     ) -> tuple[Tensor, ...]:
         """Return a local tensor for every wanted state; equal placements are reached once."""
-        ctx.mesh, ctx.made, ctx.wanted = mesh, made, wanted
+        ctx.mesh = mesh
+        ctx.made = made
+        ctx.wanted = wanted
         ctx.set_materialize_grads(False)
-        source, targets = forward_state(made), list(map(forward_state, wanted))
-        reached = {target: move(mesh, local, source, target) for target in dict.fromkeys(targets)}
-        return tuple(reached[target].view_as(reached[target]) for target in targets)
+        reached: dict[State, Tensor] = {}
+        found = []
+        for state in wanted:
+            target = forward_state(state)
+            if target not in reached:
+                reached[target] = move(mesh, local, forward_state(made), target)
+            found.append(reached[target].view_as(reached[target]))
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Sum the gradients of equal placement, bring each to the producer's, and sum those."""
+        """Sum the gradients of equal placement, bring each sum to the producer's, and add them."""
         sums: dict[State, Tensor] = {}
         for state, gradient in zip(ctx.wanted, gradients, strict=True):
             if gradient is not None:
                 key = gradient_state(state)
                 sums[key] = sums[key] + gradient if key in sums else gradient
-        target = gradient_state(ctx.made)
-        moved = [move(ctx.mesh, gradient, key, target) for key, gradient in sums.items()]
-        return None, None, None, sum(moved[1:], moved[0]) if moved else None
+        total = None
+        for key, gradient in sums.items():
+            moved = move(ctx.mesh, gradient, key, gradient_state(ctx.made))
+            total = moved if total is None else total + moved
+        return None, None, None, total
 
 
 def edges(mesh: DeviceMesh, local: Tensor, made: State, *wanted: State) -> tuple[Tensor, ...]:
@@ -110,7 +122,8 @@ def edges(mesh: DeviceMesh, local: Tensor, made: State, *wanted: State) -> tuple
 def summed(mesh: DeviceMesh, local: Tensor, axis: int) -> Tensor:
     """Return the sum over an axis, whose gradient every rank has."""
     whole = ("R",) * mesh.ndim
-    return edges(mesh, local, (*whole[:axis], "P", *whole[axis + 1 :]), whole)[0]
+    made = (*whole[:axis], "P", *whole[axis + 1 :])
+    return edges(mesh, local, made, whole)[0]
 
 
 class Products(torch.autograd.Function):
@@ -121,12 +134,17 @@ class Products(torch.autograd.Function):
         ctx: Any, mesh: DeviceMesh, axes: Sequence[int], x: Tensor, *pairs: Any
     ) -> tuple[Tensor, ...]:
         """Return the products with pairs of a weight and its bias, which may be None."""
-        part, weights = x.flatten(), pairs[::2]
+        weights, biases = pairs[::2], pairs[1::2]
+        part = x.flatten()
         for axis in reversed(axes):
-            part = part.chunk(mesh.size(axis))[mesh.get_local_rank(axis)]
-        ctx.mesh, ctx.axes, ctx.biased = mesh, axes, [bias is not None for bias in pairs[1::2]]
+            slices = part.chunk(mesh.size(axis))
+            part = slices[mesh.get_local_rank(axis)]
+        ctx.mesh = mesh
+        ctx.axes = axes
+        ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(part.clone(), *weights)
-        return tuple(map(functional.linear, [x] * len(weights), weights, pairs[1::2]))
+        both = zip(weights, biases, strict=True)
+        return tuple(functional.linear(x, weight, bias) for weight, bias in both)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -134,12 +152,14 @@ class Products(torch.autograd.Function):
         part, *weights = ctx.saved_tensors
         for axis in ctx.axes:
             part = move_axis(ctx.mesh, part, axis, "S0", "R", wait=False)
-        given = sum(gradient @ weight for gradient, weight in zip(gradients, weights, strict=True))
+        pairs = zip(gradients, weights, strict=True)
+        given = sum(gradient @ weight for gradient, weight in pairs)
         rows = part.view(-1, weights[0].shape[1])
         found: list[Any] = [None, None, given]
         for gradient, biased in zip(gradients, ctx.biased, strict=True):
             flat = gradient.flatten(0, -2)
-            found += [flat.T @ rows, flat.sum(0) if biased else None]
+            found.append(flat.T @ rows)
+            found.append(flat.sum(0) if biased else None)
         return tuple(found)
 
 
@@ -151,7 +171,8 @@ def own_rows(
     first = mesh.get_local_rank(axis) * rows
     inside = (index >= first) & (index < first + rows)
     known = padding - first if 0 <= padding - first < rows else None
-    found = functional.embedding(torch.where(inside, index - first, 0), table, known)
+    own = torch.where(inside, index - first, 0)
+    found = functional.embedding(own, table, known)
     return torch.where(inside[..., None], found, 0.0)
 
 
@@ -163,25 +184,36 @@ def split_cross_entropy(
     ignored: int,
     reduction: int,
 ) -> Tensor:
-    """Return the loss of split rows or classes; of classes maxima, sums and target logits are reduced."""
+    """Return the loss of split rows or classes; reductions are torch's: 0 none, 1 mean, 2 sum."""
     if "vocabulary" in labels:
-        axis = labels.index("vocabulary")
-        own = target - mesh.get_local_rank(axis) * logits.shape[1]
-        inside = (own >= 0) & (own < logits.shape[1])
-        top = move_axis(mesh, logits.detach().amax(1), axis, "P", "R", "max")
-        total = summed(mesh, torch.exp(logits - top[:, None]).sum(1), axis)
-        picked = logits.gather(1, torch.where(inside, own, 0)[:, None])[:, 0]
-        picked = summed(mesh, torch.where(inside, picked, 0.0), axis)
-        rows = torch.where(target != ignored, torch.log(total) + top - picked, 0.0)
+        rows = vocabulary_losses(mesh, labels.index("vocabulary"), logits, target, ignored)
     else:
         rows = functional.cross_entropy(logits, target, reduction="none", ignore_index=ignored)
-    if reduction != 1:
-        return rows.sum() if reduction else rows
+    if reduction == 0:
+        return rows
+    if reduction == 2:
+        return rows.sum()
     count = (target != ignored).sum().to(rows.dtype)
     for axis, label in enumerate(labels):
         if label == "rows":
             count = move_axis(mesh, count, axis, "P", "R")
     return rows.sum() / count
+
+
+def vocabulary_losses(
+    mesh: DeviceMesh, axis: int, logits: Tensor, target: Tensor, ignored: int
+) -> Tensor:
+    """Return the loss of every row from a rank's classes: maxima, sums and target logits are reduced."""
+    own = target - mesh.get_local_rank(axis) * logits.shape[1]
+    inside = (own >= 0) & (own < logits.shape[1])
+    top = logits.detach().amax(1)
+    top = move_axis(mesh, top, axis, "P", "R", "max")
+    total = torch.exp(logits - top[:, None]).sum(1)
+    total = summed(mesh, total, axis)
+    index = torch.where(inside, own, 0)
+    picked = logits.gather(1, index[:, None])[:, 0]
+    picked = summed(mesh, torch.where(inside, picked, 0.0), axis)
+    return torch.where(target != ignored, torch.log(total) + top - picked, 0.0)
 
 
 def own_head(mesh: DeviceMesh, axis: int, heads: Tensor) -> Tensor:
@@ -200,7 +232,10 @@ def own_experts(
 ) -> Tensor:
     """Multiply the rows of this rank's experts; zeros for the others."""
     first = mesh.get_local_rank(axis) * len(weights)
-    bounds = functional.pad(ends, (1, 0))[first : first + len(weights) + 1]
-    start, stop = int(bounds[0]), int(bounds[-1])
-    made = product(rows[start:stop], weights, (bounds[1:] - start).to(ends.dtype))
+    bounds = functional.pad(ends, (1, 0))
+    bounds = bounds[first : first + len(weights) + 1]
+    start = int(bounds[0])
+    stop = int(bounds[-1])
+    own_ends = (bounds[1:] - start).to(ends.dtype)
+    made = product(rows[start:stop], weights, own_ends)
     return functional.pad(made, (0, 0, start, len(rows) - stop))

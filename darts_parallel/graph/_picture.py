@@ -1,103 +1,129 @@
 """The picture of a plan: operators coloured by the dimension that they split, collectives on edges."""
 
 from collections import defaultdict
-from io import StringIO
+from xml.sax.saxutils import escape
 
 from darts_parallel.graph._prices import VIEWS
 from darts_parallel.graph.operators import INPUT, OUTPUT, PARAMETER, RELAY, GraphOperator
 from darts_parallel.graph.plan import PlannedGraph
 
-NONE = "#c8c8c8"
-WIDTH, HEIGHT = 2.7, 0.8
-"""Inches between neighbours of a row, and between rows."""
-BEND = 0.8
-"""Inches by which an edge leaves its line where boxes stand between its ends."""
+WHOLE = "#c8c8c8"
+COLOURS = ("#66c2a5", "#fc8d62", "#8da0cb", "#e78ac3", "#a6d854", "#ffd92f", "#e5c494", "#80b1d3")
+"""Colours of boxes that split nothing, and of different splits in turn."""
+ROW, COLUMN = 64, 210
+"""Pixels between rows, and between neighbours of a row."""
+BEND = 90
+"""Pixels by which an edge leaves its line where boxes stand between its ends."""
 LARGEST = 160
 """Boxes that are drawn at most: the first of repeated blocks come first."""
+FILE = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">
+<g font-size="9" text-anchor="middle">
+{shapes}
+</g>
+</svg>
+"""
+EDGE = """\
+<path d="M{x1},{y1} Q{x},{y} {x2},{y2}" fill="none" stroke="{colour}"/>
+<text x="{x}" y="{y}" fill="{colour}">{text}</text>"""
+BOX = """\
+<rect x="{left}" y="{top}" width="180" height="32" rx="6" fill="{colour}" stroke="black"/>
+<text x="{x}" y="{above}">{name}</text>
+<text x="{x}" y="{below}">{splits}</text>"""
+Edges = dict[tuple[str, str], dict[str, None]]
 
 
 def picture(planned: PlannedGraph) -> str:
     """Return the drawing of a plan as the text of an SVG file.
 
-    Views, relays, parameters and what needs no gradient are left out; edges go around them. A box stands one
-    row below the lowest of its producers.
+    Views, relays, parameters and values without a gradient are left out; edges go around them. A box
+    stands one row below the lowest of its producers.
     """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    boxes, level, rows = _boxes(planned), dict[str, int](), defaultdict[int, list[str]](list)
+    boxes = _boxes(planned)
     edges = _edges(planned, {op.name for op in boxes})
+    rows = defaultdict[int, list[str]](list)
+    row_of: dict[str, int] = {}
     for op in boxes:
-        level[op.name] = 1 + max((level[a] for a, b in edges if b == op.name), default=-1)
-        rows[level[op.name]].append(op.name)
-    place = {
-        name: ((x - (len(row) - 1) / 2) * WIDTH, -y * HEIGHT)
-        for y, row in rows.items()
-        for x, name in enumerate(row)
-    }
-    label = {op.name: " · ".join(planned.plan.choice(op).labels) for op in boxes}
-    split = dict.fromkeys(one for one in label.values() if one.replace("none", "").strip(" ·*"))
-    colours = {one: colormaps["Set2"](k % 8) for k, one in enumerate(split)}
-    widest = max(2, *map(len, rows.values()))  # the legend needs two
-    figure = Figure(figsize=(WIDTH * widest + 0.5, HEIGHT * (len(rows) + 1)))
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set(xlim=(-WIDTH * widest / 2, WIDTH * widest / 2), ylim=(-HEIGHT * len(rows), HEIGHT))
-    axes.axis("off")
+        above = [row_of[start] for start, end in edges if end == op.name]
+        row_of[op.name] = 1 + max(above, default=-1)
+        rows[row_of[op.name]].append(op.name)
+    width = COLUMN * max(map(len, rows.values()), default=1)
+    places: dict[str, tuple[float, int]] = {}
+    for row, names in rows.items():
+        for column, name in enumerate(names):
+            offset = column - (len(names) - 1) / 2
+            places[name] = width / 2 + offset * COLUMN, ROW // 2 + row * ROW
+    shapes = _drawn_edges(edges, places) + _drawn_boxes(planned, boxes, places)
+    height = ROW * len(rows)
+    return FILE.format(width=width, height=height, shapes="\n".join(shapes))
+
+
+def _drawn_edges(edges: Edges, places: dict[str, tuple[float, int]]) -> list[str]:
+    """Draw edges with the collectives on them."""
+    shapes = []
     for (start, end), moves in edges.items():
-        (x1, y1), (x2, y2), colour = place[start], place[end], "#d62728" if moves else "#888"
-        bend = (level[end] - level[start] > 1) * BEND  # around the boxes between
-        style = {
-            "arrowstyle": "-|>",
-            "color": colour,
-            "connectionstyle": f"arc3,rad={2 * bend / (y1 - y2)}",
-        }
-        axes.annotate("", (x2, y2), (x1, y1), arrowprops=style)
-        side = "right" if bend else "left"
-        axes.text(
-            (x1 + x2) / 2 - bend, (y1 + y2) / 2, "\n".join(moves), color=colour, fontsize=6, ha=side
-        )
+        x1, y1 = places[start]
+        x2, y2 = places[end]
+        bend = BEND if y2 - y1 > ROW else 0
+        x = (x1 + x2) / 2 - bend
+        y = (y1 + y2) / 2
+        colour = "#d62728" if moves else "#888888"
+        ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
+        shape = EDGE.format(x=x, y=y, colour=colour, text=", ".join(moves), **ends)
+        shapes.append(shape)
+    return shapes
+
+
+def _drawn_boxes(
+    planned: PlannedGraph, boxes: list[GraphOperator], places: dict[str, tuple[float, int]]
+) -> list[str]:
+    """Draw operators, each with its module and its splits."""
+    shapes = []
+    colours: dict[str, str] = {}
     for op in boxes:
+        x, y = places[op.name]
+        splits = " · ".join(planned.plan.choice(op).labels)
+        colour = WHOLE
+        if splits.replace("none", "").strip(" ·*"):
+            colour = colours.setdefault(splits, COLOURS[len(colours) % len(COLOURS)])
         name = op.target if op.op in (INPUT, OUTPUT) else op.op
-        text = f"{name[:30]}\n{(op.module.rpartition('.')[2] or op.name)[:18]}: {label[op.name]}"
-        box = {"boxstyle": "round", "facecolor": colours.get(label[op.name], NONE)}
-        axes.text(*place[op.name], text, ha="center", va="center", fontsize=7, bbox=box)
-    legend = [Patch(color=colour, label=f"splits {one}") for one, colour in colours.items()]
-    axes.legend(handles=legend, loc="upper center", ncols=4, fontsize=7)
-    file = StringIO()
-    figure.savefig(file, format="svg")
-    return file.getvalue()
+        module = op.module.rpartition(".")[2] or op.name
+        corner = {"left": x - 90, "top": y - 16, "above": y - 3, "below": y + 10}
+        texts = {"name": escape(name[:30]), "splits": escape(f"{module[:18]}: {splits}")}
+        shape = BOX.format(x=x, colour=colour, **corner, **texts)
+        shapes.append(shape)
+    return shapes
 
 
 def _boxes(planned: PlannedGraph) -> list[GraphOperator]:
-    """Return what is drawn: the first of equal operators, inputs and outputs."""
-    graph, firsts = planned.graph, {g.operators[0].name for g in planned.plan.space.groups}
-
-    def drawn(op: GraphOperator) -> bool:
-        trained = any(graph.values[name].needs_grad for name in op.outputs or op.inputs)
-        return op.name in firsts and (
-            op.op == INPUT or (trained and op.op not in (PARAMETER, RELAY, *VIEWS))
-        )
-
-    return [op for op in graph.operators if drawn(op)][:LARGEST]
-
-
-def _edges(planned: PlannedGraph, boxes: set[str]) -> dict[tuple[str, str], list[str]]:
-    """Return the edges between boxes with the collectives on them; edges go through what is not drawn."""
+    """Return the operators that are drawn: the first of equal ones, inputs and outputs."""
     graph = planned.graph
-    moved: dict[str, list[str]] = defaultdict(list)
+    drawn = set()
+    for group in planned.plan.space.groups:
+        op = group.operators[0]
+        hidden = op.op in (PARAMETER, RELAY, *VIEWS)
+        if op.op == INPUT or (not hidden and graph.gradients(op.outputs or op.inputs)):
+            drawn.add(op.name)
+    return [op for op in graph.operators if op.name in drawn][:LARGEST]
+
+
+def _edges(planned: PlannedGraph, boxes: set[str]) -> Edges:
+    """Return the edges between boxes with the collectives on them; edges go through hidden operators."""
+    moved = defaultdict[str, list[str]](list)
     for one in planned.plan.collectives:
         moved[one.name].append(f"{one.step.kind} ({one.when})")
-    edges: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-    origin: dict[str, dict[tuple[str, tuple[str, ...]], None]] = {}
-    """Boxes that every value comes from, with the collectives since."""
-    for op in graph.operators:
-        arriving = [
-            (src, (*seen, *moved[name])) for name in op.inputs for src, seen in origin.get(name, ())
-        ]
+    edges: Edges = defaultdict(dict)
+    origins = defaultdict[str, dict[tuple[str, ...], None]](dict)
+    """Paths from boxes to every value: the box, and the collectives since."""
+    for op in planned.graph.operators:
+        paths: dict[tuple[str, ...], None] = {}
+        for name in op.inputs:
+            for path in origins[name]:
+                paths[(*path, *moved[name])] = None
         if op.name in boxes:
-            for src, seen in arriving:
-                edges[src, op.name] |= dict.fromkeys(seen)
-            arriving = [(op.name, ())]
-        origin |= dict.fromkeys(op.outputs, dict.fromkeys(arriving))
-    return {ends: list(moves) for ends, moves in edges.items()}
+            for start, *moves in paths:
+                edges[start, op.name] |= dict.fromkeys(moves)
+            paths = {(op.name,): None}
+        for name in op.outputs:
+            origins[name] = paths
+    return edges

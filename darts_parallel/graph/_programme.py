@@ -6,7 +6,7 @@
                 sum_p z_tc[p, d] = sum of x over choices of consumer c that want d
                 w_t[p, f] >= sum of z_tc[p, d] over states d of placement f, every consumer c
                 v_t[p, g] >= sum of z_tc[p, d] over states d of gradient placement g
-                x_g[k] = x_h[k]           products of one input that are merged: all of them choose so
+                x_g[k] = x_h[k]       merged products of one input: all of them choose so
                 u_i >= sum of x_g[k] over choices of g that keep item i;  sum_i bytes_i u_i <= memory
 
 `x` is 0 or 1 in the integer programme. `w` and `v` are paid once, however many consumers want them.
@@ -16,24 +16,24 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.graph._space import Fan, GraphSpace
+from darts_parallel.graph._space import Fan, GraphSpace, MoveTable
 from darts_parallel.graph.operators import PARAMETER, RELAY
 
 GIB = 2.0**30
 TIE = 1e-8
-"""Seconds added to collectives and split parameters when the plan is chosen: of equal plans the simplest."""
+"""Seconds added to collectives and split parameters, so that the simplest of equal plans is chosen."""
 UNIT = 1e-5
 """Seconds of a unit of the programme: HiGHS stops at differences of a millionth of it."""
 SHORT = 1e-2
 """Seconds of computation from which on `TIE` and `UNIT` are these; of a shorter step they are shares."""
 INTEGRAL = 1e-6
 """Distance from 0 and 1 up to which a solution counts as whole."""
-OPTIMAL, TIME_LIMIT, INFEASIBLE = 0, 1, 2
+OPTIMAL, INFEASIBLE = 0, 2
 """Answers of scipy's `milp`."""
 
 
@@ -54,37 +54,66 @@ class ProgrammeAnswer:
     variables: int
 
 
+class Row(NamedTuple):
+    """One constraint: bounds of a weighted sum of variables."""
+
+    columns: Sequence[int]
+    factors: Sequence[float]
+    low: float
+    high: float
+
+
+class _SharedMoves(NamedTuple):
+    """Moves of a tensor that are paid once, however many consumers want them."""
+
+    variables: np.ndarray
+    """Of every produced state and layout."""
+    layout: np.ndarray
+    """Layout of every demanded state."""
+
+
 class GraphProgramme:
     """The programme of a space."""
 
     def __init__(self, space: GraphSpace) -> None:
         self.space = space
-        self.scale = min(1.0, max(sum(float(own.min()) for own in space.seconds), 1e-12) / SHORT)
+        fastest = sum(float(seconds.min()) for seconds in space.seconds)
+        self.scale = min(1.0, max(fastest, 1e-12) / SHORT)
         self.cost: list[float] = []
         self.upper: list[float] = []
-        """Largest value of every variable: 0 for what may not be chosen."""
-        self.rows: list[tuple[Sequence[int], Sequence[float], float, float]] = []
-        """Columns, their factors, and the least and largest value of every row."""
+        """Largest value of every variable: 0 for forbidden choices."""
+        self.rows: list[Row] = []
         self.first = [self._new(seconds) for seconds in space.seconds]
-        for group, seconds in zip(self.first, space.seconds, strict=True):
-            self.rows.append((range(group, group + len(seconds)), [1.0] * len(seconds), 1.0, 1.0))
+        """First variable of every group's choices."""
         self.whole = len(self.cost)
-        for group, own in enumerate(space.groups):
-            for k, choice in enumerate(own.choices):
-                if (leader := (*choice.merged, group)[0]) != group:
-                    twin = self.first[leader] + space.twin(leader, choice, choice.merged)
-                    self.rows.append(((self.first[group] + k, twin), (1.0, -1.0), 0.0, 0.0))
+        self._choose_once()
+        self._merge_together()
         for fan in space.fans:
-            self._fan(fan)
+            self._add_fan(fan)
         if space.memory is not None:
-            self._memory(space.memory)
+            self._add_memory(space.memory)
 
     def _new(self, costs: Sequence[float] | np.ndarray) -> int:
         """Add variables from 0 to 1; return the first one's index."""
         first = len(self.cost)
-        self.cost.extend(float(c) for c in costs)
+        self.cost.extend(float(cost) for cost in costs)
         self.upper.extend(1.0 for _ in costs)
         return first
+
+    def _choose_once(self) -> None:
+        for first, end in self.spans:
+            factors = [1.0] * (end - first)
+            self.rows.append(Row(range(first, end), factors, 1.0, 1.0))
+
+    def _merge_together(self) -> None:
+        """Demand that the operators of a merged product choose it together with the first of them."""
+        for group, own in enumerate(self.space.groups):
+            for k, choice in enumerate(own.choices):
+                leader = choice.merged[0] if choice.merged else group
+                if leader != group:
+                    twin = self.space.twin(leader, choice, choice.merged)
+                    columns = self.first[group] + k, self.first[leader] + twin
+                    self.rows.append(Row(columns, (1.0, -1.0), 0.0, 0.0))
 
     def forbid(self, group: int, choices: Iterable[int]) -> None:
         """Take choices out of a group."""
@@ -93,52 +122,77 @@ class GraphProgramme:
 
     def _at_least(self, column: int, others: Sequence[int]) -> None:
         """Demand that a variable is no smaller than a sum of others."""
-        self.rows.append(([column, *others], [1.0, *[-1.0] * len(others)], 0.0, np.inf))
+        factors = [1.0] + [-1.0] * len(others)
+        self.rows.append(Row([column, *others], factors, 0.0, np.inf))
 
     def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
         costs = np.array(self.cost)
-        costs[self.whole :] += TIE * self.scale * (costs[self.whole :] > 0)
+        tie = TIE * self.scale
+        costs[self.whole :] += tie * (costs[self.whole :] > 0)
         for first, group in zip(self.first, self.space.groups, strict=True):
-            split = [any(label != "none" for label in choice.labels) for choice in group.choices]
-            if group.operators[0].op in (PARAMETER, RELAY):
-                costs[first : first + len(split)] += TIE / 10.0 * self.scale * np.array(split)
+            if group.operators[0].op not in (PARAMETER, RELAY):
+                continue
+            for k, choice in enumerate(group.choices):
+                if any(label != "none" for label in choice.labels):
+                    costs[first + k] += tie / 10.0
         return costs
 
-    def _fan(self, fan: Fan) -> None:
-        """Join a producer to every consumer by their common distribution."""
-        makes, alone = len(fan.moves[0][0]), len(fan.consumers) == 1
-        paid = fan.count * np.sum([seconds[:, layout] for seconds, layout in fan.moves], axis=0)
+    def _add_fan(self, fan: Fan) -> None:
+        """Join a producer to every consumer by their common distribution.
+
+        Several consumers share the variables of moves; one alone pays in its distribution.
+        """
         shared = []
-        for seconds, layout in fan.moves * (not alone):
-            first = self._new(fan.count * seconds.reshape(-1))
-            shared.append((first + np.arange(seconds.size).reshape(seconds.shape), layout))
-        for array, group in zip(fan.of_choice[1:], fan.consumers, strict=True):
-            used = np.unique(array)
-            first = self._new(paid[:, used].reshape(-1) if alone else np.zeros(makes * len(used)))
-            grid = first + np.arange(makes * len(used)).reshape(makes, len(used))
-            for p in range(makes):
-                self._marginal(grid[p], fan.producer, np.flatnonzero(fan.of_choice[0] == p))
-            for column, d in enumerate(used):
-                self._marginal(grid[:, column], group, np.flatnonzero(array == d))
-            for once, index in shared:
-                for (p, target), variable in np.ndenumerate(once):
-                    cells = grid[p, index[used] == target].tolist()
-                    if cells and self.cost[variable] > 0:
-                        self._at_least(int(variable), cells)
+        seconds = [table.seconds[:, table.layout] for table in fan.moves]
+        paid = fan.count * np.sum(seconds, axis=0)
+        if len(fan.consumers) > 1:
+            shared = [self._shared_moves(fan, table) for table in fan.moves]
+            paid = np.zeros_like(paid)
+        for wanted, group in zip(fan.wanted, fan.consumers, strict=True):
+            used = np.unique(wanted)
+            grid = self._grid(paid[:, used])
+            for p, cells in enumerate(grid):
+                self._marginal(cells, fan.producer, np.flatnonzero(fan.made == p))
+            for cells, state in zip(grid.T, used, strict=True):
+                self._marginal(cells, group, np.flatnonzero(wanted == state))
+            for moves in shared:
+                self._pay_once(moves, grid, used)
+
+    def _shared_moves(self, fan: Fan, table: MoveTable) -> _SharedMoves:
+        variables = self._grid(fan.count * table.seconds)
+        return _SharedMoves(variables, table.layout)
+
+    def _grid(self, costs: np.ndarray) -> np.ndarray:
+        """Add a variable for every cost of a table; return the indices in its shape."""
+        first = self._new(costs.reshape(-1))
+        numbers = np.arange(costs.size)
+        return first + numbers.reshape(costs.shape)
+
+    def _pay_once(self, moves: _SharedMoves, grid: np.ndarray, used: np.ndarray) -> None:
+        """Demand that a move is paid where a consumer wants its layout."""
+        for (p, target), variable in np.ndenumerate(moves.variables):
+            cells = grid[p, moves.layout[used] == target].tolist()
+            if cells and self.cost[variable] > 0:
+                self._at_least(int(variable), cells)
 
     def _marginal(self, cells: np.ndarray, group: int, choices: np.ndarray) -> None:
-        columns = [*cells.tolist(), *(self.first[group] + choices).tolist()]
-        self.rows.append((columns, [1.0] * len(cells) + [-1.0] * len(choices), 0.0, 0.0))
+        own = self.first[group] + choices
+        columns = [*cells.tolist(), *own.tolist()]
+        factors = [1.0] * len(cells) + [-1.0] * len(choices)
+        self.rows.append(Row(columns, factors, 0.0, 0.0))
 
-    def _memory(self, memory: float) -> None:
+    def _add_memory(self, memory: float) -> None:
         """Bound the bytes that are kept, each item once (in GiB, which scales the row)."""
-        first = self._new(np.zeros(len(self.space.kept)))
-        for k, item in enumerate(self.space.kept):
+        items = self.space.kept
+        first = self._new(np.zeros(len(items)))
+        for k, item in enumerate(items):
             for group, choices in item.users:
-                self._at_least(first + k, [self.first[group] + c for c in choices])
-        sizes = [item.bytes / GIB for item in self.space.kept]
-        self.rows.append((range(first, first + len(sizes)), sizes, -np.inf, memory / GIB))
+                columns = [self.first[group] + choice for choice in choices]
+                self._at_least(first + k, columns)
+        sizes = [item.bytes / GIB for item in items]
+        every = range(first, first + len(sizes))
+        self.rows.append(Row(every, sizes, -np.inf, memory / GIB))
 
     def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
         """Solve the relaxation, and the integer programme where that is not whole.
@@ -147,32 +201,30 @@ class GraphProgramme:
             InfeasibleError: no plan fits into the memory, or none was found in time.
         """
         began = time.perf_counter()
-        relaxed, answer = (
-            self._run(np.array(self.cost), 0, limit),
-            self._run(self.tied_costs(), 1, limit),
-        )
+        relaxed = self._run(np.array(self.cost), 0, limit)
+        answer = self._run(self.tied_costs(), 1, limit)
         if INFEASIBLE in (relaxed.status, answer.status):
-            least = sum(item.bytes for item in self.space.kept) / GIB
-            memory = (self.space.memory or 0.0) / GIB
-            raise InfeasibleError(
-                f"memory={memory:.4g}: no plan keeps parameters and activations of a rank in {memory:.4g} "
-                f"GiB (all tensors in all layouts are {least:.4g}); try more memory, or a larger mesh."
-            )
+            raise InfeasibleError(self._memory_sentence())
         if answer.x is None:
             raise InfeasibleError(
                 f"time_limit={limit:g}: HiGHS found no plan in {limit:g} s; try a longer time_limit."
             )
-        picks = self.rounded(answer.x)
-        lower = float(relaxed.fun) * UNIT * self.scale if relaxed.fun is not None else 0.0
-        seconds = self.space.total_seconds(picks)
-        return ProgrammeAnswer(
-            picks,
-            seconds,
-            lower,
-            seconds <= lower * (1.0 + INTEGRAL),
-            answer.status == OPTIMAL,
-            time.perf_counter() - began,
-            len(self.cost),
+        chosen = self.rounded(answer.x)
+        seconds = self.space.total_seconds(chosen)
+        lower = 0.0
+        if relaxed.fun is not None:
+            lower = float(relaxed.fun) * UNIT * self.scale
+        tight = seconds <= lower * (1.0 + INTEGRAL)
+        proven = answer.status == OPTIMAL
+        spent = time.perf_counter() - began
+        return ProgrammeAnswer(chosen, seconds, lower, tight, proven, spent, len(self.cost))
+
+    def _memory_sentence(self) -> str:
+        least = sum(item.bytes for item in self.space.kept) / GIB
+        memory = (self.space.memory or 0.0) / GIB
+        return (
+            f"memory={memory:.4g}: no plan keeps parameters and activations of a rank in {memory:.4g} "
+            f"GiB (all tensors in all layouts are {least:.4g}); try more memory, or a larger mesh."
         )
 
     @property
@@ -182,29 +234,29 @@ class GraphProgramme:
 
     def rounded(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the likeliest choice of every group."""
-        return self.space.agreed([int(values[a:b].argmax()) for a, b in self.spans])
+        likeliest = [int(values[a:b].argmax()) for a, b in self.spans]
+        return self.space.agreed(likeliest)
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the sparse matrix of all rows, and the least and largest value of each."""
         from scipy.sparse import csr_array
 
-        columns, values, low, high = zip(*self.rows, strict=True)
-        ends = np.cumsum([0, *map(len, columns)])
-        matrix = csr_array(
-            (list(chain(*values)), list(chain(*columns)), ends),
-            shape=(len(columns), len(self.cost)),
-        )
-        return matrix, np.array(low), np.array(high)
+        columns = list(chain.from_iterable(row.columns for row in self.rows))
+        factors = list(chain.from_iterable(row.factors for row in self.rows))
+        lengths = [len(row.columns) for row in self.rows]
+        ends = np.cumsum([0, *lengths])
+        shape = len(self.rows), len(self.cost)
+        low = np.array([row.low for row in self.rows])
+        high = np.array([row.high for row in self.rows])
+        return csr_array((factors, columns, ends), shape=shape), low, high
 
     def _run(self, costs: np.ndarray, integrality: int, limit: float) -> Any:
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         whole = np.zeros(len(self.cost))
         whole[: self.whole] = integrality
-        return milp(
-            costs / (UNIT * self.scale),
-            constraints=LinearConstraint(*self.constraints()),
-            integrality=whole,
-            bounds=Bounds(0.0, np.array(self.upper)),
-            options={"time_limit": limit, "mip_rel_gap": 1e-9},
-        )
+        units = costs / (UNIT * self.scale)
+        rows = LinearConstraint(*self.constraints())
+        bounds = Bounds(0.0, np.array(self.upper))
+        options = {"time_limit": limit, "mip_rel_gap": 1e-9}
+        return milp(units, constraints=rows, integrality=whole, bounds=bounds, options=options)

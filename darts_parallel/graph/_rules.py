@@ -1,24 +1,21 @@
 """Named dimensions of operators: which dimensions of inputs and outputs are one, and may be split together.
 
-A rule yields `Split`s. Splitting one named dimension over a mesh axis gives every tensor of the operator a
-*state*, i.e. a placement of the tensor and one of its gradient: `S0`, `S1`, ... (both `Shard`) where it has
-the dimension; `R` (both `Replicate`) where all ranks do the same; `R*` (gradient `Partial`) where it lacks
-the dimension, as each rank adds to its gradient (`R*S`: backward keeps a slice of it and gathers it again);
-`P` (`Partial`, then `Replicate`) where it is summed over.
+A rule yields `Split`s. A split of one named dimension over a mesh axis gives every tensor of the operator a
+state (`_states`): split where the tensor has the dimension, a varying copy where it lacks the dimension,
+as each rank adds to its gradient, and a partial sum where the dimension is summed over.
 An operator without a rule has no split: it is replicated, and reported.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import prod
 
 from torch.fx import Node
 
-from darts_parallel.graph.operators import GraphOperator, ModuleGraph, kinds
+from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING, Shape, is_split, shard
+from darts_parallel.graph.operators import GROUPED, GraphOperator, ModuleGraph, kinds
 
-REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
-Shape = tuple[int, ...]
 Place = int | str | None
 """Dimension of a tensor that is split, or a state; None: the tensor lacks the dimension."""
 
@@ -31,6 +28,17 @@ class Split:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def states(self) -> tuple[str, ...]:
+        """States of inputs, then of outputs."""
+        return self.inputs + self.outputs
+
+
+def _state(place: Place) -> str:
+    if place is None:
+        return VARYING
+    return shard(place) if isinstance(place, int) else place
+
 
 @dataclass(frozen=True)
 class RuleCall:
@@ -41,19 +49,31 @@ class RuleCall:
     outputs: list[Shape]
     ranks: int
 
+    def split(self, label: str, inputs: Iterable[Place], made: Place) -> Split:
+        """Return the split of a named dimension from its place in every input, and in all outputs."""
+        given = tuple(map(_state, inputs))
+        return Split(label, given, (_state(made),) * len(self.outputs))
+
+    def mapped(self, old: int, new: int) -> Split:
+        """Return the split of one dimension of all inputs that is another one of all outputs."""
+        return self.split(f"d{new}", [old] * len(self.inputs), new)
+
     def dims(self, rank: int | None = None) -> list[int]:
-        """Return the dimensions that the operator is told, counted from the front; where none is, all."""
+        """Return the dimensions that the operator is told, counted from the front; all where none is."""
         rank = len(self.inputs[0]) if rank is None else rank
         told = self.op.argument("dims", self.op.argument("dim"))
-        told = [told] if isinstance(told, int) else told or range(rank)
-        return sorted(int(d) % max(rank, 1) for d in told)
+        if isinstance(told, int):
+            told = [told]
+        dims = [int(d) % max(rank, 1) for d in told or range(rank)]
+        return sorted(dims)
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
 PASSING = kinds(
-    "add sub neg clone alias detach contiguous lift_fresh_copy _to_copy to relay view reshape _unsafe_view "
-    "flatten unflatten squeeze permute transpose t unsqueeze expand tril triu pad constant_pad_nd select "
-    "unbind stack sum mean repeat_interleave slice split split_with_sizes chunk cat flip roll"
+    "add sub neg clone alias detach contiguous lift_fresh_copy _to_copy to relay view reshape "
+    "_unsafe_view flatten unflatten squeeze permute transpose t unsqueeze expand tril triu pad "
+    "constant_pad_nd select unbind stack sum mean repeat_interleave slice split split_with_sizes chunk "
+    "cat flip roll"
 )
 """All linear operators: partial sums of their tensors go through."""
 LABELS = {
@@ -69,7 +89,7 @@ LABELS = {
     "R": "rows",
 }
 """Names of the letters of `SIGNATURES`."""
-_SIGNED = {
+_BY_SIGNATURE = {
     "Rk,ck,+c->Rc": "linear",
     "Brk,Bkc->Brc": "mm bmm matmul",
     "+Brc,Brk,Bkc->Brc": "addmm baddbmm",
@@ -81,124 +101,170 @@ _SIGNED = {
     "bnX->bnX": "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d "
     "upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices",
 }
-SIGNATURES = {name: signature for signature, names in _SIGNED.items() for name in names.split()}
-"""Dimensions of inputs and output, a letter each: `B` and `R` any number of them, aligned at the right, `X`
-any number that stay whole; `+`: the tensor is added. What the output lacks is summed over. Of experts (sorted
-rows with their own weights) a rank computes the rows of its own ones and leaves zeros for the others."""
+SIGNATURES: dict[str, str] = {}
+for _signature, _names in _BY_SIGNATURE.items():
+    SIGNATURES |= dict.fromkeys(_names.split(), _signature)
+"""Dimensions of inputs and output, a letter each.
+
+`B` and `R` are any number of dimensions, aligned at the right, `X` any number that stay whole; `+`: the
+tensor is added. Dimensions that the output lacks are summed over. Of experts (sorted rows with their own
+weights) a rank computes the rows of its own experts and leaves zeros for the others.
+"""
 
 
-def shard(dim: int) -> str:
-    """Return the state of a tensor that is split in a dimension."""
-    return f"S{dim}"
+@dataclass(frozen=True)
+class Signature:
+    """The dimensions of an operator's tensors by name."""
+
+    inputs: list[list[str]]
+    added: list[bool]
+    """The input is added to the output."""
+    output: list[str]
+
+    @property
+    def letters(self) -> list[str]:
+        """Every name once, the output's first."""
+        return list(dict.fromkeys(chain(self.output, *self.inputs)))
+
+    def places(self, letter: str, shapes: Sequence[Shape]) -> list[Place]:
+        """Return where every input has a dimension; a size of 1 is broadcast where others are larger."""
+        sizes = []
+        for names, shape in zip(self.inputs, shapes, strict=True):
+            sizes.append(shape[names.index(letter)] if letter in names else 0)
+        summed = letter not in self.output
+        places = list[Place]()
+        for names, added, size in zip(self.inputs, self.added, sizes, strict=True):
+            if size > 1 or (size == 1 == max(sizes)):
+                places.append(names.index(letter))
+            else:
+                places.append(PARTIAL if added and summed else None)
+        return places
 
 
-def named(label: str, inputs: Iterable[Place], outputs: Iterable[Place]) -> Split:
-    """Return the split of a named dimension from its place in every tensor."""
-
-    def state(place: Place) -> str:
-        return VARYING if place is None else shard(place) if isinstance(place, int) else place
-
-    return Split(label, tuple(map(state, inputs)), tuple(map(state, outputs)))
-
-
-def _spelled(term: str, rank: int) -> list[str]:
-    """Name every dimension of a tensor: those of `Rk` in three dimensions are R2, R1 and k."""
-    found = next((c for c in term if c.isupper()), "")
-    if not found:
+def _spelled_term(term: str, rank: int) -> list[str]:
+    """Name every dimension of a tensor: of `Rk` in three dimensions, R2, R1 and k."""
+    repeated = next((letter for letter in term if letter.isupper()), "")
+    if not repeated:
         return list(term)[-rank:] if rank else []
-    before, after = term.split(found)
+    before, after = term.split(repeated)
     count = rank - len(before) - len(after)
-    return [*before, *(f"{found}{count - d}" for d in range(count)), *after][-rank:]
+    middle = [f"{repeated}{count - d}" for d in range(count)]
+    return [*before, *middle, *after][-rank:]
 
 
-def spelled(
-    op: GraphOperator, inputs: Sequence[Shape], output: Shape
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the terms of an operator's signature, and the names of its tensors' dimensions."""
+def signature_of(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> Signature:
+    """Return the names of the dimensions of an operator that has a signature, or is an einsum."""
     kind = op.op
-    if kind.startswith("conv") and int(op.argument("groups", 1)) > 1:
+    groups = int(op.argument("groups", 1))
+    if kind.startswith("conv") and groups > 1:
         kind = "grouped_convolution"
-    signature = str(op.argument("equation", SIGNATURES.get(kind))).replace(" ", "")
-    left, _, right = signature.partition("->")
-    terms = left.split(",")
-    names = [_spelled(t.strip("+"), len(shape)) for t, shape in zip(terms, inputs, strict=False)]
-    return terms, names, _spelled(right, len(output))
+    text = str(op.argument("equation", SIGNATURES.get(kind)))
+    text = text.replace(" ", "")
+    left, _, right = text.partition("->")
+    terms = left.split(",")[: len(inputs)]
+    names = []
+    for term, shape in zip(terms, inputs, strict=False):
+        names.append(_spelled_term(term.strip("+"), len(shape)))
+    added = [term.startswith("+") for term in terms]
+    return Signature(names, added, _spelled_term(right, len(output)))
+
+
+def _has_signature(call: RuleCall) -> bool:
+    """Return whether an operator's signature describes this call of it."""
+    op = call.op
+    ranks = [len(shape) for shape in call.inputs]
+    if op.op == "einsum":
+        equation = str(op.argument("equation", ""))
+        return _is_plain_equation(equation.replace(" ", ""))
+    if op.op == "matmul":
+        return min(ranks) >= 2
+    if op.op in GROUPED:
+        return ranks == [2, 3, 1]
+    return bool(op.argument("beta", 1) == op.argument("alpha", 1) == 1)
+
+
+def _is_plain_equation(equation: str) -> bool:
+    """Return whether an einsum names its output, has no ellipsis and takes no diagonal."""
+    if "->" not in equation:
+        return False
+    terms = equation.replace("->", ",").split(",")
+    diagonal = any(len(set(term)) < len(term) for term in terms)
+    return "".join(terms).islower() and not diagonal
 
 
 def signed(call: RuleCall) -> Iterator[Split]:
     """Yield every letter of an operator's signature, or of the equation of an einsum."""
-    kind, groups = call.op.op, int(call.op.argument("num_groups", call.op.argument("groups", 1)))
-    equation, labels = str(call.op.argument("equation", "->")).replace(" ", ""), LABELS
-    if kind == "einsum":
-        labels = {}
-        terms = equation.replace("->", ",").split(",")
-        if (
-            "->" not in equation
-            or not "".join(terms).islower()
-            or any(len(set(t)) < len(t) for t in terms)
-        ):
-            return
-    scaled = call.op.argument("beta", 1) != 1 or call.op.argument("alpha", 1) != 1
-    ranks = [len(shape) for shape in call.inputs]
-    if (
-        scaled
-        or (kind == "matmul" and min(ranks) < 2)
-        or ("grouped_mm" in kind and ranks != [2, 3, 1])
-    ):
+    if not _has_signature(call):
         return
-    terms, names, out = spelled(call.op, call.inputs, call.outputs[0])
-    for letter in dict.fromkeys(chain(out, *names)):
-        if letter.startswith("X") or (labels.get(letter) == "groups" and groups % call.ranks):
+    op = call.op
+    signature = signature_of(op, call.inputs, call.outputs[0])
+    labels = {} if op.op == "einsum" else LABELS
+    groups = int(op.argument("num_groups", op.argument("groups", 1)))
+    for letter in signature.letters:
+        label = labels.get(letter[0], letter[0])
+        torn = label == "groups" and groups % call.ranks > 0
+        if torn or letter.startswith("X"):
             continue
-        made, places = out.index(letter) if letter in out else PARTIAL, list[Place]()
-        sizes = [
-            dict(zip(own, shape, strict=True)).get(letter, 0)
-            for own, shape in zip(names, call.inputs, strict=True)
-        ]
-        for term, own, size in zip(terms, names, sizes, strict=False):
-            there = size > 1 or (size and max(sizes) == 1)
-            added = PARTIAL if term.startswith("+") and made == PARTIAL else None
-            places.append(own.index(letter) if there else added)
-        number = str(out.index(letter)) if letter[1:] else ""
-        yield named(labels.get(letter[0], letter[0]) + number, places, [made] * len(call.outputs))
+        made: Place = PARTIAL
+        number = ""
+        if letter in signature.output:
+            made = signature.output.index(letter)
+            number = str(made) if letter[1:] else ""
+        places = signature.places(letter, call.inputs)
+        yield call.split(label + number, places, made)
 
 
 def _aligned(shapes: Sequence[Shape], whole: Shape, dim: int) -> list[Place]:
     """Return where tensors that are broadcast to a whole shape have a dimension of it."""
-    own = (dim - len(whole) + len(shape) for shape in shapes)
-    return [
-        k if k >= 0 and shape[k] == whole[dim] else None
-        for k, shape in zip(own, shapes, strict=True)
-    ]
+    places = list[Place]()
+    for shape in shapes:
+        place = dim - len(whole) + len(shape)
+        present = place >= 0 and shape[place] == whole[dim]
+        places.append(place if present else None)
+    return places
 
 
 def pointwise(call: RuleCall) -> Iterator[Split]:
     """Yield every dimension of the output, as broadcasting aligns the inputs, and sums that go through."""
-    for d in range(len(call.outputs[0])):
-        yield named(f"d{d}", _aligned(call.inputs, call.outputs[0], d), [d] * len(call.outputs))
-    kind, tensors = call.op.op, len(call.inputs)
-    if kind == "mul" or (kind == "div" and not call.op.argument("rounding_mode")):
-        for k in range(tensors if kind == "mul" else 1):
-            yield named("partial", [PARTIAL if j == k else None for j in range(tensors)], [PARTIAL])
+    whole = call.outputs[0]
+    for d in range(len(whole)):
+        yield call.split(f"d{d}", _aligned(call.inputs, whole, d), d)
+    linear: Iterable[int] = ()
+    """Inputs in which the operator is linear, each alone."""
+    tensors = range(len(call.inputs))
+    if call.op.op == "mul":
+        linear = tensors
+    elif call.op.op == "div" and not call.op.argument("rounding_mode"):
+        linear = tensors[:1]
+    for k in linear:
+        places = list[Place]([None] * len(tensors))
+        places[k] = PARTIAL
+        yield call.split("partial", places, PARTIAL)
 
 
-def _mapped(call: RuleCall, pairs: Iterable[tuple[int, int]]) -> Iterator[Split]:
-    """Yield pairs of a dimension of all inputs and the same one of all outputs."""
-    for old, new in pairs:
-        yield named(f"d{new}", [old] * len(call.inputs), [new] * len(call.outputs))
+def _equal_products(old: Shape, new: Shape) -> Iterator[tuple[range, range]]:
+    """Yield the smallest groups of neighbouring dimensions whose sizes have equal products."""
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = i + 1, j + 1
+        while prod(old[i:a]) != prod(new[j:b]):
+            if prod(old[i:a]) < prod(new[j:b]):
+                a += 1
+            else:
+                b += 1
+        before = range(i, min(a, len(old)))
+        yield before, range(j, min(b, len(new)))
+        i, j = a, b
 
 
 def reshaped(call: RuleCall) -> Iterator[Split]:
-    """Yield the leading dimension of every smallest group with equal products that a view joins or parts."""
-    old, new, i, j = call.inputs[0], call.outputs[0], 0, 0
-    while i < len(old) or j < len(new):
-        a, b = i + 1, j + 1
-        while (left := prod(old[i:a])) != (right := prod(new[j:b])):
-            a, b = (a + 1, b) if left < right else (a, b + 1)
-        first = [k for k, size in enumerate(old[:a]) if k >= i and size > 1][:1]
-        second = [k for k, size in enumerate(new[:b]) if k >= j and size > 1][:1]
-        yield from _mapped(call, zip(first, second, strict=False))
-        i, j = a, b
+    """Yield the leading dimension of every group of dimensions that a view joins or parts."""
+    old, new = call.inputs[0], call.outputs[0]
+    for before, after in _equal_products(old, new):
+        first = [d for d in before if old[d] > 1]
+        second = [d for d in after if new[d] > 1]
+        if first and second:
+            yield call.mapped(first[0], second[0])
 
 
 def permuted(call: RuleCall) -> Iterator[Split]:
@@ -208,101 +274,135 @@ def permuted(call: RuleCall) -> Iterator[Split]:
     if call.op.op == "permute":
         order = [int(d) % rank for d in call.op.argument("dims")]
     elif rank >= 2:
-        a, b = (int(call.op.argument(name, d)) % rank for d, name in enumerate(("dim0", "dim1")))
+        a = int(call.op.argument("dim0", 0)) % rank
+        b = int(call.op.argument("dim1", 1)) % rank
         order[a], order[b] = order[b], order[a]
-    return _mapped(call, ((old, new) for new, old in enumerate(order)))
+    for new, old in enumerate(order):
+        yield call.mapped(old, new)
 
 
 def along(call: RuleCall) -> Iterator[Split]:
-    """Yield all dimensions but those that an operator works along, where sizes are equal in all tensors."""
+    """Yield the dimensions that an operator does not work along, and that all its tensors have."""
     shape, kind = call.inputs[0], call.op.op
-    whole = [] if kind in ("pad", "constant_pad_nd") else call.dims()
-    whole = [len(shape) - 2, len(shape) - 1] if kind in ("tril", "triu") else whole
+    if kind in ("pad", "constant_pad_nd"):
+        whole = []
+    elif kind in ("tril", "triu"):
+        whole = [len(shape) - 2, len(shape) - 1]
+    else:
+        whole = call.dims()
+    tensors = call.inputs + call.outputs
+    if any(len(one) != len(shape) for one in tensors):
+        return
     for d, size in enumerate(shape):
-        if d not in whole and all(
-            len(s) == len(shape) and s[d] == size for s in call.inputs + call.outputs
-        ):
-            yield from _mapped(call, [(d, d)])
+        if d not in whole and all(one[d] == size for one in tensors):
+            yield call.mapped(d, d)
 
 
 def around(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions beside those that are reduced, taken away or put in; sums of one are partial."""
-    if call.op.op in ("max", "min") and len(call.inputs) > 1:  # of two tensors
+    """Yield the dimensions that are neither reduced, taken away nor put in; sums of a part are partial."""
+    if call.op.op in ("max", "min") and len(call.inputs) > 1:  # the larger one of two tensors
         yield from pointwise(call)
         return
     old, new = len(call.inputs[0]), len(call.outputs[0])
-    there = call.dims(max(old, new))
-    for k, d in enumerate(d for d in range(max(old, new)) if d not in there):
-        yield from _mapped(call, [(d if old >= new else k, d if new >= old else k)])
+    rank = max(old, new)
+    worked = call.dims(rank)
+    others = [d for d in range(rank) if d not in worked]
+    for k, d in enumerate(others):
+        given = d if old >= new else k
+        made = d if new >= old else k
+        yield call.mapped(given, made)
     if call.op.op in ("sum", "mean"):
-        yield from (named(f"d{d}", [d], [PARTIAL]) for d in there)
+        for d in worked:
+            yield call.split(f"d{d}", [d], PARTIAL)
 
 
 def attention(call: RuleCall) -> Iterator[Split]:
     """Yield batch, heads and, without a causal flag, the queries of scaled dot-product attention.
 
-    Where ranks outnumber the key-value heads, each takes those of its query heads out of whole ones.
+    Where ranks outnumber the key-value heads, each rank takes those of its query heads out of whole ones.
     """
     q, k, _, *masks = call.inputs
-    rank = len(q)
-    for d in range(rank - 1 if not call.op.argument("is_causal", False) else rank - 2):
-        label = {rank - 3: "heads", rank - 2: "queries"}.get(d, f"batch{d}")
-        whole = label == "queries" or (label == "heads" and q[d] != k[d] and k[d] % call.ranks != 0)
-        if label != "heads" or not whole or call.ranks % k[d] == 0:
-            kv = None if whole else d
-            yield named(label, [d, kv, kv, *_aligned(masks, q, d)], [d])
+    heads, queries = len(q) - 3, len(q) - 2
+    shared = q[heads] != k[heads] and k[heads] % call.ranks != 0
+    """Several ranks would share a key-value head."""
+    for d in range(heads):
+        places = _aligned(masks, q, d)
+        yield call.split(f"batch{d}", [d, d, d, *places], d)
+    if heads >= 0 and (not shared or call.ranks % k[heads] == 0):
+        place = None if shared else heads
+        places = _aligned(masks, q, heads)
+        yield call.split("heads", [heads, place, place, *places], heads)
+    if not call.op.argument("is_causal", False):
+        places = _aligned(masks, q, queries)
+        yield call.split("queries", [queries, None, None, *places], queries)
 
 
 def normalized(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions before those that layer_norm and rms_norm normalize."""
-    return islice(pointwise(call), len(call.inputs[0]) - len(call.op.argument("normalized_shape")))
+    worked = call.op.argument("normalized_shape")
+    free = len(call.inputs[0]) - len(worked)
+    return islice(pointwise(call), free)
 
 
 def batch_normalized(call: RuleCall) -> Iterator[Split]:
     """Yield channels, and the batch where running statistics are used."""
-    rest = [REPLICATED] * (len(call.outputs) - 1)
-    yield named("channels", [1, *[0] * (len(call.inputs) - 1)], [1, *rest])
+    others = len(call.inputs) - 1
+    found = [call.split("channels", [1, *[0] * others], 1)]
     if not call.op.argument("training", False):
-        yield named("batch", [0, *[None] * (len(call.inputs) - 1)], [0, *rest])
+        found.append(call.split("batch", [0, *[None] * others], 0))
+    for split in found:
+        statistics = (REPLICATED,) * (len(call.outputs) - 1)
+        yield replace(split, outputs=split.outputs[:1] + statistics)
 
 
 def cross_entropy(call: RuleCall) -> Iterator[Split]:
     """Yield rows (partial mean or sum) and the vocabulary of a plain cross-entropy of `(rows, classes)`."""
-    plain = len(call.inputs) == 2 and call.op.argument("label_smoothing", 0.0) == 0.0
-    if [len(shape) for shape in call.inputs] == [2, 1] and plain:
-        yield named("rows", [0, 0], [PARTIAL if call.op.argument("reduction", 1) in (1, 2) else 0])
-        yield named("vocabulary", [1, None], [REPLICATED])
+    ranks = [len(shape) for shape in call.inputs]
+    smoothed = call.op.argument("label_smoothing", 0.0) > 0.0
+    if ranks == [2, 1] and not smoothed:
+        reduced = call.op.argument("reduction", 1) in (1, 2)
+        yield call.split("rows", [0, 0], PARTIAL if reduced else 0)
+        yield call.split("vocabulary", [1, None], REPLICATED)
 
 
 def indexed(call: RuleCall) -> Iterator[Split]:
-    """Yield the rows taken and the other dimensions, where one dimension is indexed by whole numbers."""
-    places = [k for k, one in enumerate(call.op.argument("indices", [])) if isinstance(one, Node)]
-    if len(places) == 1 and len(call.inputs) == 2:
-        at, taken = places[0], len(call.inputs[1])
-        for d in range(len(call.inputs[0])):
-            if d != at:
-                yield named(f"d{d}", [d, None], [d if d < at else d + taken - 1])
-        yield from (named(f"rows{d}", [None, d], [at + d]) for d in range(taken))
-        yield named("partial", [PARTIAL, None], [PARTIAL])
+    """Yield the chosen rows and the other dimensions, where one dimension is indexed by whole numbers."""
+    indices = call.op.argument("indices", [])
+    places = [k for k, one in enumerate(indices) if isinstance(one, Node)]
+    if len(places) != 1 or len(call.inputs) != 2:
+        return
+    at, chosen = places[0], len(call.inputs[1])
+    for d in range(len(call.inputs[0])):
+        if d != at:
+            made = d if d < at else d + chosen - 1
+            yield call.split(f"d{d}", [d, None], made)
+    for d in range(chosen):
+        yield call.split(f"rows{d}", [None, d], at + d)
+    yield call.split("partial", [PARTIAL, None], PARTIAL)
 
 
 def index_selected(call: RuleCall) -> Iterator[Split]:
-    """Yield the rows taken and the other dimensions of index_select."""
+    """Yield the chosen rows and the other dimensions of index_select."""
+    worked = call.dims()
     for d in range(len(call.inputs[0])):
-        yield named(f"d{d}", [None, 0] if d in call.dims() else [d, None], [d])
+        places: list[Place] = [None, 0] if d in worked else [d, None]
+        yield call.split(f"d{d}", places, d)
 
 
 _FAMILIES: dict[Rule, str] = {
-    signed: " ".join(SIGNATURES) + " einsum",
+    signed: "linear mm bmm matmul addmm baddbmm einsum conv1d conv2d conv3d group_norm embedding "
+    "grouped_mm_fallback _grouped_mm grouped_mm max_pool1d max_pool2d avg_pool1d avg_pool2d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d "
+    "max_pool2d_with_indices",
     pointwise: "__and__ __or__ __xor__ where masked_fill dropout expand clone alias detach contiguous "
     "lift_fresh_copy _to_copy to relay zeros_like ones_like full_like empty_like",
     reshaped: "view reshape _unsafe_view flatten unflatten squeeze",
     permuted: "permute transpose t",
-    along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes chunk "
-    "cat repeat_interleave flip roll logcumsumexp diff glu tril triu pad constant_pad_nd gather scatter "
-    "scatter_add",
-    around: "sum mean amax amin max min var std var_mean argmax argmin all any prod logsumexp select unbind "
-    "unsqueeze stack",
+    along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes "
+    "chunk cat repeat_interleave flip roll logcumsumexp diff glu tril triu pad constant_pad_nd gather "
+    "scatter scatter_add",
+    around: "sum mean amax amin max min var std var_mean argmax argmin all any prod logsumexp select "
+    "unbind unsqueeze stack",
     attention: "scaled_dot_product_attention",
     normalized: "layer_norm rms_norm native_layer_norm",
     batch_normalized: "batch_norm _native_batch_norm_legit_no_training",
@@ -310,7 +410,9 @@ _FAMILIES: dict[Rule, str] = {
     indexed: "index",
     index_selected: "index_select",
 }
-RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names.split()}
+RULES: dict[str, Rule] = {}
+for _rule, _names in _FAMILIES.items():
+    RULES |= dict.fromkeys(_names.split(), _rule)
 CREATORS = kinds(
     "arange full zeros ones empty scalar_tensor new_ones new_zeros new_full linspace eye tril_indices "
     "lift_fresh_copy"
@@ -333,19 +435,29 @@ def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
     rule = rule_of(op)
     if rule is None or not op.inputs:
         return []
-    call = RuleCall(op, graph.shapes(op.inputs), graph.shapes(op.outputs), ranks)
+    given = graph.shapes(op.inputs)
+    call = RuleCall(op, given, graph.shapes(op.outputs), ranks)
     found = list(rule(call))
-    if (
-        op.op in PASSING
-        and not op.argument("value")
-        and (op.op not in ("add", "sub") or len(op.inputs) == 2)
-    ):
-        found.append(named("partial", [PARTIAL] * len(call.inputs), [PARTIAL] * len(call.outputs)))
+    if _is_linear(op):
+        places = [PARTIAL] * len(op.inputs)
+        found.append(call.split("partial", places, PARTIAL))
     return [split for split in dict.fromkeys(found) if _divides(split, call)]
 
 
+def _is_linear(op: GraphOperator) -> bool:
+    """Return whether a sum of inputs makes a sum of outputs, without a constant that is added."""
+    if op.op not in PASSING or op.argument("value"):
+        return False
+    return op.op not in ("add", "sub") or len(op.inputs) == 2
+
+
 def _divides(split: Split, call: RuleCall) -> bool:
-    """Return whether every split dimension divides evenly, and rows of a table too."""
-    states = zip(split.inputs + split.outputs, call.inputs + call.outputs, strict=True)
-    sizes = [(shape, int(state[1:])) for state, shape in states if state.startswith("S")]
-    return all(d < len(s) and s[d] and s[d] % call.ranks == 0 for s, d in sizes)
+    """Return whether the ranks divide every split dimension evenly."""
+    shapes = call.inputs + call.outputs
+    for state, shape in zip(split.states, shapes, strict=True):
+        if is_split(state):
+            d = int(state[1:])
+            size = shape[d] if d < len(shape) else 0
+            if size == 0 or size % call.ranks:
+                return False
+    return True

@@ -7,70 +7,110 @@ vocabulary; experts lie whole on their ranks; all else is on every rank. The pro
 from collections.abc import Iterator
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.graph._prices import ATTENTION, GROUPED
 from darts_parallel.graph._programme import GraphProgramme
-from darts_parallel.graph._rules import PARTIAL, REPLICATED, VARYING
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph.operators import PARAMETER, SOURCES, ModuleGraph
+from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING
+from darts_parallel.graph.operators import ATTENTION, GROUPED, SOURCES, GraphOperator, ModuleGraph
 from darts_parallel.graph.plan import GraphPlan
 
 WHOLE = ("none", "none*", "partial", REPLICATED, VARYING, PARTIAL)
 """Labels of operators that all ranks run."""
 NARROW = 64
 """Products with fewer columns than inputs over this (a router) stay whole."""
+Products = frozenset[str]
 
 
 def template_plan(space: GraphSpace, time_limit: float = 60.0) -> GraphPlan | None:
     """Return the fastest plan with Megatron's splits; None on two axes, or where nothing has a pair."""
-    fixed = dict(_labels(space.graph)) if len(space.mesh.ranks) == 1 else {}
+    if len(space.mesh.ranks) != 1:
+        return None
+    fixed = dict(_Template(space.graph).labels())
     if not fixed:
         return None
     programme = GraphProgramme(space)
     for number, group in enumerate(space.groups):
         op = group.operators[0]
         wanted = fixed.get(op.name, () if op.op in SOURCES else WHOLE)
-        allowed = {k for k, choice in enumerate(group.choices) if choice.labels[0] in wanted}
-        if allowed:
-            programme.forbid(number, set(range(len(group.choices))) - allowed)
+        other = {k for k, choice in enumerate(group.choices) if choice.labels[0] not in wanted}
+        if len(other) < len(group.choices):
+            programme.forbid(number, other)
     try:
         return GraphPlan(space, programme.solve(time_limit).assignment)
     except InfeasibleError:
         return None
 
 
-def _labels(graph: ModuleGraph) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield what operators may split, by name: nothing where the template leaves it to the programme."""
-    split: dict[str, frozenset[str]] = {}
-    """Products whose columns a value's parts come from."""
-    found, paired, inside = dict[str, str](), set[str](), dict[str, frozenset[str]]()
-    tables = [op.inputs[0] for op in graph.operators if op.op == "embedding"]
-    largest = max(tables, key=lambda name: graph.values[name].elements, default="")
-    for op in graph.operators:
-        made = before = frozenset[str]().union(*(split.get(name, ()) for name in op.inputs))
-        weight = op.inputs[-1 if op.op == "addmm" else 1] if op.op in ("linear", "addmm") else ""
-        if weight and graph.producers[weight][0].op == PARAMETER:
-            rows, columns = (
-                graph.values[op.inputs[op.op == "addmm"]].shape[-1],
-                graph.values[op.outputs[0]].shape[-1],
-            )
-            found[op.name] = "inner" if before else "columns"
-            made = frozenset({op.name} if not before and columns * NARROW >= rows else ())
-        elif op.op == "cross_entropy_loss" or (op.op == "embedding" and op.inputs[0] == largest):
-            found[op.name], made = "vocabulary", frozenset()
+class _Template:
+    """Which operators lie between a product that splits columns and one that splits what it sums."""
+
+    def __init__(self, graph: ModuleGraph) -> None:
+        self.graph = graph
+        tables = [graph.values[op.inputs[0]] for op in graph.operators if op.op == "embedding"]
+        largest = max(tables, key=lambda value: value.elements, default=None)
+        self.table = largest.name if largest else ""
+        """The largest embedding."""
+        self.split: dict[str, Products] = {}
+        """Products whose columns a value's parts come from."""
+        self.found: dict[str, str] = {}
+        """Labels of the operators that the template names."""
+        self.inside: dict[str, Products] = {}
+        """Products whose columns an operator reads or makes."""
+        self.paired: set[str] = set()
+        """Products whose columns another operator sums."""
+        for op in graph.operators:
+            self._add(op)
+
+    def _add(self, op: GraphOperator) -> None:
+        before = Products()
+        for name in op.inputs:
+            before |= self.split.get(name, Products())
+        made = before
+        if self._is_weight_product(op):
+            self.found[op.name] = "inner" if before else "columns"
+            made = Products()
+            if not before and not self._is_router(op):
+                made = Products({op.name})
+        elif op.op == "cross_entropy_loss" or self._is_largest_table(op):
+            self.found[op.name] = "vocabulary"
+            made = Products()
         elif op.op in GROUPED:
-            found[op.name], made = "experts", frozenset()
+            self.found[op.name] = "experts"
+            made = Products()
         elif op.op == ATTENTION and before:
-            found[op.name] = "heads"
-        inside[op.name] = before | made
-        paired |= before if found.get(op.name) in ("inner", "vocabulary") else set()
-        split |= dict.fromkeys(op.outputs, made)
-    for op in graph.operators if paired else ():
-        own = inside[op.name] & paired
-        label = found.get(op.name)
-        if label == "columns":
-            narrow = graph.values[op.outputs[0]].shape[-1] < graph.values[op.inputs[0]].shape[-1]
-            yield op.name, ("columns", *WHOLE * narrow) if own else WHOLE
-        elif label in ("vocabulary", "experts") or (label and own):
-            yield op.name, (label,)
-        elif own:
-            yield op.name, ()
+            self.found[op.name] = "heads"
+        if self.found.get(op.name) in ("inner", "vocabulary"):
+            self.paired |= before
+        self.inside[op.name] = before | made
+        self.split |= dict.fromkeys(op.outputs, made)
+
+    def _is_weight_product(self, op: GraphOperator) -> bool:
+        if op.op not in ("linear", "addmm"):
+            return False
+        weight = op.inputs[-1 if op.op == "addmm" else 1]
+        return self.graph.is_parameter(weight)
+
+    def _is_router(self, op: GraphOperator) -> bool:
+        given = op.inputs[1 if op.op == "addmm" else 0]
+        return self._width(op.outputs[0]) * NARROW < self._width(given)
+
+    def _is_largest_table(self, op: GraphOperator) -> bool:
+        return op.op == "embedding" and op.inputs[0] == self.table
+
+    def _width(self, name: str) -> int:
+        return self.graph.values[name].shape[-1]
+
+    def labels(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield what operators may split, by name: nothing where it is left to the programme."""
+        if not self.paired:
+            return
+        for op in self.graph.operators:
+            own = self.inside[op.name] & self.paired
+            label = self.found.get(op.name)
+            if label == "columns":
+                narrow = self._width(op.outputs[0]) < self._width(op.inputs[0])
+                allowed = ("columns", *WHOLE) if narrow else ("columns",)
+                yield op.name, allowed if own else WHOLE
+            elif label in ("vocabulary", "experts") or (label and own):
+                yield op.name, (label,)
+            elif own:
+                yield op.name, ()

@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from textwrap import shorten
 from traceback import walk_tb
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,12 +34,15 @@ from darts_parallel.graph.operators import (
     OUTPUT,
     PARAMETER,
     RELAY,
+    FirstTensor,
     GraphOperator,
     GraphValue,
     ModuleGraph,
     kinds,
 )
 
+Keywords = dict[str, Any]
+"""Arguments of a call by name."""
 DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool": torch.bool}
 """Element types that an input can name behind its shape."""
 CUTTING = kinds(
@@ -58,46 +62,52 @@ def load_module(path: str, key: str = "module") -> nn.Module:
     """
     setting = f"{key}={path}"
     name, _, function = path.partition(":")
-    require(
-        bool(name and function),
-        setting,
-        "name a file and a function",
-        f"{key}=package.file:make_block",
-    )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        imported = importlib.import_module(name)
-    except Exception as error:  # the user's file runs here
-        dotted = ".".join(part for part in name.removesuffix(".py").split("/") if part.strip("."))
-        runs = f"a file that python -c 'import {name}' runs"
-        better = f"{key}={dotted}:{function}" if dotted != name else runs
-        said = f"{setting}: {name} cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(f"{said}; try {better}.") from error
-    make = getattr(imported, function, None)
-    if not callable(make):
-        known = [
-            key
-            for key, value in vars(imported).items()
-            if callable(value) and not key.startswith("_")
-        ]
-        own = ", ".join(known) or "its own"
-        raise ConfigError(f"{setting}: {name} has no function {function}; try one of {own}.")
+    example = f"{key}=package.file:make_block"
+    require(bool(name and function), setting, "name a file and a function", example)
+    make = _function_of(setting, _imported(key, path), function)
     try:
         with torch.device("meta"):
             made = make()
     except Exception as error:
-        said = f"{setting}: {function}() fails ({type(error).__name__}: {error})"
+        reason = f"{setting}: {function}() fails ({type(error).__name__}: {error})"
         raise ConfigError(
-            f"{said}; try a function without arguments that the meta device runs."
+            f"{reason}; try a function without arguments that the meta device runs."
         ) from error
-    require(
-        isinstance(made, nn.Module),
-        setting,
-        "return a torch.nn.Module",
-        "a function that makes one",
-    )
+    is_module = isinstance(made, nn.Module)
+    require(is_module, setting, "return a torch.nn.Module", "a function that makes one")
     return made  # type: ignore[no-any-return]
+
+
+def _imported(key: str, path: str) -> ModuleType:
+    """Import the user's file, from the current folder too."""
+    name, _, function = path.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # the user's file runs here
+        parts = name.removesuffix(".py").split("/")
+        dotted = ".".join(part for part in parts if part.strip("."))
+        better = f"a file that python -c 'import {name}' runs"
+        if dotted != name:
+            better = f"{key}={dotted}:{function}"
+        reason = f"{key}={path}: {name} cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(f"{reason}; try {better}.") from error
+
+
+def _function_of(setting: str, imported: ModuleType, name: str) -> Callable[[], Any]:
+    """Return a function of the user's file."""
+    make = getattr(imported, name, None)
+    if callable(make):
+        return make  # type: ignore[no-any-return]
+    known = []
+    for key, value in vars(imported).items():
+        if callable(value) and not key.startswith("_"):
+            known.append(key)
+    raise ConfigError(
+        f"{setting}: {imported.__name__} has no function {name}; "
+        f"try one of {', '.join(known) or 'its own'}."
+    )
 
 
 def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
@@ -107,25 +117,24 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
         ConfigError: a size is no positive whole number, or a type is unknown.
     """
     made = []
+    setting = f"inputs={shapes}"
     for shape in shapes:
         listed = isinstance(shape, (list, tuple))
-        require(listed, f"inputs={shapes}", "list a shape for each input", [list(shapes)])
-        entries = list(shape)
-        kind = entries.pop() if entries and isinstance(entries[-1], str) else "float"
-        require(
-            kind in DTYPES,
-            f"inputs={shapes}: the type {kind}",
-            f"be one of {', '.join(DTYPES)}",
-            "long",
-        )
-        for size in entries:
+        require(listed, setting, "list a shape for each input", [list(shapes)])
+        sizes = list(shape)
+        kind = "float"
+        if sizes and isinstance(sizes[-1], str):
+            kind = sizes.pop()
+        known = f"be one of {', '.join(DTYPES)}"
+        require(kind in DTYPES, f"{setting}: the type {kind}", known, "long")
+        for size in sizes:
             whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
-            require(whole, f"inputs={shapes}: the size {size}", "be a whole number from 1 on", 1)
-        made.append(torch.empty(entries, dtype=DTYPES[kind], device="meta"))
+            require(whole, f"{setting}: the size {size}", "be a whole number from 1 on", 1)
+        made.append(torch.empty(sizes, dtype=DTYPES[kind], device="meta"))
     return made
 
 
-def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any]) -> ExportedProgram:
+def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords) -> ExportedProgram:
     """Export a module in its functional form, every operator whole, in evaluation: dropout is left out.
 
     Errors:
@@ -153,36 +162,47 @@ def _quiet() -> Iterator[None]:
 
 
 def _export_sentence(module: nn.Module, error: BaseException) -> str:
-    """Say in one sentence why and where an export failed: the user's line, and the part that ran there."""
-    place = part = ""
-    paths = {
-        id(one): f", in {path} ({type(one).__name__})"
-        for path, one in module.named_modules()
-        if path
-    }
-    for frame, line in walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        part = paths.get(id(frame.f_locals.get("self")), part)
-        library = "/torch/" in file or Path(file).parent == Path(importlib.__file__).parent.parent
-        if not (library or "darts_parallel" in file or file.startswith("<")):
-            place = f" at {file}:{line} in {frame.f_code.co_name}"
-    text = shorten(str(error).partition(". ")[0].rstrip(" ."), 160, placeholder=" ...")
-    rule, better = "torch.export cannot capture it", "inputs of the shapes that its forward takes"
+    """Say in one sentence why and where an export failed."""
+    sentence, _, _ = str(error).partition(". ")
+    text = shorten(sentence.rstrip(" ."), 160, placeholder=" ...")
+    rule = "torch.export cannot capture it"
+    better = "inputs of the shapes that its forward takes"
     if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
-        rule, better = (
-            "its control flow depends on data",
-            "torch.where for an if that depends on data",
-        )
+        rule = "its control flow depends on data"
+        better = "torch.where for an if that depends on data"
     elif "numpy" in text.lower():
-        rule, better = "it leaves torch for NumPy", "torch's own operators in the place of NumPy's"
+        rule = "it leaves torch for NumPy"
+        better = "torch's own operators in the place of NumPy's"
     elif "scalar types: Long" in text:
         better = "whole numbers, e.g. inputs=[[2,128,long]]"
-    said = f"{rule}{place}{part} ({type(error).__name__}: {text})"
-    return f"module {type(module).__name__}: {said}; try {better}."
+    reason = f"{rule}{_failed_at(module, error)} ({type(error).__name__}: {text})"
+    return f"module {type(module).__name__}: {reason}; try {better}."
+
+
+def _failed_at(module: nn.Module, error: BaseException) -> str:
+    """Name the user's line, and the part of the module that ran there."""
+    paths = {}
+    for path, one in module.named_modules():
+        if path:
+            paths[id(one)] = f", in {path} ({type(one).__name__})"
+    place = part = ""
+    for frame, line in walk_tb(error.__traceback__):
+        code = frame.f_code
+        part = paths.get(id(frame.f_locals.get("self")), part)
+        if _is_users(code.co_filename):
+            place = f" at {code.co_filename}:{line} in {code.co_name}"
+    return place + part
+
+
+def _is_users(file: str) -> bool:
+    """Return whether a file is neither torch's nor Python's nor ours."""
+    python = Path(importlib.__file__).parent.parent
+    known = "/torch/" in file or "darts_parallel" in file or file.startswith("<")
+    return not known and Path(file).parent != python
 
 
 def capture_module(
-    module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any] | None = None
+    module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords | None = None
 ) -> ModuleGraph:
     """Capture a module's operators with example inputs; on the meta device nothing is computed.
 
@@ -190,32 +210,36 @@ def capture_module(
         UnsupportedError: it does not export.
     """
     began = time.perf_counter()
-    with _noted_calls(module, inputs, kwargs or {}) as calls:
-        exported = export(module, inputs, kwargs or {})
+    named = kwargs or {}
+    with _noted_calls(module, inputs, named) as calls:
+        exported = export(module, inputs, named)
     first = {id(one): name for name, one in module.named_parameters()}
-    tied = {name: first[id(one)] for name, one in module.named_parameters(remove_duplicate=False)}
+    tied = {}
+    for name, one in module.named_parameters(remove_duplicate=False):
+        tied[name] = first[id(one)]
     graph = _GraphBuilder(exported, tied).build()
     return replace(graph, calls=calls, seconds=time.perf_counter() - began)
 
 
 @contextmanager
 def _noted_calls(
-    module: nn.Module, inputs: Sequence[Tensor], kwargs: dict[str, Any]
-) -> Iterator[dict[str, tuple[str, int]]]:
-    """Note how a module and its parts get their first tensor (`ModuleGraph.calls`)."""
-    calls: dict[str, tuple[str, int]] = {}
+    module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords
+) -> Iterator[dict[str, FirstTensor]]:
+    """Note how a module and its parts get their first tensor."""
+    calls: dict[str, FirstTensor] = {}
 
-    def note(path: str, _: nn.Module, args: Sequence[Any], named: dict[str, Any]) -> None:
+    def note(path: str, _: nn.Module, args: Sequence[Any], named: Keywords) -> None:
         given = {"": args[0]} | named if args else named
-        if tensors := [name for name, value in given.items() if isinstance(value, Tensor)]:
-            calls[path] = tensors[0], len(args)
+        tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
+        if tensors:
+            calls[path] = FirstTensor(tensors[0], len(args))
 
     note("", module, inputs, kwargs)
-    parts = [(path, part) for path, part in module.named_modules() if path]
-    handles = [
-        part.register_forward_pre_hook(partial(note, path), with_kwargs=True)
-        for path, part in parts
-    ]
+    handles = []
+    for path, part in module.named_modules():
+        if path:
+            hook = partial(note, path)
+            handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
     try:
         yield calls
     finally:
@@ -228,96 +252,122 @@ class _GraphBuilder:
 
     def __init__(self, exported: ExportedProgram, tied: dict[str, str]) -> None:
         """Name the sources; `tied` has the first name of every parameter: tied ones are one."""
-        signature, self.nodes = exported.graph_signature, list(exported.graph.nodes)
+        signature = exported.graph_signature
+        self.nodes = list(exported.graph.nodes)
         self.constants = exported.constants
         self.specs = dict(zip(self.nodes, signature.input_specs, strict=False))
-        self.renamed: dict[str, str] = {}
+        self.renamed = self._tied_values(tied)
         """Values that later operators read in the place of others: parameters that are tied, relays."""
-        nodes = {spec.target: node.name for node, spec in self.specs.items()}
-        for name, first in tied.items():
-            if name != first and {name, first} <= nodes.keys():
-                self.renamed[nodes[name]] = nodes[first]
         self.operators: list[GraphOperator] = []
         self.values: dict[str, GraphValue] = {}
         returned: Any = self.nodes[-1].args[0]
-        made = (one for one in returned if isinstance(one, Node) and _tensors(one))
-        found = [one for one in made if one.name in signature.user_outputs]
-        self.outputs = [one for one in found if self._is_loss(one)] or found
-        self.uses, self.felt = self._reach(self.outputs)
+        nodes = [one for one in returned if isinstance(one, Node)]
+        tensors = [one for one in nodes if _tensors(one)]
+        outputs = [one for one in tensors if one.name in signature.user_outputs]
+        self.outputs = [one for one in outputs if self._is_loss(one)] or outputs
+        self.uses, self.trained = self._reach(self.outputs)
+
+    def _tied_values(self, tied: dict[str, str]) -> dict[str, str]:
+        """Return the values that are the same parameter as another one, with that one."""
+        values = {}
+        for node, spec in self.specs.items():
+            values[spec.target] = node.name
+        found = {}
+        for name, first in tied.items():
+            if name != first and {name, first} <= values.keys():
+                found[values[name]] = values[first]
+        return found
 
     def build(self) -> ModuleGraph:
         """Add the sources, the operators that an output needs, and the outputs."""
         for node in self.nodes:
             if node in self.specs:
                 self._source(node, self.specs[node])
-            elif (
-                any(self.uses[name] for name in _tensors(node))
-                and node.target is not operator.getitem
-            ):
+            elif node.target is not operator.getitem and self._is_used(node):
                 self._call(node)
-        for k, one in enumerate(self.outputs):
-            self._add(
-                GraphOperator(f"output.{k}", OUTPUT, (self._name(one),), (), target=one.name), {}
-            )
+        for k, node in enumerate(self.outputs):
+            given = (self._name(node),)
+            op = GraphOperator(f"output.{k}", OUTPUT, given, (), target=node.name)
+            self._add(op, {})
         return ModuleGraph(tuple(self.operators), self.values)
+
+    def _is_used(self, node: Node) -> bool:
+        return any(self.uses[name] for name in _tensors(node))
 
     def _name(self, node: Node) -> str:
         """Return the name of the value that a node is."""
-        picks = node.target is operator.getitem
-        name = f"{node.args[0]}.{node.args[1]}" if picks else node.name
+        name = node.name
+        if node.target is operator.getitem:
+            name = f"{node.args[0]}.{node.args[1]}"
         return self.renamed.get(name, name)
 
     def _reach(self, outputs: Sequence[Node]) -> tuple[Counter[str], set[str]]:
         """Return how often values are used on the way to outputs, and those with a gradient from there."""
         uses = Counter(map(self._name, outputs))
-        felt = set(uses)
+        trained = set(uses)
         for node in reversed(self.nodes):
-            made = {name: tensor for name, tensor in _tensors(node).items() if uses[name]}
-            if node.op == "call_function" and made and node.target is not operator.getitem:
+            if node.op != "call_function" or node.target is operator.getitem:
+                continue
+            made = _tensors(node)
+            used = [name for name in made if uses[name]]
+            if used:
                 sources = [self._name(one) for one in _sources(node)]
                 uses.update(sources)
-                passes = any(
-                    name in felt and one.dtype.is_floating_point for name, one in made.items()
-                )
-                felt.update(sources if passes and _kind(node.target) not in CUTTING else ())
-        return uses, felt
+                floating = [name for name in used if made[name].is_floating_point()]
+                passes = _kind(node.target) not in CUTTING
+                if passes and not trained.isdisjoint(floating):
+                    trained.update(sources)
+        return uses, trained
 
     def _is_loss(self, node: Node) -> bool:
         """Return whether an output is a number with a gradient; the plan is of such ones alone."""
-        (tensor,), (_, felt) = _tensors(node).values(), self._reach([node])
-        trained = (_tensors(one) for one, spec in self.specs.items() if spec.kind in SOURCE_KINDS)
-        trains = any(
-            one.is_floating_point() and name in felt for own in trained for name, one in own.items()
-        )
-        return trains and tensor.is_floating_point() and not tensor.shape
+        (tensor,) = _tensors(node).values()
+        if tensor.shape or not tensor.is_floating_point():
+            return False
+        _, trained = self._reach([node])
+        for source, spec in self.specs.items():
+            if spec.kind in SOURCE_KINDS:
+                for name, one in _tensors(source).items():
+                    if one.is_floating_point() and name in trained:
+                        return True
+        return False
 
     def _source(self, node: Node, spec: Any) -> None:
+        """Add a parameter, an input, or a constant that is used."""
         kind = SOURCE_KINDS.get(spec.kind, CONSTANT)
         tensors = _tensors(node)
-        if tensors and node.name not in self.renamed and (kind != CONSTANT or self.uses[node.name]):
-            target = str(node.name if kind == INPUT else spec.target)
-            held = self.constants.get(target) if spec.kind == InputKind.CONSTANT_TENSOR else None
-            given = {} if held is None else {"value": held}
-            op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=given)
-            self._add(op, tensors, trained=kind != CONSTANT)
+        if (
+            not tensors
+            or node.name in self.renamed
+            or (kind == CONSTANT and not self.uses[node.name])
+        ):
+            return
+        target = str(node.name if kind == INPUT else spec.target)
+        given = {}
+        if spec.kind == InputKind.CONSTANT_TENSOR and target in self.constants:
+            given["value"] = self.constants[target]
+        op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=given)
+        self._add(op, tensors, trained=kind != CONSTANT)
 
     def _call(self, node: Node) -> None:
-        kind, tensors = _kind(node.target), _tensors(node)
+        """Add an operator of torch."""
+        kind = _kind(node.target)
+        tensors = _tensors(node)
         inputs = tuple(self._name(one) for one in _sources(node))
-        stack = ["", *(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())]
-        given: Any = normalize_function(node.target, node.args, node.kwargs, None, None, True)  # type: ignore
-        op = GraphOperator(
-            node.name,
-            kind,
-            inputs,
-            tuple(tensors),
-            stack[-1],
+        stack = node.meta.get("nn_module_stack") or {}
+        module = ""
+        for path, _ in stack.values():
+            module = str(path)
+        target: Any = node.target
+        given: Any = normalize_function(target, node.args, node.kwargs, None, None, True)
+        op = GraphOperator(node.name, kind, inputs, tuple(tensors), module=module, node=node)
+        op = replace(
+            op,
             pointwise=torch.Tag.pointwise in getattr(node.target, "tags", ()),
             arguments=given.kwargs if given else {},
-            node=node,
         )
-        trained = kind not in CUTTING and any(self.values[name].needs_grad for name in inputs)
-        self._add(op, tensors, trained)
+        trained = [self.values[name].needs_grad for name in inputs]
+        self._add(op, tensors, kind not in CUTTING and any(trained))
 
     def _add(self, op: GraphOperator, tensors: dict[str, Tensor], trained: bool = False) -> None:
         """Append an operator with its values, and relays of them.
@@ -328,14 +378,21 @@ class _GraphBuilder:
         self.operators.append(op)
         for name, tensor in tensors.items():
             floating = tensor.dtype.is_floating_point
-            grad, shape = trained and floating and name in self.felt, tuple(map(int, tensor.shape))
-            value = self.values[name] = GraphValue(
-                name, shape, floating, tensor.element_size(), grad
-            )
-            if self.uses[name] > 1 and grad and value.elements > 1 and op.op != PARAMETER:
-                relay = self.renamed[name] = f"{name}.relay"
-                self.values[relay] = replace(value, name=relay)
-                self.operators.append(GraphOperator(relay, RELAY, (name,), (relay,), op.module))
+            shape = tuple(map(int, tensor.shape))
+            needs_grad = trained and floating and name in self.trained
+            value = GraphValue(name, shape, floating, tensor.element_size(), needs_grad)
+            self.values[name] = value
+            shared = self.uses[name] > 1 and value.elements > 1
+            if shared and value.needs_grad and op.op != PARAMETER:
+                self._add_relay(value, op.module)
+
+    def _add_relay(self, value: GraphValue, module: str) -> None:
+        """Let later operators read a copy of a value."""
+        relay = f"{value.name}.relay"
+        self.renamed[value.name] = relay
+        self.values[relay] = replace(value, name=relay)
+        copy = GraphOperator(relay, RELAY, (value.name,), (relay,), module)
+        self.operators.append(copy)
 
 
 def _tensors(node: Node) -> dict[str, Tensor]:
@@ -344,14 +401,19 @@ def _tensors(node: Node) -> dict[str, Tensor]:
     if isinstance(made, Tensor):
         return {node.name: made}
     parts = made if isinstance(made, (tuple, list)) else ()
-    return {f"{node.name}.{k}": one for k, one in enumerate(parts) if isinstance(one, Tensor)}
+    found = {}
+    for k, one in enumerate(parts):
+        if isinstance(one, Tensor):
+            found[f"{node.name}.{k}"] = one
+    return found
 
 
 def _sources(node: Node) -> list[Node]:
     """Return the tensors that a node reads in the order of its arguments."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
-    return [one for one in found if isinstance(one.meta.get("val"), Tensor)]
+    values = [(one, one.meta.get("val")) for one in found]
+    return [one for one, value in values if isinstance(value, Tensor)]
 
 
 def _kind(target: Any) -> str:

@@ -84,32 +84,19 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: a key that does not exist, a value that breaks a rule, or none where one is needed.
     """
-    own = [
-        one
-        for one in arguments
-        if not one.startswith(("cluster=", "cluster.", "training.", FOLDER))
-    ]
-    job = [one for one in arguments if one not in own and not one.startswith(FOLDER)]
-    request = parse(GraphRequest, own)
-    for key, example in (("module", "package.file:make_block"), ("inputs", "[[2,2048,2048]]")):
-        require(bool(getattr(request, key)), key, "be given", f"{key}={example}")
-    default = [] if any(one.startswith("cluster=") for one in job) else ["cluster=h100_1x8"]
-    config = load_config([*default, *job])
+    request, job = _split_arguments(arguments)
+    config = load_config(job)
     precision = config.training.precision
-    mesh = make_mesh(Cluster.from_config(config.cluster, precision), tuple(request.mesh) or None)
-    inputs, module = make_inputs(request.inputs), load_module(request.module)
-    planned = plan_module(
-        module,
-        inputs,
-        mesh,
-        precision=precision,
-        memory=request.memory,
-        ends=request.ends,
-        merge=request.merge,
-        sliced=None if request.slices else False,
-        time_limit=request.time_limit,
-        descent=DescentOptions(seed=request.seed) if request.descent else None,
-    )
+    cluster = Cluster.from_config(config.cluster, precision)
+    mesh = make_mesh(cluster, tuple(request.mesh) or None)
+    inputs = make_inputs(request.inputs)
+    options = {key: getattr(request, key) for key in ("memory", "ends", "merge", "time_limit")}
+    options["precision"] = precision
+    if not request.slices:
+        options["sliced"] = False
+    if request.descent:
+        options["descent"] = DescentOptions(seed=request.seed)
+    planned = plan_module(load_module(request.module), inputs, mesh, **options)
     folder = run_folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     template = template_plan(planned.plan.space, request.time_limit)
@@ -117,6 +104,23 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     write_text(folder / "graph.svg", picture(planned))
     write_text(folder / "parallel_plan.py", plan_script(planned.plan))
     return [*report_lines(planned, template), f"files: {folder}"]
+
+
+def _split_arguments(arguments: Sequence[str]) -> tuple[GraphRequest, list[str]]:
+    """Return the settings of this command, and the arguments of the job around it."""
+    own = []
+    job = []
+    for one in arguments:
+        if one.startswith(("cluster=", "cluster.", "training.")):
+            job.append(one)
+        elif not one.startswith(FOLDER):
+            own.append(one)
+    request = parse(GraphRequest, own)
+    require(bool(request.module), "module", "be given", "module=package.file:make_block")
+    require(bool(request.inputs), "inputs", "be given", "inputs=[[2,2048,2048]]")
+    if not any(one.startswith("cluster=") for one in job):
+        job.insert(0, "cluster=h100_1x8")
+    return request, job
 
 
 def main(arguments: Sequence[str], run: Callable[[Sequence[str]], list[str]] = run_request) -> None:

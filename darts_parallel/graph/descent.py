@@ -2,10 +2,10 @@
 
 Independent choices would price a tensor by products of its operators' probabilities, whose local minima lie
 far above the best plan (docs/graph.md). So every tensor has probabilities of its own for each pair of its
-producer's state and a consumer's, and multipliers learn that their sums are the operators' probabilities (the
-local polytope), that equal layouts are paid once, and that the bytes fit: the programme's rows. Steps are of
+producer's state and a consumer's. Multipliers learn the rows of the programme: sums of pairs are the
+operators' probabilities (the local polytope), equal layouts are paid once, and the bytes fit. Steps are of
 Chambolle and Pock 2011 (J. Math. Imaging Vis. 40), with a size for every variable (Pock and Chambolle 2011,
-ICCV, lemma 2); now and then the probabilities are rounded, and coordinate descent goes on from there.
+ICCV, lemma 2). At intervals the probabilities are rounded, and coordinate descent continues from there.
 """
 
 import time
@@ -19,7 +19,7 @@ from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import Fan, GraphSpace
 
 POLISHED = 4
-"""Rounded plans that coordinate descent goes on from: the best ones."""
+"""Rounded plans from which coordinate descent continues: the best ones."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,25 @@ class DescentAnswer:
 
 def descend(space: GraphSpace, options: DescentOptions | None = None) -> DescentAnswer:
     """Search by gradient descent on relaxed choices; the best rounded plan after coordinate descent."""
-    chosen, began = options or DescentOptions(), time.perf_counter()
-    programme, rng = GraphProgramme(space), np.random.default_rng(chosen.seed)
-    rounded = dict.fromkeys(
-        plan for balance in chosen.balance for plan in _rounded(programme, chosen, balance, rng)
-    )
-    likely = sorted(rounded, key=lambda plan: _merit(space, plan))
-    better = [coordinate_descent(space, plan) for plan in likely[:POLISHED]]
-    best = min(better, key=lambda plan: _merit(space, plan))
-    return DescentAnswer(
-        tuple(best),
-        space.total_seconds(likely[0]),
-        space.total_seconds(best),
-        not space.excess_bytes(best),
-        time.perf_counter() - began,
-    )
+    chosen = options or DescentOptions()
+    began = time.perf_counter()
+    programme = GraphProgramme(space)
+    rng = np.random.default_rng(chosen.seed)
+
+    def merit(plan: Sequence[int]) -> tuple[float, float]:
+        """Return bytes above the memory, then seconds: smaller is better."""
+        return space.excess_bytes(plan), space.total_seconds(plan)
+
+    rounded: dict[tuple[int, ...], None] = {}
+    for balance in chosen.balance:
+        rounded |= dict.fromkeys(_rounded(programme, chosen, balance, rng))
+    likely = sorted(rounded, key=merit)
+    polished = [coordinate_descent(space, plan) for plan in likely[:POLISHED]]
+    best = min(polished, key=merit)
+    before, after = map(space.total_seconds, (likely[0], best))
+    fits = not space.excess_bytes(best)
+    spent = time.perf_counter() - began
+    return DescentAnswer(tuple(best), before, after, fits, spent)
 
 
 class PairDescent:
@@ -77,17 +81,21 @@ class PairDescent:
     def __init__(self, programme: GraphProgramme, balance: float, rng: np.random.Generator) -> None:
         self.programme = programme
         self.matrix, self.low, self.high = programme.constraints()
-        self.size = 1.0 / abs(self.matrix).sum(0).clip(1e-9) / balance
-        self.reach = balance / abs(self.matrix).sum(1).clip(1e-9)
-        self.now, self.multipliers = rng.random(len(programme.cost)) * 0.1, np.zeros(len(self.low))
+        sizes = abs(self.matrix)
+        self.size = 1.0 / sizes.sum(0).clip(1e-9) / balance
+        self.reach = balance / sizes.sum(1).clip(1e-9)
+        self.now = rng.random(len(programme.cost)) * 0.1
+        self.multipliers = np.zeros(len(self.low))
 
     def step(self, costs: np.ndarray) -> None:
         """Move down the gradient of the mean seconds, by the costs of all variables."""
         unit = costs[: self.programme.whole].mean().clip(1e-30)
-        then = self.now - self.size * (costs / unit + self.matrix.T @ self.multipliers)
-        then = then.clip(0.0, self.programme.upper)
-        above = self.multipliers / self.reach + self.matrix @ (2.0 * then - self.now)
-        self.multipliers = self.reach * (above - above.clip(self.low, self.high))
+        slope = costs / unit + self.matrix.T @ self.multipliers
+        then = (self.now - self.size * slope).clip(0.0, self.programme.upper)
+        ahead = 2.0 * then - self.now
+        rows = self.multipliers / self.reach + self.matrix @ ahead
+        outside = rows - rows.clip(self.low, self.high)
+        self.multipliers = self.reach * outside
         self.now = then
 
     def probabilities(self) -> list[np.ndarray]:
@@ -100,49 +108,68 @@ def _rounded(
     programme: GraphProgramme, options: DescentOptions, balance: float, rng: np.random.Generator
 ) -> Iterator[tuple[int, ...]]:
     """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
-    descent, costs = PairDescent(programme, balance, rng), programme.tied_costs()
+    descent = PairDescent(programme, balance, rng)
+    costs = programme.tied_costs()
     mean = np.zeros(len(costs))
     for k in range(1, options.steps + 1):
         descent.step(costs)
         mean = mean + descent.now
         if k % options.check == 0 or k == options.steps:
-            yield from map(programme.rounded, (descent.now, mean))
+            yield programme.rounded(descent.now)
+            yield programme.rounded(mean)
             mean = np.zeros(len(costs))
-
-
-def _merit(space: GraphSpace, plan: Sequence[int]) -> tuple[float, float]:
-    """Return bytes above the memory, then seconds: smaller is better."""
-    return space.excess_bytes(plan), space.total_seconds(plan)
 
 
 def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50) -> list[int]:
     """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
-    fans: dict[int, list[Fan]] = defaultdict(list)
-    tied = [
-        {g, *(h for choice in group.choices for h in choice.merged)}
-        for g, group in enumerate(space.groups)
-    ]
-    near = [sorted({h for one in own for h in tied[one]}) for own in tied]
-    for fan in space.fans:
-        for group in {h for g in {fan.producer, *fan.consumers} for h in near[g]}:
-            fans[group].append(fan)
-
-    def merit(group: int, choice: int, now: int) -> tuple[float, float, bool, int]:
-        trial = list(plan)
-        for g, k in space.changes(plan, group, choice).items():
-            trial[g] = k
-        moves = sum(space.fan_seconds(fan, trial) for fan in fans[group])
-        own = sum(float(space.seconds[g][trial[g]]) for g in near[group])
-        return space.excess_bytes(trial), own + moves, choice != now, choice
-
+    moves = _Neighbourhoods(space)
     for _ in range(sweeps):
         before = list(plan)
         for group, seconds in enumerate(space.seconds):
-            now = plan[group]
-            best = min(merit(group, choice, now) for choice in range(len(seconds)))[-1]
-            for g, k in space.changes(plan, group, best).items():
-                plan[g] = k
+            merits = [moves.merit(plan, group, choice) for choice in range(len(seconds))]
+            plan = moves.changed(plan, group, min(merits)[-1])
         if plan == before:
             break
     return plan
+
+
+class _Neighbourhoods:
+    """The part of a space's costs that one group's choice changes."""
+
+    def __init__(self, space: GraphSpace) -> None:
+        self.space = space
+        merged = []
+        """Groups that may be one product with a group, itself included."""
+        for number, group in enumerate(space.groups):
+            merged.append({number}.union(*(choice.merged for choice in group.choices)))
+        self.near = []
+        """Groups whose choice a change of a group may change."""
+        for own in merged:
+            changed = set[int]().union(*(merged[g] for g in own))
+            self.near.append(sorted(changed))
+        self.fans: dict[int, list[Fan]] = defaultdict(list)
+        for fan in space.fans:
+            changed = set()
+            for end in (fan.producer, *fan.consumers):
+                changed.update(self.near[end])
+            for number in changed:
+                self.fans[number].append(fan)
+
+    def changed(self, plan: Sequence[int], group: int, choice: int) -> list[int]:
+        """Return a plan with another choice of a group."""
+        trial = list(plan)
+        for other, k in self.space.changes(plan, group, choice).items():
+            trial[other] = k
+        return trial
+
+    def merit(self, plan: Sequence[int], group: int, choice: int) -> tuple[float, float, bool, int]:
+        """Return bytes above the memory, then the seconds that may change; the plan's own choice first."""
+        trial = self.changed(plan, group, choice)
+        seconds = 0.0
+        for other in self.near[group]:
+            seconds += float(self.space.seconds[other][trial[other]])
+        for fan in self.fans[group]:
+            seconds += self.space.fan_seconds(fan, trial)
+        excess = self.space.excess_bytes(trial)
+        return excess, seconds, choice != plan[group], choice

@@ -6,7 +6,7 @@ Weights and inputs are DTensors; every rank calls torch's own operators on its p
 
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from math import isfinite, prod
 from typing import Any
 
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from darts_parallel.graph import _layouts, _parts
-from darts_parallel.graph._layouts import State, local_shape
-from darts_parallel.graph._prices import ATTENTION, GROUPED
-from darts_parallel.graph._rules import PARTIAL, SLICED
-from darts_parallel.graph._space import OperatorChoice
+from darts_parallel.graph import _parts, _states
+from darts_parallel.graph._states import PARTIAL, SLICED, State, is_split, local_shape
 from darts_parallel.graph.operators import (
+    ATTENTION,
     CONSTANT,
+    GROUPED,
     INPUT,
     OUTPUT,
     PARAMETER,
@@ -30,7 +29,7 @@ from darts_parallel.graph.operators import (
 )
 from darts_parallel.graph.plan import GraphPlan
 
-FILE = '''\
+HEAD = '''\
 """A plan on a mesh of {ranks}, operator by operator; written by darts-parallel.
 
     mesh = torch.distributed.device_mesh.init_device_mesh("cuda", {shape}, mesh_dim_names={names})
@@ -42,7 +41,8 @@ mesh: "S0", "S1", ... split in a dimension; "R" whole; "R*" whole, its gradient 
 backward keeps a slice and gathers it again); "P" a sum.
 """
 
-{imports}
+'''
+TABLES = """
 
 REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
 State = tuple[str, ...]
@@ -52,7 +52,8 @@ INPUTS: dict[str, State] = {{
 {inputs}}}
 
 
-{functions}
+"""
+STEP = '''
 
 
 def forward(mesh, weights, inputs):
@@ -63,199 +64,280 @@ def forward(mesh, weights, inputs):
 RESHAPES = ("view", "_unsafe_view", "reshape", "expand")
 """Operators that are told the shape of their output."""
 RUNTIME = (
-    *(_layouts.forward_state, _layouts.gradient_state, _layouts.axis_moves, _parts.placement),
-    *(
-        _parts.distribute,
-        _parts.tensors_of,
-        _parts.move_axis,
-        _parts.move,
-        _parts.Edges,
-        _parts.edges,
-    ),
+    _states.forward_state,
+    _states.gradient_state,
+    _states.ordered_moves,
+    _states.axis_moves,
+    _parts.placement,
+    _parts.distribute,
+    _parts.tensors_of,
+    _parts.move_axis,
+    _parts.move,
+    _parts.Edges,
+    _parts.edges,
 )
 """Functions of every file."""
-SPECIAL = (
-    _parts.Products,
-    _parts.summed,
-    _parts.own_rows,
-    _parts.split_cross_entropy,
-    _parts.own_head,
-    _parts.own_experts,
-)
-"""Functions of the files that call them."""
+SPECIAL: dict[Any, tuple[Any, ...]] = {
+    _parts.Products: (),
+    _parts.own_rows: (),
+    _parts.split_cross_entropy: (_parts.summed, _parts.vocabulary_losses),
+    _parts.own_head: (),
+    _parts.own_experts: (),
+}
+"""Functions of the files that call them, each with the functions that it needs."""
 
 
 def operators_script(plan: GraphPlan) -> str:
     """Return the text of a Python file that runs a plan."""
     writer = _Writer(plan)
-    operators, ranks = plan.space.graph.operators, plan.space.mesh.ranks
+    operators = plan.space.graph.operators
+    ranks = plan.space.mesh.ranks
     body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
-    special = [one for one in SPECIAL if re.search(rf"\b{one.__name__}[.(]", body)]
-    special += [_parts.summed] * (_parts.split_cross_entropy in special)
-    head = (
-        inspect.getsource(_parts).split('"""\n', 1)[1].split("\n\nfrom darts_parallel")[0].strip()
-    )
+    outputs = [f'"{op.target}": {writer.output(op)}' for op in operators if op.op == OUTPUT]
+    names = tuple(f"axis{axis}" for axis in range(len(ranks)))
+    weights = _source_states(plan, (PARAMETER, CONSTANT))
+    inputs = _source_states(plan, (INPUT,))
+    text = HEAD.format(ranks=" x ".join(map(str, ranks)), shape=ranks, names=names)
+    text += _imports()
+    text += TABLES.format(weights=weights, inputs=inputs)
+    text += _functions(body)
+    return text + STEP.format(lines=body, outputs=", ".join(outputs))
 
-    def states(kinds: Collection[str]) -> str:
-        own = [op for op in operators if op.op in kinds and not op.arguments]
-        found = {op.target: plan.choice(op).outputs[0] for op in own}
-        return "".join(f'    "{name}": {state},\n' for name, state in found.items())
 
-    ends = {op.target: writer.output(op) for op in operators if op.op == OUTPUT}
-    return FILE.format(
-        ranks=" x ".join(map(str, ranks)),
-        shape=ranks,
-        names=tuple(f"axis{k}" for k in range(len(ranks))),
-        imports=head,
-        weights=states({PARAMETER, CONSTANT}),
-        inputs=states({INPUT}),
-        lines=body,
-        functions="\n\n\n".join(inspect.getsource(one).strip() for one in (*RUNTIME, *special)),
-        outputs=", ".join(f'"{name}": {text}' for name, text in ends.items()),
-    )
+def _imports() -> str:
+    """Return the imports of `_parts` from outside the project."""
+    code = inspect.getsource(_parts).split('"""\n', 1)[1]
+    return code.split("\n\nfrom darts_parallel")[0].strip()
+
+
+def _functions(body: str) -> str:
+    """Return the source of the functions that a step calls."""
+    chosen: list[Any] = list(RUNTIME)
+    for function, needed in SPECIAL.items():
+        if re.search(rf"\b{function.__name__}[.(]", body):
+            chosen += [function, *needed]
+    return "\n\n\n".join(inspect.getsource(function).strip() for function in chosen)
+
+
+def _source_states(plan: GraphPlan, kinds: Collection[str]) -> str:
+    """Return lines with the states of tensors that the module or its caller has, by name."""
+    states: dict[str, State] = {}
+    for op in plan.space.graph.operators:
+        if op.op in kinds and not op.arguments:
+            states[op.target] = plan.choice(op).outputs[0]
+    return "".join(f'    "{name}": {state},\n' for name, state in states.items())
 
 
 class _Writer:
     """Writes the lines of a step, operator by operator."""
 
     def __init__(self, plan: GraphPlan) -> None:
-        self.plan, self.graph, self.ranks = plan, plan.space.graph, plan.space.mesh.ranks
-        self.known: dict[tuple[str, State], str] = {}
-        """How the lines call a value in a state."""
+        self.plan = plan
+        self.graph = plan.space.graph
+        self.ranks = plan.space.mesh.ranks
+        self.variables: dict[tuple[str, State], str] = {}
+        """Variable of a value in a state."""
 
     def lines(self, op: GraphOperator) -> Iterator[str]:
         """Yield the lines that make an operator's outputs and bring them to their consumers' states."""
         if op.op == OUTPUT:
             return
-        choice, given, together = self.plan.choice(op), self._inputs(op), self.plan.merged(op)
-        if choice.chained and op == together[0]:
-            self.known[op.outputs[0], choice.outputs[0]] = given[0]
+        choice = self.plan.choice(op)
+        if choice.chained and op == self.plan.merged(op)[0]:
+            # nothing makes the tensor between: its reader gets the first input
+            absent = op.outputs[0], choice.outputs[0]
+            self.variables[absent] = self._inputs(op)[0]
             return
-        if choice.chained:
-            given[1] = f"{given[1]} @ {self._inputs(together[0])[1]}"
-        if op.op == CONSTANT and op.arguments:
-            whole, state = ("R",) * len(self.ranks), choice.outputs[0]
-            text = f"move(mesh, torch.tensor({_literal(op)}, device=mesh.device_type), {whole}, {state})"
-        elif op.op in SOURCES:
-            text = f'{"inputs" if op.op == INPUT else "weights"}["{op.target}"].to_local()'
-        else:
-            text = given[0] if op.op == RELAY else self._call(op, choice, given)
-        if together and not choice.chained:
-            every = list(zip(*map(self._inputs, together), strict=True))
-            joined = ", ".join(f"torch.cat([{', '.join(own)}])" for own in every[1:])
-            sizes, text = map("len({})".format, every[1]), f"{_variable(together[0].name)}__parts"
-            if op == together[0]:
-                yield f"{text} = functional.linear({given[0]}, {joined}).split([{', '.join(sizes)}], -1)"
-            text += f"[{together.index(op)}]"
-        elif readers := self.plan.readers(op):
-            pairs = ", ".join(part for one in readers for part in [*self._inputs(one), "None"][1:3])
-            text = f"{_variable(readers[0].name)}__parts"
-            if op == readers[0]:
-                axes = tuple(axis for axis, one in enumerate(choice.inputs[0]) if one == SLICED)
-                yield f"{text} = Products.apply(mesh, {axes}, {given[0]}, {pairs})"
-            text += f"[{readers.index(op)}]"
-        if len(op.outputs) > 1 or op.outputs[0] != op.name:
-            yield f"{_variable(op.name)} = {text}"
+        before, text = self._made(op)
+        yield from before
+        result = _variable(op.name)
+        single = op.outputs == (op.name,)
+        if not single:
+            yield f"{result} = {text}"
         for name in op.outputs:
-            if name not in self.graph.consumers:
-                continue
-            value, part = _variable(name), name.removeprefix(op.name)
-            made = f"{_variable(op.name)}[{part[1:]}]" if part else text
-            wanted, own = self.plan.demands(name), self.plan.produced(name)
-            made += ".detach()" * self._ends_gradient(op, name)
-            if wanted == [own]:
-                yield from [f"{value} = {made}"] * (value != made)
-                self.known[name, own] = value
-                continue
-            parts = [f"{value}_as_{k}" if k else value for k in range(len(wanted))]
-            self.known |= {(name, state): one for state, one in zip(wanted, parts, strict=True)}
-            yield f"{', '.join(parts)}, = edges(mesh, {made}, {own}, {', '.join(map(str, wanted))})"
+            if name in self.graph.consumers:
+                part = f"{result}[{name.rpartition('.')[2]}]"
+                yield self._distributed(op, name, text if single else part)
 
     def output(self, op: GraphOperator) -> str:
         """Spell an output of the module."""
         placements = f"list(map(placement, {self.plan.choice(op).inputs[0]}))"
         return f"DTensor.from_local({self._inputs(op)[0]}, mesh, {placements}, run_check=False)"
 
+    def _inputs(self, op: GraphOperator) -> list[str]:
+        """Return the variables of an operator's inputs."""
+        states = self.plan.choice(op).inputs
+        return [self.variables[pair] for pair in zip(op.inputs, states, strict=False)]
+
+    def _distributed(self, op: GraphOperator, name: str, made: str) -> str:
+        """Return the line that brings a value to the states of its consumers."""
+        if self._ends_gradient(op, name):
+            made = f"{made}.detach()"
+        variable = _variable(name)
+        own = self.plan.produced(name)
+        wanted = self.plan.demands(name)
+        if wanted == [own]:
+            self.variables[name, own] = variable
+            return f"{variable} = {made}"
+        parts = []
+        for k, state in enumerate(wanted):
+            part = f"{variable}_as_{k}" if k else variable
+            self.variables[name, state] = part
+            parts.append(part)
+        states = ", ".join(map(str, wanted))
+        return f"{', '.join(parts)}, = edges(mesh, {made}, {own}, {states})"
+
     def _ends_gradient(self, op: GraphOperator, name: str) -> bool:
         """Return whether the inputs of an operator have gradients, and none comes through its output."""
-        values, value = self.graph.values, self.graph.values[name]
-        return (
-            value.floating
-            and not value.needs_grad
-            and any(values[one].needs_grad for one in op.inputs)
-        )
+        value = self.graph.values[name]
+        trains = value.needs_grad or not value.floating
+        return not trains and self.graph.gradients(op.inputs) > 0
 
-    def _inputs(self, op: GraphOperator) -> list[str]:
-        return [
-            self.known[pair] for pair in zip(op.inputs, self.plan.choice(op).inputs, strict=False)
-        ]
+    def _made(self, op: GraphOperator) -> tuple[list[str], str]:
+        """Return the expression that makes an operator's outputs, and lines before it."""
+        if op.op in SOURCES:
+            return [], self._source(op)
+        given = self._inputs(op)
+        if op.op == RELAY:
+            return [], given[0]
+        together = self.plan.merged(op)
+        if self.plan.choice(op).chained:
+            given[1] = f"{given[1]} @ {self._inputs(together[0])[1]}"
+        elif together:
+            return self._one_product(op, together)
+        elif readers := self.plan.readers(op):
+            return self._sliced_products(op, readers)
+        return [], self._call(op, given)
 
-    def _call(self, op: GraphOperator, choice: OperatorChoice, given: list[str]) -> str:
-        """Spell an operator's call on local tensors; what its splits change of it is changed."""
-        labels, changed = choice.labels, dict[str, Any]()
-        axes = {label: axis for axis, label in enumerate(labels)}
+    def _source(self, op: GraphOperator) -> str:
+        """Spell an input, a weight, or a constant that the module's code holds."""
+        if op.op == CONSTANT and op.arguments:
+            whole = ("R",) * len(self.ranks)
+            state = self.plan.choice(op).outputs[0]
+            tensor = f"torch.tensor({_literal(op)}, device=mesh.device_type)"
+            return f"move(mesh, {tensor}, {whole}, {state})"
+        group = "inputs" if op.op == INPUT else "weights"
+        return f'{group}["{op.target}"].to_local()'
+
+    def _one_product(
+        self, op: GraphOperator, together: Sequence[GraphOperator]
+    ) -> tuple[list[str], str]:
+        """Spell linear operators of one input as one product, whose result is split."""
+        parts = f"{_variable(together[0].name)}__parts"
+        lines = []
+        if op == together[0]:
+            x, *_ = self._inputs(op)
+            tensors = [self._inputs(one)[1:] for one in together]
+            weights_and_biases = zip(*tensors, strict=True)
+            joined = [f"torch.cat([{', '.join(own)}])" for own in weights_and_biases]
+            sizes = ", ".join(f"len({own[0]})" for own in tensors)
+            product = f"functional.linear({x}, {', '.join(joined)})"
+            lines.append(f"{parts} = {product}.split([{sizes}], -1)")
+        return lines, f"{parts}[{together.index(op)}]"
+
+    def _sliced_products(
+        self, op: GraphOperator, readers: Sequence[GraphOperator]
+    ) -> tuple[list[str], str]:
+        """Spell linear operators that keep a slice of one input and gather it again together."""
+        parts = f"{_variable(readers[0].name)}__parts"
+        lines = []
+        if op == readers[0]:
+            pairs = []
+            for one in readers:
+                weight, bias = [*self._inputs(one), "None"][1:3]
+                pairs += [weight, bias]
+            states = self.plan.choice(op).inputs[0]
+            axes = tuple(axis for axis, state in enumerate(states) if state == SLICED)
+            x = self._inputs(op)[0]
+            lines.append(f"{parts} = Products.apply(mesh, {axes}, {x}, {', '.join(pairs)})")
+        return lines, f"{parts}[{readers.index(op)}]"
+
+    def _call(self, op: GraphOperator, given: list[str]) -> str:
+        """Spell an operator's call on local tensors, with the arguments that its splits change."""
+        choice = self.plan.choice(op)
+        labels = choice.labels
         if op.op in RESHAPES:
-            shape = local_shape(
-                self.graph.values[op.outputs[0]].shape, choice.outputs[0], self.ranks
-            )
-            return f"{given[0]}.{'expand' if op.op == 'expand' else 'reshape'}({shape})"
-        if op.op == "embedding" and "vocabulary" in axes:
+            shape = self.graph.values[op.outputs[0]].shape
+            method = "expand" if op.op == "expand" else "reshape"
+            return f"{given[0]}.{method}({local_shape(shape, choice.outputs[0], self.ranks)})"
+        if op.op == "embedding" and "vocabulary" in labels:
+            axis = labels.index("vocabulary")
             padding = int(op.argument("padding_idx", -1))
-            return f"own_rows(mesh, {axes['vocabulary']}, {', '.join(given)}, {padding})"
-        if op.op == "cross_entropy_loss" and {"vocabulary", "rows"} & axes.keys():
-            told = op.argument("ignore_index", -100), op.argument("reduction", 1)
-            return (
-                f"split_cross_entropy(mesh, {labels}, {', '.join(given[:2])}, {told[0]}, {told[1]})"
-            )
-        if op.op in GROUPED and "experts" in axes:
+            return f"own_rows(mesh, {axis}, {', '.join(given)}, {padding})"
+        if op.op == "cross_entropy_loss" and {"vocabulary", "rows"} & set(labels):
+            return self._split_loss(op, given)
+        if op.op in GROUPED and "experts" in labels:
             names = ["rows", "weights", "ends"]
-            product = f"lambda {', '.join(names)}: {self._spelled(op, names, changed)}"
-            return f"own_experts(mesh, {axes['experts']}, {product}, {', '.join(given)})"
+            product = f"lambda {', '.join(names)}: {self._spelled(op, names)}"
+            axis = labels.index("experts")
+            return f"own_experts(mesh, {axis}, {product}, {', '.join(given)})"
         if op.op == ATTENTION:
-            for axis, label in enumerate(labels):
-                if label == "heads" and not choice.inputs[1][axis].startswith("S"):
-                    given[1:3] = [f"own_head(mesh, {axis}, {one})" for one in given[1:3]]
-        share = prod(n for label, n in zip(labels, self.ranks, strict=True) if label == "groups")
-        for name in ("num_groups", "groups"):
-            if share > 1 and name in op.arguments:
-                changed[name] = int(op.argument(name)) // share
-        text = self._spelled(op, given, changed)
-        ends = zip(choice.inputs[0], choice.outputs[0], self.ranks, strict=True) if given else ()
-        parts = prod(n for old, new, n in ends if old.startswith("S") and new == PARTIAL)
-        return f"{text} / {parts}" if op.op == "mean" and parts > 1 else text
+            given = self._with_own_heads(op, given)
+        text = self._spelled(op, given)
+        return self._share_of_mean(op, text) if op.op == "mean" else text
 
-    def _spelled(self, op: GraphOperator, given: list[str], changed: dict[str, Any]) -> str:
-        """Spell torch's call with other tensors, and other values of some arguments."""
+    def _split_loss(self, op: GraphOperator, given: Sequence[str]) -> str:
+        labels = self.plan.choice(op).labels
+        ignored = op.argument("ignore_index", -100)
+        reduction = op.argument("reduction", 1)
+        tensors = ", ".join(given[:2])
+        return f"split_cross_entropy(mesh, {labels}, {tensors}, {ignored}, {reduction})"
+
+    def _with_own_heads(self, op: GraphOperator, given: list[str]) -> list[str]:
+        """Take a rank's key-value heads out of whole ones where its query heads are split."""
+        choice = self.plan.choice(op)
+        q, k, v, *rest = given
+        for axis, label in enumerate(choice.labels):
+            if label == "heads" and not is_split(choice.inputs[1][axis]):
+                k = f"own_head(mesh, {axis}, {k})"
+                v = f"own_head(mesh, {axis}, {v})"
+        return [q, k, v, *rest]
+
+    def _share_of_mean(self, op: GraphOperator, text: str) -> str:
+        """Divide the mean of a rank's part by the number of parts that are summed."""
+        choice = self.plan.choice(op)
+        parts = 1
+        for axis, ranks in enumerate(self.ranks):
+            if is_split(choice.inputs[0][axis]) and choice.outputs[0][axis] == PARTIAL:
+                parts *= ranks
+        return f"{text} / {parts}" if parts > 1 else text
+
+    def _spelled(self, op: GraphOperator, given: Sequence[str]) -> str:
+        """Spell torch's call with other tensors, and with a rank's share of channel groups."""
         tensors = iter(given)
-
-        def spell(value: Any) -> str:
-            if isinstance(value, Node):
-                return next(tensors) if isinstance(value.meta.get("val"), Tensor) else "None"
-            if isinstance(value, (list, tuple)):
-                return f"[{', '.join(map(spell, value))}]"
-            if isinstance(value, torch.device):
-                return "mesh.device_type"
-            return (
-                f'float("{value}")'
-                if isinstance(value, float) and not isfinite(value)
-                else repr(value)
-            )
-
-        names = [*op.arguments, *[""] * len(op.node.args)]
-        args = [
-            spell(changed.get(name, value))
-            for name, value in zip(names, op.node.args, strict=False)
-        ]
-        args += [f"{name}={spell(value)}" for name, value in op.node.kwargs.items()]
+        labels = self.plan.choice(op).labels
+        ranks = zip(labels, self.ranks, strict=True)
+        share = prod(count for label, count in ranks if label == "groups")
+        args = []
+        for name, value in zip(
+            [*op.arguments, *[""] * len(op.node.args)], op.node.args, strict=False
+        ):
+            if name in ("num_groups", "groups"):
+                value = int(value) // share
+            args.append(_spelled_value(value, tensors))
+        for name, value in op.node.kwargs.items():
+            args.append(f"{name}={_spelled_value(value, tensors)}")
         return f"torch.ops.{op.node.target}({', '.join(args)})"
+
+
+def _spelled_value(value: Any, tensors: Iterator[str]) -> str:
+    """Spell an argument; the next variable stands for a tensor."""
+    if isinstance(value, Node):
+        return next(tensors) if isinstance(value.meta.get("val"), Tensor) else "None"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_spelled_value(one, tensors) for one in value)}]"
+    if isinstance(value, torch.device):
+        return "mesh.device_type"
+    if isinstance(value, float) and not isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
 
 
 def _literal(op: GraphOperator) -> str:
     """Spell a tensor that the module's code holds."""
     value: Tensor = op.arguments["value"]
-    return f"{value.tolist()}, dtype={value.dtype}".replace("inf", 'float("inf")').replace(
-        "nan", "torch.nan"
-    )
+    text = f"{value.tolist()}, dtype={value.dtype}"
+    return text.replace("inf", 'float("inf")').replace("nan", "torch.nan")
 
 
 def _variable(name: str) -> str:

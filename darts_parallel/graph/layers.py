@@ -6,17 +6,19 @@ priced on one and on two sequences; a micro-batch of more takes as much longer f
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from darts_parallel.config import Config
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.graph._layouts import DeviceMeshSpec
+from darts_parallel.graph._mesh import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import STATE_BYTES, GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
-from darts_parallel.graph.operators import PARAMETER, ModuleGraph
-from darts_parallel.graph.plan import WIDTHS, GraphPlan
+from darts_parallel.graph.operators import ATTENTION, INPUT, PARAMETER, ModuleGraph
+from darts_parallel.graph.plan import BACKWARD, FORWARD, WIDTHS, GraphPlan
 from darts_parallel.problem import AttentionCore, Cluster, Gemm, LayerSpec, Measured, MeasuredTimes
 
 KIND = "module"
@@ -38,74 +40,131 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
         raise UnsupportedError(
             f"training.precision={job.precision} cannot price blocks of model.inputs; try bf16."
         )
-    shapes = list(model.inputs) if isinstance(model.inputs, (list, tuple)) else []
-    first = list(shapes[0]) if shapes and isinstance(shapes[0], (list, tuple)) else []
+    shapes = _listed(model.inputs)
+    first = _listed(shapes[0]) if shapes else []
     wanted = [job.seq_len, model.hidden_size]
     if len(first) != 3 or first[1:] != wanted:
         raise ConfigError(
             f"model.inputs={model.inputs} must begin with [sequences, training.seq_len, model.hidden_size]; "
             f"try [{[1, *wanted]}]."
         )
-    times, spec, given = {}, None, json.dumps(shapes)
+    times = {}
+    block = None
     for group in reversed(cluster.groups):
-        own = Cluster(group.device.name, (replace(group, count=1),), cluster.inter_node)
-        spec, times[group.device.name] = _on_device(path, given, job.precision, job.launches, own)
-    assert spec is not None
-    return spec, MeasuredTimes(f"model.path={path}", times)
+        name = group.device.name
+        node = Cluster(name, (replace(group, count=1),), cluster.inter_node)
+        block = _on_device(path, json.dumps(shapes), job.precision, job.launches, node)
+        times[name] = block.times
+    assert block is not None
+    return block.layer, MeasuredTimes(f"model.path={path}", times)
+
+
+def _listed(value: object) -> list[Any]:
+    """Return a list's items; none of another type."""
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+@dataclass(frozen=True)
+class _PricedBlock:
+    """A block on one node: the layer, and its figures by kind and tensor-parallel degree."""
+
+    layer: LayerSpec
+    times: dict[tuple[str, int], Measured]
 
 
 @lru_cache(maxsize=8)
 def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ...]:
     """Capture the block on micro-batches of one and of two sequences."""
-    module, own = load_module(path, "model.path"), json.loads(shapes)
-    sized = [[[b, *shape[1:]] for shape in own] for b in (1, 2)]
-    return tuple(capture_module(module, make_inputs(inputs)) for inputs in sized)
+    module = load_module(path, "model.path")
+    graphs = []
+    for sequences in (1, 2):
+        sized = [[sequences, *shape[1:]] for shape in json.loads(shapes)]
+        graphs.append(capture_module(module, make_inputs(sized)))
+    return tuple(graphs)
 
 
 @lru_cache(maxsize=64)
 def _on_device(
     path: str, shapes: str, precision: str, launches: float, cluster: Cluster
-) -> tuple[LayerSpec, dict[tuple[str, int], Measured]]:
-    """Return the layer, and its figures on one node by kind and tensor-parallel degree."""
-    graphs, gpus = _graphs(path, shapes), cluster.groups[0].gpus
+) -> _PricedBlock:
+    """Plan and price the block for every tensor-parallel degree of one node."""
+    graphs = _graphs(path, shapes)
+    gpus = cluster.groups[0].gpus
     found: dict[tuple[str, int], Measured] = {}
     plans: list[GraphPlan] = []
-    for tp in (n for n in range(1, gpus + 1) if gpus % n == 0):
-        for kind, ends in ((KIND, "replicated"), (f"{KIND}+sp", "d1"))[: 1 + (tp > 1)]:
-            mesh = DeviceMeshSpec((tp,) * (tp > 1), cluster)
-            small, large = (
-                GraphSpace(graph, mesh, WIDTHS[precision], ends=ends, sliced=ends == "d1")
-                for graph in graphs
-            )
-            plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
-            # operators have the same names and states in both batches
-            same = (
-                large.twin(g, plan.choice(own.operators[0]), ())
-                for g, own in enumerate(large.groups)
-            )
-            rows = [_figures(one, launches) for one in (plan, GraphPlan(large, tuple(same)))]
-            rows.append([b + (b - a) * (FAR - 2.0) for a, b in zip(*rows, strict=True)])
-            found[kind, tp] = Measured((1.0, 2.0, FAR), *zip(*rows, strict=True))
-            plans += [plan] if kind == KIND else []
-    return _spec(plans[0], plans[-1]), found
+    for tp in range(1, gpus + 1):
+        if gpus % tp:
+            continue
+        mesh = DeviceMeshSpec((tp,) if tp > 1 else (), cluster)
+        plain = _plans(graphs, mesh, WIDTHS[precision], "replicated")
+        found[KIND, tp] = _measured(plain, launches)
+        plans.append(plain[0])
+        if tp > 1:
+            split = _plans(graphs, mesh, WIDTHS[precision], "d1")
+            found[f"{KIND}+sp", tp] = _measured(split, launches)
+    return _PricedBlock(_spec(plans[0], plans[-1]), found)
+
+
+def _plans(
+    graphs: Sequence[ModuleGraph], mesh: DeviceMeshSpec, width: int, ends: str
+) -> tuple[GraphPlan, GraphPlan]:
+    """Plan one sequence, and price that plan on one and on two."""
+    small, large = (
+        GraphSpace(graph, mesh, width, ends=ends, sliced=ends == "d1") for graph in graphs
+    )
+    plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
+    same = []
+    for number, group in enumerate(large.groups):
+        # operators have the same names and states in both batches
+        choice = plan.choice(group.operators[0])
+        same.append(large.twin(number, choice, ()))
+    return plan, GraphPlan(large, tuple(same))
+
+
+def _measured(plans: Sequence[GraphPlan], launches: float) -> Measured:
+    """Return the figures of micro-batches of one and two sequences, and of many on their line."""
+    one, two = (_figures(plan, launches) for plan in plans)
+    many = []
+    for small, large in zip(one, two, strict=True):
+        many.append(large + (large - small) * (FAR - 2.0))
+    figures = zip(one, two, many, strict=True)
+    return Measured((1.0, 2.0, FAR), *figures)
 
 
 def _figures(plan: GraphPlan, launches: float) -> list[float]:
     """Return seconds forward and backward, kept bytes, seconds of collectives forward and backward."""
-    space, whole, forward = plan.space, 0.0, 0.0
+    space = plan.space
+    whole = forward = 0.0
     for op in space.graph.computing:
         choice = plan.choice(op)
-        whole += choice.seconds - sum(space.mesh.seconds(step) for _, step in choice.inner)
+        whole += choice.seconds
+        whole -= sum(map(space.mesh.seconds, choice.inner))
         forward += space.operator_seconds(op, choice.inputs, choice.outputs, training=False)
     kept = space.memory_bytes(plan.assignment, weights=False)
-    # gradients of weights that all ranks have are summed once an iteration, with those of data parallelism;
-    # slices are gathered next to products, in the share of collectives that is fitted to Megatron-LM's runs
-    sent = [
-        c for c in plan.collectives if (c.of, c.when) != (PARAMETER, "backward") and not c.again
-    ]
-    moved = [sum(c.seconds for c in sent if c.when == when) for when in ("forward", "backward")]
+    sent = {FORWARD: 0.0, BACKWARD: 0.0}
+    for one in plan.collectives:
+        # gradients of weights that all ranks have are summed once an iteration, with those of data
+        # parallelism; slices are gathered next to products, in the share of collectives that is
+        # calibrated on Megatron-LM's runs
+        once = (one.of, one.when) == (PARAMETER, BACKWARD)
+        if not once and not one.again:
+            sent[one.when] += one.seconds
     launch = launches * float(space.mesh.device.layer_overhead)
-    return [forward + launch, whole - forward + 2.0 * launch, kept, *moved]
+    backward = whole - forward + 2.0 * launch
+    return [forward + launch, backward, kept, *sent.values()]
+
+
+def _parts(ranks: int, alone: float, shared: float) -> tuple[float, float]:
+    """Return what ranks divide of a figure, and what each of them has.
+
+    Args:
+        alone: The figure on one rank.
+        shared: On each of `ranks`.
+    """
+    divided = alone
+    if ranks > 1:
+        divided = (alone - shared) / (1.0 - 1.0 / ranks)
+    return divided, alone - divided
 
 
 def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
@@ -113,41 +172,45 @@ def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
 
     Of its products FLOP and the weights' share of backward are counted.
     """
-    ranks, width = max(shared.space.mesh.ranks, default=1), alone.space.width
+    ranks = max(shared.space.mesh.ranks, default=1)
     graph = alone.space.graph
-    values, tokens = graph.values, next(op for op in graph.operators if op.op == "input").outputs[0]
-    count, hidden = values[tokens].shape[-2:]
-
-    def parted(one: float, part: float) -> tuple[float, float]:
-        """Split a figure into what `ranks` ranks divide and what each of them has."""
-        divided = (one - part) / (1.0 - 1.0 / ranks) if ranks > 1 else one
-        return divided, one - divided
-
-    products, cores = [], []
-    for op in graph.computing:
-        if op.op == "linear" and graph.producers[op.inputs[1]][0].op == PARAMETER:
-            split = SPLITS.get((*shared.choice(op).labels, "")[0], "replicated")
-            rows, columns = values[op.inputs[1]].shape
-            products.append(Gemm(rows, columns, split))
-        elif op.op == "scaled_dot_product_attention":
-            q, k = (values[name].shape for name in op.inputs[:2])
-            cores.append(AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False))))
-    kept, whole = (
-        [plan.space.memory_bytes(plan.assignment, weights=weights) for plan in (alone, shared)]
-        for weights in (False, True)
-    )
-    divided, own = parted(*((b - a) / STATE_BYTES for a, b in zip(kept, whole, strict=True)))
-    inside, outside = (2.0 / width / count * size for size in parted(*kept))
-    return LayerSpec(
-        name="",
-        kind=KIND,
-        gemms=tuple(products),
-        cores=tuple(cores),
-        sharded_parameters=round(divided),
-        replicated_parameters=round(own),
-        replicated_activation_bytes=outside,
-        sharded_activation_bytes=inside,
+    first = next(op for op in graph.operators if op.op == INPUT)
+    count, hidden = graph.values[first.outputs[0]].shape[-2:]
+    kept = []
+    elements = []
+    for plan in (alone, shared):
+        kept.append(plan.space.memory_bytes(plan.assignment, weights=False))
+        every = plan.space.memory_bytes(plan.assignment)
+        elements.append((every - kept[-1]) / STATE_BYTES)
+    divided, own = _parts(ranks, *elements)
+    inside, outside = _parts(ranks, *kept)
+    per_token = 2.0 / alone.space.width / count
+    products = tuple(_weight_products(shared))
+    layer = LayerSpec("", KIND, products, tuple(_attention_cores(graph)))
+    layer = replace(layer, sharded_parameters=round(divided), replicated_parameters=round(own))
+    return replace(
+        layer,
+        replicated_activation_bytes=per_token * outside,
+        sharded_activation_bytes=per_token * inside,
         output_elements=hidden,
         recomputable=True,
         captured=True,
     )
+
+
+def _weight_products(plan: GraphPlan) -> Iterator[Gemm]:
+    graph = plan.space.graph
+    for op in graph.computing:
+        if op.op == "linear" and graph.is_parameter(op.inputs[1]):
+            labels = plan.choice(op).labels
+            split = SPLITS.get(labels[0], "replicated") if labels else "replicated"
+            rows, columns = graph.values[op.inputs[1]].shape
+            yield Gemm(rows, columns, split)
+
+
+def _attention_cores(graph: ModuleGraph) -> Iterator[AttentionCore]:
+    for op in graph.computing:
+        if op.op == ATTENTION:
+            q, k = graph.shapes(op.inputs[:2])
+            causal = bool(op.argument("is_causal", False))
+            yield AttentionCore(q[-3], k[-3], q[-1], causal)

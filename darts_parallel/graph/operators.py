@@ -1,14 +1,18 @@
 """Operators and values of a captured module, without torch's graph around them."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "output", "relay"
 """Operators that are none of torch's: where values come from and go to, and a copy that may change layout."""
 SOURCES = (PARAMETER, CONSTANT, INPUT)
+GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
+"""Products of sorted rows with the weights of their own experts."""
+ATTENTION = "scaled_dot_product_attention"
 
 
 def kinds(names: str) -> frozenset[str]:
@@ -32,9 +36,13 @@ class GraphValue:
         """Number of elements."""
         return prod(self.shape)
 
+    def width(self, width: int) -> int:
+        """Return the bytes of an element, where a floating one has `width`."""
+        return width if self.floating else self.itemsize
+
     def bytes(self, width: int) -> float:
         """Return the bytes of the whole tensor, with `width` bytes a floating element."""
-        return float(self.elements * (width if self.floating else self.itemsize))
+        return float(self.elements * self.width(width))
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,29 @@ class GraphOperator:
     node: Any = field(default=None, hash=False, compare=False)
     """The call in torch's graph."""
 
+    @property
+    def owner(self) -> str:
+        """Path of the module that called an operator, or that has a parameter."""
+        return self.target.rpartition(".")[0] if self.op == PARAMETER else self.module
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Inputs, then outputs."""
+        return self.inputs + self.outputs
+
     def argument(self, name: str, default: Any = None) -> Any:
         """Return a plain argument; a list without torch's own types."""
         value = self.arguments.get(name, default)
         return list(value) if isinstance(value, (list, tuple)) else value
+
+
+class FirstTensor(NamedTuple):
+    """How a module is given its first tensor."""
+
+    name: str
+    """Empty for a positional one."""
+    positional: int
+    """Number of positional arguments."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +95,19 @@ class ModuleGraph:
 
     operators: tuple[GraphOperator, ...]
     values: dict[str, GraphValue]
-    calls: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """How modules get their first tensor, by path: its name, empty for a positional one, and the number of
-    positional arguments."""
+    calls: dict[str, FirstTensor] = field(default_factory=dict)
+    """Calls of modules by their path."""
     seconds: float = 0.0
     """Seconds that the capture took."""
 
     @cached_property
     def producers(self) -> dict[str, tuple[GraphOperator, int]]:
         """Operator and output index of every value."""
-        return {name: (op, k) for op in self.operators for k, name in enumerate(op.outputs)}
+        found = {}
+        for op in self.operators:
+            for k, name in enumerate(op.outputs):
+                found[name] = op, k
+        return found
 
     @cached_property
     def consumers(self) -> dict[str, list[tuple[GraphOperator, int]]]:
@@ -88,7 +118,19 @@ class ModuleGraph:
                 found[name].append((op, k))
         return found
 
-    def shapes(self, names: tuple[str, ...]) -> list[tuple[int, ...]]:
+    def maker(self, name: str) -> GraphOperator:
+        """Return the operator that makes a value."""
+        return self.producers[name][0]
+
+    def is_parameter(self, name: str) -> bool:
+        """Return whether a value is a parameter of the module."""
+        return self.maker(name).op == PARAMETER
+
+    def gradients(self, names: Iterable[str]) -> int:
+        """Return how many of some values have a gradient."""
+        return sum(self.values[name].needs_grad for name in names)
+
+    def shapes(self, names: Iterable[str]) -> list[tuple[int, ...]]:
         """Return the shapes of values."""
         return [self.values[name].shape for name in names]
 

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from darts_parallel.config import require_member
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.errors import ConfigError
-from darts_parallel.graph._layouts import DeviceMeshSpec, State, Step, forward_state, gradient_state
+from darts_parallel.graph._choices import OperatorChoice
+from darts_parallel.graph._mesh import DeviceMeshSpec, Step
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
-from darts_parallel.graph._rules import SLICED, is_known
-from darts_parallel.graph._space import GraphSpace, OperatorChoice
-from darts_parallel.graph.capture import capture_module
+from darts_parallel.graph._rules import is_known
+from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph._states import SLICED, State, forward_state, gradient_state
+from darts_parallel.graph.capture import Keywords, capture_module
 from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
 from darts_parallel.problem import Cluster
@@ -44,9 +46,16 @@ class PlannedCollective:
 
     def entry(self) -> dict[str, Any]:
         """Return the collective as `graph.json` lists it."""
-        about = {"of": self.of, "pass": self.when, "axis": self.step.axis, "seconds": self.seconds}
-        about |= {"again": True} if self.again else {}
-        return {"name": self.name, "kind": self.step.kind, "bytes": self.step.bytes, **about}
+        found = {
+            "name": self.name,
+            "kind": self.step.kind,
+            "bytes": self.step.bytes,
+            "of": self.of,
+            "pass": self.when,
+            "axis": self.step.axis,
+            "seconds": self.seconds,
+        }
+        return found | {"again": True} if self.again else found
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,8 @@ class GraphPlan:
     def demands(self, name: str) -> list[State]:
         """Return the distinct states that the consumers of a value want."""
         users = self.space.graph.consumers[name]
-        return list(dict.fromkeys(self.choice(op).inputs[slot] for op, slot in users))
+        states = [self.choice(op).inputs[slot] for op, slot in users]
+        return list(dict.fromkeys(states))
 
     def produced(self, name: str) -> State:
         """Return the state that a value's producer makes."""
@@ -83,50 +93,62 @@ class GraphPlan:
 
     def merged(self, op: GraphOperator) -> list[GraphOperator]:
         """Return the linear operators that are one product with this one, in order; it may be apart."""
-        space, groups = self.space, self.choice(op).merged
-        if self.choice(op).chained:
-            first = (
-                op
-                if space.group_of[op.name] == groups[0]
-                else space.graph.producers[op.inputs[0]][0]
-            )
-            return [first, space.graph.consumers[first.outputs[0]][0][0]]
-        readers = [one for one, _ in space.graph.consumers[op.inputs[0]]] if groups else []
-        return [one for one in readers if space.group_of[one.name] in groups]
+        graph, group_of = self.space.graph, self.space.group_of
+        choice = self.choice(op)
+        if not choice.merged:
+            return []
+        if not choice.chained:
+            readers = [one for one, _ in graph.consumers[op.inputs[0]]]
+            return [one for one in readers if group_of[one.name] in choice.merged]
+        first = op
+        if group_of[op.name] != choice.merged[0]:
+            first = graph.maker(op.inputs[0])
+        second, _ = graph.consumers[first.outputs[0]][0]
+        return [first, second]
 
     def readers(self, op: GraphOperator) -> list[GraphOperator]:
         """Return the linear operators that gather one input again with this one, in order; may be none."""
-        state = (self.choice(op).inputs or ((),))[0]
-        users = self.space.graph.consumers[op.inputs[0]] if SLICED in state else []
-        return [one for one, slot in users if slot == 0 and self.choice(one).inputs[0] == state]
+        states = self.choice(op).inputs
+        if not states or SLICED not in states[0]:
+            return []
+        users = self.space.graph.consumers[op.inputs[0]]
+        found = []
+        for one, slot in users:
+            if slot == 0 and self.choice(one).inputs[0] == states[0]:
+                found.append(one)
+        return found
 
     def _moves(self) -> Iterator[PlannedCollective]:
+        """Yield the collectives between operators."""
         graph, mesh = self.space.graph, self.space.mesh
         for name in graph.consumers:
-            value, made = graph.values[name], self.produced(name)
-            size, wanted = value.bytes(self.space.width), self.demands(name)
-            of = PARAMETER if graph.producers[name][0].op == PARAMETER else "activation"
-            moves = [
-                (FORWARD, forward_state(made), f) for f in dict.fromkeys(map(forward_state, wanted))
-            ]
-            if value.needs_grad:
-                gradients = dict.fromkeys(map(gradient_state, wanted))
-                moves += [(BACKWARD, g, gradient_state(made)) for g in gradients]
-            moves += [
-                (BACKWARD, state, forward_state(state)) for state in wanted if SLICED in state
-            ]
-            for when, source, target in moves:
+            size = graph.values[name].bytes(self.space.width)
+            of = PARAMETER if graph.is_parameter(name) else "activation"
+            for when, source, target in self._paths(name):
                 for step in mesh.steps(source, target, size):
                     yield PlannedCollective(
                         name, step, of, when, mesh.seconds(step), SLICED in source
                     )
 
+    def _paths(self, name: str) -> Iterator[tuple[str, State, State]]:
+        """Yield how a value and its gradient move: pass, old and new placements."""
+        made = self.produced(name)
+        wanted = self.demands(name)
+        for target in dict.fromkeys(map(forward_state, wanted)):
+            yield FORWARD, forward_state(made), target
+        if self.space.graph.values[name].needs_grad:
+            for source in dict.fromkeys(map(gradient_state, wanted)):
+                yield BACKWARD, source, gradient_state(made)
+        for state in wanted:
+            if SLICED in state:
+                yield BACKWARD, state, forward_state(state)
+
     def _inner(self) -> Iterator[PlannedCollective]:
+        """Yield the collectives inside operators."""
+        mesh = self.space.mesh
         for op in self.space.graph.operators:
-            for when, step in self.choice(op).inner:
-                yield PlannedCollective(
-                    op.name, step, "activation", when, self.space.mesh.seconds(step)
-                )
+            for step in self.choice(op).inner:
+                yield PlannedCollective(op.name, step, "activation", FORWARD, mesh.seconds(step))
 
 
 @dataclass(frozen=True)
@@ -157,33 +179,63 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
         ConfigError: more than two axes, an axis of one rank, or more ranks than GPUs.
     """
     chosen = ranks or (cluster.groups[0].gpus,)
+    given = f"mesh={list(chosen)}"
     for size in chosen:
         if isinstance(size, bool) or not isinstance(size, int) or size < 2:
-            raise ConfigError(
-                f"mesh={list(chosen)}: the axis {size} must have two ranks or more; try [2]."
-            )
+            raise ConfigError(f"{given}: the axis {size} must have two ranks or more; try [2].")
     if len(chosen) > 2:
-        raise ConfigError(f"mesh={list(chosen)} must have one or two axes; try {list(chosen[:2])}.")
-    if prod(chosen) > cluster.num_devices:
+        raise ConfigError(f"{given} must have one or two axes; try {list(chosen[:2])}.")
+    gpus = cluster.num_devices
+    if prod(chosen) > gpus:
         raise ConfigError(
-            f"mesh={list(chosen)} has {prod(chosen)} ranks and cluster={cluster.name} has "
-            f"{cluster.num_devices} GPUs; try [{cluster.num_devices}]."
+            f"{given} has {prod(chosen)} ranks and cluster={cluster.name} has {gpus} GPUs; try [{gpus}]."
         )
     return DeviceMeshSpec(tuple(chosen), cluster)
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What a plan may do, and how it is searched."""
+
+    precision: str = "bf16"
+    """`bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors."""
+    memory: float | None = None
+    """GiB of a rank for parameters, their optimizer states and kept activations; None: any."""
+    ends: str = "replicated"
+    """`replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split."""
+    time_limit: float = 60.0
+    """Seconds for each of the two programmes."""
+    descent: DescentOptions | None = None
+    """How to search by gradient descent; None leaves it out."""
+    bits: tuple[int, ...] = (LOSSLESS,)
+    """Bits that sums may be reduced with, forward."""
+    merge: bool = False
+    """Linear operators of one input, or two that follow each other, may be one product."""
+    sliced: bool | None = None
+    """Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may."""
+
+    def space(self, graph: ModuleGraph, mesh: DeviceMeshSpec) -> GraphSpace:
+        """Return the choices of a graph on a mesh."""
+        require_member("precision", self.precision, tuple(WIDTHS))
+        require_member("ends", self.ends, ENDS)
+        width = WIDTHS[self.precision]
+        memory = None if self.memory is None else self.memory * GIB
+        return GraphSpace(graph, mesh, width, memory, self.ends, self.bits, self.merge, self.sliced)
 
 
 def plan_module(
     module: nn.Module,
     inputs: list[Tensor],
     mesh: DeviceMeshSpec,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: Keywords | None = None,
     **options: Any,
 ) -> PlannedGraph:
     """Plan a module operator by operator.
 
     Args:
-        module: Any module that `torch.export` captures; nothing is computed where it is on the meta device.
+        module: Any module that `torch.export` captures; on the meta device nothing is computed.
         mesh: One or two axes of ranks, and their links (`make_mesh`).
+        options: Fields of `GraphOptions`.
 
     Errors:
         UnsupportedError: the module does not export.
@@ -192,37 +244,12 @@ def plan_module(
     return plan_graph(capture_module(module, inputs, kwargs), mesh, **options)
 
 
-def plan_graph(
-    graph: ModuleGraph,
-    mesh: DeviceMeshSpec,
-    *,
-    precision: str = "bf16",
-    memory: float | None = None,
-    ends: str = "replicated",
-    time_limit: float = 60.0,
-    descent: DescentOptions | None = None,
-    bits: tuple[int, ...] = (LOSSLESS,),
-    merge: bool = False,
-    sliced: bool | None = None,
-) -> PlannedGraph:
-    """Plan a captured module.
-
-    Args:
-        precision: `bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors.
-        memory: GiB of a rank for parameters, their optimizer states and kept activations; None: any.
-        ends: `replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split.
-        time_limit: Seconds for each of the two programmes.
-        descent: How to search by gradient descent; None leaves it out.
-        bits: Bits that sums may be reduced with, forward.
-        merge: Linear operators of one input, or two that follow each other, may be one product.
-        sliced: Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may.
-    """
+def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> PlannedGraph:
+    """Plan a captured module; `options` are fields of `GraphOptions`."""
     began = time.perf_counter()
-    require_member("precision", precision, tuple(WIDTHS))
-    require_member("ends", ends, ENDS)
-    most = None if memory is None else memory * GIB
-    space = GraphSpace(graph, mesh, WIDTHS[precision], most, ends, bits, merge, sliced)
-    answer = GraphProgramme(space).solve(time_limit)
-    searched = None if descent is None else descend(space, descent)
+    chosen = GraphOptions(**options)
+    space = chosen.space(graph, mesh)
+    answer = GraphProgramme(space).solve(chosen.time_limit)
+    searched = None if chosen.descent is None else descend(space, chosen.descent)
     plan = GraphPlan(space, answer.assignment)
     return PlannedGraph(plan, answer, searched, time.perf_counter() - began + graph.seconds)

@@ -4,11 +4,17 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
-from darts_parallel.graph._rules import SLICED, VARYING
+from darts_parallel.graph._programme import ProgrammeAnswer
+from darts_parallel.graph._states import SLICED, VARYING
+from darts_parallel.graph.descent import DescentAnswer
 from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator
 from darts_parallel.graph.plan import GraphPlan, PlannedGraph
 
 MIB = 2.0**20
+MILLI = 1e3
+PERCENT = 100.0
+LISTED = 12
+"""Operators that the report lists: those with most seconds."""
 DESCENT = {
     "raw_s": "seconds",
     "rounded_s": "rounded_seconds",
@@ -17,6 +23,8 @@ DESCENT = {
 }
 """Names in `graph.json` of the fields of `DescentAnswer`."""
 SPELLED = {"R": "Replicate", VARYING: "Replicate", SLICED: "Replicate", "P": "Partial"}
+STYLES = {"columns": "colwise", "inner": "rowwise"}
+"""Words of transformers for what a linear layer splits."""
 
 
 def spelled(state: str) -> str:
@@ -24,66 +32,80 @@ def spelled(state: str) -> str:
     return SPELLED.get(state) or f"Shard({state[1:]})"
 
 
-def claim(planned: PlannedGraph) -> str:
+def claim(programme: ProgrammeAnswer) -> str:
     """Say in one sentence what is proven of the written plan."""
-    programme = planned.programme
     if programme.proven:
-        kind = (
-            "the linear relaxation is whole"
-            if programme.tight
-            else "the integer programme is solved"
-        )
+        kind = "the integer programme is solved"
+        if programme.tight:
+            kind = "the linear relaxation is whole"
         return f"no plan of the space is faster ({kind})"
-    gap = programme.seconds / programme.lp_seconds - 1.0 if programme.lp_seconds else float("inf")
-    return f"at most {100.0 * gap:.2f} % above the linear relaxation (the integer programme ran out of time)"
+    gap = float("inf")
+    if programme.lp_seconds:
+        gap = programme.seconds / programme.lp_seconds - 1.0
+    return (
+        f"at most {PERCENT * gap:.2f} % above the linear relaxation "
+        "(the integer programme ran out of time)"
+    )
 
 
 def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict[str, Any]:
     """Return the content of `graph.json`."""
-    plan, programme, descent = planned.plan, planned.programme, planned.descent
-    operators = [_operator(plan, op) for op in planned.graph.operators]
-    found = {key: getattr(descent, name, None) for key, name in DESCENT.items()}
-    return {
+    plan = planned.plan
+    found: dict[str, Any] = {
         "mesh": list(plan.space.mesh.ranks),
         "cluster": plan.space.mesh.cluster.name,
-        "operators": operators,
-        "collectives": [one.entry() for one in plan.collectives],
-        **found,
-        "improved_s": plan.seconds,
+    }
+    found["operators"] = [_operator(plan, op) for op in planned.graph.operators]
+    found["collectives"] = [one.entry() for one in plan.collectives]
+    for key, name in DESCENT.items():
+        found[key] = getattr(planned.descent, name, None)
+    found |= _proof(planned)
+    found |= _counts(planned)
+    found["plan"] = summary(plan)
+    found["template"] = None if template is None else summary(template)
+    found["tp_plan"] = tensor_parallel_plan(planned)
+    return found
+
+
+def _proof(planned: PlannedGraph) -> dict[str, Any]:
+    """Return the results of the programme as `graph.json` lists them."""
+    programme = planned.programme
+    return {
+        "improved_s": planned.plan.seconds,
         "lp_s": programme.lp_seconds,
-        "claim": claim(planned),
+        "claim": claim(programme),
         "proven": programme.proven,
-        "unknown_operators": sorted({op.op for op in planned.unknown}),
-        "unknown_count": len(planned.unknown),
-        "computing_operators": len(planned.graph.computing),
-        "choice_groups": len(plan.space.groups),
-        "plan": summary(plan),
-        "template": None if template is None else summary(template),
-        "tp_plan": tensor_parallel_plan(planned),
-        "capture_s": planned.graph.seconds,
         "programme_s": programme.solve_seconds,
+    }
+
+
+def _counts(planned: PlannedGraph) -> dict[str, Any]:
+    """Return sizes of the search as `graph.json` lists them."""
+    graph = planned.graph
+    unknown = sorted({op.op for op in planned.unknown})
+    return {
+        "unknown_operators": unknown,
+        "unknown_count": len(planned.unknown),
+        "computing_operators": len(graph.computing),
+        "choice_groups": len(planned.plan.space.groups),
+        "capture_s": graph.seconds,
     }
 
 
 def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
     """Return an operator as `graph.json` lists it."""
-    choice, shape = plan.choice(op), plan.space.graph.values[(op.outputs + op.inputs)[0]].shape
-    inputs, outputs = (
-        [list(map(spelled, s)) for s in states] for states in (choice.inputs, choice.outputs)
-    )
-    return {
-        "name": op.name,
-        "op": op.op,
-        "module": op.module,
-        "target": op.target,
-        "shape": list(shape),
-        "split": list(choice.labels),
-        "merged": [one.name for one in plan.merged(op)],
-        "inputs": inputs,
-        "weights_first": bool(choice.chained),
-        "outputs": outputs,
-        "seconds": choice.seconds,
-    }
+    choice = plan.choice(op)
+    names = ("name", "op", "module", "target")
+    found: dict[str, Any] = {name: getattr(op, name) for name in names}
+    value = plan.space.graph.values[(op.outputs + op.inputs)[0]]
+    found["shape"] = list(value.shape)
+    found["split"] = list(choice.labels)
+    found["merged"] = [one.name for one in plan.merged(op)]
+    found["inputs"] = [list(map(spelled, state)) for state in choice.inputs]
+    found["weights_first"] = bool(choice.chained)
+    found["outputs"] = [list(map(spelled, state)) for state in choice.outputs]
+    found["seconds"] = choice.seconds
+    return found
 
 
 def summary(plan: GraphPlan) -> dict[str, float]:
@@ -94,80 +116,103 @@ def summary(plan: GraphPlan) -> dict[str, float]:
 
 def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> list[str]:
     """Return the report: what was captured, what splits, what communicates, what is proven."""
-    plan, programme, descent = planned.plan, planned.programme, planned.descent
-    graph, mesh, computing = planned.graph, plan.space.mesh, planned.graph.computing
-    lines = [
-        f"captured: {len(computing)} operators of {len({op.op for op in computing})} kinds in "
-        f"{graph.seconds:.1f} s; {len(plan.space.groups)} choices on a mesh of "
-        f"{' x '.join(map(str, mesh.ranks))} ({mesh.cluster.name})"
-    ]
+    plan = planned.plan
+    lines = [_capture_line(planned)]
     if unknown := Counter(op.op for op in planned.unknown).most_common():
         names = ", ".join(f"{name} ({count})" for name, count in unknown)
-        lines.append(f"replicated, since they have no rule: {names}")
-    lines += [*_split_lines(plan), *_merged_lines(plan), *_collective_lines(plan)]
-    lines.append(
-        f"improved: {1e3 * plan.seconds:.4f} ms a step, forward and backward; linear programme: "
-        f"{1e3 * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
-        f"{programme.solve_seconds:.1f} s); {claim(planned)}"
-    )
+        lines.append(f"not split (operator not supported): {names}")
+    lines += _split_lines(plan)
+    lines += _merged_lines(plan)
+    lines += _collective_lines(plan)
+    lines.append(_plan_line(planned))
     if template is not None:
-        known, own = summary(template), summary(plan)
-        lines.append(
-            f"Megatron's template: {1e3 * known['seconds']:.4f} ms, {known['collectives']} collectives of "
-            f"{known['bytes'] / MIB:.2f} MiB, where this plan has {own['collectives']} of "
-            f"{own['bytes'] / MIB:.2f} MiB"
-        )
-    if descent is not None:
-        above, rounded = (
-            100.0 * (one / plan.seconds - 1.0) for one in (descent.seconds, descent.rounded_seconds)
-        )
-        fits = "" if descent.fits else ", over the memory"
-        lines.append(
-            f"raw: {1e3 * descent.seconds:.4f} ms, {above:.2f} % above ({rounded:.2f} % before coordinate "
-            f"descent{fits}), in {descent.search_seconds:.1f} s"
-        )
+        lines.append(_template_line(plan, template))
+    if planned.descent is not None:
+        lines.append(_descent_line(plan, planned.descent))
     return lines
+
+
+def _capture_line(planned: PlannedGraph) -> str:
+    mesh = planned.plan.space.mesh
+    computing = planned.graph.computing
+    kinds = {op.op for op in computing}
+    ranks = " x ".join(map(str, mesh.ranks))
+    return (
+        f"captured: {len(computing)} operators of {len(kinds)} kinds in {planned.graph.seconds:.1f} s; "
+        f"{len(planned.plan.space.groups)} choices on a mesh of {ranks} ({mesh.cluster.name})"
+    )
+
+
+def _plan_line(planned: PlannedGraph) -> str:
+    programme = planned.programme
+    return (
+        f"improved: {MILLI * planned.plan.seconds:.4f} ms a step, forward and backward; linear "
+        f"programme: {MILLI * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
+        f"{programme.solve_seconds:.1f} s); {claim(programme)}"
+    )
+
+
+def _template_line(plan: GraphPlan, template: GraphPlan) -> str:
+    known = summary(template)
+    own = summary(plan)
+    sizes = []
+    for one in (known, own):
+        sizes.append(f"{one['collectives']} collectives of {one['bytes'] / MIB:.2f} MiB")
+    seconds = f"{MILLI * known['seconds']:.4f} ms"
+    return f"Megatron's template: {seconds}, {sizes[0]}, where this plan has {sizes[1]}"
+
+
+def _descent_line(plan: GraphPlan, descent: DescentAnswer) -> str:
+    above = PERCENT * (descent.seconds / plan.seconds - 1.0)
+    rounded = PERCENT * (descent.rounded_seconds / plan.seconds - 1.0)
+    fits = "" if descent.fits else ", over the memory"
+    return (
+        f"raw: {MILLI * descent.seconds:.4f} ms, {above:.2f} % above ({rounded:.2f} % before "
+        f"coordinate descent{fits}), in {descent.search_seconds:.1f} s"
+    )
 
 
 def _split_lines(plan: GraphPlan) -> list[str]:
     """List what the operators with most seconds split, equal ones of repeated blocks in one line."""
-    costs = (
-        float(seconds[k]) for k, seconds in zip(plan.assignment, plan.space.seconds, strict=True)
-    )
-    groups = zip(costs, (group.operators for group in plan.space.groups), strict=True)
-    rows = [(own, ops) for own, ops in groups if ops[0].op not in (*SOURCES, OUTPUT, RELAY)]
-    total, lines = sum(own for own, _ in rows) or 1.0, []
-    for seconds, (op, *others) in sorted(rows, key=lambda row: -row[0])[:12]:
-        times, splits = f" x {1 + len(others)}" if others else "", ", ".join(plan.choice(op).labels)
-        lines.append(
-            f"  {100.0 * seconds / total:5.1f} % {op.op}{times} ({op.module or op.name}): splits {splits}"
-        )
+    rows = []
+    for number, group in enumerate(plan.space.groups):
+        if group.operators[0].op not in (*SOURCES, OUTPUT, RELAY):
+            seconds = plan.space.seconds[number][plan.assignment[number]]
+            rows.append((float(seconds), group.operators))
+    total = sum(seconds for seconds, _ in rows) or 1.0
+    rows.sort(key=lambda row: -row[0])
+    lines = []
+    for seconds, operators in rows[:LISTED]:
+        op = operators[0]
+        times = f" x {len(operators)}" if len(operators) > 1 else ""
+        splits = ", ".join(plan.choice(op).labels)
+        share = PERCENT * seconds / total
+        lines.append(f"  {share:5.1f} % {op.op}{times} ({op.module or op.name}): splits {splits}")
     return lines
 
 
 def _merged_lines(plan: GraphPlan) -> list[str]:
     """List the linear operators that are one product, equal ones of repeated blocks in one line."""
     found = set()
-    for op in (group.operators[0] for group in plan.space.groups):
-        kind = "weights first" if plan.choice(op).chained else "one product"
-        if ops := plan.merged(op):
-            found.add(f"{kind}: {', '.join(one.module or one.name for one in ops)}")
-    return sorted(found, key=lambda line: line.partition(": ")[::2])
+    for group in plan.space.groups:
+        op = group.operators[0]
+        if together := plan.merged(op):
+            kind = "weights first" if plan.choice(op).chained else "one product"
+            names = ", ".join(one.module or one.name for one in together)
+            found.add((kind, names))
+    return [f"{kind}: {names}" for kind, names in sorted(found)]
 
 
 def _collective_lines(plan: GraphPlan) -> list[str]:
-    """Sum the collectives by pass, kind and what they carry."""
+    """Sum the collectives by pass, kind and content."""
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for one in plan.collectives:
-        sums[one.when, one.step.kind, one.of].append(one.step.bytes)
-    return [
-        f"{when}: {len(sizes)} x {kind} of {of}s, {sum(sizes) / MIB:.2f} MiB"
-        for (when, kind, of), sizes in sorted(sums.items(), reverse=True)
-    ] or ["collectives: none"]
-
-
-STYLES = {"columns": "colwise", "inner": "rowwise"}
-"""Words of transformers for what a linear layer splits."""
+        key = one.when, one.step.kind, one.of
+        sums[key].append(one.step.bytes)
+    lines = []
+    for (when, kind, of), sizes in sorted(sums.items(), reverse=True):
+        lines.append(f"{when}: {len(sizes)} x {kind} of {of}s, {sum(sizes) / MIB:.2f} MiB")
+    return lines or ["collectives: none"]
 
 
 def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
@@ -175,8 +220,12 @@ def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
 
     Indices of repeated layers are `*`; layers whose copies differ keep theirs.
     """
-    linear = [op for op in planned.graph.computing if op.op == "linear" and op.module]
-    return merged({op.module: STYLES.get(planned.plan.choice(op).labels[-1], "") for op in linear})
+    styles = {}
+    for op in planned.graph.computing:
+        if op.op == "linear" and op.module:
+            label = planned.plan.choice(op).labels[-1]
+            styles[op.module] = STYLES.get(label, "")
+    return merged(styles)
 
 
 def merged(by_module: dict[str, str]) -> dict[str, str]:
@@ -186,6 +235,7 @@ def merged(by_module: dict[str, str]) -> dict[str, str]:
         styles[re.sub(r"(?<![^.])\d+(?![^.])", "*", module)][module] = style
     found: dict[str, str] = {}
     for pattern, modules in styles.items():
-        alike = set(modules.values())
-        found |= dict.fromkeys([pattern], *alike) if len(alike) == 1 else modules
+        if len(set(modules.values())) == 1:
+            modules = {pattern: next(iter(modules.values()))}
+        found |= modules
     return {name: style for name, style in found.items() if style}

@@ -1,16 +1,24 @@
 """The plan as a readable Python file: `parallelize_module` with torch's styles, where these say it."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from darts_parallel.graph._layouts import State, forward_state
+from darts_parallel.graph._states import State, forward_state
 from darts_parallel.graph.execute import operators_script
-from darts_parallel.graph.operators import INPUT, OUTPUT, PARAMETER, RELAY, GraphOperator
+from darts_parallel.graph.operators import (
+    INPUT,
+    OUTPUT,
+    PARAMETER,
+    RELAY,
+    FirstTensor,
+    GraphOperator,
+)
 from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.report import merged, spelled
 
 COLWISE, ROWWISE = "ColwiseParallel", "RowwiseParallel"
+WHOLE = "Replicate()"
 STYLES = {
     ("linear", "columns"): COLWISE,
     ("linear", "inner"): ROWWISE,
@@ -43,123 +51,183 @@ def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 '''
 
 
+@dataclass
+class Styles:
+    """Styles by module, and the collectives that they bring."""
+
+    by_module: dict[str, str] = field(default_factory=dict)
+    moves: int = 0
+
+    def add(self, paths: Sequence[str], style: str, moves: int = 0) -> None:
+        """Give modules a style that brings some collectives."""
+        self.by_module |= dict.fromkeys(paths, style)
+        self.moves += moves
+
+
 def plan_script(plan: GraphPlan) -> str:
     """Return the text of a Python file that runs a plan: with torch's styles, or operator by operator.
 
     Styles serve one axis, where they bring the plan's collectives and no others; the module's own code then
     sees the shapes of a rank's parts.
     """
-    sliced = any(one.again for one in plan.collectives)
-    if (
-        sliced
-        or len(plan.space.mesh.ranks) > 1
-        or any(map(plan.merged, plan.space.graph.operators))
-    ):
+    if not _may_have_styles(plan):
         return operators_script(plan)
-    styles, readers, moves = _products(plan)
     norms = _norms(plan)
-    for name, paths in readers.items():
-        more, moved = _columns(plan, name, paths, norms)
-        styles, moves = styles | more, moves + moved
-    ends, ended = _ends(plan)
+    styles = Styles()
+    _add_reduced(plan, styles)
+    for name, paths in _column_readers(plan).items():
+        _add_columns(plan, styles, name, paths, norms)
+    first = _first_input(plan)
+    last = _last_output(plan)
     # gradients of norms on shards are summed when they are read, not in the backward pass
-    late = {
-        op.name
-        for op in plan.space.graph.operators
-        if op.op == PARAMETER and op.target.rpartition(".")[0] in norms
-    }
-    if moves + ended != sum(one.name not in late for one in plan.collectives):
+    late = {op.name for op in _of_kind(plan, PARAMETER) if op.owner in norms}
+    listed = sum(one.name not in late for one in plan.collectives)
+    if styles.moves + first.moves + last.moves != listed:
         return operators_script(plan)
-    entries = "".join(
-        f'    "{path}": {style},\n' for path, style in sorted(merged(styles | norms).items())
-    )
-    return FILE.format(ranks=plan.space.mesh.ranks[-1], entries=entries, ends=", ".join(ends))
+    entries = ""
+    for path, style in sorted(merged(styles.by_module | norms).items()):
+        entries += f'    "{path}": {style},\n'
+    ends = ", ".join([*first.by_module.values(), *last.by_module.values()])
+    ranks = plan.space.mesh.ranks[-1]
+    return FILE.format(ranks=ranks, entries=entries, ends=ends)
 
 
-def _products(plan: GraphPlan) -> tuple[dict[str, str], dict[str, list[str]], int]:
-    """Return the styles of reduced products, the modules that split columns by what they read, and moves."""
-    styles, readers, moves = dict[str, str](), defaultdict[str, list[str]](list), 0
+def _may_have_styles(plan: GraphPlan) -> bool:
+    """Return whether a plan has one axis, no merged products and no slices that are gathered again."""
+    sliced = any(one.again for one in plan.collectives)
+    joined = any(plan.merged(op) for op in plan.space.graph.operators)
+    return len(plan.space.mesh.ranks) == 1 and not sliced and not joined
+
+
+def _style(plan: GraphPlan, op: GraphOperator) -> str:
+    """Return the style of a module's weight operator; it may be empty."""
+    key = op.op, plan.choice(op).labels[-1]
+    return STYLES.get(key, "") if op.module else ""
+
+
+def _add_reduced(plan: GraphPlan, styles: Styles) -> None:
+    """Add the styles of products that sum over ranks; other products get an empty one."""
     for op in plan.space.graph.computing:
-        style = STYLES.get((op.op, plan.choice(op).labels[-1]))
         if op.module and op.op in ("linear", "embedding"):
-            styles[op.module] = ""
-        if op.module and style == COLWISE:
-            readers[op.inputs[0]].append(op.module)
-        elif op.module and style == ROWWISE:
+            styles.add([op.module], "")
+        if _style(plan, op) == ROWWISE:
             out = _place(plan.demands(op.outputs[0]))
-            whole = "input_layouts=Replicate(), " if op.op == "embedding" else ""
-            styles[op.module] = f"tp.{ROWWISE}({whole}output_layouts={out})"
-            moves += 2 if out.startswith("Shard") else 1
-    return styles, readers, moves
+            given = f"input_layouts={WHOLE}, " if op.op == "embedding" else ""
+            style = f"tp.{ROWWISE}({given}output_layouts={out})"
+            styles.add([op.module], style, 1 if out == WHOLE else 2)
 
 
-def _columns(
-    plan: GraphPlan, name: str, paths: list[str], norms: Collection[str]
-) -> tuple[dict[str, str], int]:
-    """Return the styles of the modules that read a value and split columns, and their collectives."""
+def _column_readers(plan: GraphPlan) -> Mapping[str, list[str]]:
+    """Return the modules that split columns, by the value that they read."""
+    readers = defaultdict[str, list[str]](list)
+    for op in plan.space.graph.computing:
+        if _style(plan, op) == COLWISE:
+            readers[op.inputs[0]].append(op.module)
+    return readers
+
+
+def _add_columns(
+    plan: GraphPlan, styles: Styles, name: str, paths: list[str], norms: Mapping[str, str]
+) -> None:
+    """Add the styles of the modules that read a value and split columns."""
     graph = plan.space.graph
-    maker, alone = graph.producers[name][0], len(paths) == len(graph.consumers[name])
-    place = _place([plan.produced(name)])
-    if maker.op == RELAY and alone:  # nobody else sees the copy
-        place = _place([plan.produced(maker.inputs[0])])
-    each = 2 if place.startswith("Shard") else 1
-    levels = zip(*(path.split(".")[:-1] for path in paths), strict=False)
-    around = ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
-    plain = dict.fromkeys(paths, f"tp.{COLWISE}()")
-    if len(paths) > 1 and around in graph.calls and not _inside(maker.module, around):
-        return plain | {around: _prepared(graph.calls[around], place, "Replicate()")}, each
-    own = maker.module not in ("", *norms) and not any(
-        _inside(path, maker.module) for path in paths
-    )
-    if len(paths) > 1 and alone and own and each == 1:
+    maker = graph.maker(name)
+    alone = len(paths) == len(graph.consumers[name])
+    read = maker.inputs[0] if maker.op == RELAY and alone else name  # nobody else sees the copy
+    place = _place([plan.produced(read)])
+    each = 1 if place == WHOLE else 2
+    around = _common_module(paths)
+    several = len(paths) > 1
+    own_module = maker.module not in ("", *norms)
+    inside = any(_inside(path, maker.module) for path in paths)
+    if several and around in graph.calls and not _inside(maker.module, around):
+        styles.add(paths, f"tp.{COLWISE}()")
+        style = _prepared(graph.calls[around], place, WHOLE)
+        styles.add([around], style, each)
+    elif several and alone and each == 1 and own_module and not inside:
         # readers of one DTensor sum their gradients before these are reduced
+        styles.add(paths, f"tp.{COLWISE}()")
         layouts = f"output_layouts={place}, desired_output_layouts={place}, use_local_output=False"
-        return plain | {maker.module: f"tp.PrepareModuleOutput({layouts})"}, each
-    return dict.fromkeys(paths, f"tp.{COLWISE}(input_layouts={place})"), each * len(paths)
+        styles.add([maker.module], f"tp.PrepareModuleOutput({layouts})", each)
+    else:
+        styles.add(paths, f"tp.{COLWISE}(input_layouts={place})", each * len(paths))
+
+
+def _common_module(paths: Sequence[str]) -> str:
+    """Return the path of the innermost module around others."""
+    parents = [path.split(".")[:-1] for path in paths]
+    found = []
+    for names in zip(*parents, strict=False):
+        if len(set(names)) > 1:
+            break
+        found.append(names[0])
+    return ".".join(found)
 
 
 def _norms(plan: GraphPlan) -> dict[str, str]:
     """Return the styles of modules with weights that work on shards of a dimension behind the first."""
-    graph, parts = plan.space.graph, defaultdict[str, list[GraphOperator]](list)
-    owners = {op.target.rpartition(".")[0] for op in graph.operators if op.op == PARAMETER}
+    graph = plan.space.graph
+    owners = {op.owner for op in _of_kind(plan, PARAMETER)}
+    parts = defaultdict[str, list[GraphOperator]](list)
     for op in graph.computing:
-        if op.module in owners and any(graph.values[name].needs_grad for name in op.outputs):
+        if op.module in owners and graph.gradients(op.outputs):
             parts[op.module].append(op)
     found = {}
     for path, ops in parts.items():
-        (label, *others) = {plan.choice(op).labels[-1] for op in ops}
-        ends = {plan.choice(ops[0]).inputs[0][-1], plan.choice(ops[-1]).outputs[0][-1]}
-        if not others and label != "d0" and ends == {label.replace("d", "S")}:
+        label, *others = {plan.choice(op).labels[-1] for op in ops}
+        given = plan.choice(ops[0]).inputs[0][-1]
+        made = plan.choice(ops[-1]).outputs[0][-1]
+        if not others and label != "d0" and given == made == label.replace("d", "S"):
             found[path] = f"tp.SequenceParallel(sequence_dim={label[1:]}, use_local_output=True)"
     return found
 
 
-def _ends(plan: GraphPlan) -> tuple[list[str], int]:
-    """Return the styles that split the first input and join the one output, and their collectives."""
-    graph, styles, moves = plan.space.graph, list[str](), 0
-    given, returned = ([op for op in graph.operators if op.op == kind] for kind in (INPUT, OUTPUT))
-    name = given[0].outputs[0] if given else ""
-    if "" in graph.calls and name in graph.consumers and graph.values[name].needs_grad:
-        made, reader = _place([plan.produced(name)]), graph.consumers[name][0][0]
-        copy = reader.outputs[0] if reader.op == RELAY else name
-        target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
-        target = _place([plan.produced(copy)]) if target == "Replicate()" else target
-        if made != target and not others:
-            styles.append(_prepared(graph.calls[""], made, target, ", use_local_output=True"))
-            moves += sum(one.name in (name, copy) for one in plan.collectives)
-    for op in returned * (len(returned) == 1):
-        made, wanted = _place([plan.produced(op.inputs[0])]), _place([plan.choice(op).inputs[0]])
-        if made != wanted:
-            layouts = f"output_layouts={made}, desired_output_layouts={wanted}"
-            styles.append(f"tp.PrepareModuleOutput({layouts})")
-            moves += sum(one.name == op.inputs[0] for one in plan.collectives)
-    return styles, moves
+def _of_kind(plan: GraphPlan, kind: str) -> Iterator[GraphOperator]:
+    return (op for op in plan.space.graph.operators if op.op == kind)
+
+
+def _first_input(plan: GraphPlan) -> Styles:
+    """Return the style that splits the module's first input, and its collectives."""
+    graph = plan.space.graph
+    styles = Styles()
+    given = next(_of_kind(plan, INPUT), None)
+    name = given.outputs[0] if given else ""
+    used = name in graph.consumers and graph.values[name].needs_grad
+    if not used or "" not in graph.calls:
+        return styles
+    made = _place([plan.produced(name)])
+    reader = graph.consumers[name][0][0]
+    copy = reader.outputs[0] if reader.op == RELAY else name
+    target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
+    if target == WHOLE:
+        target = _place([plan.produced(copy)])
+    if made != target and not others:
+        style = _prepared(graph.calls[""], made, target, ", use_local_output=True")
+        moves = [one for one in plan.collectives if one.name in (name, copy)]
+        styles.add([""], style, len(moves))
+    return styles
+
+
+def _last_output(plan: GraphPlan) -> Styles:
+    """Return the style that joins the module's one output, and its collectives."""
+    styles = Styles()
+    outputs = list(_of_kind(plan, OUTPUT))
+    if len(outputs) != 1:
+        return styles
+    name = outputs[0].inputs[0]
+    made = _place([plan.produced(name)])
+    wanted = _place([plan.choice(outputs[0]).inputs[0]])
+    if made != wanted:
+        style = f"tp.PrepareModuleOutput(output_layouts={made}, desired_output_layouts={wanted})"
+        moves = [one for one in plan.collectives if one.name == name]
+        styles.add([""], style, len(moves))
+    return styles
 
 
 def _place(states: Sequence[State]) -> str:
     """Spell the placement that the first consumer wants (a partial sum is reduced for it)."""
     word = spelled(forward_state(states[0])[-1])
-    return word if word.startswith("Shard") else "Replicate()"
+    return word if word.startswith("Shard") else WHOLE
 
 
 def _inside(module: str, path: str) -> bool:
@@ -167,11 +235,13 @@ def _inside(module: str, path: str) -> bool:
     return not path or f"{module}.".startswith(f"{path}.")
 
 
-def _prepared(called: tuple[str, int], given: str, wanted: str, more: str = "") -> str:
+def _prepared(called: FirstTensor, given: str, wanted: str, more: str = "") -> str:
     """Return the style that brings the first tensor of a call from one placement to another."""
-    name, count = called
-    kind, form = (
-        ("kwarg_", f'{{{{"{name}": {{}}}}}}') if name else ("", f"({{}},{' None,' * (count - 1)})")
-    )
-    given, wanted = form.format(given), form.format(wanted)
-    return f"tp.PrepareModuleInput(input_{kind}layouts={given}, desired_input_{kind}layouts={wanted}{more})"
+    if called.name:
+        layouts = f'input_kwarg_layouts={{"{called.name}": {given}}}'
+        desired = f'desired_input_kwarg_layouts={{"{called.name}": {wanted}}}'
+    else:
+        others = " None," * (called.positional - 1)
+        layouts = f"input_layouts=({given},{others})"
+        desired = f"desired_input_layouts=({wanted},{others})"
+    return f"tp.PrepareModuleInput({layouts}, {desired}{more})"

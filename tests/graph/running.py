@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.graph._layouts import DeviceMeshSpec
+from darts_parallel.graph._mesh import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture_module, make_inputs

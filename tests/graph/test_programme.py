@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatter
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
-from darts_parallel.graph._layouts import DeviceMeshSpec, Step, axis_moves
+from darts_parallel.graph._mesh import DeviceMeshSpec, Step
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph._states import axis_moves
 from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import descend

@@ -1,0 +1,276 @@
+"""The choices of one operator on a mesh, with their seconds."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from darts_parallel.cost import LOSSLESS
+from darts_parallel.graph._mesh import DeviceMeshSpec, Step
+from darts_parallel.graph._prices import Kernels, Prices
+from darts_parallel.graph._rules import Split, splits
+from darts_parallel.graph._states import (
+    ALL_REDUCE,
+    PARTIAL,
+    REPLICATED,
+    SLICED,
+    VARYING,
+    Shape,
+    State,
+    divides,
+    is_split,
+    local_shape,
+    shard,
+)
+from darts_parallel.graph.operators import (
+    CONSTANT,
+    INPUT,
+    OUTPUT,
+    PARAMETER,
+    RELAY,
+    GraphOperator,
+    ModuleGraph,
+)
+
+INDEXED = ("vocabulary", "experts", "groups")
+"""Dimensions whose parts are looked up by a rank's index along one axis."""
+
+
+@dataclass(frozen=True)
+class OperatorChoice:
+    """One way to split an operator over the mesh."""
+
+    labels: tuple[str, ...]
+    """Named dimension that every axis splits, `none` where it splits none."""
+    inputs: tuple[State, ...]
+    outputs: tuple[State, ...]
+    seconds: float
+    """Forward and backward on a rank, collectives inside the operator included."""
+    inner: tuple[Step, ...] = ()
+    """Collectives inside the operator; all of them are forward."""
+    merged: tuple[int, ...] = ()
+    """Groups whose linear operators are one product with this one; all choose so, in equal states."""
+    chained: tuple[State, ...] = ()
+    """States of both where two `merged` ones follow each other and multiply their weights first."""
+    weights: int = 0
+    """Elements of these weights' product on a rank; backward needs them in place of the first input."""
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """States of inputs, then of outputs."""
+        return self.inputs + self.outputs
+
+
+@dataclass
+class GraphJob:
+    """A graph, a mesh, and what a plan may do."""
+
+    graph: ModuleGraph
+    mesh: DeviceMeshSpec
+    width: int = 2
+    """Bytes of a floating element."""
+    memory: float | None = None
+    """Bytes that states of parameters and kept tensors may take on a rank; None: any."""
+    ends: str = "replicated"
+    """Placement of the module's inputs and outputs.
+
+    `replicated`; `free`: those of one shape share one placement, which may be a split (blocks that follow
+    each other); `d1` splits dimension 1 of all of them.
+    """
+    bits: tuple[int, ...] = (LOSSLESS,)
+    """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
+    merge: bool = False
+    """Linear operators of one input, or two that follow each other, may be one product."""
+    sliced: bool | None = None
+    """Backward keeps slices of the inputs that split columns gather; None: it may where memory is given."""
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """Which operators share a kernel."""
+        return Kernels(self.graph)
+
+    @cached_property
+    def prices(self) -> Prices:
+        """Seconds of operators on a rank."""
+        return Prices(self.kernels, self.mesh.device, self.width)
+
+    def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
+        """Return the shapes of a rank's parts of values."""
+        values = self.graph.values
+        pairs = zip(names, states, strict=False)
+        return [local_shape(values[name].shape, state, self.mesh.ranks) for name, state in pairs]
+
+    def operator_seconds(
+        self,
+        op: GraphOperator,
+        inputs: Sequence[State],
+        outputs: Sequence[State],
+        training: bool = True,
+    ) -> float:
+        """Return the seconds of an operator in some states, backward too where it is `training`."""
+        given = self.local_shapes(op.inputs, inputs)
+        made = self.local_shapes(op.outputs, outputs)
+        return self.prices.seconds(op, given, made, training)
+
+
+def operator_choices(job: GraphJob, op: GraphOperator) -> list[OperatorChoice]:
+    """Return the choices of an operator on all axes of a mesh, each in other states."""
+    known: dict[tuple[State, ...], OperatorChoice] = {}
+    by_axis = [_axis_splits(job, op, ranks) for ranks in job.mesh.ranks]
+    for combined in product(*by_axis):
+        states = tuple(zip(*(split.states for split in combined), strict=True))
+        if not by_axis:
+            states = ((),) * len(op.tensors)
+        if states not in known and _is_possible(job, op, combined, states):
+            known[states] = _choice(job, op, combined, states)
+    return list(known.values())
+
+
+def _choice(
+    job: GraphJob, op: GraphOperator, combined: Sequence[Split], states: tuple[State, ...]
+) -> OperatorChoice:
+    """Price an operator in states of all its tensors."""
+    given = states[: len(op.inputs)]
+    made = states[len(op.inputs) :]
+    inner = tuple(_loss_steps(job, op, combined)) if op.op == "cross_entropy_loss" else ()
+    seconds = job.operator_seconds(op, given, made)
+    seconds += sum(map(job.mesh.seconds, inner))
+    if op.op in (INPUT, OUTPUT):  # one list for both: they may choose together
+        given = made = states
+    labels = tuple(split.label for split in combined)
+    return OperatorChoice(labels, given, made, seconds, inner)
+
+
+def _is_possible(
+    job: GraphJob, op: GraphOperator, combined: Sequence[Split], states: Sequence[State]
+) -> bool:
+    """Return whether the axes together divide all tensors, and give a rank the same parts of each."""
+    shapes = job.graph.shapes(op.tensors)
+    for shape, state in zip(shapes, states, strict=False):
+        if not divides(shape, state, job.mesh.ranks):
+            return False
+    if len({split.label for split in combined}) == len(combined):
+        return True
+    # one dimension on both axes: a tensor without the parts of the first has not those of the second
+    for first, second in states:
+        if is_split(second) and not is_split(first):
+            return False
+    return combined[0].label not in INDEXED
+
+
+def _alike(op: GraphOperator, label: str, state: str) -> Split:
+    """Return the split with one state for all tensors."""
+    given = (state,) * len(op.inputs)
+    made = (state,) * len(op.outputs)
+    return Split(label, given, made)
+
+
+def _axis_splits(job: GraphJob, op: GraphOperator, ranks: int) -> list[Split]:
+    """Return an operator's splits over one axis, with no gradient where a tensor has none."""
+    found = [_alike(op, "none", REPLICATED)]
+    if op.op in (INPUT, OUTPUT):
+        found = _end_splits(job, op, found, ranks)
+    elif op.op == PARAMETER:
+        found += _dimension_splits(job, op, ranks)
+    elif op.op == RELAY:
+        found += _dimension_splits(job, op, ranks)
+        found += [_alike(op, state, state) for state in (VARYING, PARTIAL)]
+    elif op.op != CONSTANT:
+        found += _with_slices(job, op, splits(op, job.graph, ranks))
+        if job.graph.gradients(op.outputs):
+            found.append(_alike(op, "none*", VARYING))
+            found += _lossy(job, op, found)
+    return list(_without_needless_sums(job, op, found))
+
+
+def _dimension_splits(job: GraphJob, op: GraphOperator, ranks: int) -> Iterator[Split]:
+    """Yield the dimensions of an operator's first tensor that ranks divide evenly."""
+    first = op.tensors[0]
+    for d, size in enumerate(job.graph.values[first].shape):
+        if size and size % ranks == 0:
+            yield _alike(op, f"d{d}", shard(d))
+
+
+def _end_splits(job: GraphJob, op: GraphOperator, found: list[Split], ranks: int) -> list[Split]:
+    """Return how an input or output of the module may be split, as `ends` says."""
+    if job.ends != "replicated":
+        found = [*found, *_dimension_splits(job, op, ranks)]
+    demanded = [split for split in found if split.label == job.ends]
+    floating = job.graph.values[op.tensors[0]].floating
+    return demanded if demanded and floating else found
+
+
+def _without_needless_sums(
+    job: GraphJob, op: GraphOperator, found: Iterable[Split]
+) -> Iterator[Split]:
+    """Yield splits with no sums of whole numbers, and none of gradients that a tensor has not."""
+    values = [job.graph.values[name] for name in op.tensors]
+    for split in found:
+        states = list(split.states)
+        whole_numbers = [k for k, value in enumerate(values) if not value.floating]
+        if any(states[k] == PARTIAL for k in whole_numbers):
+            continue
+        for k, value in enumerate(values):
+            if states[k] == VARYING and not value.needs_grad:
+                states[k] = REPLICATED
+        given = tuple(states[: len(op.inputs)])
+        made = tuple(states[len(op.inputs) :])
+        yield Split(split.label, given, made)
+
+
+def _with_slices(job: GraphJob, op: GraphOperator, found: list[Split]) -> list[Split]:
+    """Add the choices that keep a slice of a gathered input; with `sliced` they alone split columns."""
+    allowed = job.memory is not None if job.sliced is None else job.sliced
+    if not allowed or not _gathers_a_slice(job, op):
+        return found
+    gathered = [split for split in found if split.label == "columns"]
+    slices = []
+    for split in gathered:
+        states = SLICED, *split.inputs[1:]
+        slices.append(replace(split, inputs=states))
+    if job.sliced:
+        found = [split for split in found if split not in gathered]
+    return found + slices
+
+
+def _gathers_a_slice(job: GraphJob, op: GraphOperator) -> bool:
+    """Return whether a linear operator keeps its input for backward, and ranks can share that input."""
+    if op.op != "linear" or not job.graph.is_parameter(op.inputs[1]):
+        return False
+    x = job.graph.values[op.inputs[0]]
+    kept = 0 in job.kernels.uses[op.name].kept
+    shared = x.elements % prod(job.mesh.ranks) == 0
+    return kept and shared and len(x.shape) > 1
+
+
+def _lossy(job: GraphJob, op: GraphOperator, found: Iterable[Split]) -> list[Split]:
+    """Return the splits that make a sum, which is reduced with few bits as soon as it is made."""
+    lossy = []
+    if job.graph.values[op.outputs[0]].elements > 1:
+        for split in found:
+            if split.outputs == (PARTIAL,) and PARTIAL not in split.inputs:
+                lossy += [_reduced_with(split, bits) for bits in job.bits if bits < LOSSLESS]
+    return lossy
+
+
+def _reduced_with(split: Split, bits: int) -> Split:
+    """Return a split whose sum is reduced with few bits."""
+    state = f"{PARTIAL}{bits}"
+    return Split(f"{split.label}@{bits}", split.inputs, (state,))
+
+
+def _loss_steps(job: GraphJob, op: GraphOperator, combined: Sequence[Split]) -> Iterator[Step]:
+    """Yield the collectives inside a cross-entropy, in float32.
+
+    Split by vocabulary: the rows' maxima, sums of exponentials and target logits. A mean over split rows:
+    the number of targets that count.
+    """
+    rows = job.graph.values[op.inputs[1]].elements
+    by_rows = [axis for axis, split in enumerate(combined) if split.label == "rows"]
+    for axis, split in enumerate(combined):
+        if split.label == "vocabulary":
+            parts = prod(job.mesh.ranks[other] for other in by_rows)
+            yield from [Step(axis, ALL_REDUCE, 4.0 * rows / parts)] * 3
+        elif split.label == "rows" and op.argument("reduction", 1) == 1:
+            yield Step(axis, ALL_REDUCE, 4.0)

@@ -1,0 +1,100 @@
+"""Ranks of a mesh, and what it costs to bring a tensor from one placement to another."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, reduce_scatter
+from darts_parallel.graph._states import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PARTIAL,
+    REPLICATED,
+    State,
+    axis_moves,
+    collective,
+    is_sum,
+    local_share,
+)
+from darts_parallel.problem import Cluster, Device, Link
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective on one axis: its kind and the bytes of the tensor that the group holds together."""
+
+    axis: int
+    kind: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class DeviceMeshSpec:
+    """Ranks of a mesh and the links below them; the last axis is innermost."""
+
+    ranks: tuple[int, ...]
+    cluster: Cluster
+
+    @property
+    def device(self) -> Device:
+        """Device of the first node group."""
+        return self.cluster.groups[0].device
+
+    @cached_property
+    def links(self) -> tuple[Link, Link]:
+        """Links inside a node and between nodes."""
+        return self.cluster.groups[0].intra_node, self.cluster.nic(0)
+
+    @cached_property
+    def groups(self) -> tuple[RingGroup, ...]:
+        """The shape of every axis's groups."""
+        group = self.cluster.groups[0]
+        domain = group.gpus * group.domain_nodes
+        found = []
+        for axis, count in enumerate(self.ranks):
+            stride = prod(self.ranks[axis + 1 :])
+            local = max(min(count, domain // stride), 1)
+            sizes = (local, count // local, group.gpus)
+            found.append(RingGroup(*map(_tensor, sizes)))
+        return tuple(found)
+
+    def seconds(self, step: Step) -> float:
+        """Return the seconds of a collective by the project's alpha-beta model."""
+        group = self.groups[step.axis]
+        size = _tensor(step.bytes)
+        if step.kind == ALL_REDUCE:
+            return float(all_reduce(size, group, *self.links))
+        if step.kind == ALL_TO_ALL:  # each rank sends all but one part of its share
+            size = size / self.ranks[step.axis]
+        return float(reduce_scatter(size, group, *self.links))
+
+    def move_seconds(self, source: State, target: State, size: float) -> float:
+        """Return the seconds between placements of a tensor of some bytes."""
+        return sum(map(self.seconds, self.steps(source, target, size)))
+
+    def steps(self, source: State, target: State, size: float) -> list[Step]:
+        """Return the collectives between placements of a tensor of some bytes, axis by axis."""
+        found = []
+        now = list(source)
+        for axis, old, new in axis_moves(source, target):
+            now[axis] = REPLICATED
+            kind = collective(old, new)
+            if kind is not None:
+                sent = size * _bits(old) / LOSSLESS
+                sent *= local_share(tuple(now), self.ranks)
+                found.append(Step(axis, kind, sent))
+            now[axis] = new
+        return found
+
+
+def _tensor(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def _bits(placement: str) -> int:
+    """Return the bits of an element on the wire: `P4` is reduced with 4."""
+    named = placement.removeprefix(PARTIAL) if is_sum(placement) else ""
+    return int(named or LOSSLESS)

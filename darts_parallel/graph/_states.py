@@ -1,0 +1,124 @@
+"""States of tensors on the axes of a mesh.
+
+A state is a placement of a tensor and a placement of its gradient, on one axis:
+
+    S0, S1, ...  both split in a dimension (DTensor's `Shard`)
+    R            both whole (`Replicate`)
+    R*           the tensor is whole, and every rank has a part of the sum that is its gradient (`Partial`)
+    R*S          like `R*`; backward keeps a slice of the tensor and gathers it again
+    P            the tensor is a sum over the ranks (`Partial`), and its gradient is whole
+    P4, P8       like `P`; the sum is reduced with 4 or 8 bits
+"""
+
+REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
+State = tuple[str, ...]
+"""A state on every axis of the mesh."""
+Shape = tuple[int, ...]
+ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
+REDUCE_SCATTER, ALL_TO_ALL = "reduce_scatter", "all_to_all"
+
+
+def shard(dim: int) -> str:
+    """Return the state of a tensor that is split in a dimension."""
+    return f"S{dim}"
+
+
+def is_split(placement: str) -> bool:
+    """Return whether every rank of an axis has its part of a dimension."""
+    return placement.startswith("S")
+
+
+def is_sum(placement: str) -> bool:
+    """Return whether the tensor is a sum over the ranks of an axis."""
+    return placement.startswith(PARTIAL)
+
+
+def forward_state(state: State) -> State:
+    """Return the placements of a tensor on all axes: `S0`, `R` or `P`."""
+    return tuple(REPLICATED if one.startswith(VARYING) else one for one in state)
+
+
+def gradient_state(state: State) -> State:
+    """Return the placements of the gradient of a tensor on all axes."""
+    found = []
+    for one in state:
+        if one.startswith(VARYING):
+            found.append(PARTIAL)
+        else:
+            found.append(REPLICATED if one.startswith(PARTIAL) else one)
+    return tuple(found)
+
+
+def collective(source: str, target: str) -> str | None:
+    """Return the collective from one placement to another; None where every rank has what it needs."""
+    if source in (target, REPLICATED):
+        return None
+    if is_sum(source):
+        return REDUCE_SCATTER if is_split(target) else ALL_REDUCE
+    if target == PARTIAL:  # the rank's part is its share of the sum
+        return None
+    return ALL_GATHER if target == REPLICATED else ALL_TO_ALL
+
+
+def local_shape(shape: Shape, state: State, ranks: tuple[int, ...]) -> Shape:
+    """Return the shape of a rank's part of a tensor."""
+    sizes = list(shape)
+    for one, count in zip(state, ranks, strict=True):
+        if is_split(one):
+            sizes[int(one[1:])] //= count
+    return tuple(sizes)
+
+
+def local_share(state: State, ranks: tuple[int, ...]) -> float:
+    """Return the share of a tensor that a rank keeps for backward."""
+    parts = 1
+    for one, count in zip(state, ranks, strict=True):
+        if is_split(one) or one == SLICED:
+            parts *= count
+    return 1.0 / parts
+
+
+def divides(shape: Shape, state: State, ranks: tuple[int, ...]) -> bool:
+    """Return whether the axes that split a dimension divide it evenly, all of them together."""
+    parts = dict.fromkeys(filter(is_split, state), 1)
+    for one, count in zip(state, ranks, strict=True):
+        if one in parts:
+            parts[one] *= count
+    remainders = [shape[int(one[1:])] % count for one, count in parts.items()]
+    return not any(remainders)
+
+
+def ordered_moves(
+    source: State, target: State, axes: list[int]
+) -> list[tuple[int, str, str]] | None:
+    """Return the moves of some axes in their order; None where one changes what a later axis splits."""
+    now = list(source)
+    moves = []
+    for axis in axes:
+        old, new = now[axis], target[axis]
+        now[axis] = new
+        moves.append((axis, old, new))
+        later = [one for one in now[axis + 1 :] if one.startswith("S")]
+        if old in later or new in later:
+            return None
+    return moves
+
+
+def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
+    """Return the moves from one placement to another, axis by axis: axis, old and new placement.
+
+    Where two axes split one dimension, the later axis splits the parts of the earlier one, which may
+    not change meanwhile. Where neither order of two axes avoids that, an axis is made whole first.
+    """
+    ends = zip(source, target, strict=True)
+    axes = [axis for axis, (old, new) in enumerate(ends) if old != new]
+    for order in (axes, axes[::-1]):
+        moves = ordered_moves(source, target, order)
+        if moves is not None:
+            return moves
+    distinct = len(axes) > 1 and source[axes[1]] != source[axes[0]]
+    first = axes[0] if distinct else len(source) - 1
+    middle = list(source)
+    middle[first] = REPLICATED
+    moves = axis_moves(tuple(middle), target)
+    return [(first, source[first], REPLICATED), *moves]
