@@ -1,7 +1,7 @@
 """`darts-parallel design`: the best use of a budget for hardware, and what one more dollar buys."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,18 @@ HELP = f"""\
 darts-parallel design design=buyers [key=value ...]
 finds the figures of the hardware that make an iteration shortest for budget=, or the least budget for target=
 seconds, with the plan on it, a proven lower bound, what one more dollar saves at every figure, and the Pareto
-front over budgets. design= names a file of conf/design, or of folder=, with knobs, prices, jobs and choices.
+front over budgets. design= names a file of conf/design, or is an own YAML file, with knobs,
+prices, jobs and choices.
 
-darts-parallel design plan=plan.json
+darts-parallel design design=plan.json
 tells what 10 % more of each figure is worth to a plan, and the next product, without prices.
 
 Figures: {", ".join(FIGURES)}; nodes.1.FIGURE is that of one node group.
 Files go to hydra.run.dir=FOLDER, or else outputs/DATE/TIME.
 Options, with their defaults:
 """
-SPACE = "even uniform plans of the jobs' spaces, all enumerated"  # which the bound is about
-CHANGES = ("budget", "target", "budgets", "tolerance")
-# parts of an answer under the same names in design.json, and in pareto.csv
+SPACE = "even uniform plans of the jobs' spaces, all enumerated"
+"""Space that the bound is about."""
 ANSWER = (
     "knobs",
     "factors",
@@ -61,7 +61,18 @@ ANSWER = (
     "elasticities",
     "seconds_saved_per_unit",
 )
+"""Parts of an answer under the same names in design.json."""
 FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "planner_calls")
+"""Parts of an answer under the same names in pareto.csv."""
+UPGRADE_FORMATS = {
+    "figure": "",
+    "before": ".4g",
+    "to": "",
+    "after": ".4g",
+    "saved": ".2%",
+    "replanned": ".2%",
+}
+UPGRADE_HEADER = ("figure", "now", "upgrade", "then", "this plan saves", "planned again saves")
 
 
 @dataclass
@@ -69,8 +80,6 @@ class DesignOptions:
     """Command line; what is given takes the place of the file's."""
 
     design: str = ""
-    plan: str = ""
-    folder: str = ""
     budget: float | None = None
     target: float | None = None
     budgets: list[float] = field(default_factory=list)
@@ -85,97 +94,123 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(arguments: Sequence[str]) -> list[str]:
     """Solve a design or weigh upgrades, write the files, and return the lines of the report."""
-    options = parse(DesignOptions, [a for a in arguments if not a.startswith(FOLDER)])
-    either = bool(options.design) != bool(options.plan)
-    require(either, "design or plan", "be given, and not both", "design=buyers")
+    options = parse(DesignOptions, [own for own in arguments if not own.startswith(FOLDER)])
+    rule = "name a design, its YAML file or a plan"
+    require(bool(options.design), f"design={options.design}", rule, "design=buyers")
+    changes = asdict(options)
+    del changes["design"]
+    changes = {key: value for key, value in changes.items() if value not in (None, [])}
+    is_plan = options.design.endswith(".json")
+    rule = "be of a design, and not of a plan"
+    require(not is_plan or not changes, "+".join(changes), rule, f"design={options.design} alone")
     out = run_folder(arguments)
-    lines = upgrade_lines(options.plan, out) if options.plan else design_lines(options, out)
+    if is_plan:
+        lines = upgrade_lines(options.design, out)
+    else:
+        lines = design_lines(read_design(options.design, changes), out)
     return [*lines, f"files: {out}"]
 
 
-def design_lines(options: DesignOptions, out: Path) -> list[str]:
+def design_lines(design: Design, out: Path) -> list[str]:
     """Solve a design, write its files, and return the lines of the report."""
-    changes = {key: value for key in CHANGES if (value := getattr(options, key)) not in (None, [])}
-    design = read_design(options.design, Path(options.folder) if options.folder else None, changes)
     designer = Designer(design)
     answer = designer.solve(design.budget) if design.budget else designer.reach(design.target)
-    steps = [
-        {"iteration_time_s": best}
-        | {f"share/{n}": c / sum(costs.values()) for n, c in costs.items()}
-        for costs, best in designer.history
-    ]
-    budgets = [factor * answer.budget for factor in design.budgets]
-    front = [
-        answer if budget == answer.budget else designer.solve(budget)
-        for budget in budgets
-        if budget >= designer.least
-    ]
+    steps = [_step(costs, best) for costs, best in designer.history]
+    front = _front(designer, answer)
     plans = plan_files(answer)
     found = design_dict(design, answer, plans)
     out.mkdir(parents=True, exist_ok=True)
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
-    header = [*FRONT, "option", *(f"factor {name}" for name in answer.knobs)]
-    rows = [
-        [*(getattr(a, key) for key in FRONT), a.option.name, *a.factors.values()] for a in front
-    ]
-    write_text(out / "pareto.csv", csv_text(header, rows))
+    write_text(out / "pareto.csv", _front_csv(front))
     points = [
-        (each.budget, {"iteration_time_s": each.iteration_time_s, "raw_gap": None})
-        for each in front
+        (own.budget, {"iteration_time_s": own.iteration_time_s, "raw_gap": None}) for own in front
     ]
     write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
     write_scalars(out / "tensorboard", steps)
     return report_lines(answer, found)
 
 
+def _step(costs: dict[str, float], best: float) -> dict[str, float]:
+    """Return the scalars of one planner call: seconds, and shares of the money."""
+    whole = sum(costs.values())
+    shares = {f"share/{name}": cost / whole for name, cost in costs.items()}
+    return {"iteration_time_s": best, **shares}
+
+
+def _front(designer: Designer, answer: Answer) -> list[Answer]:
+    """Return the answers over the budgets of the design that pay the least of every knob."""
+    front = []
+    for factor in designer.design.budgets:
+        budget = factor * answer.budget
+        if budget == answer.budget:
+            front.append(answer)
+        elif budget >= designer.least:
+            front.append(designer.solve(budget))
+    return front
+
+
+def _front_csv(front: Sequence[Answer]) -> str:
+    """Return the content of `pareto.csv`."""
+    header = [*FRONT, "option", *(f"factor {name}" for name in front[0].knobs)]
+    rows = []
+    for own in front:
+        figures = [getattr(own, key) for key in FRONT]
+        rows.append([*figures, own.option.name, *own.factors.values()])
+    return csv_text(header, rows)
+
+
 def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
     """Return by file name every job's plan on the hardware found, even uniform and layer by layer.
 
-    The planner keeps the chance of the whole job, the design that of one device: the better plan stands.
+    The planner keeps the chance of the whole job, the design that of one device: the better plan
+    stands.
     """
     files = {}
     for job, own in enumerate(answer.plans):
+        number = f"_{job + 1}" if job else ""
         config = scaled_config(answer.option.problems[job], answer.factors)
         problem = Problem.from_config(config)
-        layerwise = Problem.from_config(
-            replace(config, space=replace(config.space, kind="layerwise"))
-        )
-        planned, number = plan(layerwise), f"_{job + 1}" if job else ""
-        even, cost = evaluate(own, problem), evaluate(planned.plan, layerwise)
-        files[f"plan{number}.json"] = found = plan_dict(Outcome(problem, own, even))
+        space = replace(config.space, kind="layerwise")
+        layerwise = Problem.from_config(replace(config, space=space))
+        planned = plan(layerwise)
+        even = evaluate(own, problem)
+        cost = evaluate(planned.plan, layerwise)
+        found = plan_dict(Outcome(problem, own, even))
+        files[f"plan{number}.json"] = found
         if even.iteration_time_s >= cost.iteration_time_s:
-            found = plan_dict(
-                Outcome(layerwise, planned.plan, cost, planned.result, planned.answers)
-            )
+            result, answers = planned.result, planned.answers
+            found = plan_dict(Outcome(layerwise, planned.plan, cost, result, answers))
         files[f"layerwise{number}.json"] = found
     return files
 
 
 def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the content of `design.json`: SI units, money in the design's unit."""
-    seconds, predicted = answer.iteration_time_s, [file["predicted"] for file in plans.values()]
-    known = [p for p in predicted[::2] if "iteration_time_interval_s" in p]
-    widest = max(
-        (p["iteration_time_interval_s"][1] / p["iteration_time_s"] for p in known), default=0.0
-    )
+    predicted = [file["predicted"] for file in plans.values()]
     layerwise = zip(design.weights, predicted[1::2], strict=True)
-    return {
-        "design": design.name,
-        "unit": design.unit,
-        "option": answer.option.name,
-        "fixed": answer.option.fixed,
-        "target_s": design.target or None,
-        **{key: getattr(answer, key) for key in ANSWER},
-        # fitted figures err together: jobs are as unsure as the least sure one
-        "iteration_time_interval_s": [seconds / widest, seconds * widest] if widest else None,
-        "layerwise_iteration_time_s": exp(
-            sum(w * log(p["iteration_time_s"]) for w, p in layerwise)
-        ),
-        "bound_space": SPACE,
-        "plan": next(iter(plans)),
-        "plans": list(plans),
-    }
+    mean = sum(weight * log(own["iteration_time_s"]) for weight, own in layerwise)
+    found: dict[str, Any] = {"design": design.name, "unit": design.unit}
+    found |= {"option": answer.option.name, "fixed": answer.option.fixed}
+    found |= {"target_s": design.target or None}
+    found |= {key: getattr(answer, key) for key in ANSWER}
+    found["iteration_time_interval_s"] = _interval(answer.iteration_time_s, predicted[::2])
+    found["layerwise_iteration_time_s"] = exp(mean)
+    found["bound_space"] = SPACE
+    return found | {"plan": next(iter(plans)), "plans": list(plans)}
+
+
+def _interval(seconds: float, predicted: Sequence[dict[str, Any]]) -> list[float] | None:
+    """Return the interval of the jobs' mean seconds, as wide as the widest of a job.
+
+    Calibrated figures err together, so that means are as unsure as the least sure job.
+    """
+    widths = [
+        own["iteration_time_interval_s"][1] / own["iteration_time_s"]
+        for own in predicted
+        if "iteration_time_interval_s" in own
+    ]
+    return [seconds / max(widths), seconds * max(widths)] if widths else None
 
 
 def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
@@ -189,40 +224,25 @@ def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
         f"{SPACE}); {answer.planner_calls} planner calls",
         f"planned layer by layer on this hardware: {found['layerwise_iteration_time_s']:.4g} s",
     ]
-    saved = {n: f"{1e9 * s + 0.0:.3g}" for n, s in answer.seconds_saved_per_unit.items()}
-    saved |= dict.fromkeys(answer.at_bound, "at its bound")
-    rows = [
-        (
-            name,
-            f"{answer.factors[name]:.4g}",
-            f"{value:.4g}",
-            f"{answer.costs[name]:,.0f}",
-            saved[name],
-        )
-        for name, value in answer.knobs.items()
-    ]
-    return [
-        *lines,
-        *markdown_table(("figure", "factor", "value", "costs", "a million more saves, ms"), rows),
-    ]
+    rows = []
+    for name, value in answer.knobs.items():
+        saved = f"{1e9 * answer.seconds_saved_per_unit[name] + 0.0:.3g}"
+        if name in answer.at_bound:
+            saved = "at its bound"
+        factor, cost = f"{answer.factors[name]:.4g}", f"{answer.costs[name]:,.0f}"
+        rows.append((name, factor, f"{value:.4g}", cost, saved))
+    header = ("figure", "factor", "value", "costs", "a million more saves, ms")
+    return [*lines, *markdown_table(header, rows)]
 
 
 def upgrade_lines(path: str, out: Path) -> list[str]:
     """Write what upgrades of a plan's own cluster are worth, and return the lines of the report."""
     problem = Problem.from_config(required_config(path))
     given = read_plan(path, problem.model)
-    seconds, found = evaluate(given, problem).iteration_time_s, upgrades(given, problem)
+    seconds = evaluate(given, problem).iteration_time_s
+    found = upgrades(given, problem)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "upgrades.json", found)
-    kinds = {
-        "figure": "",
-        "before": ".4g",
-        "to": "",
-        "after": ".4g",
-        "saved": ".2%",
-        "replanned": ".2%",
-    }
-    rows = [tuple(format(row[key], kind) for key, kind in kinds.items()) for row in found]
-    header = ("figure", "now", "upgrade", "then", "this plan saves", "planned anew saves")
-    told = f"{path}: {seconds:.4g} s an iteration; planned anew: among even uniform plans"
-    return [told, *markdown_table(header, rows, (0, 2))]
+    rows = [tuple(format(row[key], kind) for key, kind in UPGRADE_FORMATS.items()) for row in found]
+    told = f"{path}: {seconds:.4g} s an iteration; planned again: among even uniform plans"
+    return [told, *markdown_table(UPGRADE_HEADER, rows, (0, 2))]

@@ -104,10 +104,7 @@ def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[
 
 def _within_error(best: Offer, problem: Problem) -> list[str]:
     """Say so where a trainer's own plan is slower by less than the model can tell."""
-    known = posterior(problem)
-    if known is None:
-        return []
-    difference = exp(known.difference(problem)) - 1.0
+    difference = exp(posterior(problem).difference) - 1.0
     if best.slower >= difference:
         return []
     told = f"less than the model can tell ({100 * difference:.0f} %)"

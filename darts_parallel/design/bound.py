@@ -1,12 +1,13 @@
 """A lower bound of the seconds over all ways to spend a budget, from slopes at points.
 
-For a fixed plan the seconds are sums, maxima and norms of work over rates and of latencies: convex in the
-inverse goodness y = exp(-z) of the knobs. Slopes at a point z0 therefore bound them everywhere,
+For a fixed plan the seconds are sums, maxima and norms of work over rates and of latencies: convex
+in the inverse goodness y = exp(-z) of the knobs. Slopes at a point z0 therefore bound them
+everywhere,
 
     T(z) >= T(z0) (1 - sum_i w_i + sum_i w_i exp(z0_i - z_i)),   w_i = -d log T / d z_i at z0,
 
-with equality where no maximum changes sides. The log of this is convex in z, so its tangent at any other
-point bounds log T(z) >= b + A z, too. Over what the budget allows,
+with equality where no maximum changes sides. The log of this is convex in z, so its tangent at any
+other point bounds log T(z) >= b + A z, too. Over what the budget allows,
 
     min_z max_k b_k + A_k z   with   sum_i c_i exp(e_i z_i) <= B,   low <= z <= high
 
@@ -14,25 +15,60 @@ has the dual max over weights w (of sum 1) and a price m >= 0 of
 
     w b + sum_i min over z_i of (w A)_i z_i + m c_i exp(e_i z_i)  -  m B,
 
-which is a bound for *any* w and m; at the best m money goes in the proportion slope over exponent. Tangents
-move to where the bound is lowest until it rises no more.
+which is a bound for *any* w and m; at the best m money goes in the proportion slope over exponent.
+Tangents move to where the bound is lowest until it rises no more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-ROUNDS = 6  # points at most to which tangents move
+ROUNDS = 6
+"""Points at most to which tangents move."""
+BELOW = 1.0 - 1e-12
+"""Factor of money that is spent, so that rounding never spends more than there is."""
+ALL_SPENT = 1.0 - 1e-9
+"""Share of the money from which it limits the knobs, below rounding."""
+TINY = 1e-300
+"""Keeps quotients finite."""
+NO_GAIN = 1e-9
+"""Log seconds by which mixtures of lines must be able to raise a bound."""
+
+
+class Spent(NamedTuple):
+    """Where a bound is lowest."""
+
+    value: Array
+    """Shape `(P,)`."""
+    z: Array
+    """Log goodness there, `(P, n)`."""
+
+
+class Lines(NamedTuple):
+    """Lines `heights + slopes @ z` below log seconds, shapes `(...)` and `(..., n)`."""
+
+    heights: Array
+    slopes: Array
+
+
+class Bound(NamedTuple):
+    """A lower bound of log seconds, and the log goodness `(n,)` that minimises its Lagrangian."""
+
+    value: float
+    z: Array
 
 
 @dataclass(frozen=True)
 class Knobs:
     """Figures that money changes, n of them: `price * goodness ** exponent`, arrays of shape `(n,)`.
 
-    The goodness is the factor over the reference (SI units), or its inverse where less of the figure is
-    better; its logarithm lies from `low` to `high`. The price is that of the whole cluster at the reference.
+    The goodness is the factor over the reference (SI units), or its inverse where less of the
+    figure is better; its logarithm lies from `low` to `high`. The price is that of the whole
+    cluster at the reference.
     """
 
     names: tuple[str, ...]
@@ -44,98 +80,138 @@ class Knobs:
 
     def only(self, kept: NDArray[np.bool_]) -> "Knobs":
         """Return the knobs at which `kept` is true."""
-        name, *values = vars(self).values()
-        names = tuple(own for own, keep in zip(name, kept, strict=True) if keep)
-        return Knobs(names, *(value[kept] for value in values))
+        _, *values = vars(self).values()
+        names = [self.names[index] for index in np.flatnonzero(kept)]
+        return Knobs(tuple(names), *(value[kept] for value in values))
+
+    def __len__(self) -> int:
+        return len(self.names)
 
     def cost(self, z: Array) -> Array:
         """Return what every knob costs at log goodness `z`."""
         return np.asarray(self.price * np.exp(self.exponent * z))
 
-    def spend(self, slopes: Array, money: Array) -> tuple[Array, Array]:
-        """Return the least values `(P,)` of `slopes @ z` over what money `(P,)` buys, and their z `(P, n)`.
+    def spend(self, slopes: Array, money: Array) -> Spent:
+        """Return the least values of `slopes @ z` over what money `(P,)` buys, and their z.
 
-        Slopes `(P, n)` of log seconds are 0 or below where a knob helps; a value is infinite where not even
-        the least goodness can be bought.
+        Slopes `(P, n)` of log seconds are 0 or below where a knob helps; a value is infinite where
+        not even the least goodness can be bought.
         """
         if not self.names:
-            return np.where(money >= 0.0, 0.0, np.inf), slopes
-        least, most = self.cost(self.low), self.cost(self.high)
+            return Spent(np.where(money >= 0.0, 0.0, np.inf), slopes)
+        least = self.cost(self.low)
+        most = self.cost(self.high)
         worth = np.maximum(-slopes, 0.0) / self.exponent
-        rate = _rate(worth, least, most, money * (1 - 1e-12))  # never above by rounding
-        share = np.clip(worth * rate[:, None], least, most)
+        rate = _rate(worth, least, most, money * BELOW)
+        wanted = worth * rate[:, None]
+        share = np.clip(wanted, least, most)
         z = np.log(share / self.price) / self.exponent
-        price = np.where(share.sum(1) >= money * (1 - 1e-9), 1.0 / np.maximum(rate, 1e-300), 0.0)
+        limited = share.sum(1) >= money * ALL_SPENT
+        worth_of_money = 1.0 / np.maximum(rate, TINY)
+        price = np.where(limited, worth_of_money, 0.0)
         # the Lagrangian at its own minimum bounds from below whatever the price
-        best = np.where(price[:, None] > 0.0, z, np.where(worth > 0.0, self.high, self.low))
-        value = (slopes * best).sum(1) + price * (self.cost(best).sum(1) - money)
-        return np.where(least.sum() <= money, value, np.inf), z
+        unlimited = np.where(worth > 0.0, self.high, self.low)
+        priced = price[:, None] > 0.0
+        best = np.where(priced, z, unlimited)
+        excess = self.cost(best).sum(1) - money
+        value = (slopes * best).sum(1) + price * excess
+        paid = least.sum() <= money
+        return Spent(np.where(paid, value, np.inf), z)
 
 
 def _rate(worth: Array, least: Array, most: Array, money: Array) -> Array:
     """Return the largest t at which `clip(worth * t, least, most)` sums to no more than the money, `(P,)`.
 
-    The sum is linear between the 2n values of t at which a knob leaves its least or reaches its most.
+    The sum is linear between the 2n values of t at which a knob leaves its least or reaches its
+    most.
     """
-    ends = np.zeros((2, *worth.shape))
-    np.divide(np.stack([least, most])[:, None], worth, out=ends, where=worth > 0.0)
-    turns = np.sort(np.concatenate(list(ends), axis=1), axis=1)
-    first, after = np.zeros(len(worth), dtype=np.int64), np.full(len(worth), turns.shape[1])
+    leaves = _quotient(least, worth)
+    reaches = _quotient(most, worth)
+    turns = np.hstack([leaves, reaches])
+    turns.sort(axis=1)
+    rows = np.arange(len(worth))
 
     def spent(t: Array) -> Array:
-        return np.asarray(np.clip(worth * t[:, None], least, most).sum(1))
+        wanted = worth * t[:, None]
+        shares = np.clip(wanted, least, most)
+        return np.asarray(shares.sum(1))
 
+    first = np.zeros(len(worth), dtype=np.int64)
+    after = np.full(len(worth), turns.shape[1])
     for _ in range(turns.shape[1].bit_length()):
         middle = (first + after) // 2
-        paid = spent(np.take_along_axis(turns, middle[:, None], 1)[:, 0]) <= money
-        first, after = np.where(paid, middle, first), np.where(paid, after, middle)
-    turn = np.take_along_axis(turns, first[:, None], 1)[:, 0]
-    slope = np.where((ends[0] <= turn[:, None]) & (turn[:, None] < ends[1]), worth, 0.0).sum(1)
-    more = np.divide(money - spent(turn), slope, out=np.zeros_like(slope), where=slope > 0.0)
-    return np.asarray(turn + np.maximum(more, 0.0))
+        paid = spent(turns[rows, middle]) <= money
+        first = np.where(paid, middle, first)
+        after = np.where(paid, after, middle)
+    begin = turns[rows, first]
+    at = begin[:, None]
+    moving = (leaves <= at) & (at < reaches)
+    slope = np.where(moving, worth, 0.0).sum(1)
+    more = _quotient(money - spent(begin), slope)
+    return np.asarray(begin + np.maximum(more, 0.0))
 
 
-def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> tuple[Array, Array]:
-    """Return b `(...)` and A `(..., n)` of log T(z) >= b + A z, the tangents at `at` of the bounds of points.
+def _quotient(above: Array, below: Array) -> Array:
+    """Return quotients; 0 where the divisor is not above 0."""
+    result = np.zeros(below.shape)
+    np.divide(above, below, out=result, where=below > 0.0)
+    return result
+
+
+def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> Lines:
+    """Return lines below log T(z): the tangents at `at` of the bounds of points.
 
     At the points `(..., n)` log seconds have these heights `(...)` and slopes `(..., n)`.
     """
     parts = -slopes * np.exp(points - at)
-    total = np.maximum(1.0 + slopes.sum(-1), 0.0) + parts.sum(-1)
-    a = -parts / total[..., None]
-    return heights + np.log(total) - (a * at).sum(-1), a
+    fixed = np.maximum(1.0 + slopes.sum(-1), 0.0)
+    total = fixed + parts.sum(-1)
+    tangents = -parts / total[..., None]
+    at_zero = heights + np.log(total)
+    at_zero = at_zero - (tangents * at).sum(-1)
+    return Lines(at_zero, tangents)
 
 
-def dual_bound(knobs: Knobs, heights: Array, slopes: Array, money: float) -> tuple[float, Array]:
-    """Return the largest bound of mixtures of K lines, and the point that minimises its Lagrangian."""
+def dual_bound(knobs: Knobs, lines: Lines, money: float) -> Bound:
+    """Return the largest bound of mixtures of K lines."""
+    heights, slopes = lines
 
-    def value(w: Array) -> tuple[float, Array]:
-        (least,), (point,) = knobs.spend((w @ slopes)[None], np.array([money]))
-        return float(w @ heights + least), point
+    def bound(weights: Array) -> Bound:
+        mixed = weights @ slopes
+        budget = np.array([money])
+        least, points = knobs.spend(mixed[None], budget)
+        value = weights @ heights + least[0]
+        return Bound(float(value), points[0])
 
-    def negative(w: Array) -> tuple[float, Array]:
-        whole = max(w.sum(), 1e-12)
-        found, point = value(w / whole)
-        along = heights + slopes @ point
-        return -found, -(along - along @ w / whole) / whole
+    def negative(weights: Array) -> tuple[float, Array]:
+        whole = max(weights.sum(), 1e-12)
+        found = bound(weights / whole)
+        along = heights + slopes @ found.z
+        return -found.value, -(along - along @ weights / whole) / whole
 
-    first = int((heights + knobs.spend(slopes, np.full(len(heights), money))[0]).argmax())
-    weights = np.eye(len(heights))[first]
-    single = value(weights)
-    along = heights + slopes @ single[1]
-    if not np.isfinite(single[0]) or along.max() <= along[first] + 1e-9:
+    every = np.full(len(heights), money)
+    alone = heights + knobs.spend(slopes, every).value
+    first = int(alone.argmax())
+    only_first = np.eye(len(heights))[first]
+    single = bound(only_first)
+    along = heights + slopes @ single.z
+    gain = along.max() - along[first]
+    if not np.isfinite(single.value) or gain <= NO_GAIN:
         return single
+    start = (only_first + 1.0 / len(heights)) / 2
+    found = np.nan_to_num(_least_weights(negative, start))
+    best = np.clip(found, 0.0, 1.0)
+    mixed = bound(best / max(best.sum(), 1e-12))
+    return max(mixed, single, key=lambda found: found.value)
+
+
+def _least_weights(value: Callable[[Array], tuple[float, Array]], start: Array) -> Array:
+    """Minimise a function with its gradient over weights from 0 to 1 of sum 1."""
     from scipy.optimize import minimize
 
-    start = (weights + 1.0 / len(weights)) / 2
-    result = minimize(
-        negative,
-        start,
-        jac=True,
-        method="SLSQP",
-        bounds=[(0.0, 1.0)] * len(start),
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1.0, "jac": np.ones_like},
-        options={"maxiter": 100, "ftol": 1e-9},
-    )
-    better = np.clip(np.nan_to_num(result.x), 0.0, 1.0)
-    return max(value(better / max(better.sum(), 1e-12)), single, key=lambda found: found[0])
+    whole = {"type": "eq", "fun": lambda weights: weights.sum() - 1.0, "jac": np.ones_like}
+    arguments: dict[str, Any] = {"jac": True, "method": "SLSQP", "constraints": whole}
+    arguments["bounds"] = [(0.0, 1.0)] * len(start)
+    arguments["options"] = {"maxiter": 100, "ftol": NO_GAIN}
+    found = minimize(value, start, **arguments)
+    return np.asarray(found.x)

@@ -1,11 +1,12 @@
 """Seconds of all even uniform plans of a job at any figures, their slopes, and the bytes that they need.
 
-Memory is bought for the chance `space.out_of_memory` of one device, with the spread of the reference's bytes.
+Memory is bought for the chance `space.out_of_memory` of one device, with the spread of the
+reference's bytes.
 """
 
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,43 +22,88 @@ from darts_parallel.cost import (
     even_uniform_plans,
 )
 from darts_parallel.design.bound import Array, Knobs
-from darts_parallel.design.figures import FIGURES, Place, figure_of, places, scaled
+from darts_parallel.design.figures import Factor, Place, figure_of, places, scaled, sense
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import tightened
 from darts_parallel.plans import Plan, outer_spaces
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Cluster, Device, Problem
 
-AMPLE = 1e9  # factor of the memory in tables: which plans fit is decided by what is bought
-Tables = list[tuple[CostTable, HardPlans, BatchCost]]
+AMPLE = 1e9
+"""Factor of the memory in tables: which plans fit is decided by what is bought."""
+
+
+class PricedTable(NamedTuple):
+    """A table, its even uniform plans and their cost."""
+
+    table: CostTable
+    plans: HardPlans
+    cost: BatchCost
 
 
 class Priced:
     """Log seconds (`heights`) of P plans at a point of F factors; slopes when they are first asked for."""
 
     def __init__(self, log_seconds: Tensor, point: Tensor) -> None:
-        self._log_seconds, self.point = log_seconds, point
+        self._log_seconds = log_seconds
+        self.point = point
         self.heights: Array = log_seconds.detach().numpy()
 
     @cached_property
     def slopes(self) -> Array:
         """Gradients of all plans at once, `(P, F)`.
 
-        The gradient of a mixture of plans with weights w is linear in w: its own gradients are the columns.
+        The gradient of a mixture of plans with weights w is linear in w: its own gradients are the
+        columns.
         """
         if not len(self.point):
             return np.zeros((len(self.heights), 0))
-        weights = torch.zeros(len(self.heights), dtype=torch.float64, requires_grad=True)
-        (mixed,) = torch.autograd.grad(self._log_seconds, self.point, weights, create_graph=True)
+        weights = torch.zeros_like(self._log_seconds, requires_grad=True)
+        seconds = self._log_seconds
+        (mixed,) = torch.autograd.grad(seconds, self.point, weights, create_graph=True)
         each = torch.eye(len(mixed), dtype=torch.float64)
         (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True)
         return np.asarray(columns.T.numpy())
 
 
+class _Factors:
+    """Factors of the figures of places, F of them, by n knobs.
+
+    Knobs that name one place, `inter_node.bandwidth` and `nodes.0.inter_node.bandwidth`, multiply
+    there.
+    """
+
+    def __init__(self, knobs: Knobs, cluster: Cluster) -> None:
+        inside: dict[tuple[str, Place], list[int]] = {}
+        for index, name in enumerate(knobs.names):
+            figure = figure_of(name)
+            for place in places(name, cluster):
+                own = inside.setdefault((figure, place), [])
+                own.append(index)
+        products: list[list[int]] = []
+        self.rows: list[Factor] = []
+        """Number of the factor by figure and place."""
+        for (name, place), own in inside.items():
+            if own not in products:
+                products.append(own)
+            number = products.index(own)
+            self.rows.append(Factor(name, place, number))
+        self.matrix: Array = np.zeros((len(products), len(knobs)))
+        for row, own in enumerate(products):
+            self.matrix[row, own] = 1.0
+
+    def at(self, z: Tensor) -> list[Factor]:
+        """Return the factors of figures where log goodness is `z`, `(F,)`."""
+        factors = []
+        for name, place, own in self.rows:
+            factor = (sense(name) * z[own]).exp()
+            factors.append(Factor(name, place, factor))
+        return factors
+
+
 class Pricing:
     """All even uniform plans of one job on one cluster, P of them, with n knobs and M more of memory.
 
-    Seconds are convex in what places have: knobs that name one place, `inter_node.bandwidth` and
-    `nodes.0.inter_node.bandwidth`, multiply there, so slopes are those in F factors, by the knobs in them.
+    Seconds are convex in what places have, so slopes are those in F factors, by the knobs in them.
 
     Attributes:
         factors: 1 where a knob is in a factor, `(F, n)`; without such knobs one for each.
@@ -69,84 +115,98 @@ class Pricing:
     """
 
     def __init__(self, problem: Problem, knobs: Knobs, memories: Knobs) -> None:
-        self.problem, inside = tightened(problem), dict[tuple[str, Place], list[int]]()
-        for index, name in enumerate(knobs.names):
-            for place in places(name, problem.cluster):
-                inside.setdefault((figure_of(name), place), []).append(index)
-        products = list(dict.fromkeys(map(tuple, inside.values())))
-        self._places = [(*place, products.index(tuple(own))) for place, own in inside.items()]
-        every = [[float(knob in own) for knob in range(len(knobs.names))] for own in products]
-        self.factors: Array = np.reshape(every, (len(products), len(knobs.names)))
+        self.problem = tightened(problem)
+        self._factors = _Factors(knobs, problem.cluster)
+        self.factors = self._factors.matrix
         self.start = np.clip(0.0, knobs.low, knobs.high)
-        self.ample = problem.with_devices(
-            lambda device: replace(device, memory=device.memory * AMPLE)
-        )
+        self.ample = problem.with_devices(_with_ample_memory)
         self.spaces = outer_spaces(self.ample)
         point = torch.tensor(self.factors @ self.start, requires_grad=True)
         self._begun = self._tables(point)
         needs = self._needs(memories)
-        most = torch.tensor([*np.exp(memories.high), 1.0], dtype=torch.float64)
-        legal = torch.cat([cost.feasible for _, _, cost in self._begun])
-        self.useful = torch.nonzero(
-            legal & (needs <= most * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
-        ).squeeze(1)
+        most = torch.tensor(np.append(np.exp(memories.high), 1.0))
+        legal = torch.cat([own.cost.feasible for own in self._begun])
+        bought = needs <= most * (1 + PLAN_MEMORY_TOLERANCE)
+        fitting = legal & bought.all(1)
+        self.useful = torch.nonzero(fitting).squeeze(1)
         if not len(self.useful):
-            job, lightest = problem.config.model.name, float(needs.amax(1).min())
+            lightest = float(needs.amax(1).min())
             raise InfeasibleError(
-                f"design: the job {job} fits nowhere on {problem.cluster.name}, where the "
-                f"lightest plan needs {lightest:.3g} times the memory; try a higher bound "
+                f"design: the job {problem.config.model.name} fits nowhere on {problem.cluster.name}, where "
+                f"the lightest plan needs {lightest:.3g} times the memory; try a higher bound "
                 "of device.memory, or more nodes."
             )
-        self.needs: Array = np.maximum(needs[self.useful][:, :-1].numpy(), np.exp(memories.low))
+        of_knobs = needs[self.useful][:, :-1].numpy()
+        self.needs: Array = np.maximum(of_knobs, np.exp(memories.low))
         self.at_start = Priced(self._log_seconds(self._begun), point)
 
-    def _tables(self, z: Tensor) -> Tables:
-        """Return tables, their even uniform plans and costs where the log goodness of factors is `z`."""
-        factors = [
-            (name, place, (FIGURES[name][0] * z[own]).exp()) for name, place, own in self._places
-        ]
+    def _tables(self, z: Tensor) -> list[PricedTable]:
+        """Price all plans where the log goodness of factors is `z`."""
         linear = torch.is_grad_enabled() and z.requires_grad
-        tables = build_tables(scaled(self.ample, factors), self.spaces)
-        planned = ((table, even_uniform_plans(table)) for table in tables)
-        return [(*own, evaluate_batch(*own, linear=linear)) for own in planned]
+        result = []
+        changed = scaled(self.ample, self._factors.at(z))
+        for table in build_tables(changed, self.spaces):
+            plans = even_uniform_plans(table)
+            cost = evaluate_batch(table, plans, linear=linear)
+            result.append(PricedTable(table, plans, cost))
+        return result
 
-    def _log_seconds(self, priced: Tables) -> Tensor:
-        return torch.cat([cost.iteration_time for _, _, cost in priced])[self.useful].log()
+    def _log_seconds(self, priced: list[PricedTable]) -> Tensor:
+        seconds = torch.cat([own.cost.iteration_time for own in priced])
+        return seconds[self.useful].log()
 
     def _needs(self, memories: Knobs) -> Tensor:
         """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
-        cluster, margin = self.problem.cluster, self.problem.margin
-        held = [{place or 0 for place in places(name, cluster)} for name in memories.names]
-        held.append(set(range(len(cluster.groups))).difference(*held))
+        cluster = self.problem.cluster
+        columns = [set(places(name, cluster)) for name in memories.names]
+        groups = set(range(len(cluster.groups)))
+        columns.append(groups.difference(*columns))
         rows = []
-        for table, _, cost in self._begun:
-            arranged = cluster.arranged(table.node_order)
-            factors = torch.zeros(len(cost.memory), len(held), dtype=torch.float64)
-            for stage, column in product(range(table.pp), range(len(held))):
-                for group in held[column].intersection(
-                    arranged.stage_topology(stage, table.pp).groups
-                ):
-                    device = cluster.groups[group].device
-                    need = (cost.memory[:, stage] + device.reserved) / (
-                        (1.0 - margin) * device.memory
-                    )
-                    factors[:, column] = torch.maximum(factors[:, column], need)
-            rows.append(factors)
+        for priced in self._begun:
+            by_group = self._group_needs(priced)
+            unused = torch.zeros(len(priced.plans), dtype=torch.float64)
+            factors = []
+            for column in columns:
+                own = [by_group[group] for group in by_group if group in column]
+                largest = torch.stack([unused, *own]).amax(0)
+                factors.append(largest)
+            rows.append(torch.stack(factors, 1))
         return torch.cat(rows)
+
+    def _group_needs(self, priced: PricedTable) -> dict[int, Tensor]:
+        """Return the factor of the memory of every node group in use that plans need, `(P,)` each."""
+        cluster, table = self.problem.cluster, priced.table
+        arranged = cluster.arranged(table.node_order)
+        needs: dict[int, Tensor] = {}
+        for stage in range(table.pp):
+            for group in arranged.stage_topology(stage, table.pp).groups:
+                device = cluster.groups[group].device
+                usable = (1.0 - self.problem.margin) * device.memory
+                used = priced.cost.memory[:, stage] + device.reserved
+                need = used / usable
+                needs[group] = torch.maximum(needs.get(group, need), need)
+        return needs
 
     def log_seconds(self, z: Tensor) -> Tensor:
         """Return log seconds per iteration of every plan at log goodness `z` of the knobs, `(P,)`."""
-        return self._log_seconds(self._tables(torch.tensor(self.factors) @ z))
+        point = torch.tensor(self.factors) @ z
+        return self._log_seconds(self._tables(point))
 
     def at(self, z: Array) -> Priced:
         """Price all plans at log goodness `z`."""
         point = torch.tensor(self.factors @ z, requires_grad=True)
-        return Priced(self._log_seconds(self._tables(point)), point)
+        seconds = self._log_seconds(self._tables(point))
+        return Priced(seconds, point)
 
     def plan(self, number: int) -> Plan:
         """Return a plan by its number among the P."""
-        every = [
-            (table, plans, index) for table, plans, _ in self._begun for index in range(len(plans))
-        ]
-        table, plans, index = every[int(self.useful[number])]
-        return plans.to_plan(index, table)
+        index = int(self.useful[number])
+        for table, plans, _ in self._begun:
+            if index < len(plans):
+                return plans.to_plan(index, table)
+            index -= len(plans)
+        raise IndexError(number)
+
+
+def _with_ample_memory(device: Device) -> Device:
+    return replace(device, memory=device.memory * AMPLE)

@@ -10,21 +10,30 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
 from darts_parallel.cost import evaluate
-from darts_parallel.design.bound import Array, Knobs
-from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, places, reference, scaled
+from darts_parallel.design.bound import Knobs
+from darts_parallel.design.figures import (
+    FIGURES,
+    MEMORY,
+    Factor,
+    figure_of,
+    places,
+    reference,
+    scaled,
+    sense,
+)
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.errors import ConfigError
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
-NETWORK = 2.0  # from one generation of a network to the next: 100, 200, 400, 800 Gbit/s
-INVENTED = (
-    "toy",
-    "cpu",
-    "small",
-    "fast_network",
-    "slow_network",
-)  # beginnings of presets of no product
+BETTER = 1.1
+"""Goodness whose worth is told without a product."""
+NETWORK = 2.0
+"""Factor from one generation of a network to the next: 100, 200, 400, 800 Gbit/s."""
+SAME = 1.001
+"""Factor up to which the figures of two products are equal but for rounding."""
+INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network")
+"""Beginnings of presets of no product."""
 NO_KNOBS = Knobs((), *np.zeros((5, 0)))
 
 
@@ -32,60 +41,86 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     """Return what the plan gains from 10 % more of each figure, and from the next product of each.
 
     Returns:
-        Rows of `figure`, `to` (`10 % better`, or the product that has it), `before` and `after` in SI units,
-        and the shares of the seconds that the same plan saves (`saved`), and the best even uniform one,
-        planned anew (`replanned`), of which one must fit.
+        Rows of `figure`, `to` (`10 % better`, or the product that has it), `before` and `after` in
+        SI units, and the shares of the seconds that the same plan saves (`saved`), and the best
+        even uniform one, planned again (`replanned`), of which one must fit.
     """
     space = replace(problem.config.space, kind="uniform", offload=None)
-    uniform, cluster = Problem.from_config(replace(problem.config, space=space)), problem.cluster
-
-    def seconds(name: str, factor: float) -> Array:
-        better = [(name, place, factor) for place in places(name, cluster)]
-        every = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS).at_start.heights
-        return np.array(
-            [evaluate(plan, scaled(problem, better)).iteration_time_s, np.exp(every.min())]
-        )
-
-    own, rows = seconds(MEMORY, 1.0), []
-    groups = range(len(cluster.groups) if len(cluster.groups) > 1 else 0)
-    for name in [*FIGURES, *(f"nodes.{group}.{figure}" for group in groups for figure in FIGURES)]:
+    uniform = Problem.from_config(replace(problem.config, space=space))
+    cluster = problem.cluster
+    names = list(FIGURES)
+    if len(cluster.groups) > 1:
+        numbers = range(len(cluster.groups))
+        names += [f"nodes.{group}.{figure}" for group in numbers for figure in FIGURES]
+    own, own_best = _seconds(plan, problem, uniform, MEMORY, 1.0)
+    rows: list[dict[str, Any]] = []
+    for name in names:
         try:
             before = reference(name, cluster)
         except ConfigError:  # it is not the group's alone
             continue
-        for to, better in ("10 % better", 1.1), *_next_product(name, problem):
-            factor = better ** FIGURES[figure_of(name)][0]
-            saved, replanned = (1.0 - seconds(name, factor) / own).tolist()
-            values = {
-                "before": before,
-                "after": before * factor,
-                "saved": saved,
-                "replanned": replanned,
-            }
-            rows.append({"figure": name, "to": to, **values})
+        better = [("10 % better", BETTER), *_next_product(name, problem)]
+        for product, goodness in better:
+            factor = goodness ** sense(name)
+            seconds, best = _seconds(plan, problem, uniform, name, factor)
+            row: dict[str, Any] = {"figure": name, "to": product}
+            row |= {"before": before, "after": before * factor}
+            row["saved"] = 1.0 - seconds / own
+            row["replanned"] = 1.0 - best / own_best
+            rows.append(row)
     return rows
+
+
+def _seconds(
+    plan: Plan, problem: Problem, uniform: Problem, name: str, factor: float
+) -> tuple[float, float]:
+    """Return the seconds of a plan, and of the best even uniform one, where a figure is better."""
+    better = [Factor(name, place, factor) for place in places(name, problem.cluster)]
+    pricing = Pricing(scaled(uniform, better), NO_KNOBS, NO_KNOBS)
+    best = pricing.at_start.heights.min()
+    cost = evaluate(plan, scaled(problem, better))
+    return cost.iteration_time_s, float(np.exp(best))
 
 
 def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
     """Yield the product with the least better value of a figure, and its factor over the present one."""
-    (sense, key), place = FIGURES[figure_of(name)], places(name, problem.cluster)[0]
-    part, precision = figure_of(name).split(".")[0], problem.training.precision
-    if figure_of(name) == "inter_node.bandwidth":
+    figure = figure_of(name)
+    key = FIGURES[figure]
+    part = figure.split(".")[0]
+    if figure == "inter_node.bandwidth":
         yield "next generation", NETWORK
-    if sense < 0 or part == "inter_node":
+    if sense(name) < 0 or part == "inter_node":
         return
-
-    def value(owner: Any) -> float:
-        found = getattr(owner, key)  # peaks by precision, 0 where there is none for the job's
-        return float(found if isinstance(found, (int, float)) else found.get(precision, 0.0))
-
-    group, cluster = problem.config.cluster.nodes[place or 0], problem.config.cluster
-    present = value(cluster.devices[group.device] if part == "device" else group.intra_node)
-    better = dict[float, str]()
-    for path in sorted((Path(config_dir()) / part.replace("intra_node", "cluster")).glob("*.yaml")):
-        raw = OmegaConf.load(path)
-        for owner in [raw] if part == "device" else [node[part] for node in raw.nodes]:
-            if not path.stem.startswith(INVENTED) and value(owner) > present * 1.001:
-                better.setdefault(value(owner), path.stem)
+    precision, config = problem.training.precision, problem.config.cluster
+    first = places(name, problem.cluster)[0] or 0
+    group = config.nodes[first]
+    owner = config.devices[group.device] if part == "device" else group.intra_node
+    present = _value(owner, key, precision)
+    better = {
+        value: product
+        for value, product in _product_values(part, key, precision)
+        if value > present * SAME
+    }
     if better:
-        yield better[min(better)], min(better) / present
+        least = min(better)
+        yield better[least], least / present
+
+
+def _product_values(part: str, key: str, precision: str) -> Iterator[tuple[float, str]]:
+    """Yield the values of a figure over all presets; of equal ones the first name comes last."""
+    folder = Path(config_dir()) / part.replace("intra_node", "cluster")
+    for path in sorted(folder.glob("*.yaml"), reverse=True):
+        if path.stem.startswith(INVENTED):
+            continue
+        raw = OmegaConf.load(path)
+        owners = [raw] if part == "device" else [node[part] for node in raw.nodes]
+        for owner in owners:
+            yield _value(owner, key, precision), path.stem
+
+
+def _value(owner: Any, key: str, precision: str) -> float:
+    """Return a figure; of peaks the one for a precision, 0 where there is none."""
+    found = getattr(owner, key)
+    if not isinstance(found, (int, float)):
+        found = found.get(precision, 0.0)
+    return float(found)

@@ -1,9 +1,10 @@
-"""Read what a design asks: `conf/design/NAME.yaml`, checked."""
+"""Read what a design asks: `conf/design/NAME.yaml` or a file of the user, checked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -17,9 +18,9 @@ from darts_parallel.config import (
     require_members,
 )
 from darts_parallel.design.bound import Knobs
-from darts_parallel.design.figures import FIGURES, MEMORY, figure_of, reference
+from darts_parallel.design.figures import MEMORY, reference, sense
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Problem, load_problem
+from darts_parallel.problem import NodeGroup, Problem, load_problem
 
 UNITS = ("gpu", "node", "cluster")
 DESIGN = {
@@ -38,6 +39,8 @@ FIXED = dict.fromkeys(UNITS, 0.0)
 KNOB = {"price": float, "exponent": 1.0, "per": UNITS, "bounds": [0.25, 4.0]}
 """Keys, each with its default, its values with the default first, or the type of what must be given."""
 WORDS = {float: "a number", list: "a list", dict: "a mapping", str: "text"}
+EXCLUSIVE = {"budget", "target"}
+"""Keys of which one is the question; a change of one takes the place of the other."""
 
 
 @dataclass(frozen=True)
@@ -52,40 +55,46 @@ class Option:
 
 @dataclass(frozen=True)
 class Design:
-    """A whole question: the best use of a budget, or the least that a target costs (the other is 0).
-
-    The target is in seconds; `budgets`, of the Pareto front over the budget, rise; the search ends at a
-    relative gap to the bound of `tolerance`; the logarithms of the jobs' seconds have `weights` of sum 1.
-    """
+    """A whole question: the best use of a budget, or the least that a target costs (the other is 0)."""
 
     name: str
     unit: str
+    """Unit of money."""
     budget: float
     target: float
+    """Seconds per iteration."""
     budgets: tuple[float, ...]
+    """Factors of the budget for the Pareto front, rising."""
     tolerance: float
+    """Relative gap to the bound that ends the search."""
     weights: tuple[float, ...]
+    """Weights of the logarithms of the jobs' seconds; they sum to 1."""
     options: tuple[Option, ...]
 
 
-def read_design(
-    name: str, folder: Path | None = None, changes: dict[str, Any] | None = None
-) -> Design:
-    """Read and check `NAME.yaml` of a folder, or else of `conf/design`, where changes take precedence."""
-    folder = Path(config_dir()) / "design" if folder is None else folder
-    require_member(
-        "design", name, tuple(sorted(path.stem for path in folder.glob("*.yaml"))) or ("buyers",)
-    )
+def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Design:
+    """Read and check a design, where changes take precedence.
+
+    Args:
+        request: Name of a file of `conf/design`, or a path that ends in `.yaml`.
+    """
+    shipped = Path(config_dir()) / "design"
+    file = Path(request)
+    if file.suffix != ".yaml":
+        names = sorted(path.stem for path in shipped.glob("*"))
+        require_member("design", request, tuple(names))
+        file = shipped / f"{request}.yaml"
     try:
-        raw = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+        raw = OmegaConf.to_container(OmegaConf.load(file))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"design={name} cannot be read ({error}); try YAML in UTF-8.") from None
+        raise ConfigError(
+            f"design={request} cannot be read ({error}); try YAML in UTF-8."
+        ) from None
     if changes and isinstance(raw, dict):
-        raw |= (
-            dict.fromkeys({"budget", "target"} if {"budget", "target"} & set(changes) else ())
-            | changes
-        )
-    return design_of(name, raw)
+        if EXCLUSIVE & set(changes):
+            raw |= dict.fromkeys(EXCLUSIVE)
+        raw |= changes
+    return design_of(file.stem, raw)
 
 
 def design_of(name: str, raw: Any) -> Design:
@@ -93,60 +102,80 @@ def design_of(name: str, raw: Any) -> Design:
     given = _fields("design", raw, DESIGN)
     either = (given["budget"] > 0.0) != (given["target"] > 0.0)
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
-    jobs = [_fields(f"design.jobs.{index}", job, JOB) for index, job in enumerate(given["jobs"])]
-    weights = tuple(job["weight"] / sum(job["weight"] for job in jobs) for job in jobs)
-    budgets = tuple(
-        sorted({1.0, *(_number("design.budgets", factor) for factor in given["budgets"])})
-    )
-    options = tuple(
-        _option(key, own, given["knobs"], jobs) for key, own in given["options"].items()
-    )
-    unit, budget, target, tolerance = (
-        given[key] for key in ("unit", "budget", "target", "tolerance")
-    )
-    return Design(name, unit, budget, target, budgets, tolerance, weights, options)
+    jobs = []
+    for index, job in enumerate(given["jobs"]):
+        jobs.append(_fields(f"design.jobs.{index}", job, JOB))
+    weight = sum(job["weight"] for job in jobs)
+    budgets = {_number("design.budgets", factor) for factor in given["budgets"]}
+    options = []
+    for key, own in given["options"].items():
+        options.append(_option(key, own, given["knobs"], jobs))
+    weights = tuple(job["weight"] / weight for job in jobs)
+    budget = given["budget"]
+    target = given["target"]
+    factors = tuple(sorted(budgets | {1.0}))
+    gap = given["tolerance"]
+    unit = given["unit"]
+    return Design(name, unit, budget, target, factors, gap, weights, tuple(options))
 
 
 def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str, Any]]) -> Option:
     """Check one discrete choice and build its problems."""
     place = f"design.options.{name}"
     given = _fields(place, raw, OPTION)
-    problems = tuple(
-        load_problem([str(o) for o in (*given["overrides"], *job["overrides"])]) for job in jobs
-    )
-    for config in (problem.config for problem in problems):
-        space, cost = config.space, config.cost
-        known = space.kind == "uniform" and space.offload is None and cost.knows_stages
-        rule = "have space=uniform, space.offload=null and cost=analytic, not space="
-        require(known, "design.jobs", f"{rule}{space.kind} with cost={cost.name}", "space=uniform")
-    same = len({problem.cluster.num_devices for problem in problems}) == 1
-    require(same, place, "give every job the same cluster", "cluster= in it, not in jobs")
-    counts = _counts(problems[0])
-    fixed = sum(
-        counts[unit] * p for unit, p in _fields(f"{place}.fixed", given["fixed"], FIXED).items()
-    )
-    every = {
-        str(key): _knob(str(key), value, problems[0])
-        for key, value in (knobs | given["knobs"]).items()
-    }
-    return Option(
-        str(name), problems, fixed, Knobs(tuple(every), *np.array(list(every.values())).T)
-    )
+    problems = []
+    for job in jobs:
+        overrides = [*given["overrides"], *job["overrides"]]
+        problems.append(load_problem([str(own) for own in overrides]))
+    for problem in problems:
+        _require_priceable(problem)
+    sizes = {problem.cluster.num_devices for problem in problems}
+    rule = "give every job the same cluster"
+    require(len(sizes) == 1, place, rule, "cluster= in it, not in jobs")
+    counts = _counts(problems[0].cluster.groups)
+    prices = _fields(f"{place}.fixed", given["fixed"], FIXED)
+    fixed = sum(counts[unit] * price for unit, price in prices.items())
+    rows = {}
+    for key, value in (knobs | given["knobs"]).items():
+        rows[str(key)] = _knob(str(key), value, problems[0])
+    columns = np.array(list(rows.values())).T
+    every = Knobs(tuple(rows), *columns)
+    return Option(str(name), tuple(problems), fixed, every)
 
 
-def _counts(problem: Problem, group: str = "") -> dict[str, int]:
-    """Return how many of each unit the cluster has, or a node group by its number."""
-    chosen = [problem.cluster.groups[int(group)]] if group else problem.cluster.groups
+def _require_priceable(problem: Problem) -> None:
+    """Refuse a job whose plans the bound does not cover."""
+    space, cost = problem.config.space, problem.config.cost
+    covered = space.kind == "uniform" and space.offload is None and cost.knows_stages
+    rule = "have space=uniform, space.offload=null and cost=analytic"
+    given = f"space={space.kind} with cost={cost.name}"
+    require(covered, "design.jobs", f"{rule}, not {given}", "space=uniform")
+
+
+def _counts(groups: Iterable[NodeGroup]) -> dict[str, int]:
+    """Return how many of each unit some node groups have."""
+    nodes = [(group.count, group.gpus) for group in groups]
     return {
-        "gpu": sum(g.count * g.gpus for g in chosen),
-        "node": sum(g.count for g in chosen),
+        "gpu": sum(count * gpus for count, gpus in nodes),
+        "node": sum(count for count, _ in nodes),
         "cluster": 1,
     }
 
 
-def _knob(name: str, raw: Any, problem: Problem) -> tuple[float, ...]:
-    """Check one knob and return its values in the order of `Knobs`."""
-    place, value = f"design.knobs.{name}", reference(name, problem.cluster)
+class _Knob(NamedTuple):
+    """One row of `Knobs`."""
+
+    price: float
+    exponent: float
+    low: float
+    high: float
+    reference: float
+
+
+def _knob(name: str, raw: Any, problem: Problem) -> _Knob:
+    """Check one knob."""
+    place = f"design.knobs.{name}"
+    value = reference(name, problem.cluster)
     given = _fields(place, raw, KNOB)
     bounds = [_number(f"{place}.bounds", bound) for bound in given["bounds"]]
     rises = len(bounds) == 2 and bounds[0] <= bounds[1]
@@ -155,31 +184,43 @@ def _knob(name: str, raw: Any, problem: Problem) -> tuple[float, ...]:
         raise ConfigError(
             f"{place} must be a figure above 0 on this cluster; leave it out or try {MEMORY}."
         )
-    count = _counts(problem, name.split(".")[1] if name.startswith("nodes.") else "")[given["per"]]
-    low, high = bounds if FIGURES[figure_of(name)][0] > 0 else (1.0 / bounds[1], 1.0 / bounds[0])
-    return given["price"] * count, given["exponent"], float(np.log(low)), float(np.log(high)), value
+    groups = problem.cluster.groups
+    if name.startswith("nodes."):
+        number = int(name.split(".")[1])
+        groups = (groups[number],)
+    price = given["price"] * _counts(groups)[given["per"]]
+    low, high = sorted(sense(name) * log(bound) for bound in bounds)
+    return _Knob(price, given["exponent"], low, high, value)
 
 
-def _fields(place: str, raw: Any, rules: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a mapping, checked by the rules of its keys, and the defaults of what it lacks."""
+def _fields(place: str, raw: Any, rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a mapping, checked by the rules of its keys, and the defaults of missing ones."""
     require(isinstance(raw, dict), f"{place}={raw}", "hold keys", ", ".join(rules))
     require_members(f"{place}: key", map(str, raw), tuple(rules))
     found = {}
     for key, rule in rules.items():
-        value, default = raw.get(key), rule[0] if isinstance(rule, tuple) else rule
-        kind = rule if isinstance(rule, type) else type(default)
-        left_out = value in (None, [], {}) and isinstance(rule, type)
-        require(not left_out, f"{place}.{key}", "be given", f"{WORDS[kind]}, as in design=buyers")
-        found[key] = value = default if value is None else value
-        if isinstance(rule, tuple):
-            require_member(f"{place}.{key}", str(value), rule)
-        elif kind is float:
-            found[key] = _number(f"{place}.{key}", value, strict=default != 0.0)
-        elif not isinstance(value, kind):
-            raise ConfigError(
-                f"{place}.{key}={value} must be {WORDS[kind]}; try design=buyers for one."
-            )
+        found[key] = _field(f"{place}.{key}", raw.get(key), rule)
     return found
+
+
+def _field(place: str, value: Any, rule: Any) -> Any:
+    """Return one value, checked by the rule of its key."""
+    if isinstance(rule, tuple):
+        value = rule[0] if value is None else str(value)
+        require_member(place, value, rule)
+        return value
+    needed = isinstance(rule, type)
+    kind = rule if needed else type(rule)
+    if needed:
+        missing = value in (None, [], {})
+        require(not missing, place, "be given", f"{WORDS[kind]}, as in design=buyers")
+    elif value is None:
+        value = rule
+    if kind is float:
+        return _number(place, value, strict=rule != 0.0)
+    if not isinstance(value, kind):
+        raise ConfigError(f"{place}={value} must be {WORDS[kind]}; try design=buyers for one.")
+    return value
 
 
 def _number(place: str, value: Any, *, strict: bool = True) -> float:

@@ -1,12 +1,13 @@
 """Search the best use of a budget by slopes of all plans, with a bound that proves it.
 
-At a point: seconds of all plans of all jobs (one call), and their slopes where the search goes on. They
-bound every plan everywhere (`bound`); the next point is where the bound of the most promising plan is lowest,
-with exactly the memory that the plan needs. Discrete choices take turns by their bounds, and end once those
-are above the best that was found.
-Tangents know nothing of budgets: one search serves the whole Pareto front and the least money for a target.
+At a point: seconds of all plans of all jobs (one call), and their slopes where the search goes on.
+They bound every plan everywhere (`bound`); the next point is where the bound of the most promising
+plan is lowest, with exactly the memory that the plan needs. Discrete choices take turns by their
+bounds, and end once those are above the best that was found. Tangents know nothing of budgets: one
+search serves the whole Pareto front and the least money for a target.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, log1p
 from typing import NamedTuple
@@ -15,16 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.config import require
-from darts_parallel.design.bound import ROUNDS, Array, dual_bound, log_tangents
-from darts_parallel.design.figures import FIGURES, MEMORY, figure_of
+from darts_parallel.design.bound import ROUNDS, Array, Bound, Lines, dual_bound, log_tangents
+from darts_parallel.design.figures import MEMORY, figure_of, sense
 from darts_parallel.design.pricing import Priced, Pricing
 from darts_parallel.design.request import Design, Option
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.plans import Plan
 
-MOST_POINTS = 60  # at which the plans of one discrete choice are priced for one budget
-MOST_COMBINED = 500_000  # combinations of plans of several jobs
-SLACK = 1e-9  # share by which more memory is bought than a plan needs, against rounding
+MOST_POINTS = 60
+"""Points at which the plans of one discrete choice are priced for one budget."""
+MOST_COMBINED = 500_000
+"""Combinations of plans of several jobs: about a gigabyte of tangents."""
+SLACK = 1e-9
+"""Share by which more memory is bought than a plan needs, against rounding."""
+PAID = 1.0 + 1e-12
+"""Factor of a budget up to which it is kept, above rounding."""
+SETTLED = 0.002
+"""Largest move, in log goodness, at which tangents have settled."""
 Rows = NDArray[np.int64]
 
 
@@ -33,95 +41,138 @@ class Branch:
 
     Attributes:
         plans: Number of the plan by job, `(C, J)`.
-        needs, memory: Factors of memory knobs that combinations need, `(C, M)`, and their cost, `(C,)`.
+        needs, memory: Factors of memory knobs that combinations need, `(C, M)`, and their cost,
+            `(C,)`.
         points, priced: Where plans were priced, `(n,)` each, and what came out by job.
     """
 
     def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
-        self.option, self.weights = option, weights
-        self.is_memory = np.array([figure_of(name) == MEMORY for name in option.knobs.names])
-        self.knobs, memories = option.knobs.only(~self.is_memory), option.knobs.only(self.is_memory)
-        self.pricings = [Pricing(problem, self.knobs, memories) for problem in option.problems]
+        self.option = option
+        self.weights = weights
+        figures = [figure_of(name) for name in option.knobs.names]
+        self.is_memory = np.array([figure == MEMORY for figure in figures])
+        self.knobs = option.knobs.only(~self.is_memory)
+        memories = option.knobs.only(self.is_memory)
+        self.pricings: list[Pricing] = []
+        for problem in option.problems:
+            self.pricings.append(Pricing(problem, self.knobs, memories))
         sizes = [len(pricing.needs) for pricing in self.pricings]
-        rule = f"have at most {MOST_COMBINED} combinations of plans, not {np.prod(sizes)}"
-        few = int(np.prod(sizes)) <= MOST_COMBINED
-        require(few, "design.jobs", rule, "fewer jobs, or pins like space.zero_stage=1")
-        self.plans: Rows = np.indices(sizes).reshape(len(sizes), -1).T
-        own = [p.needs[plans] for p, plans in zip(self.pricings, self.plans.T, strict=True)]
-        self.needs = np.max(own, axis=0) * (1 + SLACK)
-        self.memory = memories.cost(np.log(self.needs)).sum(1)
-        ends = (option.knobs.cost(z).sum() for z in (option.knobs.low, option.knobs.high))
-        self.least, self.most = (float(option.fixed + end) for end in ends)
-        self.damping = self.knobs.exponent / (1.0 + self.knobs.exponent)  # settles shares at once
+        self.plans = _combinations(sizes)
+        needs = []
+        for pricing, plans in zip(self.pricings, self.plans.T, strict=True):
+            needs.append(pricing.needs[plans])
+        self.needs = np.max(needs, axis=0) * (1 + SLACK)
+        costs = memories.cost(np.log(self.needs))
+        self.memory = costs.sum(1)
+        self.least = self.total(option.knobs.low)
+        self.most = self.total(option.knobs.high)
+        self.damping = self.knobs.exponent / (1.0 + self.knobs.exponent)
+        """Factor of moves at which shares of the money settle at once."""
         self.points: list[Array] = []
         self.priced: list[list[Priced]] = []
 
+    def total(self, z: Array) -> float:
+        """Return the money of all knobs, memory included, and the fixed part."""
+        costs = self.option.knobs.cost(z)
+        return float(self.option.fixed + costs.sum())
+
     def heights(self, point: int) -> Array:
         """Return the log seconds of all combinations at a point by job, `(C, J)`."""
-        jobs = zip(self.priced[point], self.plans.T, strict=True)
-        return np.stack([priced.heights[plans] for priced, plans in jobs], axis=1)
+        columns = []
+        for priced, plans in zip(self.priced[point], self.plans.T, strict=True):
+            columns.append(priced.heights[plans])
+        return np.stack(columns, axis=1)
 
-    def lines(self, point: int, rows: Rows, at: Array) -> tuple[Array, Array]:
-        """Return b `(c,)` and A `(c, n)`: tangents at `at` of what slopes at a point say of combinations."""
-        b, a = np.zeros(len(rows)), np.zeros((len(rows), len(self.knobs.names)))
-        jobs = zip(self.weights, self.priced[point], self.plans[rows].T, self.pricings, strict=True)
-        for weight, priced, plans, pricing in jobs:
-            at_factors = priced.point.detach().numpy(), at @ pricing.factors.T
-            own, steeper = log_tangents(priced.heights[plans], priced.slopes[plans], *at_factors)
-            b, a = b + weight * own, a + weight * steeper @ pricing.factors
-        return b, a
+    def lines(self, point: int, rows: Rows, at: Array) -> Lines:
+        """Return the tangents at `at` of what slopes at a point say of c combinations."""
+        heights = np.zeros(len(rows))
+        slopes = np.zeros((len(rows), len(self.knobs)))
+        for job, weight in enumerate(self.weights):
+            priced = self.priced[point][job]
+            plans = self.plans[rows, job]
+            factors = self.pricings[job].factors
+            begin = priced.point.detach().numpy()
+            end = at @ factors.T
+            steep = priced.slopes[plans]
+            own = log_tangents(priced.heights[plans], steep, begin, end)
+            heights = heights + weight * own.heights
+            slopes = slopes + weight * own.slopes @ factors
+        return Lines(heights, slopes)
 
     def incumbent(self, budget: float, best: "Use") -> "Use":
         """Return the best that a budget pays at the points so far, where it is better than `best`."""
         for point, z in enumerate(self.points):
-            paid = self.memory <= (budget - self.option.fixed - self.knobs.cost(z).sum()) * (
-                1 + 1e-12
-            )
-            every = np.where(paid, self.heights(point) @ self.weights, inf)
-            row = int(every.argmin())
-            best = min(best, Use(float(every[row]), self, point, row), key=lambda use: use.value)
+            spent = self.option.fixed + self.knobs.cost(z).sum()
+            left = budget - spent
+            means = self.heights(point) @ self.weights
+            seconds = np.where(self.memory <= left * PAID, means, inf)
+            row = int(seconds.argmin())
+            if seconds[row] < best.value:
+                best = Use(float(seconds[row]), self, point, row)
         return best
 
-    def lowest(self, budget: float, limit: float) -> tuple[float, Array]:
+    def lowest(self, budget: float, limit: float) -> Bound:
         """Return the lowest bound that any combination of plans has, and where it is.
 
-        Points bound a plan one by one while it is below a limit, together only where it may be the lowest.
+        Points bound a plan one by one while it is below a limit, together only where it may be the
+        lowest.
         """
-        rest = budget - self.option.fixed - self.memory
-        bounds = np.where(rest < self.knobs.cost(self.knobs.low).sum(), inf, -inf)
-        for point, z in enumerate(self.points):
-            at = np.tile(z, (len(rest), 1))
-            for turn in range(ROUNDS):
-                rows = np.flatnonzero(bounds < limit)
-                b, a = self.lines(point, rows, at[rows])
-                values, better = self.knobs.spend(a, rest[rows])
-                bounds[rows] = np.maximum(bounds[rows], b + values)
-                at[rows] += (self.damping if turn else 1.0) * (better - at[rows])
-        points = dict[int, Array]()
+        money = budget - self.option.fixed - self.memory
+        least = self.knobs.cost(self.knobs.low).sum()
+        bounds = np.where(money < least, inf, -inf)
+        for point in range(len(self.points)):
+            self._raise_bounds(bounds, point, money, limit)
+        points: dict[int, Array] = {}
         while np.isfinite(bounds.min()):
             row = int(bounds.argmin())
             if row in points:
-                return float(bounds[row]), points[row]
-            value, points[row] = self._together(row, float(rest[row]))
-            bounds[row] = max(value, bounds[row])
-        return inf, self.points[0]
+                return Bound(float(bounds[row]), points[row])
+            found = self._together(row, float(money[row]))
+            points[row] = found.z
+            bounds[row] = max(found.value, bounds[row])
+        return Bound(inf, self.points[0])
 
-    def _together(self, row: int, money: float) -> tuple[float, Array]:
+    def _raise_bounds(self, bounds: Array, point: int, money: Array, limit: float) -> None:
+        """Raise the bounds of combinations below a limit by the slopes at one point, in place."""
+        at = np.tile(self.points[point], (len(money), 1))
+        for turn in range(ROUNDS):
+            rows = np.flatnonzero(bounds < limit)
+            lines = self.lines(point, rows, at[rows])
+            spent = self.knobs.spend(lines.slopes, money[rows])
+            value = lines.heights + spent.value
+            bounds[rows] = np.maximum(bounds[rows], value)
+            damping = self.damping if turn else 1.0
+            at[rows] += damping * (spent.z - at[rows])
+
+    def _together(self, row: int, money: float) -> Bound:
         """Return the bound of one combination by all points, and where it is reached."""
-
-        def bound(at: list[Array]) -> tuple[float, Array]:
-            lines = (self.lines(k, np.array([row]), z) for k, z in enumerate(at))
-            b, a = map(np.concatenate, zip(*lines, strict=True))
-            return dual_bound(self.knobs, b, a, money)
-
-        best, at = bound(self.points)
+        best, at = self._bound_by_all(row, self.points, money)
         for _ in range(ROUNDS - 1):
-            value, z = bound([at] * len(self.points))
-            best, move = max(value, best), self.damping * (z - at)
+            same = [at] * len(self.points)
+            found = self._bound_by_all(row, same, money)
+            best = max(found.value, best)
+            move = self.damping * (found.z - at)
             at = at + move
-            if np.abs(move).max(initial=0.0) < 0.002:
+            if np.abs(move).max(initial=0.0) < SETTLED:
                 break
-        return best, at
+        return Bound(best, at)
+
+    def _bound_by_all(self, row: int, at: Sequence[Array], money: float) -> Bound:
+        """Return the bound by the tangents of all points, each at its own place."""
+        rows = np.array([row])
+        tangents = [self.lines(point, rows, z) for point, z in enumerate(at)]
+        lines = Lines(*map(np.concatenate, zip(*tangents, strict=True)))
+        return dual_bound(self.knobs, lines, money)
+
+
+def _combinations(sizes: list[int]) -> Rows:
+    """Return the numbers of plans, by job, of all combinations of one plan for every job."""
+    count = int(np.prod(sizes))
+    rule = f"have at most {MOST_COMBINED} combinations of plans, not {count}"
+    near = "fewer jobs, or pins like space.zero_stage=1"
+    require(count <= MOST_COMBINED, "design.jobs", rule, near)
+    numbers = np.indices(sizes)
+    return numbers.reshape(len(sizes), -1).T
 
 
 class Use(NamedTuple):
@@ -137,27 +188,92 @@ class Use(NamedTuple):
 class Answer:
     """The best use of one budget that was found, and its proof; by knob, in SI units and the design's money.
 
-    Factors are over the references, elasticities d log(seconds) / d log(figure), savings those by one more
-    unit of money: 0 for the knobs at their bound. Several jobs have their weighted geometric mean of seconds.
-    The bound is over all uses of the budget and all even uniform plans; the seconds may be above the optimum
-    by the share `gap`. Planner calls are points at which all tables were built for this answer.
+    Several jobs have their weighted geometric mean of seconds. The bound is over all uses of the
+    budget and all even uniform plans.
     """
 
     option: Option
-    knobs: dict[str, float]
-    factors: dict[str, float]
-    costs: dict[str, float]
-    elasticities: dict[str, float]
-    seconds_saved_per_unit: dict[str, float]
-    at_bound: list[str]
-    spent: float
+    z: Array
+    """Log goodness of the knobs over their references, `(n,)`."""
+    slopes: Array
+    """d log(seconds) / d log goodness, 0 for memory, `(n,)`."""
     budget: float
-    iteration_time_s: float
-    bound_iteration_time_s: float
+    log_seconds: float
+    log_bound: float
     job_iteration_times_s: list[float]
     plans: list[Plan]
     planner_calls: int
-    gap: float
+    """Points at which all tables were built for this answer."""
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Seconds per iteration."""
+        return exp(self.log_seconds)
+
+    @property
+    def bound_iteration_time_s(self) -> float:
+        """Seconds below which no use of the budget is."""
+        return exp(self.log_bound)
+
+    @property
+    def gap(self) -> float:
+        """Share by which the seconds may be above the optimum."""
+        return exp(self.log_seconds - self.log_bound) - 1.0
+
+    @property
+    def knobs(self) -> dict[str, float]:
+        """Figures in SI units."""
+        return self._named(self._factors * self.option.knobs.reference)
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """Figures over their references."""
+        return self._named(self._factors)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Money for every knob."""
+        return self._named(self.option.knobs.cost(self.z))
+
+    @property
+    def spent(self) -> float:
+        """Money for all knobs and the fixed part."""
+        return self.option.fixed + sum(self.costs.values())
+
+    @property
+    def elasticities(self) -> dict[str, float]:
+        """D log(seconds) / d log(figure)."""
+        return self._named(self._senses * self.slopes)
+
+    @property
+    def seconds_saved_per_unit(self) -> dict[str, float]:
+        """Seconds that one more unit of money saves; 0 for the knobs at their bound."""
+        knobs = self.option.knobs
+        rates = -self.slopes / (knobs.exponent * knobs.cost(self.z))
+        rates = np.where(self._at_bound, 0.0, rates)
+        return self._named(rates * self.iteration_time_s)
+
+    @property
+    def at_bound(self) -> list[str]:
+        """Knobs that cannot be better."""
+        return list(self.option.knobs.only(self._at_bound).names)
+
+    @property
+    def _at_bound(self) -> NDArray[np.bool_]:
+        return np.asarray(self.z >= self.option.knobs.high - SLACK)
+
+    @property
+    def _senses(self) -> Array:
+        senses = map(sense, self.option.knobs.names)
+        return np.array(list(senses), dtype=np.float64)
+
+    @property
+    def _factors(self) -> Array:
+        return np.asarray(np.exp(self._senses * self.z))
+
+    def _named(self, column: Array) -> dict[str, float]:
+        names = self.option.knobs.names
+        return dict(zip(names, column.tolist(), strict=True))
 
 
 class Designer:
@@ -170,7 +286,7 @@ class Designer:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.history: list[tuple[dict[str, float], float]] = []
-        self.branches = list[Branch]()
+        self.branches: list[Branch] = []
         for option in design.options:
             try:
                 self.branches.append(Branch(option, design.weights))
@@ -189,28 +305,43 @@ class Designer:
         rule = f"be above the fixed part and the least of every knob, {self.least:g}"
         require(self.least <= budget, f"design.budget={budget:g}", rule, f"{self.least * 1.2:.3g}")
         before = len(self.history)
-        open_, best = [b for b in self.branches if b.least <= budget], Use(inf, self.branches[0])
-        for branch in open_:
+        branches = list(self._payable(budget))
+        best = Use(inf, self.branches[0])
+        for branch in branches:
             best = branch.incumbent(budget, best)
             if not branch.points:
-                best = self.price(branch, branch.pricings[0].start, budget, best)
-        bounds, first = dict.fromkeys(open_, -inf), {b: len(b.points) for b in open_}
-        while open_:
-            branch = min(open_, key=bounds.__getitem__)
-            limit, point = best.value - log1p(self.design.tolerance / 2), branch.points[0]
-            if bounds[branch] < limit:
-                bounds[branch], point = branch.lowest(budget, limit)
-            if bounds[branch] >= limit or len(branch.points) - first[branch] >= MOST_POINTS:
-                open_.remove(branch)
-            else:
-                best = self.price(branch, point, budget, best)
+                start = branch.pricings[0].start
+                best = self.price(branch, start, budget, best)
+        best, bound = self._closed(branches, budget, best)
         if best.value == inf:
             raise InfeasibleError(
                 f"design.budget={budget:g} must pay the memory of one plan next to the "
                 "least of every knob; try a larger budget, or lower bounds."
             )
         calls = len(self.history) - before
-        return self._answer(best, min(best.value, *bounds.values()), budget, calls, elasticities)
+        answer = _answer(best, min(best.value, bound), budget, calls)
+        return _with_slopes(answer, best) if elasticities else answer
+
+    def _payable(self, budget: float) -> Iterator[Branch]:
+        """Yield the discrete choices of which a budget pays the least of every knob."""
+        return (branch for branch in self.branches if branch.least <= budget)
+
+    def _closed(self, branches: Sequence[Branch], budget: float, best: Use) -> tuple[Use, float]:
+        """Price the most promising discrete choice until none can be better; return the lowest bound, too."""
+        open_ = list(branches)
+        bounds = dict.fromkeys(branches, -inf)
+        most = {branch: len(branch.points) + MOST_POINTS for branch in branches}
+        while open_:
+            branch = min(open_, key=bounds.__getitem__)
+            limit = best.value - log1p(self.design.tolerance / 2)
+            point = branch.points[0]
+            if bounds[branch] < limit:
+                bounds[branch], point = branch.lowest(budget, limit)
+            if bounds[branch] >= limit or len(branch.points) >= most[branch]:
+                open_.remove(branch)
+            else:
+                best = self.price(branch, point, budget, best)
+        return best, min(bounds.values())
 
     def reach(self, seconds: float) -> Answer:
         """Find the least budget, within the tolerance, for which an iteration takes `seconds`.
@@ -218,70 +349,66 @@ class Designer:
         Errors:
             ConfigError: the highest of every knob does not suffice.
         """
-        low, high = self.least, max(branch.most for branch in self.branches)
+        low = self.least
+        high = max(branch.most for branch in self.branches)
         best = self.solve(high).iteration_time_s
         rule = f"be above what the highest of every knob reaches, {best:.4g} s"
         require(best <= seconds, f"design.target={seconds:g}", rule, f"{best * 1.05:.4g}")
-        goal, step = (
-            log(seconds) - log1p(self.design.tolerance / 2),
-            log1p(self.design.tolerance / 10),
-        )
         while True:
-            top = high
-            while log(top / low) > step:  # what the tangents so far allow at least
-                middle = (low * top) ** 0.5
-                below = any(
-                    b.lowest(middle, inf)[0] <= goal for b in self.branches if b.least <= middle
-                )
-                low, top = (low, middle) if below else (middle, top)
-            answer = self.solve(top)
+            budget = self._least_allowed(low, high, log(seconds))
+            answer = self.solve(budget)
             if answer.iteration_time_s <= seconds:
                 return replace(answer, planner_calls=len(self.history))
-            low = top
+            low = budget
+
+    def _least_allowed(self, low: float, high: float, log_seconds: float) -> float:
+        """Return the least budget between two whose bounds, by the tangents so far, allow some seconds."""
+        goal = log_seconds - log1p(self.design.tolerance / 2)
+        step = log1p(self.design.tolerance / 10)
+        while log(high / low) > step:
+            middle = (low * high) ** 0.5
+            bounds = (own.lowest(middle, inf).value for own in self._payable(middle))
+            if any(bound <= goal for bound in bounds):
+                high = middle
+            else:
+                low = middle
+        return high
 
     def price(self, branch: Branch, z: Array, budget: float, best: Use) -> Use:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
-        branch.priced.append(
-            [job.at(z) if branch.points else job.at_start for job in branch.pricings]
-        )
+        if branch.points:
+            priced = [job.at(z) for job in branch.pricings]
+        else:
+            priced = [job.at_start for job in branch.pricings]
+        branch.priced.append(priced)
         branch.points.append(z)
         best = branch.incumbent(budget, best)
-        costs = dict(zip(branch.knobs.names, branch.knobs.cost(z).tolist(), strict=True))
-        self.history.append((costs, exp(best.value)))
+        costs = branch.knobs.cost(z).tolist()
+        by_name = dict(zip(branch.knobs.names, costs, strict=True))
+        self.history.append((by_name, exp(best.value)))
         return best
 
-    def _answer(self, best: Use, bound: float, budget: float, calls: int, sloped: bool) -> Answer:
-        """Return what was found in the units of the figures."""
-        _, branch, point, row = best
-        knobs, bought = branch.option.knobs, ~branch.is_memory
-        z, slopes = np.empty(len(bought)), np.zeros(len(bought))
-        z[bought], z[~bought] = branch.points[point], np.log(branch.needs[row])
-        if sloped:
-            (slopes[bought],) = branch.lines(point, np.array([row]), branch.points[point][None])[1]
-        sense, cost = np.array([FIGURES[figure_of(name)][0] for name in knobs.names]), knobs.cost(z)
-        most, factor = z >= knobs.high - 1e-9, np.exp(sense * z)
-        saved = np.where(most, 0.0, -slopes / (knobs.exponent * cost)) * exp(best.value)
 
-        def by_name(column: Array) -> dict[str, float]:
-            return dict(zip(knobs.names, column.tolist(), strict=True))
+def _answer(use: Use, bound: float, budget: float, calls: int) -> Answer:
+    """Return what was found in the units of the figures, without slopes."""
+    branch = use.branch
+    z = np.zeros(len(branch.is_memory))
+    z[~branch.is_memory] = branch.points[use.point]
+    z[branch.is_memory] = np.log(branch.needs[use.row])
+    heights = branch.heights(use.point)[use.row]
+    seconds = np.exp(heights).tolist()
+    plans = []
+    for pricing, number in zip(branch.pricings, branch.plans[use.row], strict=True):
+        plans.append(pricing.plan(number))
+    flat = np.zeros(len(z))
+    return Answer(branch.option, z, flat, budget, use.value, bound, seconds, plans, calls)
 
-        plans = [
-            p.plan(number) for p, number in zip(branch.pricings, branch.plans[row], strict=True)
-        ]
-        return Answer(
-            branch.option,
-            by_name(factor * knobs.reference),
-            by_name(factor),
-            by_name(cost),
-            by_name(sense * slopes),
-            by_name(saved),
-            [*knobs.only(most).names],
-            branch.option.fixed + float(cost.sum()),
-            budget,
-            exp(best.value),
-            exp(bound),
-            np.exp(branch.heights(point)[row]).tolist(),
-            plans,
-            calls,
-            exp(best.value - bound) - 1.0,
-        )
+
+def _with_slopes(answer: Answer, use: Use) -> Answer:
+    """Return an answer with d log(seconds) / d log goodness of the knobs other than memory."""
+    branch = use.branch
+    at = branch.points[use.point]
+    lines = branch.lines(use.point, np.array([use.row]), at[None])
+    slopes = np.zeros(len(answer.z))
+    slopes[~branch.is_memory] = lines.slopes[0]
+    return replace(answer, slopes=slopes)

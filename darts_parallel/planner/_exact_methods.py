@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,47 +17,51 @@ from darts_parallel.exact import (
     number_of_plans,
 )
 from darts_parallel.gradient import repartitioned
-from darts_parallel.planner._session import Method, Session
+from darts_parallel.planner._session import Method, NamedPlan, Session
 from darts_parallel.plans import Plan
 
 RANKED = 4
 """Uniform configurations that are ranked with their best splits, for the report's alternatives."""
 REPARTITIONED = 12
-"""Outer choices that get a plan of their own among the alternatives."""
+"""Pipeline configurations that get a plan of their own among the alternatives."""
 
 
 def enumerate_uniform(session: Session, deadline: float) -> None:
     """Find the best uniform plan, and where nothing has descended the plans that come next."""
     began = time.monotonic()
-    if session.simulated:
+    asked, found = session.asked, session.found
+    if asked.simulated:
         answer = _simulated(session, "exhaustive", "uniform", deadline)
     else:
-        count = RANKED if session.result is None else 1
+        count = RANKED if found.result is None else 1
         even = _equal_chunks(session)
-        found = find_uniform_plan(session.tables, deadline=deadline, count=count, even=even)
-        session.uniform, answer = found, found.verification(session.tables, 0.0)
-        if session.result is None:
-            ranked = ((entry.time, entry.to_plan(session.tables)) for entry in found.alternatives)
-            session.others = (*ranked, *_good_plans(session.tables))
+        uniform = find_uniform_plan(asked.tables, deadline=deadline, count=count, even=even)
+        found.uniform = uniform
+        answer = uniform.verification(asked.tables, 0.0)
+        if found.result is None:
+            ranked = [(own.time, own.to_plan(asked.tables)) for own in uniform.alternatives]
+            found.others = (*ranked, *_good_plans(asked.tables))
     session.record("exhaustive", "uniform", answer, time.monotonic() - began)
 
 
 def programme(session: Session, deadline: float) -> None:
     """Find the best plan of the space, or a bound on it, by dynamic programming."""
-    began, space_kind = time.monotonic(), session.space_kind
-    if session.simulated:
-        answer = _simulated(session, "dynamic_programming", space_kind, deadline)
+    began = time.monotonic()
+    asked, found = session.asked, session.found
+    if asked.simulated:
+        answer = _simulated(session, "dynamic_programming", asked.space_kind, deadline)
     else:
-        known = float("inf") if session.result is None else session.result.iteration_time_s
-        found = find_layerwise_plan(
-            session.tables, space_kind, known, deadline, uniform=session.uniform
+        known = float("inf") if found.result is None else found.result.iteration_time_s
+        solved = find_layerwise_plan(
+            asked.tables, asked.space_kind, known, deadline, uniform=found.uniform
         )
-        answer = found.verification(session.tables, 0.0)
-        if found.best is not None and space_kind == "layerwise":
+        answer = solved.verification(asked.tables, 0.0)
+        if solved.best is not None and asked.space_kind == "layerwise":
             # switches between equal strategies gain nothing
-            table = session.tables[found.best.table]
-            answer = replace(answer, plan=canonical(table, found.best.plan).to_plan(0, table))
-    session.record("dynamic_programming", space_kind, answer, time.monotonic() - began)
+            table = asked.tables[solved.best.table]
+            plain = canonical(table, solved.best.plan)
+            answer = replace(answer, plan=plain.to_plan(0, table))
+    session.record("dynamic_programming", asked.space_kind, answer, time.monotonic() - began)
 
 
 def _simulated(session: Session, name: str, space_kind: str, deadline: float) -> Verification:
@@ -65,60 +70,82 @@ def _simulated(session: Session, name: str, space_kind: str, deadline: float) ->
     def closed_form() -> Plan | None:
         twin = session.closed_form
         for method in ("exhaustive", name):
-            if method not in twin.answers:
+            if method not in twin.found.answers:
                 twin.methods[method].run(twin, deadline)
-        return twin.answers[name].plan
+        return twin.found.answers[name].plan
 
+    asked = session.asked
     return find_simulated_plan(
-        session.tables, space_kind, closed_form, session.price, deadline=deadline
+        asked.tables, space_kind, closed_form, asked.price, deadline=deadline
     )
 
 
 def _equal_chunks(session: Session) -> bool:
-    """Return whether interleaved plans are those of equal chunks alone, which are proven."""
-    return session.settings.method == "exact" and session.space_kind == "uniform"
+    """Return whether interleaved plans are the plans of equal chunks alone, which are proven."""
+    return session.asked.settings.method == "exact" and session.asked.space_kind == "uniform"
 
 
 def _unable(session: Session) -> str:
-    if any(table.host for table in session.tables):
+    asked = session.asked
+    if any(table.host for table in asked.tables):
         return "no exact method knows shares in host memory (space.offload)"
-    if any(table.pipeline.free for table in session.tables):
+    if any(table.pipeline.free for table in asked.tables):
         return "no exact method knows all orders of passes (searched)"
-    if session.simulated and number_of_plans(session.tables, session.space_kind) > MAX_PRICED_PLANS:
+    if asked.simulated and number_of_plans(asked.tables, asked.space_kind) > MAX_PRICED_PLANS:
         return "no exact method prices a simulated pipeline"
-    if not _equal_chunks(session) and any(table.virtual_stages > 1 for table in session.tables):
+    if not _equal_chunks(session) and any(table.virtual_stages > 1 for table in asked.tables):
         known = "search=exact space=uniform, whose chunks are equal"
         return f"exact methods only bound interleaved plans, but those of {known}"
     return ""
 
 
-def _good_plans(tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
-    """Find a plan of one strategy for the best outer choices: stages even at first, then cut again."""
-    found: list[tuple[float, int, HardPlans]] = []
-    for number, table in enumerate(tables):
-        plans = even_uniform_plans(table, ends_apart=table.virtual_stages > 1)
-        times = _seconds(table, plans)
-        for outer in range(table.num_outer):
-            mine = torch.where(plans.outer == outer, times, torch.inf)
-            if len(mine) and float(mine.min()) < float("inf"):
-                best = int(mine.argmin())
-                found.append((float(times[best]), number, plans[best : best + 1]))
-    for _, number, plan in sorted(found, key=lambda entry: entry[:1])[:REPARTITIONED]:
-        cut = tables[number].virtual_stages == 1
-        plans = HardPlans.concatenate(
-            [plan, *([repartitioned(tables[number], plan)] if cut else [])]
-        )
-        times = _seconds(tables[number], plans)
+class _Candidate(NamedTuple):
+    """The best even plan of one pipeline configuration."""
+
+    seconds: float
+    table: int
+    """Number of its table."""
+    plan: HardPlans
+
+
+def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
+    """Find a plan of one strategy for the best configurations: stages even at first, then cut again."""
+    candidates = [
+        candidate
+        for number, table in enumerate(tables)
+        for candidate in _even_candidates(number, table)
+    ]
+    candidates.sort(key=lambda candidate: candidate.seconds)
+    for _, number, plans in candidates[:REPARTITIONED]:
+        table = tables[number]
+        if table.virtual_stages == 1:
+            plans = HardPlans.concatenate([plans, repartitioned(table, plans)])
+        times = feasible_seconds(table, plans)
         best = int(times.argmin())
-        yield float(times[best]), plans.to_plan(best, tables[number])
+        yield float(times[best]), plans.to_plan(best, table)
 
 
-def _seconds(table: CostTable, plans: HardPlans) -> torch.Tensor:
+def _even_candidates(number: int, table: CostTable) -> Iterator[_Candidate]:
+    """Yield the best even plan of every pipeline configuration of a table."""
+    plans = even_uniform_plans(table, ends_apart=table.virtual_stages > 1)
+    times = feasible_seconds(table, plans)
+    for outer in range(table.num_outer):
+        own = torch.where(plans.outer == outer, times, torch.inf)
+        if len(own) and float(own.min()) < float("inf"):
+            best = int(own.argmin())
+            yield _Candidate(float(times[best]), number, plans[best : best + 1])
+
+
+def feasible_seconds(table: CostTable, plans: HardPlans) -> torch.Tensor:
+    """Return the seconds of B plans, infinite where they do not fit, `(B,)`."""
     cost = evaluate_batch(table, plans)
     return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
 
 
 EXHAUSTIVE = Method("exhaustive", enumerate_uniform, _unable)
 DYNAMIC_PROGRAMMING = Method(
-    "dynamic_programming", programme, _unable, lambda session: session.space_kind == "uniform"
+    "dynamic_programming",
+    programme,
+    _unable,
+    useless=lambda session: session.asked.space_kind == "uniform",
 )

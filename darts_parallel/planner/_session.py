@@ -1,18 +1,178 @@
-"""One problem on its way to a plan: its tables, and all that methods have found on them so far."""
+"""One job on its way to a plan: what is asked, what methods have found so far, and what is reported."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from darts_parallel.config import CostConfig, SearchConfig
-from darts_parallel.cost import CostTable, build_tables, evaluate, without_dominated
+from darts_parallel.config import Config, CostConfig, SearchConfig
+from darts_parallel.cost import (
+    BatchCost,
+    CostTable,
+    HardPlans,
+    build_tables,
+    hard_plan,
+    without_dominated,
+)
+from darts_parallel.errors import InfeasibleError
 from darts_parallel.exact import TableResult, Verification
-from darts_parallel.gradient import SearchResult
+from darts_parallel.gradient import SearchResult, explain_infeasible
+from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
+
+CHECK_SECONDS = "verification.max_seconds"
+EXACT_SECONDS = "search.exact_seconds"
+SEARCH_SECONDS = "search.max_seconds"
+NamedPlan = tuple[float, Plan]
+"""Seconds per iteration, and the plan."""
+
+
+@dataclass(frozen=True)
+class JobFunctions:
+    """What cost tables alone cannot answer about a job."""
+
+    price: Callable[[Plan], tuple[CostTable, HardPlans, BatchCost]]
+    """Price a plan, whether or not the tables of the search hold it."""
+    explain: Callable[..., InfeasibleError]
+    """Name the constraint that leaves no plan in some tables, and what would help."""
+    chance: Callable[[Plan], float | None]
+    """Probability that the job runs out of memory; None where the cost model has no memory."""
+    closed_form: Callable[[], "Asked"]
+    """The same job priced by the closed form, which knows the usual schedules alone."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a session is asked: the best plan of some cost tables."""
+
+    tables: Sequence[CostTable]
+    """Without strategies that others dominate."""
+    space_kind: str
+    settings: SearchConfig
+    budgets: Mapping[str, float]
+    """Seconds of wall-clock by the key that gives them."""
+    whole: Sequence[CostTable] = ()
+    """The tables with the strategies that others dominate."""
+    job: JobFunctions | None = None
+    """None where cost tables are all that is known."""
+    simulated: bool = False
+    """Whether a schedule prices the plans, and no closed form."""
+    schedules: Sequence[str] | None = None
+    """Schedules that the space names; None: all."""
+    blocks: tuple[bool, ...] | None = None
+    """Which layers are blocks, for a trainer whose other layers share a strategy; None: for any other."""
+
+    @staticmethod
+    def of(problem: Problem, tables: Sequence[CostTable] | None = None) -> "Asked":
+        """Ask for a plan of a problem, over `tables` or else over the tables of its whole space."""
+        config, space = problem.config, problem.config.space
+        whole = build_tables(problem) if tables is None else tables
+        if tables is None:
+            tables = [without_dominated(table) for table in whole]
+        job = JobFunctions(
+            partial(hard_plan, problem=problem),
+            partial(explain_infeasible, problem),
+            partial(out_of_memory, problem=problem),
+            partial(_closed_form, config),
+        )
+        blocks = None
+        if space.trainer and config.abilities(space.trainer).whole_ends == "always":
+            blocks = tuple(layer.recomputable for layer in problem.model.layers)
+        checks = config.verification
+        limits = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)
+        simulated = config.cost.pipeline == "simulated"
+        question = Asked(tables, space.kind, config.search, limits, whole, job)
+        return replace(question, simulated=simulated, schedules=space.schedules, blocks=blocks)
+
+    @property
+    def functions(self) -> JobFunctions:
+        """Functions of the job, for methods that are asked about jobs alone."""
+        assert self.job is not None
+        return self.job
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the seconds of a plan, whether or not it fits."""
+        return float(self.functions.price(plan)[2].iteration_time[0])
+
+    def price(self, plan: Plan) -> float:
+        """Return the seconds of a plan by the job's own cost model; infinite where it has none."""
+        if self.schedules is not None and plan.schedule_name not in self.schedules:
+            return float("inf")
+        fits = bool(self.functions.price(plan)[2].feasible[0])
+        return self.seconds(plan) if fits else float("inf")
+
+
+def _closed_form(config: Config) -> Asked:
+    """Ask for the same job priced by the closed form."""
+    space = replace(config.space, schedules=None)
+    return Asked.of(Problem.from_config(replace(config, cost=CostConfig(), space=space)))
+
+
+def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:
+    """Return the seconds that phases of a search get, by the key that gives them."""
+    return {
+        EXACT_SECONDS: min(settings.exact_seconds, settings.max_seconds),
+        SEARCH_SECONDS: settings.max_seconds,
+        CHECK_SECONDS: check_seconds,
+    }
+
+
+@dataclass
+class Found:
+    """What methods have found so far."""
+
+    result: SearchResult | None = None
+    """Result of the gradient search."""
+    uniform: TableResult | None = None
+    """Answer of the enumeration of uniform plans; nothing enumerates them again."""
+    answers: dict[str, Verification] = field(default_factory=dict)
+    """Answers of the exact methods by name, in the order in which they were asked."""
+    others: tuple[NamedPlan, ...] = ()
+    """Good plans next to the best, with their seconds."""
+
+    @property
+    def plans_evaluated(self) -> int:
+        """Number of plans that all methods priced."""
+        searched = 0 if self.result is None else self.result.plans_evaluated
+        return searched + sum(answer.plans_evaluated for answer in self.answers.values())
+
+    @property
+    def uniform_plans(self) -> list[Plan]:
+        """Plans of exact methods that have one strategy for all layers."""
+        plans = []
+        for answer in self.answers.values():
+            if answer.plan is not None and answer.plan.within("uniform"):
+                plans.append(answer.plan)
+        return plans
+
+
+@dataclass
+class Reported:
+    """What is told of a session besides its plans."""
+
+    watcher: Watcher = field(default_factory=Watcher)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Files that a method wants written next to the plan."""
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds of wall-clock and seconds per iteration of every improvement."""
+    why: str = ""
+    """Why the methods that were asked first gave no plan, a clause."""
+    interrupted: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of wall-clock since the session began."""
+        return time.monotonic() - self.began
+
+    def improve(self, points: Iterable[tuple[float, float]]) -> None:
+        """Append the points that improve the best so far."""
+        for at, seconds in points:
+            if not self.curve or seconds < self.curve[-1][1]:
+                self.curve.append((at, seconds))
 
 
 @dataclass(frozen=True)
@@ -21,7 +181,7 @@ class Method:
 
     name: str
     run: Callable[["Session", float], None]
-    """Solve until `time.monotonic()` is the number given, and leave what was found in the session."""
+    """Solve until `time.monotonic()` is the number given, and record the findings in the session."""
     unable: Callable[["Session"], str] = lambda session: ""
     """Say in a clause why it proves nothing here; empty where it can."""
     useless: Callable[["Session"], bool] = lambda session: False
@@ -30,121 +190,48 @@ class Method:
 
 @dataclass
 class Session:
-    """Tables of one problem, without strategies that others dominate, and what was found on them."""
+    """A question, the methods that may answer it, and their findings."""
 
-    tables: Sequence[CostTable]
-    space_kind: str
-    settings: SearchConfig
-    problem: Problem | None = None
-    """Its own explanations where no plan fits, and its simulation, need the problem."""
-    watcher: Watcher = field(default_factory=Watcher)
-    methods: Mapping[str, Method] = field(default_factory=dict)
-    budgets: dict[str, float] = field(default_factory=dict)
-    """Seconds by the key that gives them."""
-    result: SearchResult | None = None
-    """Result of the gradient search."""
-    uniform: TableResult | None = None
-    """Answer of the enumeration of uniform plans; nothing enumerates them again."""
-    answers: dict[str, Verification] = field(default_factory=dict)
-    """Answers of the exact methods by name, in the order in which they were asked."""
-    others: tuple[tuple[float, Plan], ...] = ()
-    """Good plans next to the best, with their seconds."""
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Files that a method wants written next to the plan."""
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds of wall-clock and seconds per iteration of every improvement."""
-    why: str = ""
-    """Why the methods that were asked first gave no plan, a clause."""
-    whole: Sequence[CostTable] = ()
-    """Tables with the strategies that others dominate."""
-    interrupted: bool = False
-    began: float = field(default_factory=time.monotonic)
-
-    @staticmethod
-    def of(
-        problem: Problem,
-        methods: Mapping[str, Method],
-        watcher: Watcher | None = None,
-        tables: Sequence[CostTable] | None = None,
-        space_kind: str = "",
-    ) -> "Session":
-        """Begin with a problem; without `tables` and a space with those that the problem names."""
-        whole = build_tables(problem) if tables is None else tables
-        if tables is None:
-            tables = [without_dominated(table) for table in whole]
-        config, checks = problem.config, problem.config.verification
-        kind = space_kind or config.space.kind
-        session = Session(tables, kind, config.search, problem, watcher or Watcher(), methods)
-        session.whole = whole
-        session.budgets = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)
-        return session
-
-    @property
-    def simulated(self) -> bool:
-        """Return whether a schedule prices the plans, and no closed form."""
-        return self.problem is not None and self.problem.config.cost.pipeline == "simulated"
+    asked: Asked
+    methods: Mapping[str, Method]
+    found: Found = field(default_factory=Found)
+    reported: Reported = field(default_factory=Reported)
 
     @property
     def best(self) -> Verification | SearchResult | None:
-        """Return the fastest plan so far; the first of equals."""
-        spaces = (self.space_kind, "uniform")
-        found: list[Verification | SearchResult] = [] if self.result is None else [self.result]
-        found += [a for a in self.answers.values() if a.plan is not None and a.space in spaces]
-        return min(found, key=lambda entry: entry.iteration_time_s, default=None)
+        """The fastest plan so far; the first of equals."""
+        spaces = (self.asked.space_kind, "uniform")
+        plans: list[Verification | SearchResult] = []
+        if self.found.result is not None:
+            plans.append(self.found.result)
+        for answer in self.found.answers.values():
+            if answer.plan is not None and answer.space in spaces:
+                plans.append(answer)
+        return min(plans, key=lambda entry: entry.iteration_time_s, default=None)
 
     @property
     def proven(self) -> Verification | None:
-        """Return the answer that is optimal over the whole space."""
-        return next(
-            (a for a in self.answers.values() if a.proven and a.space == self.space_kind), None
-        )
-
-    @property
-    def plans_evaluated(self) -> int:
-        """Return plans that all methods priced."""
-        searched = 0 if self.result is None else self.result.plans_evaluated
-        return searched + sum(answer.plans_evaluated for answer in self.answers.values())
+        """The answer that is optimal over the whole space."""
+        for answer in self.found.answers.values():
+            if answer.proven and answer.space == self.asked.space_kind:
+                return answer
+        return None
 
     def record(self, name: str, space: str, answer: Verification, seconds: float) -> None:
         """Keep an answer, in the place of an earlier one of the same method."""
-        self.answers.pop(name, None)
-        self.answers[name] = replace(answer, name=name, space=space, seconds=seconds)
+        self.found.answers.pop(name, None)
+        self.found.answers[name] = replace(answer, name=name, space=space, seconds=seconds)
         if self.best is not None:
-            self.improve([(self.elapsed, self.best.iteration_time_s)])
-
-    @property
-    def elapsed(self) -> float:
-        """Return the seconds of wall-clock since the session began."""
-        return time.monotonic() - self.began
-
-    def improve(self, points: Iterable[tuple[float, float]]) -> None:
-        """Extend the curve by those of some points that lie below all before."""
-        for at, seconds in points:
-            if not self.curve or seconds < self.curve[-1][1]:
-                self.curve.append((at, seconds))
+            self.reported.improve([(self.reported.elapsed, self.best.iteration_time_s)])
 
     @cached_property
     def closed_form(self) -> "Session":
-        """Return the same job priced by the closed form, which knows the usual schedules alone."""
-        assert self.problem is not None
-        usual = replace(self.problem.config.space, schedules=None)
-        config = replace(self.problem.config, cost=CostConfig(), space=usual)
-        return Session.of(Problem.from_config(config), self.methods)
+        """A session about the same job priced by the closed form."""
+        return Session(self.asked.functions.closed_form(), self.methods)
 
-    def price(self, plan: Plan) -> float:
-        """Return the seconds of a plan by the problem's own cost model; infinite where it has none."""
-        assert self.problem is not None
-        named = self.problem.config.space.schedules
-        if named is not None and plan.schedule_name not in named:
-            return float("inf")
-        cost = evaluate(plan, self.problem)
-        return cost.iteration_time_s if cost.feasible else float("inf")
-
-
-def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:
-    """Return the seconds that phases of a search get, by the key that gives them."""
-    return {
-        "search.exact_seconds": min(settings.exact_seconds, settings.max_seconds),
-        "search.max_seconds": settings.max_seconds,
-        "verification.max_seconds": check_seconds,
-    }
+    def result(self, plan: Plan, seconds: float, others: Iterable[NamedPlan]) -> SearchResult:
+        """Return a plan as the result of a search that took no steps."""
+        evaluated, seed = self.found.plans_evaluated, self.asked.settings.seed
+        alternatives, took = tuple(others), self.reported.elapsed
+        found = (plan, seconds)
+        return SearchResult(*found, *found, alternatives, (), took, 0, 0, seed, evaluated)

@@ -1,18 +1,19 @@
 """Choose, among plans that cost about the same, one with few strategies.
 
-The model cannot tell seconds apart that differ by far more than `TIE`; whoever starts a plan can tell one
-strategy from four.
+The model cannot tell seconds apart that differ by far more than `TIE`; whoever starts a plan can
+tell one strategy from four.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, even_uniform_plans, hard_plan
+from darts_parallel.cost import CostTable, HardPlans, even_uniform_plans
 from darts_parallel.errors import PlanError
+from darts_parallel.planner._exact_methods import feasible_seconds
+from darts_parallel.planner._session import Asked, NamedPlan
 from darts_parallel.plans import Plan
-from darts_parallel.problem import Problem
 
 TIE = 0.001
 """Relative seconds that fewer strategies may cost, and more even stages after them: 0.2 % in all."""
@@ -20,7 +21,7 @@ NEIGHBOURS = 3
 """Plans of one strategy next to the chosen one, with its stages and micro-batches."""
 
 
-def simplest(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
+def simplest(plan: Plan, others: Sequence[Plan], asked: Asked) -> Plan:
     """Return the plan of fewest strategies, of those the fastest, within `TIE` of a plan.
 
     Strategies of a plan are replaced by others of its own, all layers of one at once.
@@ -29,41 +30,31 @@ def simplest(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
         plan: It must fit.
         others: Further plans that may be as fast.
     """
-    limit = float(hard_plan(plan, problem)[2].iteration_time[0]) * (1.0 + TIE)
-    found = [
-        _merged(own, problem, limit) for own in (plan, *others) if _within(own, problem, limit)
-    ]
-    return min(
-        found, key=lambda own: (len(set(own.layers)), hard_plan(own, problem)[2].iteration_time[0])
-    )
+    limit = asked.seconds(plan) * (1.0 + TIE)
+    as_fast = _within((plan, *others), asked, limit)
+    merged = [_merged(own, asked, limit) for own in as_fast]
+    return min(merged, key=lambda own: (len(set(own.layers)), asked.seconds(own)))
 
 
-def _within(plan: Plan, problem: Problem, limit: float) -> bool:
-    try:
-        cost = hard_plan(plan, problem)[2]
-    except PlanError:  # a stage may not begin everywhere
-        return False
-    fits = bool(cost.feasible[0]) and plan.within(problem.config.space.kind)
-    return fits and float(cost.iteration_time[0]) <= limit
+def _within(plans: Iterable[Plan], asked: Asked, limit: float = float("inf")) -> Iterator[Plan]:
+    """Yield the plans of the space that fit and take at most so many seconds."""
+    for plan in plans:
+        try:
+            cost = asked.functions.price(plan)[2]
+        except PlanError:  # a stage may not begin everywhere
+            continue
+        fits = bool(cost.feasible[0]) and plan.within(asked.space_kind)
+        if fits and float(cost.iteration_time[0]) <= limit:
+            yield plan
 
 
-def _merged(plan: Plan, problem: Problem, limit: float) -> Plan:
+def _merged(plan: Plan, asked: Asked, limit: float) -> Plan:
     """Return the plan with as few of its strategies as the limit of seconds allows, by the cheapest steps."""
-    table, hard, _ = hard_plan(plan, problem)
     if plan.offload:
         return plan
-    while True:
-        used = torch.unique(hard.choices)
-        pairs = [(old, new) for old in used for new in used if old != new]
-        rows = [torch.where(hard.choices == old, new, hard.choices) for old, new in pairs]
-        if not rows:
-            break
-        count = len(rows)
-        changed = HardPlans(
-            hard.outer.expand(count), torch.cat(rows), hard.first_layers.expand(count, -1)
-        )
-        cost = evaluate_batch(table, changed)
-        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+    table, hard, _ = asked.functions.price(plan)
+    while changed := _with_one_strategy_less(hard):
+        seconds = feasible_seconds(table, changed)
         best = int(seconds.argmin())
         if float(seconds[best]) > limit:
             break
@@ -71,46 +62,75 @@ def _merged(plan: Plan, problem: Problem, limit: float) -> Plan:
     return replace(plan, layers=hard.to_plan(0, table).layers)
 
 
-def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[tuple[float, Plan]]:
+def _with_one_strategy_less(hard: HardPlans) -> HardPlans | None:
+    """Return a plan with every strategy replaced by every other one that it has; None where it has one."""
+    used = torch.unique(hard.choices)
+    rows = [
+        torch.where(hard.choices == old, new, hard.choices)
+        for old in used
+        for new in used
+        if old != new
+    ]
+    if not rows:
+        return None
+    count = len(rows)
+    starts = hard.first_layers.expand(count, -1)
+    return HardPlans(hard.outer.expand(count), torch.cat(rows), starts)
+
+
+def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
     """Yield the fastest even plans of one strategy that differ in degrees alone, with their seconds."""
-    mine = (plan.pp, plan.cp, plan.node_order, plan.virtual_stages)
-    degrees = (
-        {(layer.dp, layer.tp) for layer in plan.layers[1:2]}
-        if len(set(plan.layers)) == 1
-        else set()
-    )
+    degrees = set()
+    if len(set(plan.layers)) == 1:
+        first = plan.layers[0]
+        degrees.add((first.dp, first.tp))
     for table in tables:
-        if (table.pp, table.cp, table.node_order, table.virtual_stages) != mine or table.host:
+        if _has_pipeline_of(plan, table):
+            yield from _of_other_degrees(plan, table, degrees)
+
+
+def _has_pipeline_of(plan: Plan, table: CostTable) -> bool:
+    """Return whether a table holds plans with the stages and the order of nodes of a plan."""
+    return (
+        not table.host
+        and plan.pp == table.pp
+        and plan.cp == table.cp
+        and plan.node_order == table.node_order
+        and plan.virtual_stages == table.virtual_stages
+    )
+
+
+def _of_other_degrees(
+    plan: Plan, table: CostTable, degrees: set[tuple[int, int]]
+) -> Iterator[NamedPlan]:
+    """Yield the fastest even plan of a table for every dp and tp that is not in `degrees`, and add these."""
+    outer = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten()
+    plans = even_uniform_plans(table)
+    plans = plans[torch.isin(plans.outer, outer)]
+    seconds = feasible_seconds(table, plans)
+    for row in seconds.argsort(stable=True).tolist():
+        layer = table.choices[int(plans.choices[row, 0])]
+        own = (layer.dp, layer.tp)
+        if torch.isinf(seconds[row]) or own in degrees:
             continue
-        outer = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten().tolist()
-        plans = even_uniform_plans(table)
-        plans = plans[torch.isin(plans.outer, torch.tensor(outer, dtype=torch.long))]
-        cost = evaluate_batch(table, plans)
-        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
-        for row in seconds.argsort(stable=True).tolist():
-            layer = table.choices[int(plans.choices[row, 0])]
-            if float(seconds[row]) == float("inf") or (layer.dp, layer.tp) in degrees:
-                continue
-            degrees.add((layer.dp, layer.tp))
-            other = plans.to_plan(row, table)
-            if other.schedule_name == plan.schedule_name:
-                yield float(seconds[row]), other
+        degrees.add(own)
+        other = plans.to_plan(row, table)
+        if other.schedule_name == plan.schedule_name:
+            yield float(seconds[row]), other
 
 
-def with_one_end(plan: Plan, others: Sequence[Plan], problem: Problem) -> Plan:
+def with_one_end(plan: Plan, others: Sequence[Plan], asked: Asked) -> Plan:
     """Return the plan whose embedding, head and loss share a strategy, where its trainer wants that.
 
-    Of the plan's own strategies the one with which it is fastest, or the fastest of others that have one.
+    It is the fastest with one of the plan's own strategies at both ends, or the fastest of the
+    others.
     """
-    name = problem.config.space.trainer
-    if name is None or problem.config.abilities(name).whole_ends != "always":
+    if asked.blocks is None:
         return plan
-    pairs = [*zip(problem.model.layers, plan.layers, strict=True)]
-    plans = [
-        replace(plan, layers=tuple(layer if spec.recomputable else own for spec, layer in pairs))
-        for own in dict.fromkeys(plan.layers)
-    ]
-    fitting = [own for own in (*plans, *others) if _within(own, problem, float("inf"))]
-    return min(
-        fitting, key=lambda own: float(hard_plan(own, problem)[2].iteration_time[0]), default=plan
-    )
+    candidates = []
+    for end in dict.fromkeys(plan.layers):
+        pairs = zip(asked.blocks, plan.layers, strict=True)
+        layers = tuple(layer if block else end for block, layer in pairs)
+        candidates.append(replace(plan, layers=layers))
+    fitting = _within((*candidates, *others), asked)
+    return min(fitting, key=asked.seconds, default=plan)

@@ -10,60 +10,71 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import evaluate_batch, hard_plan
+from darts_parallel.cost import GAIN_TOLERANCE, BatchCost, evaluate_batch
 from darts_parallel.exact import ChosenStages, DeadlineError
+from darts_parallel.planner._session import Asked
 from darts_parallel.plans import Plan
-from darts_parallel.problem import Problem
 
-TOLERANCE = 1e-12
-"""Relative; iteration times that differ by less are equal but for rounding."""
 SUM_WEIGHT = 1e5
 """How much more a second of the stages' sum counts than a squared second, by the slowest stage."""
+LEAST_GAIN = 1e-9
+"""Relative decrease of the sum of squares from which a split is more even, above rounding."""
 
 
-def balance_stages(plan: Plan, problem: Problem, tolerance: float = TOLERANCE) -> Plan:
+def balance_stages(plan: Plan, asked: Asked, tolerance: float = GAIN_TOLERANCE) -> Plan:
     """Cut the layers of a plan again: the same iteration time, and stages whose seconds differ least.
 
-    Every layer keeps its strategy. Among the splits whose slowest stage is at most the plan's, the sum of
-    stage seconds comes first, then the sum of their squares; a dynamic program over stages and layers.
+    Every layer keeps its strategy. Among the splits whose slowest stage is at most the plan's, the
+    sum of stage seconds comes first, then the sum of their squares; a dynamic program over stages
+    and layers.
 
     Args:
-        plan: Legal for the problem; it must fit.
-        problem: Priced by the closed form, without interleaving or offloading; of others the plan is
+        plan: Legal for the job; it must fit.
+        asked: Priced by the closed form, without interleaving or offloading; otherwise the plan is
             returned as it is.
         tolerance: Relative seconds that it may cost.
 
     Returns:
         The plan itself where no split is more even or the new one would be slower.
     """
-    config = problem.config
-    same = config.space.kind != "stagewise" or len(set(plan.layers)) == 1
-    closed = config.cost.pipeline == "closed_form"
-    if plan.pp == 1 or plan.virtual_stages > 1 or plan.offload or not same or not closed:
+    if not _movable(plan, asked):
         return plan
-    table, hard, cost = hard_plan(plan, problem)
+    table, hard, cost = asked.functions.price(plan)
     try:
         stages, seconds = ChosenStages.of(table, hard).fitting()
     except DeadlineError:  # too many layers to cut
         return plan
     slowest = float(cost.stage_seconds.max())
     fast = seconds <= slowest * (1 + tolerance)
-    starts = stages.keep(fast).split_below(_spread(seconds[fast], slowest), np.inf)[1]
+    unevenness = _unevenness(seconds[fast], slowest)
+    _, starts = stages.keep(fast).split_below(unevenness, np.inf)
     if not starts:
         return plan
-    new = evaluate_batch(table, replace(hard, first_layers=torch.tensor([starts])))
-    before, after = float(cost.iteration_time[0]), float(new.iteration_time[0])
-    squares = [float(c.stage_seconds.square().sum()) for c in (cost, new)]
-    if (
-        not bool(new.feasible[0])
-        or after > before * (1 + tolerance)
-        or squares[1] >= squares[0] * (1 - 1e-9)
-    ):
+    hard = replace(hard, first_layers=torch.tensor([starts]))
+    new = evaluate_batch(table, hard)
+    limit = float(cost.iteration_time[0]) * (1 + tolerance)
+    as_fast = bool(new.feasible[0]) and float(new.iteration_time[0]) <= limit
+    more_even = _squares(new) < _squares(cost) * (1 - LEAST_GAIN)
+    if not as_fast or not more_even:
         return plan
     return replace(plan, boundaries=(*starts, len(plan.layers)))
 
 
-def _spread(seconds: NDArray[np.float64], slowest: float) -> NDArray[np.float64]:
+def _squares(cost: BatchCost) -> float:
+    """Return the sum of squared seconds of the stages of one plan."""
+    return float(cost.stage_seconds.square().sum())
+
+
+def _movable(plan: Plan, asked: Asked) -> bool:
+    """Return whether layers may change stages, and the closed form says what that costs."""
+    if asked.simulated or plan.offload:
+        return False
+    if plan.pp == 1 or plan.virtual_stages > 1:
+        return False
+    return asked.space_kind != "stagewise" or len(set(plan.layers)) == 1
+
+
+def _unevenness(seconds: NDArray[np.float64], slowest: float) -> NDArray[np.float64]:
     """Return what the program sums: squared seconds, and with far more weight the seconds themselves."""
     share = seconds / slowest
     return np.asarray(share * share + SUM_WEIGHT * share)

@@ -1,44 +1,56 @@
 """Memory as a chance constraint: a job runs out of it with at most the chance `space.out_of_memory`.
 
-The logarithm of a device's bytes is off by a normal error. Inside a search every device has `exp(-z s)` of
-its memory: `z` is the normal quantile of the chance, `s` the largest standard deviation of any composition of
-bytes, one number, so that the constraint stays additive and every bound and proof holds for the tightened
-problem. The chance of the plan that comes out is then computed for the whole job, whose devices share their
-errors (`uncertainty.any_above`); where it is above the limit the memory is tightened further. Where no plan
-fits the tightened problem, it is loosened as little as needed; the median peak fits always.
+The logarithm of a device's bytes is off by a normal error. Inside a search every device has `exp(-z
+s)` of its memory. `z` is the normal quantile of the chance, `s` the largest standard deviation of
+any composition of bytes: one number, so that the constraint stays additive and every bound and
+proof holds for the tightened problem. The chance of the plan that comes out is then computed for
+the whole job, whose devices share their errors (`prediction_intervals.any_above`); where it is
+above the limit the memory is tightened further. Where no plan fits the tightened problem, it is
+loosened as little as needed; the median peak fits always.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import NormalDist
 
+from darts_parallel.config import Config
 from darts_parallel.cost import CostTable, build_tables, evaluate, with_memory, without_dominated
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
-from darts_parallel.planner._session import Session
+from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
 from darts_parallel.planner._simplest import TIE, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
+from darts_parallel.planner.figure_posterior import Posterior, posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
-from darts_parallel.planner.uncertainty import out_of_memory, posterior
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Cluster, Problem
 
 SURE = 0.01
-"""Chance of running out of memory below which no plan of the ladder is safer."""
-SAFER, MOST_EXTRA = 0.5, 0.15
-"""Share of the chosen plan's chance that a safe plan has at most, and relative seconds that it may cost."""
+"""Chance of running out of memory below which no other plan is offered as safer."""
+SAFER = 0.5
+"""Share of the chosen plan's chance that a safe plan has at most."""
+MOST_EXTRA = 0.15
+"""Relative seconds that a safe plan may cost."""
+GAIN = 2.0 * TIE
+"""Relative seconds from which another plan is faster: above what two ties may cost."""
 ROUNDS = 4
 """Searches at most, each with less memory than the one before."""
+OVERSHOOT = 2.0
+"""Factor of the next tightening over the missing one: devices share errors, so that one step may not do."""
 LOOSER = (0.5, 0.25, 0.0)
-"""Shares of what was left free, for further searches where the plan is twice as safe as asked for."""
-LEAST = 0.02
+"""Shares of the distance to all memory, for further searches where the plan is twice as safe as asked for."""
+LEAST_STEP = 0.02
 """Least tightening, of the logarithm of the memory."""
 SAFE_TRIES = 4
 """Tightenings at most until the safe plan of a space is found."""
 RUNG_SECONDS = 10.0
-"""Seconds at most of the exact methods for another plan of the ladder, `fastest` or `safe`."""
+"""Seconds at most of the exact methods for another risk level, `fastest` or `safe`."""
+HALVINGS = 6
+"""Halvings of the distance to the tightest memory that some plan fits: to 1/64 of it."""
+SETTLED = 8
+"""Evaluations until the share of memory that the framework reserves has settled."""
 
 
 def tightened(problem: Problem, chance: float | None = None) -> Problem:
@@ -47,162 +59,258 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     Args:
         chance: Of one device; None: `space.out_of_memory`.
     """
-    known, chance = (
-        posterior(problem),
-        problem.config.space.out_of_memory if chance is None else chance,
-    )
-    if known is None or chance >= 0.5 or not problem.config.cost.knows_stages:
-        return replace(problem, headroom=0.0)
-    distance = 0.0
-    for _ in range(8):  # settles: the less is used, the more of it is the software's reserve
-        distance = _quantile(chance) * known.largest_memory_spread(problem, exp(-distance))
-    return _moved(problem, distance)
+    config = problem.config
+    chance = config.space.out_of_memory if chance is None else chance
+    headroom = 0.0
+    if chance < 0.5 and config.cost.knows_stages:
+        errors = _MemoryErrors(posterior(problem), problem.cluster, problem.software.name)
+        headroom = errors.headroom(chance)
+    return replace(problem, headroom=headroom)
+
+
+@dataclass(frozen=True)
+class _MemoryErrors:
+    """Errors of the logarithm of bytes on one cluster."""
+
+    known: Posterior
+    cluster: Cluster
+    framework: str
+
+    def spread(self, room: float = 1.0) -> float:
+        """Return their largest standard deviation where a share of the memory is full."""
+        return self.known.largest_memory_spread(self.cluster, self.framework, room)
+
+    def headroom(self, chance: float) -> float:
+        """Return the share of every device that a chance leaves free."""
+        distance = 0.0
+        for _ in range(SETTLED):  # the less is used, the more of it is the framework's reserve
+            distance = _quantile(chance) * self.spread(exp(-distance))
+        return _headroom(distance)
 
 
 def _quantile(chance: float) -> float:
+    """Return the standard deviations that an error exceeds with a chance."""
     return -NormalDist().inv_cdf(min(max(chance, 1e-9), 1.0 - 1e-9))
 
 
-def _moved(problem: Problem, distance: float) -> Problem:
-    """Return the problem whose devices have `exp(-distance)` of their memory."""
-    return replace(problem, headroom=1.0 - exp(-distance))
+def _distance(headroom: float) -> float:
+    """Return the logarithm of all memory over what a headroom leaves."""
+    return -log(1.0 - headroom)
 
 
-def within_chance(problem: Problem, find: Callable[[Problem], Planned]) -> Planned:
-    """Return what a search finds on the problem, tightened until its plan keeps `space.out_of_memory`.
+def _headroom(distance: float) -> float:
+    """Return the share left free that divides all memory by `exp(distance)`."""
+    return 1.0 - exp(-distance)
+
+
+def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned:
+    """Return what a search finds, with memory tightened until its plan keeps `space.out_of_memory`.
+
+    Args:
+        find: Searches the problem with a share of every device's memory left free.
 
     Errors:
         InfeasibleError: no plan's median peak fits.
     """
-    allowed, tight = problem.config.space.out_of_memory, tightened(problem)
-    found, warning = None, f"no plan that keeps space.out_of_memory={allowed:g} was found"
-    for _ in range(ROUNDS):
-        try:
-            found = find(tight)
-        except InfeasibleError as error:
-            return (
-                replace(found, warning=warning) if found else _safest(problem, tight, find, error)
-            )
-        chance = out_of_memory(found.plan, tight)
-        found = replace(found, problem=tight, out_of_memory=chance)
-        if chance is None or chance <= allowed or not tight.headroom or found.interrupted:
-            break
-        known = posterior(problem)
-        assert known is not None
-        short = (_quantile(allowed) - _quantile(chance)) * known.largest_memory_spread(problem)
-        tight = _moved(problem, -log(1.0 - tight.headroom) + max(2.0 * short, LEAST))
-    else:
-        assert found is not None
+    headroom = tightened(problem).headroom
+    errors = _MemoryErrors(posterior(problem), problem.cluster, problem.software.name)
+    median = Asked.of(tightened(problem, 0.5), tables=())
+    search = _ChanceSearch(find, problem.config, errors, median)
+    try:
+        found = search.tightest(headroom)
+    except InfeasibleError as error:
+        if not headroom:
+            raise
+        largest = _distance_that_fits(replace(problem, headroom=headroom))
+        return search.safest(largest, error)
+    if found.warning or found.problem is None:
+        return found
+    return search.loosened(found, found.problem.headroom)
+
+
+@dataclass(frozen=True)
+class _ChanceSearch:
+    """Searches of one job with more and less memory left free."""
+
+    find: Callable[[float], Planned]
+    config: Config
+    errors: _MemoryErrors
+    median: Asked
+    """The job with all memory but `space.memory_margin`, without tables."""
+
+    @property
+    def allowed(self) -> float:
+        """Chance of running out of memory that a plan may have."""
+        return self.config.space.out_of_memory
+
+    def tightest(self, headroom: float) -> Planned:
+        """Tighten memory until a plan keeps the chance.
+
+        Errors:
+            InfeasibleError: no plan fits with the first headroom.
+        """
+        found = self.find(headroom)
+        for _ in range(ROUNDS - 1):
+            chance = found.out_of_memory
+            if chance is None or self._settled(found, headroom):
+                return found
+            missing = (_quantile(self.allowed) - _quantile(chance)) * self.errors.spread()
+            step = max(OVERSHOOT * missing, LEAST_STEP)
+            headroom = _headroom(_distance(headroom) + step)
+            try:
+                found = self.find(headroom)
+            except InfeasibleError:
+                break
+        if self._settled(found, headroom):
+            return found
+        warning = f"no plan that keeps space.out_of_memory={self.allowed:g} was found"
         return replace(found, warning=warning)
-    distance = -log(1.0 - tight.headroom)
-    for share in LOOSER:  # one spread for all compositions may leave more free than the plan needs
+
+    def _settled(self, found: Planned, headroom: float) -> bool:
+        """Return whether less memory would be of no use."""
         chance = found.out_of_memory
-        if chance is None or chance > allowed / 2.0 or not distance or found.interrupted:
-            break
-        if (chance < SURE / 100.0 or not share) and not _gains(problem, found):
-            break
-        own = find(tight := _moved(problem, share * distance))
-        found = replace(found, interrupted=own.interrupted)
-        chance = out_of_memory(own.plan, tight)
-        if chance is None or chance > allowed or own.interrupted:
-            break
-        new, old = (p.result.iteration_time_s if p.result else 0.0 for p in (own, found))
-        if new <= old * (1.0 - TIE):
-            found = replace(own, problem=tight, out_of_memory=chance)
-    return found
+        return chance is None or chance <= self.allowed or not headroom or found.interrupted
 
+    def loosened(self, found: Planned, headroom: float) -> Planned:
+        """Leave less memory free while the plan is twice as safe as asked for and a faster one may fit.
 
-def _gains(problem: Problem, found: Planned) -> bool:
-    """Return whether exact methods know a faster plan whose median peak fits."""
-    tables, kind = _checked(problem, found), problem.config.space.kind
-    if found.result is None or not tables:
-        return False
-    rung = _rung("fastest", tightened(problem, 0.5), tables, found, RUNG_SECONDS, kind)
-    return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - 2.0 * TIE)
+        One spread for all compositions of bytes may leave more free than the plan needs.
+        """
+        for share in LOOSER if headroom else ():
+            if found.interrupted or not self._worth_loosening(found, last=not share):
+                break
+            other = self.find(_headroom(share * _distance(headroom)))
+            found = replace(found, interrupted=other.interrupted)
+            chance = other.out_of_memory
+            if chance is None or chance > self.allowed or other.interrupted:
+                break
+            if _seconds(other) <= _seconds(found) * (1.0 - TIE):
+                found = other
+        return found
 
+    def _worth_loosening(self, found: Planned, *, last: bool) -> bool:
+        """Return whether a plan is twice as safe as asked for, and a faster one may fit.
 
-def _checked(problem: Problem, found: Planned) -> list[CostTable]:
-    """Return the tables that exact methods check; none of simulated or unchecked jobs."""
-    config = problem.config
-    closed = config.cost.pipeline == "closed_form" and config.space.offload is None
-    return (
-        [without_dominated(t) for t in found.tables]
-        if closed and config.verification.enabled
-        else []
-    )
+        The exact methods say so where the plan is surely safe, and before the last search.
+        """
+        chance = found.out_of_memory
+        if chance is None or chance > self.allowed / 2.0:
+            return False
+        return self._gains(found) if last or chance < SURE / 100.0 else True
 
+    def _gains(self, found: Planned) -> bool:
+        """Return whether exact methods know a faster plan whose median peak fits."""
+        tables = _checked(self.config, found.tables)
+        if found.result is None or not tables:
+            return False
+        cluster, margin = self.errors.cluster, self.config.space.memory_margin
+        loose = [with_memory(own, cluster, margin) for own in tables]
+        asked = replace(self.median, tables=loose)
+        rung = _rung("fastest", asked, found, RUNG_SECONDS)
+        return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - GAIN)
 
-def _safest(
-    problem: Problem, tight: Problem, find: Callable[[Problem], Planned], error: InfeasibleError
-) -> Planned:
-    """Plan with as much memory left free as some plan allows; the error says what would help."""
-    if not tight.headroom:
-        raise error
-    low, high, tables = 0.0, -log(1.0 - tight.headroom), build_tables(tight)
-    for _ in range(6):  # halves the way to the tightest memory that some plan fits
-        middle = (low + high) / 2.0
-        own = _moved(problem, middle)
-        own_tables = [with_memory(table, own.cluster, own.margin) for table in tables]
-        fits = any_fits(own_tables, own.config.space.kind)
-        low, high = (middle, high) if fits else (low, middle)
-    for distance in (low, low / 2.0, 0.0):
-        own = _moved(problem, distance)
-        try:
-            found = find(own)
-        except InfeasibleError as unfit:
-            if not distance:
-                raise unfit from None
-            continue
+    def safest(self, distance: float, error: InfeasibleError) -> Planned:
+        """Plan with as much memory left free as some plan allows; the error says what would help.
+
+        Args:
+            distance: Largest one, in log memory, at which some plan fits.
+        """
+        for own in (distance, distance / 2.0) if distance else ():
+            try:
+                found = self.find(_headroom(own))
+                break
+            except InfeasibleError:
+                continue
+        else:
+            found = self.find(0.0)
         ways = str(error).partition("smallest changes that help: ")[2].removesuffix(".")
-        why = f"no plan keeps space.out_of_memory={problem.config.space.out_of_memory:g}; it takes {ways}"
-        return replace(
-            found, problem=own, out_of_memory=out_of_memory(found.plan, own), warning=why
-        )
-    raise error
+        kept = f"no plan keeps space.out_of_memory={self.allowed:g}"
+        return replace(found, warning=f"{kept}; it takes {ways}")
+
+
+def _seconds(planned: Planned) -> float:
+    return planned.result.iteration_time_s if planned.result else 0.0
+
+
+def _distance_that_fits(problem: Problem) -> float:
+    """Return the largest distance, in log memory, below a problem's at which some plan may fit."""
+    tables = build_tables(problem)
+    low, high = 0.0, _distance(problem.headroom)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        own = replace(problem, headroom=_headroom(middle))
+        loose = [with_memory(table, own.cluster, own.margin) for table in tables]
+        if any_fits(loose, own.config.space.kind):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _checked(config: Config, tables: Sequence[CostTable]) -> list[CostTable]:
+    """Return the tables that exact methods check; none of simulated or unchecked jobs."""
+    closed = config.cost.pipeline == "closed_form" and config.space.offload is None
+    if not closed or not config.verification.enabled:
+        return []
+    return [without_dominated(table) for table in tables]
 
 
 def ladder(planned: Planned, problem: Problem) -> list[Rung]:
-    """Return plans around the chosen one: the fastest whose median fits, itself, and a safe one.
+    """Return the risk levels: the fastest plan whose median peak fits, the chosen one, and a safe one.
 
-    The fastest is left out where it gains no more than ties may cost. The safe one is the cheapest that is
-    met with at most half the chosen plan's chance of running out of memory (`SAFER`); it is left out where
-    the chosen one fits with 99 % (`SURE`), or where such a plan costs more than `MOST_EXTRA`. They come from
-    the exact methods, each within `RUNG_SECONDS`, where plans are checked at all.
+    The fastest is left out where it gains no more than ties may cost. The safe one is the cheapest
+    that is met with at most half the chosen plan's chance of running out of memory (`SAFER`); it is
+    left out where the chosen one fits with 99 % (`SURE`), or where such a plan costs more than
+    `MOST_EXTRA`. They come from the exact methods, each within `RUNG_SECONDS`, where plans are
+    checked at all.
     """
-    tight, result, kind = planned.problem, planned.result, problem.config.space.kind
+    tight, result = planned.problem, planned.result
     if tight is None or result is None or planned.out_of_memory is None:
         return []
     chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
-    found: list[Rung | None] = [chosen]
-    if tables := _checked(problem, planned):
-        if tight.headroom:
-            fastest = _rung("fastest", tightened(problem, 0.5), tables, planned, RUNG_SECONDS, kind)
-            found += (
-                [fastest]
-                if fastest and fastest.seconds < chosen.seconds * (1.0 - 2.0 * TIE)
-                else []
-            )
-        if chosen.chance > SURE:  # uniform plans take a tenth of the seconds, so that one is known
-            safe = [_safe(problem, chosen, tables, own) for own in dict.fromkeys(("uniform", kind))]
-            found += sorted(filter(None, safe), key=lambda rung: rung.seconds)[:1]
-    return sorted(filter(None, found), key=lambda rung: rung.seconds)
+    rungs = [chosen]
+    tables = _checked(problem.config, planned.tables)
+    if tables and tight.headroom:
+        asked = _asked_at(problem, 0.0, tables)
+        fastest = _rung("fastest", asked, planned, RUNG_SECONDS)
+        if fastest is not None and fastest.seconds < chosen.seconds * (1.0 - GAIN):
+            rungs.append(fastest)
+    if tables and chosen.chance > SURE:
+        rungs += _safe_rungs(problem, chosen, tables)
+    return sorted(rungs, key=lambda rung: rung.seconds)
+
+
+def _safe_rungs(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> list[Rung]:
+    """Return the cheaper safe plan of the uniform space and of the whole one; none where neither is found.
+
+    Uniform plans take a tenth of the seconds, so that one is known.
+    """
+    kinds = dict.fromkeys(("uniform", problem.config.space.kind))
+    found = [_safe(problem, chosen, tables, kind) for kind in kinds]
+    return sorted((rung for rung in found if rung is not None), key=lambda rung: rung.seconds)[:1]
+
+
+def _asked_at(problem: Problem, headroom: float, tables: Sequence[CostTable]) -> Asked:
+    """Ask for a plan of a problem that leaves another share of the memory free."""
+    own = replace(problem, headroom=headroom)
+    return Asked.of(own, [with_memory(table, own.cluster, own.margin) for table in tables])
 
 
 def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str) -> Rung | None:
-    """Return the safe plan of the ladder: memory is tightened from the chosen plan's on, by growing steps."""
-    known, deadline = posterior(problem), time.monotonic() + RUNG_SECONDS
+    """Return the safe plan: memory is tightened from the chosen plan's on, step by step."""
+    deadline = time.monotonic() + RUNG_SECONDS
     cost = evaluate(chosen.plan, problem)
-    assert known is not None
-    room = min(
-        log(own / used) for own, used in zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
-    )
+    pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
+    distance = min(log(capacity / used) for capacity, used in pairs)
     chance, wanted = chosen.chance, SAFER * chosen.chance
-    spread = max(
-        known.memory_spread(problem), room / _quantile(min(chance, 0.49))
-    )  # as the chosen plan's
-    for tries in range(SAFE_TRIES):
-        room += (1 + tries) * max((_quantile(wanted) - _quantile(chance)) * spread, LEAST / 2.0)
-        rung = _rung("safe", _moved(problem, room), tables, None, deadline - time.monotonic(), kind)
+    # as wide as the chosen plan's own error
+    implied = distance / _quantile(min(chance, 0.49))
+    spread = max(posterior(problem).residuals.memory, implied)
+    for tries in range(1, SAFE_TRIES + 1):
+        missing = (_quantile(wanted) - _quantile(chance)) * spread
+        distance += tries * max(missing, LEAST_STEP / 2.0)
+        asked = replace(_asked_at(problem, _headroom(distance), tables), space_kind=kind)
+        rung = _rung("safe", asked, None, deadline - time.monotonic())
         if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):
             return None
         if rung.chance <= wanted:
@@ -211,35 +319,22 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str
     return None
 
 
-def _rung(
-    name: str,
-    problem: Problem,
-    tables: Sequence[CostTable],
-    known: Planned | None,
-    seconds: float,
-    kind: str,
-) -> Rung | None:
-    """Return the best plan of a problem by exact methods; None where none was found in time.
+def _rung(name: str, asked: Asked, known: Planned | None, seconds: float) -> Rung | None:
+    """Return the best plan by exact methods; None where none was found in time.
 
     Args:
-        tables: Costs, whatever their memory.
-        known: A plan that is feasible there, which bounds the search of so many seconds of wall-clock.
+        known: A plan that is feasible there, which bounds the search of so many seconds of wall-
+            clock.
     """
-    own = [with_memory(table, problem.cluster, problem.margin) for table in tables]
-    session = Session(own, kind, problem.config.search, problem, methods=METHODS)
-    session.result = None if known is None else known.result
-    session.budgets = {CHECKS.budget: seconds}
+    session = Session(replace(asked, budgets={CHECK_SECONDS: seconds}), METHODS)
+    session.found.result = None if known is None else known.result
     run_phases(session, (CHECKS,))
     best = session.best
     if best is None or best.plan is None:
         return None
-    uniform = [
-        a.plan for a in session.answers.values() if a.plan is not None and a.plan.within("uniform")
-    ]
-    plan = with_one_end(balance_stages(best.plan, problem), uniform, problem)
-    chance = out_of_memory(plan, problem)
-    return (
-        None
-        if chance is None
-        else Rung(name, plan, evaluate(plan, problem).iteration_time_s, chance)
-    )
+    balanced = balance_stages(best.plan, asked)
+    plan = with_one_end(balanced, session.found.uniform_plans, asked)
+    chance = asked.functions.chance(plan)
+    if chance is None:
+        return None
+    return Rung(name, plan, asked.seconds(plan), chance)

@@ -1,14 +1,15 @@
 """From a problem to a verified plan: choose nodes, search, check, balance the stages."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
-from darts_parallel.cost import evaluate
+from darts_parallel.cost import GAIN_TOLERANCE
 from darts_parallel.errors import InfeasibleError, PlanError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner._searcher import product_session
-from darts_parallel.planner._session import Session
+from darts_parallel.planner._session import Asked, Reported, Session
 from darts_parallel.planner._simplest import NEIGHBOURS, TIE, neighbours, simplest, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.memory_chance import tightened, within_chance
@@ -23,11 +24,11 @@ from darts_parallel.problem import Problem, price_per_hour
 def plan(
     problem: Problem, *, rental: Rental | None = None, watcher: Watcher | None = None
 ) -> Planned:
-    """Find a plan that keeps `space.out_of_memory` and check it, as the command `darts-parallel` does.
+    """Find a plan that keeps `space.out_of_memory` and check it, as `darts-parallel` does.
 
     Args:
-        rental: How the nodes of the problem were chosen out of an offer (`choose_nodes`); None chooses
-            them here where the objective may.
+        rental: How the nodes of the problem were chosen out of an offer (`choose_nodes`); None
+            chooses them here where the objective may.
 
     Returns:
         The plan, how the search went, and what the checks say of it.
@@ -41,42 +42,56 @@ def plan(
         return Planned(read_plan(config.plan, problem.model))
     if rental is None:
         problem, rental = choose_nodes(problem)
-    return within_chance(problem, lambda tight: _searched(tight, rental, watcher))
+    return within_chance(problem, partial(_searched, problem, rental, watcher or Watcher()))
 
 
-def _searched(problem: Problem, rental: Rental | None, watcher: Watcher | None) -> Planned:
-    """Search and check a plan of a problem."""
-    config, session = problem.config, new_session(problem, watcher)
-    run_phases(session, ORDERS[config.search.method])
+def _searched(
+    problem: Problem, rental: Rental | None, watcher: Watcher, headroom: float
+) -> Planned:
+    """Search and check a plan of a problem that leaves a share of the memory free."""
+    tight = replace(problem, headroom=headroom)
+    reported = Reported(watcher)
+    if tight.config.cost.knows_stages:
+        session = Session(Asked.of(tight), METHODS, reported=reported)
+    else:
+        session = product_session(tight, reported)
+    run_phases(session, ORDERS[tight.config.search.method])
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
-    if config.cost.knows_stages:
-        chosen = result.plan
-        others = [answer.plan for answer in session.answers.values() if answer.plan is not None]
-        uniform = [own for own in others if own.within("uniform")]
-        if config.search.method != "exact":
-            chosen = simplest(chosen, uniform, problem)
-        chosen = balance_stages(
-            chosen, problem, *([] if config.search.method == "exact" else [TIE])
-        )
-        chosen = with_one_end(chosen, uniform, problem)
-        if chosen != result.plan:
-            seconds = evaluate(chosen, problem).iteration_time_s
-            result = replace(result, plan=chosen, iteration_time_s=seconds)
-        near = islice(neighbours(result.plan, session.tables), NEIGHBOURS)
-        ranked = sorted({*result.alternatives, *near}, key=lambda entry: entry[0])
-        result = replace(result, alternatives=tuple(ranked))
+    if tight.config.cost.knows_stages:
+        result = _simplified(result, session)
     answers = checked(result, session)
+    chance = session.asked.functions.chance(result.plan)
     return Planned(
         result.plan,
         result,
         answers,
-        session.interrupted,
-        rental=rental,
-        files=session.files,
-        tables=session.whole,
+        reported.interrupted,
+        rental,
+        tight,
+        chance,
+        files=reported.files,
+        asked=session.asked,
     )
+
+
+def _simplified(result: SearchResult, session: Session) -> SearchResult:
+    """Return the result with few strategies and even stages, and plans next to it as alternatives.
+
+    The plan of `search.method=exact` stays as fast as it is.
+    """
+    asked, uniform = session.asked, session.found.uniform_plans
+    chosen, tolerance = result.plan, GAIN_TOLERANCE
+    if asked.settings.method != "exact":
+        chosen, tolerance = simplest(chosen, uniform, asked), TIE
+    chosen = balance_stages(chosen, asked, tolerance)
+    chosen = with_one_end(chosen, uniform, asked)
+    if chosen != result.plan:
+        result = replace(result, plan=chosen, iteration_time_s=asked.seconds(chosen))
+    near = islice(neighbours(chosen, asked.tables), NEIGHBOURS)
+    ranked = sorted({*result.alternatives, *near}, key=lambda entry: entry[0])
+    return replace(result, alternatives=tuple(ranked))
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
@@ -85,23 +100,15 @@ def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
     Errors:
         PlanError: the plan lies outside of its space.
     """
-    space_kind, seconds = session.space_kind, result.iteration_time_s
+    space_kind = session.asked.space_kind
+    seconds = result.iteration_time_s
     if not result.plan.within(space_kind):
         raise PlanError(f"space={space_kind} must hold the plan that was found; try search=exact.")
-    answers = (
-        answer.withdrawn()
-        if answer.space == space_kind and answer.contradicted(seconds)
-        else answer
-        for answer in session.answers.values()
-    )
-    return tuple(answer.with_gap(seconds) for answer in answers)
-
-
-def new_session(problem: Problem, watcher: Watcher | None = None) -> Session:
-    """Begin with a problem, by the methods that know its cost model."""
-    if problem.config.cost.knows_stages:
-        return Session.of(problem, METHODS, watcher)
-    return product_session(problem, watcher)
+    answers = []
+    for answer in session.found.answers.values():
+        wrong = answer.space == space_kind and answer.contradicted(seconds)
+        answers.append((answer.withdrawn() if wrong else answer).with_gap(seconds))
+    return tuple(answers)
 
 
 def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
@@ -115,4 +122,4 @@ def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
         rental = rent(tightened(problem))
     except InfeasibleError:
         rental = rent(problem)
-    return rental.problem, rental
+    return Problem.from_config(rental.config), rental

@@ -7,17 +7,18 @@ from typing import Any
 from darts_parallel.cost import CostTable
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
+from darts_parallel.planner._session import Asked
 from darts_parallel.planner.node_choice import Rental
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 CHOSEN = "chosen"
-"""Name of the rung of the ladder that the plan itself is."""
+"""Name of the risk level of the plan itself."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A plan of the ladder from the fastest to the safest."""
+    """A risk level: a plan between the fastest and the safest."""
 
     name: str
     """`fastest`, `chosen` or `safe`."""
@@ -49,13 +50,18 @@ class Planned:
     problem: Problem | None = None
     """Problem that was searched, with headroom for `space.out_of_memory`; None for a given plan."""
     out_of_memory: float | None = None
-    """Chance that the job runs out of memory; None where it counts for nothing."""
+    """Chance that the job runs out of memory; None where the cost model has no memory."""
     warning: str = ""
     """Changes that would help where no plan keeps that chance, one clause."""
-    tables: Sequence[CostTable] = field(default=(), repr=False)
-    """Costs of everything that was searched."""
+    asked: Asked | None = field(default=None, repr=False)
+    """What was searched; None for a given plan."""
     files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Content of the files that belong next to `plan.json`, by name."""
+
+    @property
+    def tables(self) -> Sequence[CostTable]:
+        """Costs of everything that was searched."""
+        return () if self.asked is None else self.asked.whole
 
     def entries(self) -> dict[str, Any]:
         """Return what `plan.json` holds with the plan."""

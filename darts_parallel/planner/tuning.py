@@ -1,19 +1,22 @@
 """Trials of a few plans: what they say of the others, and which to try next.
 
-The plans of the uniform space, which every trainer runs, in the model's own order; a trial's seconds, memory
-or failure comes back, and the expected seconds of all plans move by the rules of a Gaussian: one scale that
-all plans of the job share (most of what a trial tells), the fitted quantities that the trial's time depends
-on (maximum a posteriori, prior: the shipped posterior), and, where the structure of the model is wrong, a
-residual over dp, tp, pp and micro-batch that near plans share. The order hardly changes; the seconds do.
+Candidates are the plans of the uniform space, which every trainer runs, in the model's own order. A
+trial's seconds, memory or failure comes back, and the expected seconds of all plans move by the
+likelihood of `Posterior.given_runs`. Three things are shared between plans: one scale of the job
+(most of what a trial tells), the calibrated figures that their time depends on, and, where the
+structure of the model is wrong, a residual that near plans share. The order hardly changes; the
+seconds do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, log2
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost import (
     CostBreakdown,
     CostTable,
@@ -26,35 +29,16 @@ from darts_parallel.errors import PlanError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.gradient import PlanPool, TablePlans, repartitioned
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.uncertainty import (
-    NORMAL,
-    Posterior,
-    out_of_memory,
-    posterior,
-    time_slopes,
-)
+from darts_parallel.planner.figure_posterior import NORMAL, REPEAT, Moved, doubles, posterior
+from darts_parallel.planner.prediction_intervals import out_of_memory, time_slopes
+from darts_parallel.planner.run_figures import Trial, memory_run, seconds_run
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
 CANDIDATES = 24
 """Plans of the model's order that trials may move; the first three suffice where its structure is right."""
-REPEAT = 0.015
-"""Standard deviation of the logarithm of a repeated measurement (1.0 % median difference of releases)."""
 NEAR = 1.0
 """Distance in log2 of (dp, tp, pp, micro-batch) over which plans share what the model gets wrong."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A measurement of one plan."""
-
-    name: str
-    """Its file."""
-    plan: Plan
-    seconds: float | None
-    """Per iteration; None: it ran out of memory."""
-    memory_bytes: float | None = None
-    """Peak bytes of the fullest device."""
 
 
 @dataclass(frozen=True)
@@ -103,131 +87,134 @@ def tune(
         PlanError: every candidate is left out by trials that ran out of memory.
     """
     plans = _candidates(problem, (first, *others), trials)
-    costs = [evaluate(plan, problem) for plan in plans]
-    tried = [[t for t in trials if t.plan == plan] for plan in plans]
-    fits = _fitting(costs, tried)
-    if not any(fits):
+    costs = {plan: evaluate(plan, problem) for plan in plans}
+    fitting = _fitting(costs, trials)
+    if not fitting:
         raise PlanError(
-            "tune.measured: every candidate needs at least the memory of a plan that ran out of it; try "
-            "another space (space.recompute=null) or more devices."
+            "tune.measured: every candidate needs as much memory as a plan that already ran out of "
+            "memory; try another space (space.recompute=null) or more devices."
         )
-    mean, variance = _posterior_of(problem, plans, costs, tried)
-    proposals, peaks = [], [(t.plan, t.memory_bytes) for t in trials if t.memory_bytes is not None]
-    for i in range(len(plans)):
-        if fits[i]:
-            seconds, half = costs[i].iteration_time_s, exp(NORMAL * float(variance[i]) ** 0.5)
-            middle = seconds * exp(mean[i])
-            around, chance = (middle / half, middle * half), out_of_memory(plans[i], problem, peaks)
-            proposals.append(Proposal(plans[i], seconds, middle, around, len(tried[i]), chance))
-    ratios = [error for _, error in _errors(costs, tried)]
-    scale = exp(sum(ratios) / len(ratios)) if ratios else 1.0
-    ranked = tuple(sorted(proposals, key=lambda proposal: proposal.expected_s))
-    return Tuning(ranked, scale, len(plans) - len(proposals))
+    moved = _errors_given_trials(problem, plans, trials)
+    variances = moved.covariance.diagonal().clamp(min=0.0)
+    peaks = [run for trial in trials if (run := memory_run(trial, problem))]
+    proposals = []
+    for index, plan in enumerate(plans):
+        if plan not in fitting:
+            continue
+        predicted = costs[plan].iteration_time_s
+        expected = predicted * exp(moved.means[index])
+        factor = exp(NORMAL * variances[index].sqrt())
+        interval = (expected / factor, expected * factor)
+        tried = sum(trial.plan == plan for trial in trials)
+        chance = out_of_memory(plan, problem, peaks)
+        proposal = Proposal(plan, predicted, expected, interval, tried, chance)
+        proposals.append(proposal)
+    proposals.sort(key=lambda proposal: proposal.expected_s)
+    excluded = len(plans) - len(proposals)
+    return Tuning(tuple(proposals), _scale(costs, trials), excluded)
 
 
 def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]) -> list[Plan]:
-    """Return the best plans of the uniform space, those that were given, and all that were tried."""
+    """Return the plans that were given, all that were tried, and the best ones of the uniform space."""
     tables = build_tables(problem)
-    if problem.config.cost.pipeline == "simulated" or any(table.host for table in tables):
-        found = _cut_again(tables)
+    simulated = problem.config.cost.pipeline == "simulated"
+    if simulated or any(table.host for table in tables):
+        found = _repartitioned_plans(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
-    return list(
-        dict.fromkeys([*given, *(t.plan for t in trials), *(own.to_plan(tables) for own in found)])
-    )
+    plans = [*given]
+    plans += [trial.plan for trial in trials]
+    plans += [candidate.to_plan(tables) for candidate in found]
+    return list(dict.fromkeys(plans))
 
 
-def _cut_again(tables: list[CostTable]) -> Sequence[PricedPlan]:
-    """Return good uniform plans that no exact method ranks: even at first, the best of them cut again."""
+def _repartitioned_plans(tables: list[CostTable]) -> Sequence[PricedPlan]:
+    """Return good uniform plans that no exact method ranks: even ones, and the best of them cut again."""
     pool = PlanPool(tables, "uniform")
     pool.add_all(
         TablePlans(number, even_uniform_plans(table)) for number, table in enumerate(tables)
     )
     for entry in pool.top(CANDIDATES):
-        pool.add(TablePlans(entry.table, repartitioned(tables[entry.table], entry.plan)))
+        cut = repartitioned(tables[entry.table], entry.plan)
+        pool.add(TablePlans(entry.table, cut))
     return pool.top(CANDIDATES)
 
 
-def _fitting(costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]) -> list[bool]:
+def _fitting(costs: dict[Plan, CostBreakdown], trials: Sequence[Trial]) -> set[Plan]:
     """Return which candidates are expected to fit: by the model, scaled by the bytes that trials measured.
 
-    A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is predicted
-    to be as full.
+    A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is
+    predicted to be as full.
     """
-    fill = [
-        max(u / c for u, c in zip(x.memory_bytes, x.capacity_bytes, strict=True)) for x in costs
-    ]
-    pairs = [(t.memory_bytes, cost) for own, cost in zip(tried, costs, strict=True) for t in own]
-    factors = [
-        log(measured / max(cost.memory_bytes)) for measured, cost in pairs if measured is not None
-    ]
-    factor = exp(sum(factors) / len(factors)) if factors else 1.0
-    failed = [f for f, own in zip(fill, tried, strict=True) if any(t.seconds is None for t in own)]
-    limit = min(failed, default=float("inf"))
-    ran = [any(t.seconds is not None for t in own) for own in tried]
-    return [
-        done or (share < limit and share * factor <= 1.0)
-        for share, done in zip(fill, ran, strict=True)
-    ]
+    fullness = {}
+    for plan, cost in costs.items():
+        pairs = zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
+        fullness[plan] = max(used / capacity for used, capacity in pairs)
+    limit = float("inf")
+    ran = set()
+    ratios = []
+    for trial in trials:
+        if trial.seconds is None:
+            limit = min(limit, fullness[trial.plan])
+        else:
+            ran.add(trial.plan)
+        if trial.memory_bytes is not None:
+            predicted = max(costs[trial.plan].memory_bytes)
+            ratios.append(log(trial.memory_bytes / predicted))
+    factor = _geometric_mean(ratios)
+    for plan, full in fullness.items():
+        if full < limit and full * factor <= 1.0:
+            ran.add(plan)
+    return ran
 
 
-def _errors(
-    costs: Sequence[CostBreakdown], tried: Sequence[Sequence[Trial]]
-) -> list[tuple[int, float]]:
-    """Return candidate and log(measured / predicted seconds) of every trial that ran."""
-    return [
-        (row, log(trial.seconds / cost.iteration_time_s))
-        for row, (trials, cost) in enumerate(zip(tried, costs, strict=True))
-        for trial in trials
-        if trial.seconds is not None
-    ]
+def _scale(costs: dict[Plan, CostBreakdown], trials: Sequence[Trial]) -> float:
+    """Return the geometric mean of measured over predicted seconds."""
+    ratios = []
+    for trial in trials:
+        if trial.seconds is not None:
+            predicted = costs[trial.plan].iteration_time_s
+            ratios.append(log(trial.seconds / predicted))
+    return _geometric_mean(ratios)
 
 
-def _posterior_of(
-    problem: Problem,
-    plans: Sequence[Plan],
-    costs: Sequence[CostBreakdown],
-    tried: Sequence[Sequence[Trial]],
-) -> tuple[Tensor, Tensor]:
-    """Return mean and variance, `(N,)`, of log(true / predicted seconds) after the trials."""
+def _geometric_mean(logs: Sequence[float]) -> float:
+    """Return the exponential of the mean; 1 of none."""
+    return exp(fmean(logs)) if logs else 1.0
+
+
+def _errors_given_trials(problem: Problem, plans: Sequence[Plan], trials: Sequence[Trial]) -> Moved:
+    """Return log(true / predicted seconds) of N plans after the trials that ran."""
     known = posterior(problem)
-    kernel = _prior(problem, plans, known)
-    errors = _errors(costs, tried)
-    rows, ratios = [row for row, _ in errors], [error for _, error in errors]
-    if not rows:
-        return torch.zeros(len(plans), dtype=torch.float64), torch.diagonal(kernel).clone()
-    noise = REPEAT**2 * torch.eye(len(rows), dtype=torch.float64)
-    gain = torch.linalg.solve(kernel[rows][:, rows] + noise, kernel[rows]).T
-    mean = gain @ torch.tensor(ratios, dtype=torch.float64)
-    variance = torch.diagonal(kernel) - (gain * kernel[:, rows]).sum(1)
-    return mean, variance.clamp(min=0.0)
+    tried = [trial.plan for trial in trials if trial.seconds is not None]
+    runs = [run for trial in trials if (run := seconds_run(trial, problem))]
+    near = _nearness(problem.training.global_batch_size, [*plans, *tried])
+    residual = known.residuals.shared**2 + known.residuals.own**2 * near
+    repeats = doubles([0.0] * len(plans) + [REPEAT**2] * len(tried))
+    # the figures of the cluster are those after its own runs already, which are of other jobs
+    earlier = [replace(run, error=0.0) for run in known.runs]
+    noise = doubles(run.sd**2 for run in earlier)
+    slopes = []
+    for plan in plans:
+        elasticities = time_elasticities(plan, problem)
+        slopes.append(time_slopes(known, problem, elasticities))
+    given = replace(known, runs=[*runs, *earlier])
+    whole = torch.block_diag(residual + repeats.diag(), noise.diag())
+    return given.given_runs(slopes, whole)
 
 
-def _prior(problem: Problem, plans: Sequence[Plan], known: Posterior | None) -> Tensor:
-    """Return the covariance of log(true / predicted seconds) of all plans before any trial, `(N, N)`."""
-    if known is None:
-        return 0.2**2 + 0.1**2 * _nearness(problem, plans)
-    slopes = [time_slopes(known, problem, time_elasticities(plan, problem)) for plan in plans]
-    shared, own = known.job_spread(problem)
-    return known.covariances(slopes) + shared**2 + own**2 * _nearness(problem, plans)
-
-
-def _nearness(problem: Problem, plans: Sequence[Plan]) -> Tensor:
+def _nearness(batch: int, plans: Sequence[Plan]) -> Tensor:
     """Return the correlation of what the model gets wrong of two plans, `(N, N)`."""
-    batch = problem.training.global_batch_size
-    places = torch.tensor([_place(plan, batch) for plan in plans], dtype=torch.float64)
-    return torch.exp(-(torch.cdist(places, places) ** 2) / (2.0 * NEAR**2))
+    places = torch.tensor([_coordinates(plan, batch) for plan in plans], dtype=torch.float64)
+    squares = torch.cdist(places, places) ** 2
+    return torch.exp(-squares / (2.0 * NEAR**2))
 
 
-def _place(plan: Plan, batch: int) -> tuple[float, ...]:
-    """Return log2 of dp, tp, pp and micro-batch (means over layers), ZeRO stage, recomputation in steps."""
-    count = len(plan.layers)
-    dp, tp = (
-        sum(log2(getattr(layer, name)) for layer in plan.layers) / count for name in ("dp", "tp")
-    )
-    zero = sum(layer.zero_stage for layer in plan.layers) / count
-    again = (
-        sum(("none", "selective", "full").index(layer.recompute) for layer in plan.layers) / count
-    )
-    micro = log2(batch / plan.num_micro_batches) - dp
-    return dp, tp, log2(plan.pp), micro, zero, again
+def _coordinates(plan: Plan, batch: int) -> tuple[float, ...]:
+    """Return log2 of dp, tp, pp and micro-batch, ZeRO stage and steps of recomputation; means over layers."""
+    dp = fmean(log2(layer.dp) for layer in plan.layers)
+    tp = fmean(log2(layer.tp) for layer in plan.layers)
+    zero = fmean(layer.zero_stage for layer in plan.layers)
+    recompute = fmean(RECOMPUTE.index(layer.recompute) for layer in plan.layers)
+    micro_batch = log2(batch / plan.num_micro_batches) - dp
+    return dp, tp, log2(plan.pp), micro_batch, zero, recompute

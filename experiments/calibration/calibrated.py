@@ -2,7 +2,7 @@
 
 `conf/calibrated.yaml`, with the correlation of its numbers in an `.npz` next to it, serves validation, the
 device, cluster and framework files that the search reads, and the intervals of its answers
-(`darts_parallel.planner.uncertainty` reads the posterior).
+(`darts_parallel.planner.figure_posterior` reads the posterior).
 
 What is known of them before any run stands in `priors.yaml`. The value of a parameter for one place is a
 base that all share plus deviations of the device, of the framework, of the link and of their pairs; a name

@@ -380,7 +380,7 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
 
 
 def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
-    """Find the widths by figure, as `planner/uncertainty.py` reads them.
+    """Find the widths by figure, as `planner/figure_posterior.py` reads them.
 
     `own` is a standard deviation of log(predicted / measured) next to that of the parameters, `widening` the
     factor of their variance, `pair` the spread of the difference of two plans of one measured job. Mixtures

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from darts_parallel.cli._design import main
+from darts_parallel.cli._design import _interval, design_dict, main
 from darts_parallel.cost import evaluate
 from darts_parallel.design import FIGURES, Design, Designer, read_design, scaled_config
-from darts_parallel.design.bound import Array, Knobs, dual_bound, log_tangents
+from darts_parallel.design.bound import Array, Knobs, Lines, dual_bound, log_tangents
+from darts_parallel.design.figures import sense
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.problem import Problem, load_problem
 
@@ -41,8 +42,9 @@ MIXTURE = ["model=toy_moe", "training=toy_moe", "cluster=toy", "space=uniform"]
 
 
 def written(folder: Path, **changes: Any) -> Design:
-    (folder / "mine.yaml").write_text(json.dumps(TOY | changes))
-    return read_design("mine", folder)
+    file = folder / "mine.yaml"
+    file.write_text(json.dumps(TOY | changes))
+    return read_design(str(file))
 
 
 def log_seconds(pricing: Pricing, z: Array) -> Array:
@@ -85,7 +87,7 @@ def test_the_dual_is_the_least_value_of_the_tangents() -> None:
         np.array([0.0, -0.1, 0.2]),
         np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]]),
     )
-    bound, point = dual_bound(knobs, heights, slopes, 9.0)
+    bound, point = dual_bound(knobs, Lines(heights, slopes), 9.0)
     z = np.array(list(product(np.linspace(-1.0, 1.5, 401), repeat=2)))
     least = (heights + z[knobs.cost(z).sum(1) <= 9.0] @ slopes.T).max(1).min()
     assert least - 5e-3 <= bound <= least + 1e-9
@@ -148,7 +150,7 @@ def test_two_jobs_share_one_cluster(tmp_path: Path) -> None:
 def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path)
     out = tmp_path / "run"
-    main(["design=mine", f"folder={tmp_path}", "budgets=[1.2]", f"hydra.run.dir={out}"])
+    main([f"design={tmp_path / 'mine.yaml'}", "budgets=[1.2]", f"hydra.run.dir={out}"])
     found = json.loads((out / "design.json").read_text())
     assert found["bound_iteration_time_s"] <= found["iteration_time_s"]
     assert found["spent"] <= found["budget"] == 900.0
@@ -169,7 +171,7 @@ def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def upgrades_are_of_the_plan(plan: Path, seconds: float, out: Path) -> None:
-    main([f"plan={plan}", f"hydra.run.dir={out}"])
+    main([f"design={plan}", f"hydra.run.dir={out}"])
     rows = {row["figure"]: row for row in json.loads((out / "upgrades.json").read_text())[::-1]}
     assert set(rows) == set(FIGURES)
     for name, row in rows.items():
@@ -182,6 +184,70 @@ def upgrades_are_of_the_plan(plan: Path, seconds: float, out: Path) -> None:
     assert row["to"] == "10 % better"
     assert again.cluster.inter_node.bandwidth == pytest.approx(row["before"] * 1.1)
     assert 0.0 < row["saved"] < 0.1
+
+
+def test_figures_of_an_answer_are_those_of_its_hardware(tmp_path: Path) -> None:
+    knobs = TOY["knobs"] | {"device.peak_flops": {"price": 1, "bounds": [0.5, 1.5]}}
+    design = written(tmp_path, knobs=knobs)
+    designer = Designer(design)
+    answer = designer.solve(design.budget)
+    (option,) = design.options
+    assert (answer.at_bound, answer.factors["device.peak_flops"]) == (
+        ["device.peak_flops"],
+        pytest.approx(1.5),
+    )
+    assert answer.spent == pytest.approx(option.fixed + sum(answer.costs.values()))
+    assert option.fixed == 8 * 10 + 2 * 5
+    cluster = option.problems[0].cluster
+    assert answer.knobs["inter_node.latency"] == pytest.approx(
+        answer.factors["inter_node.latency"] * cluster.inter_node.latency
+    )
+    # twice the goodness of a latency is half of it; its price is per node
+    latency = 1.0 / answer.factors["inter_node.latency"]
+    assert answer.costs["inter_node.latency"] == pytest.approx(2 * 10 * latency)
+    assert answer.gap == pytest.approx(
+        answer.iteration_time_s / answer.bound_iteration_time_s - 1.0
+    )
+    (pricing,) = designer.branches[0].pricings
+    bought = designer.branches[0].knobs
+    z = answer.z[~designer.branches[0].is_memory]
+    row = [pricing.plan(number) for number in range(len(pricing.needs))].index(answer.plans[0])
+    assert answer.seconds_saved_per_unit["device.peak_flops"] == 0.0
+    for index, name in enumerate(bought.names):
+        step = 1e-5 * np.eye(len(z))[index]
+        seconds = [np.exp(log_seconds(pricing, z + own)[row]) for own in (-step, step)]
+        slope = np.log(seconds[1] / seconds[0]) / 2e-5
+        assert answer.elasticities[name] == pytest.approx(sense(name) * slope, abs=1e-6)
+        if name not in answer.at_bound:
+            paid = bought.cost(z + step)[index] - bought.cost(z - step)[index]
+            saved = (seconds[0] - seconds[1]) / paid
+            assert answer.seconds_saved_per_unit[name] == pytest.approx(saved, rel=1e-3, abs=1e-9)
+
+
+def test_several_jobs_are_as_unsure_as_the_least_sure_one() -> None:
+    predicted = [
+        {"iteration_time_s": 2.0, "iteration_time_interval_s": [1.0, 3.0]},
+        {"iteration_time_s": 4.0, "iteration_time_interval_s": [2.0, 8.0]},
+        {"iteration_time_s": 1.0},
+    ]
+    assert _interval(3.0, predicted) == [1.5, 6.0]
+    assert _interval(3.0, predicted[2:]) is None
+
+
+def test_layer_by_layer_seconds_and_the_front_are_those_of_all_jobs(tmp_path: Path) -> None:
+    jobs = [{"overrides": JOB}, {"overrides": [*JOB, "training.seq_len=32"], "weight": 3}]
+    design = written(tmp_path, jobs=jobs)
+    designer = Designer(design)
+    answer = designer.solve(design.budget)
+    names = ("plan.json", "layerwise.json", "plan_2.json", "layerwise_2.json")
+    seconds = (1.0, 2.0, 1.0, 16.0)
+    plans = {
+        name: {"predicted": {"iteration_time_s": own}}
+        for name, own in zip(names, seconds, strict=True)
+    }
+    found = design_dict(design, answer, plans)
+    assert found["layerwise_iteration_time_s"] == pytest.approx(2.0**0.25 * 16.0**0.75)
+    assert (found["plan"], found["fixed"]) == ("plan.json", design.options[0].fixed)
 
 
 def test_the_least_budget_for_a_target(tmp_path: Path) -> None:
@@ -230,14 +296,22 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     (tmp_path / "mine.yaml").write_text(json.dumps(TOY | changes))
     with pytest.raises(SystemExit) as ended:
-        main(["design=mine", f"folder={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}"])
+        main([f"design={tmp_path / 'mine.yaml'}", f"hydra.run.dir={tmp_path / 'run'}"])
     assert ended.value.code == 2
     sentence = capsys.readouterr().err
     assert (said in sentence, "try" in sentence, sentence.count("\n")) == (True, True, 1)
 
 
 @pytest.mark.parametrize(
-    "argument", ["design=nobody", "budgit=3", "design=buyers plan=p", "plan=no"]
+    "argument",
+    [
+        "budget=3",
+        "design=nobody",
+        "budgit=3",
+        "design=buyers plan=p",
+        "design=no.json",
+        "design=no.yaml",
+    ],
 )
 def test_bad_arguments_are_one_sentence(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -251,7 +325,7 @@ def test_every_combination_of_factors_is_priced_like_the_configuration(tmp_path:
     (pricing,), (problem,) = branch.pricings, branch.option.problems
     for z in list(product([-0.4, 0.4], repeat=5))[::9]:
         factors = {
-            n: float(np.exp(FIGURES[n][0] * y)) for n, y in zip(branch.knobs.names, z, strict=True)
+            n: float(np.exp(sense(n) * y)) for n, y in zip(branch.knobs.names, z, strict=True)
         }
         changed = Problem.from_config(scaled_config(problem, factors))
         seconds = evaluate(pricing.plan(0), changed).iteration_time_s

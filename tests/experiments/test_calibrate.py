@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from darts_parallel.config.schema import config_dir
-from darts_parallel.planner.uncertainty import read_correlation
+from darts_parallel.planner.figure_posterior import read_correlation
 from darts_parallel.problem.software import read_software
 from experiments import calibrate as command
 from experiments.calibrate import CalibrationOptions

@@ -49,8 +49,8 @@ FILES = {
     "trials.csv": "plan,seconds\nplan.json,0.1\n",
 }
 READERS = {
-    "plan.json": ("price FILE", "explain FILE", "tune FILE", "plan=FILE", "design plan=FILE"),
-    "mine.yaml": ("design design=mine folder=.",),
+    "plan.json": ("price FILE", "explain FILE", "tune FILE", "plan=FILE", "design design=FILE"),
+    "mine.yaml": ("design design=FILE",),
     "config.json": (f"{JOB} model=hf model.path=FILE",),
     "lengths.csv": (f"{JOB} training.lengths=FILE",),
     "trials.csv": ("tune plan.json tune.measured=FILE",),
@@ -60,7 +60,7 @@ COMMANDS = (
     f"{JOB} price pp=1 tp=2 dp=1 num_micro_batches=2 zero_stage=0 recompute=none",
     f"{JOB} trainer=torch space.out_of_memory=0.2 space.schedules=[1f1b] space.tp=2 explain=true",
     "tune plan.json --top 2 tune.measured=null",
-    "design design=mine folder=. budget=900 tolerance=0.01",
+    "design design=mine.yaml budget=900 tolerance=0.01",
     "graph module=tests.graph.test_script:products inputs=[[2,64,2048]] mesh=[2] cluster=toy descent=false",
 )
 """Commands of which one word is spoilt."""

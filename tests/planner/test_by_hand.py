@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from darts_parallel import LayerStrategy, Plan, load_problem
+from darts_parallel.config import RunConfig
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance, tuning
+from darts_parallel.planner.figure_posterior import Place, Posterior, Residuals
 from darts_parallel.planner.memory_chance import tightened, within_chance
+from darts_parallel.planner.prediction_intervals import time_slopes
 from darts_parallel.planner.result import Planned
-from darts_parallel.planner.tuning import Trial, _fitting, _nearness, _place, _posterior_of
-from darts_parallel.planner.uncertainty import Posterior, time_slopes
+from darts_parallel.planner.run_figures import Trial
+from darts_parallel.planner.tuning import _coordinates, _errors_given_trials, _fitting, _nearness
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.out_of_memory=0.2"]
 
@@ -30,44 +33,45 @@ def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) ->
         LayerStrategy(4, 1, 3, "selective"),
     )
     # dp 2 and 1, tp 2 and 4, 2 stages, micro-batches of 64 / 4 sequences over dp, ZeRO 1 and 3
-    assert _place(Plan(4, (0, 2, 4), mixed), 64) == (0.5, 1.5, 1.0, 3.5, 2.0, 0.75)
-    problem: Any = SimpleNamespace(training=SimpleNamespace(global_batch_size=64))
+    assert _coordinates(Plan(4, (0, 2, 4), mixed), 64) == (0.5, 1.5, 1.0, 3.5, 2.0, 0.75)
     # half of dp, twice tp and micro-batch: three steps of log2; two ZeRO stages more
     plans = [job(1), job(2), job(1, 2)]
     near = torch.tensor(
         [[1.0, exp(-1.5), exp(-2.0)], [exp(-1.5), 1.0, exp(-3.5)], [exp(-2.0), exp(-3.5), 1.0]]
     )
-    torch.testing.assert_close(_nearness(problem, plans), near.double(), rtol=1e-6, atol=0)
-    monkeypatch.setattr(tuning, "posterior", lambda problem: None)
-    costs: Any = [SimpleNamespace(iteration_time_s=seconds) for seconds in (1.0, 2.0, 3.0)]
-    mean, variance = _posterior_of(problem, plans, costs, [[], [Trial("a", plans[1], 2.6)], []])
+    torch.testing.assert_close(_nearness(64, plans), near.double(), rtol=1e-6, atol=0)
+    residuals = Residuals(seconds=0.0, shared=0.2, own=0.1, memory=0.0)
+    known = Posterior({}, {}, torch.zeros(0, 0, dtype=torch.float64), residuals)
+    monkeypatch.setattr(tuning, "posterior", lambda problem: known)
+    monkeypatch.setattr(tuning, "time_elasticities", lambda plan, problem: {})
+    runs = lambda trial, problem: RunConfig("", log(1.3), 1.0, {})  # noqa: E731
+    monkeypatch.setattr(tuning, "seconds_run", runs)
+    problem: Any = SimpleNamespace(training=SimpleNamespace(global_batch_size=64))
+    mean, covariance = _errors_given_trials(problem, plans, [Trial("a", plans[1], 2.6)])
+    variance = covariance.diagonal()
     shared = [0.04 + 0.01 * x for x in (exp(-1.5), 1.0, exp(-3.5))]
     assert mean.tolist() == pytest.approx([log(1.3) * x / (0.05 + 0.015**2) for x in shared])
     assert variance.tolist() == pytest.approx([0.05 - x**2 / (0.05 + 0.015**2) for x in shared])
 
 
 def test_trials_say_what_fits() -> None:
-    costs: Any = [
-        SimpleNamespace(memory_bytes=(1.0, used), capacity_bytes=(9.0, 10.0))
-        for used in (5, 8, 9, 12)
-    ]
-    ran, failed = Trial("a", job(1), 1.0, 6.0), Trial("b", job(1), None)
-    assert _fitting(costs, [[], [], [], []]) == [True, True, True, False]
+    costs: Any = {
+        job(tp): SimpleNamespace(memory_bytes=(1.0, used), capacity_bytes=(9.0, 10.0))
+        for tp, used in ((1, 5), (2, 8), (4, 9))
+    }
+    costs[job(1, 1)] = SimpleNamespace(memory_bytes=(1.0, 12), capacity_bytes=(9.0, 10.0))
+    small, middle, large, too_large = costs
+    assert _fitting(costs, []) == {small, middle, large}
     # 6 bytes instead of 5: a fifth more of all
-    assert _fitting(costs, [[ran], [], [], []]) == [True, True, False, False]
-    assert _fitting(costs, [[], [failed], [], []]) == [True, False, False, False]
-    assert _fitting(costs, [[], [], [], [replace(ran, memory_bytes=None)]]) == [
-        True,
-        True,
-        True,
-        True,
-    ]
+    assert _fitting(costs, [Trial("a", small, 1.0, 6.0)]) == {small, middle}
+    assert _fitting(costs, [Trial("b", middle, None)]) == {small}
+    assert _fitting(costs, [Trial("a", too_large, 1.0)]) == set(costs)
 
 
 def test_spreads_and_slopes_of_a_posterior() -> None:
     spread = {
         "seconds": {"own": 0.1, "pair": 0.08, "experts": {"own": 0.2}},
-        "memory": {"own": 0.03},
+        "memory": {"own": 0.03, "experts": {"own": 0.04}},
     }
     sds = {"state_factor": 0.3, "activation_factor": 0.5, "reserved_GiB": 0.1}
     quantities: Any = {
@@ -76,7 +80,9 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     quantities |= {name: {"scale": "share"} for name in ("gemm_efficiency", "intra_efficiency")}
     above = {"inter_latency_us": 0.25, "layer_overhead_us": 1.0}
     quantities |= {name: {"scale": {"above": least}} for name, least in above.items()}
-    known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), spread)
+    residuals = Residuals.read(spread, experts=False)
+    assert Residuals.read(spread, experts=True).seconds == 0.2
+    known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), residuals)
     fast, slow = "cluster.nodes.0.intra_node", "cluster.inter_node.bandwidth_GBps=200"
     links = [f"{fast}.bandwidth_GBps=450", f"{fast}.efficiency=0.8", slow]
     problem = load_problem([*TOY, *links]).with_devices(
@@ -85,21 +91,23 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
         )
     )
     # a pair of plans differs by sqrt 2 times what is each one's own; all share the rest of the whole
-    assert known.job_spread(problem) == pytest.approx((sqrt(0.1**2 - 0.08**2 / 2), 0.08 / sqrt(2)))
-    assert known.difference(problem) == pytest.approx(1.2815515655 * 0.08)
-    # half of the memory is used, a fifth of that reserved, and activations vary most
-    assert known.largest_memory_spread(problem, 0.5) == pytest.approx(
-        sqrt(0.4**2 + 0.02**2 + 0.03**2)
+    assert (residuals.shared, residuals.own) == pytest.approx(
+        (sqrt(0.1**2 - 0.08**2 / 2), 0.08 / sqrt(2))
     )
+    assert known.difference == pytest.approx(1.2815515655 * 0.08)
+    # half of the memory is used, a fifth of that reserved, and activations vary most
+    assert known.largest_memory_spread(
+        problem.cluster, problem.software.name, 0.5
+    ) == pytest.approx(sqrt(0.4**2 + 0.02**2 + 0.03**2))
     figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
     own = {f"devices.toy.{name}": value for name, value in figures.items()}
     own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}
-    place = ("toy", problem.software.name, "", "")
+    framework = problem.software.name
     slopes = {
-        ("gemm_efficiency", *place): -0.1,
-        ("layer_overhead_us", *place): 0.15,
-        ("inter_latency_us", "", place[1], "", "infiniband"): 0.075,
-        ("intra_efficiency", "", place[1], "nvlink4", ""): -0.1,
+        Place("gemm_efficiency", "toy", framework): -0.1,
+        Place("layer_overhead_us", "toy", framework): 0.15,
+        Place("inter_latency_us", framework=framework, inter="infiniband"): 0.075,
+        Place("intra_efficiency", framework=framework, intra="nvlink4"): -0.1,
     }
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 
@@ -107,19 +115,18 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
 def test_memory_is_tightened_by_twice_the_need_then_loosened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = SimpleNamespace(largest_memory_spread=lambda problem, room=1.0: 0.1)
+    known = SimpleNamespace(largest_memory_spread=lambda cluster, framework, room=1.0: 0.1)
     monkeypatch.setattr(memory_chance, "posterior", lambda problem: known)
-    problem, distances = load_problem(TOY), []
-
-    def find(own: Any) -> Planned:
-        distances.append(-log(1.0 - own.headroom))
-        return Planned(job(1))
-
+    problem = load_problem(TOY)
     cases = [[0.4, 0.11], [0.21, 0.2], [0.9] * 4, [0.05, 0.08, 0.19], [0.05, 0.3]]
     for chances, kept in zip(cases, (0.11, 0.2, 0.9, 0.19, 0.05), strict=True):
-        left = iter(chances)
-        monkeypatch.setattr(memory_chance, "out_of_memory", lambda plan, own, left=left: next(left))
-        distances.clear()
+        left, distances = iter(chances), []
+
+        def find(headroom: float, left: Any = left, distances: Any = distances) -> Planned:
+            distances.append(-log(1.0 - headroom))
+            tight = replace(problem, headroom=headroom)
+            return Planned(job(1), problem=tight, out_of_memory=next(left))
+
         found = within_chance(problem, find)
         assert (len(distances), found.out_of_memory) == (len(chances), kept)
         # standard deviations of a normal error: 0.8416 at a chance of 0.2 and 0.2533 at 0.4
@@ -131,23 +138,23 @@ def test_memory_is_tightened_by_twice_the_need_then_loosened(
             0.05: -0.04208,
         }
         assert distances[1] - distances[0] == pytest.approx(step[chances[0]], rel=1e-3)
-        assert found.warning == (
-            "no plan that keeps space.out_of_memory=0.2 was found" if kept == 0.9 else ""
-        )
+        warning = "no plan that keeps space.out_of_memory=0.2 was found" if kept == 0.9 else ""
+        assert found.warning == warning
     assert tightened(problem, 0.02).headroom == pytest.approx(1 - exp(-0.1 * 2.05375), rel=1e-5)
 
 
 def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def find(own: Any) -> Planned:
-        if own.headroom:
+    problem = load_problem(TOY)
+
+    def find(headroom: float) -> Planned:
+        if headroom:
             raise InfeasibleError("memory: smallest changes that help: more nodes.")
-        return Planned(job(1))
+        return Planned(job(1), problem=problem, out_of_memory=0.4)
 
     monkeypatch.setattr(memory_chance, "build_tables", lambda tight: [])
     monkeypatch.setattr(memory_chance, "any_fits", lambda *given: True)
-    monkeypatch.setattr(memory_chance, "out_of_memory", lambda plan, own: 0.4)
-    found = within_chance(load_problem(TOY), find)
+    found = within_chance(problem, find)
     assert (found.problem.headroom, found.out_of_memory) == (0.0, 0.4)
     assert found.warning == "no plan keeps space.out_of_memory=0.2; it takes more nodes"

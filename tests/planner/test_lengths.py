@@ -11,7 +11,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner import lengths
 from darts_parallel.planner.lengths import LengthPlan, plan_lengths, read_lengths
-from darts_parallel.planner.uncertainty import out_of_memory
+from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
 from tests.support.commands import QUIET, Command
@@ -123,8 +123,12 @@ def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
                         begin + passes["FB".index(kind), 0, i, :, k]
                     ).tolist()
                     row.pop(0)
-        assert lengths._seconds(passes) == pytest.approx([max(max(own) for own in free)])
-        assert lengths._seconds(passes, together=True)[0] >= lengths._seconds(passes)[0]
+        # one length for every micro-batch and rank
+        weights = np.eye(2 * count).reshape(1, count, 2, 2 * count)
+        costs = passes[:, 0].reshape(2, 2 * count, stages)
+        found = lengths._path_seconds(weights, costs)
+        assert found == pytest.approx([max(max(own) for own in free)])
+        assert lengths._path_seconds(weights, costs, together=True)[0] >= found[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner._simplest import TIE
 from darts_parallel.planner.memory_chance import MOST_EXTRA, SAFER, SURE, ladder, tightened
 from darts_parallel.planner.planning import plan
-from darts_parallel.planner.uncertainty import any_above, out_of_memory
+from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]

@@ -23,7 +23,7 @@ from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
 from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.planner import _descent_method, planning
-from darts_parallel.planner._session import Method, Session
+from darts_parallel.planner._session import Asked, Method, Session
 from darts_parallel.planner.methods import (
     CHECKS,
     METHODS,
@@ -50,7 +50,8 @@ FEW = ["search.num_steps=5", "search.num_restarts=2", "search.polish=false"]
 
 def asked(order: str, problem: Problem | None = None) -> Session:
     """A session whose methods were asked in an order."""
-    session = Session.of(problem or load_problem([*TOY, f"search={order}"]), METHODS)
+    question = Asked.of(problem or load_problem([*TOY, f"search={order}"]))
+    session = Session(question, METHODS)
     run_phases(session, ORDERS[order])
     return session
 
@@ -102,7 +103,7 @@ def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: P
 
 def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> None:
     data, _ = run(tmp_path, "search.num_steps=20")
-    planned = darts_parallel.plans(load_problem([*TOY, "search.num_steps=20"]))
+    planned = darts_parallel.plan(load_problem([*TOY, "search.num_steps=20"]))
     assert planned.result.iteration_time_s == data["predicted"]["iteration_time_s"]
     assert [entry.name for entry in planned.answers] == list(data["verification"])
     assert [list(pair) for pair in pairwise(planned.plan.boundaries)] == [
@@ -114,7 +115,7 @@ def test_in_python_a_problem_is_planned_as_the_command_does(tmp_path: Path) -> N
     "overrides", [["cost=searcher"], ["cost.pipeline=simulated"], ["space.virtual_stages=[1,2]"]]
 )
 def test_no_plan_is_without_a_word_of_a_check(overrides: list[str]) -> None:
-    planned = darts_parallel.plans(load_problem([*TOY, *overrides, *FEW]))
+    planned = darts_parallel.plan(load_problem([*TOY, *overrides, *FEW]))
     assert planned.answers
     assert all(entry.proven or entry.note for entry in planned.answers)
 
@@ -208,7 +209,7 @@ def test_ctrl_c_during_the_proof_keeps_the_best_uniform_plan(
     monkeypatch.setattr(f"{EXACT_METHODS}.find_layerwise_plan", interrupt)
     session = asked("exact")
     result = search_result(session)
-    assert session.interrupted
+    assert session.reported.interrupted
     assert (result.stopped_by, result.method, len(set(result.plan.layers))) == (
         "user",
         "exhaustive",
@@ -239,27 +240,27 @@ def test_exact_methods_find_what_descent_misses_or_prove_none(
 def test_a_result_is_refined_only_by_a_better_plan_of_its_space() -> None:
     session = asked("exact")
     found = replace(search_result(session), method="gradient")
-    session.result = found
-    entry = session.answers["dynamic_programming"]
+    session.found.result = found
+    entry = session.found.answers["dynamic_programming"]
     assert refined(found, session) is found
-    session.answers = {
+    session.found.answers = {
         "dynamic_programming": replace(entry, iteration_time_s=1e-9, space="stagewise")
     }
     assert refined(found, session) is found
-    session.answers["exhaustive"] = replace(
+    session.found.answers["exhaustive"] = replace(
         entry, name="exhaustive", iteration_time_s=2e-9, space="uniform"
     )
     assert refined(found, session).method == "exhaustive"
-    session.answers["dynamic_programming"] = replace(entry, iteration_time_s=1e-9)
+    session.found.answers["dynamic_programming"] = replace(entry, iteration_time_s=1e-9)
     better = refined(found, session)
     assert (better.iteration_time_s, better.method) == (1e-9, "dynamic_programming")
 
 
 def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_space() -> None:
     session = asked("exact")
-    found, entry = search_result(session), session.answers["dynamic_programming"]
+    found, entry = search_result(session), session.found.answers["dynamic_programming"]
     assert all(answer.proven for answer in checked(found, session))
-    session.answers["dynamic_programming"] = replace(
+    session.found.answers["dynamic_programming"] = replace(
         entry, lower_bound_s=1.01 * entry.lower_bound_s
     )
     answers = {answer.name: answer for answer in checked(found, session)}
@@ -268,7 +269,7 @@ def test_a_claim_that_a_plan_contradicts_is_no_proof_and_no_plan_leaves_its_spac
     assert "optimal" not in claim(problem, evaluate(found.plan, problem), [answers[entry.name]])
     first, *others = found.plan.layers
     mixed = replace(found.plan, layers=(replace(first, recompute="full"), *others))
-    session.space_kind = "uniform"
+    session.asked = replace(session.asked, space_kind="uniform")
     with pytest.raises(PlanError, match="space=uniform must hold"):
         checked(replace(found, plan=mixed), session)
 
@@ -291,11 +292,11 @@ def test_no_plan_is_counted_twice(
         "darts_parallel.exact.layerwise.find_uniform_plan", lambda *_, **__: pytest.fail("again")
     )
     problem = load_problem([*TOY, *FEW, f"search={order}", *overrides])
-    session = Session.of(problem, METHODS)
+    session = Session(Asked.of(problem), METHODS)
     run_phases(session, ORDERS[order])
     # what a deadline cut short is asked again with the time of the checks
     again = order == "auto" and "search.exact_seconds=1e-9" in overrides
-    unable = order == "exact" and session.simulated
+    unable = order == "exact" and session.asked.simulated
     assert len(asked_for) == 2 * again or len(asked_for) == (0 if unable else 1)
 
 
@@ -303,8 +304,9 @@ def test_a_method_of_another_file_takes_part_by_its_entry() -> None:
     def guess(session: Session, deadline: float) -> None:
         session.record("guess", "uniform", replace(known, proven=False), 0.0)
 
-    known = asked("exact").answers["exhaustive"]
-    session = Session.of(load_problem([*TOY, "search=exact"]), {"guess": Method("guess", guess)})
+    known = asked("exact").found.answers["exhaustive"]
+    question = Asked.of(load_problem([*TOY, "search=exact"]))
+    session = Session(question, {"guess": Method("guess", guess)})
     run_phases(session, (replace(CHECKS, methods=("guess",)),))
     assert search_result(session).method == "guess"
 

@@ -6,6 +6,7 @@ import pytest
 
 from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.cost.table import build_tables
+from darts_parallel.planner._session import Asked
 from darts_parallel.planner._simplest import TIE, neighbours, simplest
 
 JOB = [
@@ -26,7 +27,7 @@ def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float
     )
     best = plan(problem).plan
     seconds = evaluate(best, problem).iteration_time_s
-    found = simplest(best, [], problem)
+    found = simplest(best, [], Asked.of(problem, tables=()))
     cost = evaluate(found, problem)
     assert cost.feasible
     assert cost.iteration_time_s <= seconds * (1 + TIE)

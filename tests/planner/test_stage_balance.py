@@ -4,6 +4,7 @@ from itertools import pairwise
 import pytest
 
 from darts_parallel import LayerStrategy, Plan, evaluate, load_problem
+from darts_parallel.planner._session import Asked
 from darts_parallel.planner._stage_balance import balance_stages
 
 JOB = ["model=gpt2_xl", "cluster=a10_8x4", "training=gpt2_xl", "model.num_layers=12"]
@@ -22,9 +23,10 @@ def spread(plan: Plan) -> float:
 
 def test_stages_that_may_give_layers_away_do_and_the_time_stays() -> None:
     problem = load_problem(JOB)
+    asked = Asked.of(problem, tables=())
     # the last stage is the slowest: the head and two blocks
     uneven = uniform_plan(0, 1, 5, 11, 15)
-    even = balance_stages(uneven, problem)
+    even = balance_stages(uneven, asked)
     before, after = evaluate(uneven, problem), evaluate(even, problem)
     assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)
     assert spread(even) < spread(uneven)
@@ -32,14 +34,15 @@ def test_stages_that_may_give_layers_away_do_and_the_time_stays() -> None:
     blocks = [max(cut - 1, 0) for cut in even.boundaries]  # the embedding is none
     lengths = [end - first for first, end in pairwise(blocks)]
     assert max(lengths[:3]) - min(lengths[:3]) <= 1
-    assert balance_stages(even, problem) == even
+    assert balance_stages(even, asked) == even
 
 
 def test_no_plan_gets_slower_or_stops_fitting() -> None:
     problem = load_problem([*JOB, "cluster.devices.a10.memory_GiB=7"])
+    asked = Asked.of(problem, tables=())
     for cuts in ((2, 9, 13), (7, 8, 11), (4, 10, 12), (3, 7, 10)):
         plan = uniform_plan(0, *cuts, 15)
-        even = balance_stages(plan, problem)
+        even = balance_stages(plan, asked)
         old, new = evaluate(plan, problem), evaluate(even, problem)
         assert new.iteration_time_s <= old.iteration_time_s * (1 + 1e-12)
         assert new.feasible or even == plan
@@ -50,4 +53,5 @@ def test_where_a_split_means_more_the_plan_stays(override: str) -> None:
     plan = uniform_plan(0, 1, 5, 11, 15)
     layers = (replace(plan.layers[0], zero_stage=0), *plan.layers[1:])
     mixed = replace(plan, layers=layers)
-    assert balance_stages(mixed, load_problem([*JOB, override])) == mixed
+    asked = Asked.of(load_problem([*JOB, override]), tables=())
+    assert balance_stages(mixed, asked) == mixed

@@ -9,7 +9,8 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
 from darts_parallel.planner.methods import check
 from darts_parallel.planner.planning import plan
-from darts_parallel.planner.tuning import Trial, Tuning, tune
+from darts_parallel.planner.run_figures import Trial
+from darts_parallel.planner.tuning import Tuning, tune
 from darts_parallel.problem.problem import Problem, load_problem
 
 

@@ -8,7 +8,9 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.uncertainty import Intervals, Posterior, intervals, posterior, with_run
+from darts_parallel.planner.figure_posterior import Place, Posterior, posterior
+from darts_parallel.planner.prediction_intervals import Intervals, intervals
+from darts_parallel.planner.run_figures import Trial, with_run
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.outcome import Outcome
@@ -59,10 +61,10 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
         {"gemm_efficiency": quantity},
         {("gemm_efficiency", "", ""): 0, ("gemm_efficiency", "device", "h100"): 1},
         torch.tensor([[0.04, -0.03], [-0.03, 0.05]], dtype=torch.float64),
-        shipped.spread,
+        shipped.residuals,
     )
     seen, other = (
-        {("gemm_efficiency", device, "nemo", "", ""): slope}
+        {Place("gemm_efficiency", device, "nemo"): slope}
         for device, slope in (("h100", 2.0), ("x", 1.0))
     )
     # base and device by their covariance, software by its prior; another device by its prior too
@@ -83,7 +85,7 @@ def test_a_run_moves_the_figures_to_itself_and_other_plans_with_it() -> None:
     cluster = replace(problem.config.cluster, devices={"h100": slower})
     truth = Problem.from_config(replace(problem.config, cluster=cluster))
     cost, others = evaluate(PLAN, truth), (PLAN, replace(PLAN, num_micro_batches=4))
-    tuned = with_run(problem, PLAN, "log", cost.iteration_time_s, max(cost.memory_bytes))
+    tuned = with_run(problem, Trial("log", PLAN, cost.iteration_time_s, max(cost.memory_bytes)))
     for plan in others:
         before, real, after = (
             evaluate(plan, given).iteration_time_s for given in (problem, truth, tuned)

@@ -1,0 +1,312 @@
+"""What the calibration knows of figures of the hardware: means are presets, errors are this posterior.
+
+The logarithm of a predicted figure is normal. Its variance has three parts: the fitted parameters
+(Laplace posterior of `conf/calibrated.yaml` and `.npz`, widened as held-out runs ask for), the
+prior of every device, framework or link without runs, and what no parameter explains (`spread` in
+the file).
+"""
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from darts_parallel.config import RunConfig, config_dir
+from darts_parallel.errors import ConfigError
+from darts_parallel.problem import Cluster, Problem
+
+CORRELATION_STEPS = 127
+"""Steps of a correlation of 1 in the file: one signed byte."""
+NORMAL = 1.2815515655446004
+"""Standard deviations of half of an 80 % interval."""
+REPEAT = 0.015
+"""Standard deviation of the logarithm of a repeated measurement (releases differ by 1.0 % in the median)."""
+LEAST_MEMORY_SPREAD = 1e-3
+"""Standard deviation of the logarithm of bytes at least: keeps probabilities continuous."""
+EXPERTS = "experts"
+"""Key of the spreads of MoE models, within the spreads of a figure."""
+BASE = "base"
+METRIC = "device"
+"""Reported memory metric: total device usage."""
+FACTORS = ("state_factor", "activation_factor")
+"""Figures of a device that multiply its bytes."""
+RESERVED = "reserved_GiB"
+"""Quantity of the bytes outside of the allocator."""
+FAMILIES = {
+    "a100_40": "a100",
+    "a100_80": "a100",
+    "v100_16": "v100",
+    "h200": "h100",
+    "mi325x": "mi300x",
+    "mi355x": "mi350x",
+}
+"""Devices whose calibrated figures are one."""
+KINDS = {
+    "intra": {150.0: "nvlink2", 300.0: "nvlink3", 450.0: "nvlink4", 900.0: "nvlink5"},
+    "inter": {200.0: "infiniband", 400.0: "infiniband"},
+}
+"""Calibrated link by the data sheet's 10^9 bytes/s."""
+
+
+class Place(NamedTuple):
+    """Where a calibrated quantity applies; empty where it does not depend on that."""
+
+    quantity: str
+    device: str = ""
+    framework: str = ""
+    intra: str = ""
+    """Link inside a node."""
+    inter: str = ""
+    """Link between nodes."""
+
+
+Slopes = Mapping[Place, float]
+"""d logarithm / d latent parameter: elasticities in the transformed (unconstrained) quantities."""
+LatentKey = tuple[str, str, str]
+"""Quantity, scope and name of a latent number of the calibration."""
+
+
+def doubles(values: Iterable[float]) -> Tensor:
+    """Return numbers as a vector of 64 bits."""
+    return torch.tensor(list(values), dtype=torch.float64)
+
+
+class Residuals(NamedTuple):
+    """Standard deviations of the logarithm that no parameter explains, for one kind of model."""
+
+    seconds: float
+    """Of the seconds of a plan."""
+    shared: float
+    """The part of `seconds` that all plans of a job have in common."""
+    own: float
+    """The part of `seconds` that is a plan's own."""
+    memory: float
+    """Of the bytes of a device."""
+
+    @staticmethod
+    def read(spread: Mapping[str, Any], *, experts: bool) -> "Residuals":
+        """Read `spread` of the calibration; releases of MoE models differ more."""
+        seconds, memory = (
+            spread[part][EXPERTS] if experts else spread[part] for part in ("seconds", "memory")
+        )
+        whole = float(seconds["own"])
+        pair = float(seconds.get("pair", whole))
+        own = min(pair / sqrt(2.0), whole)
+        shared = sqrt(max(whole**2 - own**2, 0.0))
+        of_memory = max(float(memory["own"]), LEAST_MEMORY_SPREAD)
+        return Residuals(whole, shared, own, of_memory)
+
+    @property
+    def measured_seconds(self) -> float:
+        """Standard deviation of the logarithm of measured seconds, repetitions included."""
+        return sqrt(self.seconds**2 + REPEAT**2)
+
+
+class Moved(NamedTuple):
+    """What runs say of N logarithms."""
+
+    means: Tensor
+    """How far they move, `(N,)`."""
+    covariance: Tensor
+    """Shape `(N, N)`."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The posterior of `conf/calibrated.yaml` for one kind of model."""
+
+    quantities: Mapping[str, Any]
+    keys: Mapping[LatentKey, int]
+    """Row of a latent number in `covariance`."""
+    covariance: Tensor
+    """Shape `(P, P)`."""
+    residuals: Residuals
+    runs: Sequence[RunConfig] = ()
+    """Runs of the user, on which all methods condition."""
+
+    @property
+    def difference(self) -> float:
+        """Log ratio of seconds of two plans below which they are not told apart (80 %)."""
+        return NORMAL * sqrt(2.0) * self.residuals.own
+
+    def variance(self, slopes: Slopes) -> float:
+        """Return the variance of a logarithm with these derivatives."""
+        return float(self.covariances([slopes])[0, 0])
+
+    def covariances(self, rows: Sequence[Slopes]) -> Tensor:
+        """Return the covariance of N logarithms, `(N, N)`.
+
+        A place without runs deviates by itself, as widely as its prior.
+        """
+        return self.given_runs(rows).covariance
+
+    def given_runs(self, rows: Sequence[Slopes], residual: Tensor | None = None) -> Moved:
+        """Condition N logarithms on R runs: the one likelihood of all that users measure.
+
+        A run's error is its slopes times the errors of the parameters, plus a residual.
+
+        Args:
+            residual: Covariance of residuals, of the N logarithms and then of the runs, `(N + R, N
+                + R)`. None: the logarithms have none, and those of the runs are independent
+                    (`RunConfig.sd`).
+        """
+        count = len(rows)
+        seen = [slopes_of(run) for run in self.runs]
+        if residual is None:
+            sds = [0.0] * count + [run.sd for run in self.runs]
+            residual = doubles(sds).square().diag()
+        errors = doubles(run.error for run in self.runs)
+        whole = self._prior_covariance([*rows, *seen]) + residual
+        prior = whole[:count, :count]
+        shared = whole[count:, :count]
+        gain = torch.linalg.solve(whole[count:, count:], shared).T
+        return Moved(gain @ errors, prior - gain @ shared)
+
+    def _prior_covariance(self, rows: Sequence[Slopes]) -> Tensor:
+        """Return the covariance of logarithms before the user's runs, `(N, N)`."""
+        known = torch.zeros(len(rows), len(self.keys), dtype=torch.float64)
+        others: dict[LatentKey, Tensor] = {}
+        for row, slopes in enumerate(rows):
+            for place, slope in slopes.items():
+                for key in self._latent_keys(place):
+                    if key in self.keys:
+                        known[row, self.keys[key]] += slope
+                        continue
+                    if key not in others:
+                        others[key] = torch.zeros(len(rows), dtype=torch.float64)
+                    others[key][row] += slope
+        result = known @ self.covariance @ known.T
+        for (quantity, scope, _), column in others.items():
+            sd = float(self.quantities[quantity]["prior_sd"][scope or BASE])
+            result = result + sd**2 * torch.outer(column, column)
+        return result
+
+    def _latent_keys(self, place: Place) -> list[LatentKey]:
+        """Return the latent numbers whose sum is the quantity at a place."""
+        named = place._asdict() | {"memory_metric": METRIC}
+        keys = []
+        for scope in self.quantities[place.quantity]["prior_sd"]:
+            if scope == BASE:
+                keys.append((place.quantity, "", ""))
+            else:
+                name = "+".join(named[part] for part in scope.split("+"))
+                keys.append((place.quantity, scope, name))
+        return keys
+
+    def largest_memory_spread(self, cluster: Cluster, framework: str, room: float = 1.0) -> float:
+        """Return the largest standard deviation of the log bytes of any device.
+
+        Variances are convex in the shares of state and activations: one of both alone is the worst.
+
+        Args:
+            room: Share of the device's memory that is full.
+        """
+        worst = 0.0
+        for device in {group.device for group in cluster.groups}:
+            reserved = min(float(device.reserved / device.memory) / room, 1.0)
+            where = (family(device.name), framework)
+            for factor in FACTORS:
+                shares = {Place(RESERVED, *where): reserved}
+                shares[Place(factor, *where)] = 1.0 - reserved
+                worst = max(worst, self.variance(shares))
+        return sqrt(worst + self.residuals.memory**2)
+
+    def per_unit(self, quantity: str, value: float) -> float:
+        """Return d log(value) / d latent parameter of a quantity."""
+        scale = self.quantities[quantity]["scale"]
+        if scale == "share":
+            return max(1.0 - value, 0.0)
+        return max(value - float(scale["above"]), 0.0) / value
+
+    def moved_value(self, quantity: str, value: float, distance: float) -> float:
+        """Return a value moved on its unbounded scale; at the end of its range it stays there."""
+        scale = self.quantities[quantity]["scale"]
+        if scale != "share":
+            above = float(scale["above"])
+            return above + (value - above) * exp(distance)
+        if not 0.0 < value < 1.0:
+            return value
+        return 1.0 / (1.0 + (1.0 / value - 1.0) * exp(-distance))
+
+
+def slopes_of(run: RunConfig) -> Slopes:
+    """Read the slopes of a run by place."""
+    return {Place(*key.split("|")): slope for key, slope in run.slopes.items()}
+
+
+def family(device: str) -> str:
+    """Return the device of the calibration that stands for a device."""
+    return FAMILIES.get(device, device)
+
+
+def link_place(quantity: str, framework: str, side: str, rate: float) -> Place:
+    """Return the place of a link's quantity, by the data sheet's 10^9 bytes/s."""
+    kind = KINDS[side].get(rate, "")
+    return Place(quantity, "", framework, **{side: kind})
+
+
+def posterior(problem: Problem) -> Posterior:
+    """Return the shipped posterior given the runs of the cluster.
+
+    Errors:
+        ConfigError: a run has a slope in something else than a calibrated quantity.
+    """
+    known = _shipped()[problem.model.has_experts]
+    runs = problem.config.cluster.runs
+    for run in runs:
+        for key in run.slopes:
+            parts = key.split("|")
+            if parts[0] not in known.quantities or len(parts) != len(Place._fields):
+                raise ConfigError(
+                    "cluster.runs has slopes of no figure; try a file that tune --from-log wrote."
+                )
+    return replace(known, runs=runs) if runs else known
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[bool, Posterior]:
+    """Read the posterior of the calibration: for models without experts, and with them."""
+    path = Path(config_dir()) / "calibrated.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data: Any = yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
+    keys: dict[LatentKey, int] = {}
+    sds: list[float] = []
+    for quantity, own in data["quantities"].items():
+        for scope in own["prior_sd"]:
+            pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
+            for name, (_, sd) in pairs.items():
+                keys[quantity, "" if scope == BASE else scope, name] = len(sds)
+                sds.append(sd)
+    scale = doubles(sds)
+    correlation = read_correlation(path.with_suffix(".npz"), len(sds))
+    covariance = correlation * torch.outer(scale, scale)
+    kinds = {}
+    for experts in (False, True):
+        residuals = Residuals.read(data["spread"], experts=experts)
+        kinds[experts] = Posterior(data["quantities"], keys, covariance, residuals)
+    return kinds
+
+
+def correlation_bytes(correlation: Tensor) -> bytes:
+    """Write a correlation matrix `(P, P)` as an `.npz` file: its lower triangle in steps of 1/127."""
+    lower = correlation.numpy()[np.tril_indices(len(correlation), -1)]
+    steps = np.rint(lower * CORRELATION_STEPS)
+    file = io.BytesIO()
+    np.savez_compressed(file, lower=steps.astype(np.int8))
+    return file.getvalue()
+
+
+def read_correlation(path: Path, size: int) -> Tensor:
+    """Read the matrix that `correlation_bytes` wrote, `(size, size)`."""
+    lower = np.zeros((size, size))
+    with np.load(path) as stored:
+        lower[np.tril_indices(size, -1)] = stored["lower"] / CORRELATION_STEPS
+    return torch.from_numpy(lower + lower.T + np.eye(size))

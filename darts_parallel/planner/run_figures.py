@@ -1,0 +1,178 @@
+"""Figures of a user's runs: what a measured plan says of the calibrated figures of its cluster.
+
+A run enters the posterior by one likelihood, whether it was typed (`tune.measured`) or read from a
+log (`tune --from-log`): see `Posterior.given_runs`. `tuning` moves the seconds of other plans by
+it; `with_run` moves the figures themselves, so that later commands plan with them.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Any, NamedTuple
+
+from darts_parallel.config import ClusterConfig, RunConfig
+from darts_parallel.cost import evaluate
+from darts_parallel.errors import ConfigError
+from darts_parallel.planner.elasticities import time_elasticities
+from darts_parallel.planner.figure_posterior import (
+    RESERVED,
+    Place,
+    Posterior,
+    Slopes,
+    family,
+    link_place,
+    posterior,
+    slopes_of,
+)
+from darts_parallel.planner.prediction_intervals import memory_slopes, time_slopes
+from darts_parallel.plans import Plan
+from darts_parallel.problem import Problem
+
+GAUSS_NEWTON_STEPS = 3
+"""Steps by which a run moves figures: seconds are nearly linear in them."""
+LARGEST_ERROR = log(10.0)
+"""Largest |log(measured / predicted)| of a run that is believed to be one of its plan."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A measurement of one plan."""
+
+    name: str
+    """Its file, or the log of the run."""
+    plan: Plan
+    seconds: float | None
+    """Per iteration; None: it ran out of memory."""
+    memory_bytes: float | None = None
+    """Peak bytes of the fullest device."""
+
+
+def seconds_run(trial: Trial, problem: Problem) -> RunConfig | None:
+    """Return what the seconds of a trial say; None where it ran out of memory."""
+    if trial.seconds is None:
+        return None
+    known = posterior(problem)
+    predicted = evaluate(trial.plan, problem).iteration_time_s
+    elasticities = time_elasticities(trial.plan, problem)
+    slopes = time_slopes(known, problem, elasticities)
+    error = log(trial.seconds / predicted)
+    return _run(trial.name, error, known.residuals.measured_seconds, slopes)
+
+
+def memory_run(trial: Trial, problem: Problem) -> RunConfig | None:
+    """Return what the peak of a trial says; None without one.
+
+    The allocator's peak says nothing of what is reserved outside of it.
+    """
+    if trial.memory_bytes is None:
+        return None
+    used = evaluate(trial.plan, problem).memory_bytes
+    most = max(used)
+    fullest = memory_slopes(trial.plan, problem)[used.index(most)]
+    slopes = {own: slope for own, slope in fullest.items() if own.quantity != RESERVED}
+    error = log(trial.memory_bytes / most)
+    return _run(trial.name, error, posterior(problem).residuals.memory, slopes)
+
+
+def _run(name: str, error: float, sd: float, slopes: Slopes) -> RunConfig:
+    texts = {"|".join(place): slope for place, slope in slopes.items() if slope}
+    return RunConfig(name, error, sd, texts)
+
+
+def own_cluster(problem: Problem) -> ClusterConfig:
+    """Return the cluster with the figures of its framework and a name of both, for runs to be added."""
+    cluster, software = problem.config.cluster, problem.software
+    if cluster.runs:
+        return cluster
+    devices = {name: software.on(name, device) for name, device in cluster.devices.items()}
+    name = f"{cluster.name}_{software.name or 'common'}"
+    return replace(cluster, name=name, devices=devices, runs_of=software.name or None)
+
+
+def with_run(problem: Problem, trial: Trial) -> Problem:
+    """Return the problem with figures at the means given a run and the earlier ones of its cluster.
+
+    Errors:
+        ConfigError: the run is not of this job, or was read before; the cost model has no figures.
+    """
+    cost_name = problem.config.cost.name
+    if not problem.config.cost.knows_stages:
+        raise ConfigError(f"cost={cost_name} has no calibrated figures; try cost=analytic.")
+    cluster = own_cluster(problem)
+    if trial.name in [run.log for run in cluster.runs]:
+        raise ConfigError(
+            f"tune.log={trial.name} has been read before; try the log of another run."
+        )
+    framework = problem.software.name
+    known = replace(posterior(problem), runs=())
+    before = _means(known, cluster, framework, cluster.runs)
+    after = before
+    found = problem
+    for _ in range(GAUSS_NEWTON_STEPS):
+        runs = list(cluster.runs)
+        for new in (seconds_run(trial, found), memory_run(trial, found)):
+            if new is not None:
+                runs.append(_before_moves(new, after))
+        after = _means(known, cluster, framework, runs)
+        moved = deepcopy(cluster)
+        for figure in _figures(known, moved, framework):
+            figure.move(known, after[figure.place] - before[figure.place])
+        config = replace(problem.config, cluster=replace(moved, runs=runs))
+        found = Problem.from_config(config)
+    return found
+
+
+def _before_moves(run: RunConfig, means: dict[Place, float]) -> RunConfig:
+    """Return a run whose error counts from the calibrated figures, not from those moved by `means`.
+
+    Errors:
+        ConfigError: the error is too large to be one of the model.
+    """
+    if abs(run.error) > LARGEST_ERROR:
+        times = f"{exp(run.error):.2g} times the predicted seconds or bytes"
+        raise ConfigError(f"tune.log={run.log} has {times}; try the log of this plan's own run.")
+    moved = sum(slope * means[place] for place, slope in slopes_of(run).items())
+    return replace(run, error=run.error + moved)
+
+
+def _means(
+    known: Posterior, cluster: ClusterConfig, framework: str, runs: list[RunConfig]
+) -> dict[Place, float]:
+    """Return how far runs move every calibrated figure of a cluster."""
+    places = [figure.place for figure in _figures(known, cluster, framework)]
+    rows = [{place: 1.0} for place in places]
+    moved = replace(known, runs=runs).given_runs(rows)
+    return dict(zip(places, moved.means.tolist(), strict=True))
+
+
+class _Figure(NamedTuple):
+    """A calibrated figure of a cluster's configuration."""
+
+    owner: Any
+    """Device or link that holds it."""
+    field: str
+    place: Place
+
+    def move(self, known: Posterior, distance: float) -> None:
+        """Move the figure on its unbounded scale."""
+        value = getattr(self.owner, self.field)
+        moved = known.moved_value(self.place.quantity, value, distance)
+        setattr(self.owner, self.field, moved)
+
+
+def _figures(known: Posterior, cluster: ClusterConfig, framework: str) -> Iterator[_Figure]:
+    """Yield all calibrated figures of a cluster."""
+    for name, device in cluster.devices.items():
+        for quantity in known.quantities:
+            if quantity in vars(device):
+                yield _Figure(device, quantity, Place(quantity, family(name), framework))
+    links = [("intra", group.intra_node) for group in cluster.nodes]
+    links.append(("inter", cluster.inter_node))
+    for group in cluster.nodes:
+        if group.inter_node is not None:
+            links.append(("inter", group.inter_node))
+    for side, link in links:
+        for field in ("efficiency", "latency_us"):
+            place = link_place(f"{side}_{field}", framework, side, link.bandwidth_GBps)
+            yield _Figure(link, field, place)

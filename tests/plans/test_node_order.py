@@ -1,0 +1,42 @@
+"""The order of nodes that the ranks of a plan file imply."""
+
+from typing import Any
+
+import pytest
+
+from darts_parallel.plans._fields import node_order_of
+
+CLUSTER = {"nodes": [{"count": 2, "gpus": 2}, {"count": 1, "gpus": 4}]}
+"""Nodes 0 and 1 have the ranks 0-1 and 2-3, node 2 has the ranks 4-7."""
+
+
+def order(*ranks: Any, cluster: Any = CLUSTER) -> tuple[int, ...]:
+    return node_order_of({"cluster": cluster, "stages": [{"ranks": own} for own in ranks]})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (([4, 5, 6, 7], [2, 3], [0, 1]), (2, 1, 0)),
+        (([2, 3, 0, 1], [4, 5, 6, 7]), (1, 0, 2)),
+        (([0, 1], [2, 3], [4, 5, 6, 7]), ()),
+        # a node whose ranks are torn apart, cut short, unknown or no numbers
+        (([1, 0], [2, 3], [4, 5, 6, 7]), ()),
+        (([2, 3], [4, 5], [0, 1], [6, 7]), ()),
+        (([4, 5, 6],), ()),
+        (([8, 9],), ()),
+        (([2, 3], ["0", 1]), ()),
+        (([2, 3], [True, 1]), ()),
+        ((), ()),
+    ],
+)
+def test_ranks_imply_the_order_of_whole_nodes(
+    ranks: tuple[list[Any], ...], expected: tuple[int, ...]
+) -> None:
+    assert order(*ranks) == expected
+
+
+def test_chunks_repeat_ranks_and_files_without_a_cluster_imply_nothing() -> None:
+    stages = [{"ranks": [2, 3]}, {"ranks": [0, 1]}, {"ranks": [2, 3], "chunk": 1}, "no stage"]
+    assert node_order_of({"cluster": CLUSTER, "stages": stages}) == (1, 0)
+    assert order([2, 3], [0, 1], cluster=None) == ()
