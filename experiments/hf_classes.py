@@ -38,9 +38,9 @@ SIZES: dict[str, dict[str, object]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 """Sizes that published files of these classes give and their default configurations lack."""
-CLASSES = sorted(
-    {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
-)
+CAUSAL = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+SEQ_TO_SEQ = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+CLASSES = tuple(sorted({*CAUSAL, *SEQ_TO_SEQ}))
 LONGEST_REASON = 160
 """Characters of a refusal that the table shows."""
 

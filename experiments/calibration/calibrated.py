@@ -253,7 +253,7 @@ class Calibrated:
             entry["scale"] = "share" if q.share else {"above": q.above}
             entry["prior"] = q.value
             factor = widen(q.name)
-            spreads = (q.sd | q.unseen).items()
+            spreads = {**q.sd, **q.unseen}.items()
             entry["prior_sd"] = {name: float(f"{sd * factor:.3g}") for name, sd in spreads}
             quantities[q.name] = entry
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)

@@ -58,7 +58,11 @@ def standings(runs: Sequence[MethodRun]) -> list[Standing]:
     best = best_known(runs)
     methods = grouped(runs, "method")
     if SEARCH in methods:
-        methods[RAW] = [replace(r, iteration_time_s=r.raw_time_s) for r in methods[SEARCH]]
+        methods[RAW] = [
+            replace(run, iteration_time_s=run.raw_time_s)
+            for run in methods[SEARCH]
+            if run.raw_time_s is not None
+        ]
     result = []
     for method in (AUTO, ORACLE, UNIFORM, SEARCH, RAW, *PLANNERS):
         if method in methods:

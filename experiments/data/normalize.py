@@ -402,7 +402,7 @@ def _is_gated(model: Sizes, stated: float) -> bool:
     embedding = model["vocab_size"] * hidden
     plain = model["num_layers"] * (attention + 2 * mlp) + embedding
     gated = model["num_layers"] * (attention + 3 * mlp) + embedding
-    return abs(gated - stated) < abs(plain - stated)
+    return bool(abs(gated - stated) < abs(plain - stated))
 
 
 def _product(row: TableRow, *keys: str) -> int:
@@ -626,11 +626,11 @@ def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[NodeKind]:
         counts = _counted_gpus(row.words(key).replace("_", " "))
         if len({entry.gpu["device"] for entry in counts}) < 2:
             continue
-        total = sum(entry.count for entry in counts)
+        total = sum(entry.number for entry in counts)
         size = gpus_per_node if total == gpus else 0
         if total * gpus_per_node == gpus:
             size = 1
-        if size and all(entry.count % size == 0 for entry in counts):
+        if size and all(entry.number % size == 0 for entry in counts):
             return [_kind_of(row, entry, size, gpus_per_node) for entry in counts]
         if key == "gpu":
             raise RowError(
@@ -642,7 +642,7 @@ def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[NodeKind]:
 class CountedGpu(NamedTuple):
     """A number of GPUs, or of nodes with them, and the entry of `words.yaml`."""
 
-    count: int
+    number: int
     gpu: dict[str, Any]
 
 
@@ -661,7 +661,7 @@ def _kind_of(row: TableRow, entry: CountedGpu, size: int, gpus_per_node: int) ->
     gpu = entry.gpu
     inside = _instance(row, gpu).get("inside", gpu["inside"])
     network = _network(row, gpus_per_node, gpu, several=True)
-    return NodeKind(entry.count // size, gpu["device"], gpu["link"], inside, *network)
+    return NodeKind(entry.number // size, gpu["device"], gpu["link"], inside, *network)
 
 
 def _instance(row: TableRow, gpu: dict[str, Any]) -> dict[str, Any]:
