@@ -8,7 +8,7 @@ size are divided by columns, those back by rows, vocabulary tables by rows of th
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,10 @@ class LossyRowwise(RowwiseParallel):
 
 
 def divide(
-    layer: nn.Module, mesh: DeviceMesh, sequence_parallel: bool, bits: int = LOSSLESS
+    layer: nn.Module,
+    mesh: DeviceMesh,
+    sequence_parallel: bool,
+    bits: int = LOSSLESS,
 ) -> None:
     """Divide the weights of a layer over the ranks of a one-dimensional mesh, in place.
 
@@ -77,51 +80,59 @@ def divide(
 
 
 def _styles(layer: nn.Module, sequence_parallel: bool, bits: int) -> dict[str, ParallelStyle]:
+    """Return how each module of a layer is divided, by its name."""
     outside = Shard(1) if sequence_parallel else Replicate()
     if isinstance(layer, Embedding):
         # positions are added to whole sequences, so the state leaves the table whole
         return {"table": RowwiseParallel(input_layouts=Replicate())}
-    styles: dict[str, ParallelStyle] = {}
     if isinstance(layer, Head):
-        if sequence_parallel:
-            names = ("norm", "dense", "dense_norm")
-            styles = {
-                name: SequenceParallel() for name in names if getattr(layer, name) is not None
-            }
+        styles = _norm_styles(layer, sequence_parallel)
         return styles | {"output": ColwiseParallel(input_layouts=outside)}
-    assert isinstance(layer, Block)
-    if sequence_parallel:
-        norms = (name for name, _ in layer.named_children() if name.endswith("norm"))
-        styles = {name: SequenceParallel() for name in norms}
+    if not isinstance(layer, Block):
+        raise TypeError(f"{type(layer).__name__} is no layer of the chain")
+    styles = _norm_styles(layer, sequence_parallel)
     whole = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
     rows = RowwiseParallel(output_layouts=outside) if bits >= LOSSLESS else LossyRowwise(bits)
     if layer.attention is not None:
         styles |= {"attention": whole, "attention.out": rows}
-        styles |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+        for name in ("query", "key", "value"):
+            styles[f"attention.{name}"] = ColwiseParallel()
+        if layer.attention.query_norm is not None:
+            # each rank norms its own heads, the second dimension, with the same scale
+            heads = SequenceParallel(sequence_dim=1, use_local_output=True)
+            styles |= {"attention.query_norm": heads, "attention.key_norm": heads}
     dense = layer.mlp
     place = "mlp"
     if isinstance(layer.mlp, Mixture):
-        styles |= _beside_experts(layer.mlp)
-        dense, place = layer.mlp.shared, "mlp.shared"
+        styles |= _router_styles(layer.mlp)
+        dense = layer.mlp.shared
+        place = "mlp.shared"
     if isinstance(dense, Mlp):
-        columns = ["up"] if dense.gate is None else ["up", "gate"]
-        styles |= {place: whole, f"{place}.down": rows}
-        styles |= {f"{place}.{name}": ColwiseParallel() for name in columns}
-    if layer.attention is not None and layer.attention.query_norm is not None:
-        # each rank norms its own heads, the second dimension, with the same scale
-        heads = SequenceParallel(sequence_dim=1, use_local_output=True)
-        styles |= {"attention.query_norm": heads, "attention.key_norm": heads}
+        styles |= {place: whole, f"{place}.down": rows, f"{place}.up": ColwiseParallel()}
+        if dense.gate is not None:
+            styles[f"{place}.gate"] = ColwiseParallel()
     return styles
 
 
-def _beside_experts(mixture: Mixture) -> dict[str, ParallelStyle]:
+def _norm_styles(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    """Let norms, and what lies between them, work on each rank's run of the sequence."""
+    if not sequence_parallel:
+        return {}
+    names = [name for name, _ in layer.named_children() if name.endswith("norm")]
+    if isinstance(layer, Head) and layer.dense is not None:
+        names.append("dense")
+    return {name: SequenceParallel() for name in names}
+
+
+def _router_styles(mixture: Mixture) -> dict[str, ParallelStyle]:
     """Let router and gate read each rank's own run of the sequence, with the same weights."""
-    own = PrepareModuleInput(
-        input_layouts=Shard(1), desired_input_layouts=Shard(1), use_local_output=True
-    )
+    run = Shard(1)
+    own = PrepareModuleInput(input_layouts=run, desired_input_layouts=run, use_local_output=True)
     styles: dict[str, ParallelStyle] = {"mlp": own}
-    names = ["router"] if mixture.shared_gate is None else ["router", "shared_gate"]
-    return styles | {f"mlp.{name}": SequenceParallel(use_local_output=True) for name in names}
+    styles["mlp.router"] = SequenceParallel(use_local_output=True)
+    if mixture.shared_gate is not None:
+        styles["mlp.shared_gate"] = SequenceParallel(use_local_output=True)
+    return styles
 
 
 LOSS = "loss"
@@ -143,54 +154,62 @@ def share_one_table(problem: Problem, plan: Plan) -> bool:
     """Tell whether embedding and head hold one and the same table: on one stage, divided alike."""
     if not problem.model.config.tie_embeddings or plan.pp > 1:
         return False
-    first, head = plan.layers[0], plan.layers[head_index(problem)]
-    return (first.tp, first.zero_stage, shard_ranks(first)) == (
-        head.tp,
-        head.zero_stage,
-        shard_ranks(head),
-    )
+    first = plan.layers[0]
+    head = plan.layers[head_index(problem)]
+    alike = first.tp == head.tp and first.zero_stage == head.zero_stage
+    return alike and shard_ranks(first) == shard_ranks(head)
 
 
 def head_index(problem: Problem) -> int:
     """Return the position of the head in the chain."""
-    return next(i for i, layer in enumerate(problem.model.layers) if layer.kind == "head")
+    kinds = [layer.kind for layer in problem.model.layers]
+    return kinds.index("head")
+
+
+class PlacedLayer(NamedTuple):
+    """A layer of a chunk."""
+
+    name: str
+    module: nn.Module
+    strategy: LayerStrategy
 
 
 class StageChunk(nn.Module):
     """A contiguous run of layers with the moves between their layouts.
 
     Args:
-        layers: Modules by name with their strategies, in order.
+        layers: Layers in order.
         before: Layout of the tensor that arrives; None where tokens do.
     """
 
     def __init__(
         self,
-        layers: list[tuple[str, nn.Module, LayerStrategy]],
+        layers: list[PlacedLayer],
         before: Layout | None,
         meshes: Meshes,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.names = [name for name, _, _ in layers]
-        self.layers = nn.ModuleList([module for _, module, _ in layers])
-        self.strategies = [strategy for _, _, strategy in layers]
-        self.before, self.meshes, self.dtype = before, meshes, dtype
+        self.names = [layer.name for layer in layers]
+        self.layers = nn.ModuleList([layer.module for layer in layers])
+        self.strategies = [layer.strategy for layer in layers]
+        self.before = before
+        self.meshes = meshes
+        self.dtype = dtype
 
     def forward(self, state: Tensor) -> Tensor:
         """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
-            if (
-                layout is None
-            ):  # the embedding works on whole sequences and passes on its own layout
-                state, layout = layer(state).to(self.dtype), Layout(strategy.tp)
-                state = converted(state, layout, Layout.of(strategy), self.meshes)
+            wanted = Layout.of(strategy)
+            if layout is None:
+                # the embedding works on whole sequences and passes on its own layout
+                state = layer(state).to(self.dtype)
+                state = converted(state, Layout(strategy.tp), wanted, self.meshes)
             elif name != LOSS:
-                state = layer(converted(state, layout, Layout.of(strategy), self.meshes)).to(
-                    self.dtype
-                )
-            layout = Layout.of(strategy)
+                state = converted(state, layout, wanted, self.meshes)
+                state = layer(state).to(self.dtype)
+            layout = wanted
         return state
 
 
@@ -205,9 +224,16 @@ class Local:
     """Rows of the head's table."""
 
 
-def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch.device) -> Local:
+def build(
+    problem: Problem,
+    plan: Plan,
+    meshes: Meshes,
+    seed: int,
+    device: torch.device,
+) -> Local:
     """Build all chunks of this rank; collective where groups are warmed up."""
-    shared, dtype = share_one_table(problem, plan), compute_dtype(problem)
+    shared = share_one_table(problem, plan)
+    dtype = compute_dtype(problem)
     chunks: dict[int, StageChunk] = {}
     units: dict[str, Unit] = {}
     apart = (LOSS, "embedding", "head") if shared else (LOSS,)
@@ -221,7 +247,7 @@ def build(problem: Problem, plan: Plan, meshes: Meshes, seed: int, device: torch
             module = _module(problem, name, strategy, meshes, seed, device)
             if name not in apart:
                 units |= _units(name, module, strategy, meshes, dtype)
-            layers.append((name, module, strategy))
+            layers.append(PlacedLayer(name, module, strategy))
         before = Layout.of(plan.layers[first - 1]) if first else None
         chunks[place] = StageChunk(layers, before, meshes, dtype)
     if shared:
@@ -235,8 +261,10 @@ def _joined(names: list[str], layers: Sequence[LayerStrategy]) -> list[tuple[str
     """Name layers with their strategies; halves of one strategy are a block, unless they send few bits."""
     found: list[tuple[str, LayerStrategy]] = []
     for name, own in zip(names, layers, strict=True):
-        block, whole = block_name(name), min(own.tp_comm_bits, own.grad_comm_bits) == LOSSLESS
-        if name.endswith(".mlp") and found[-1:] == [(f"{block}.attention", own)] and whole:
+        block = block_name(name)
+        lossless = min(own.tp_comm_bits, own.grad_comm_bits) == LOSSLESS
+        first_half = (f"{block}.attention", own)
+        if name.endswith(".mlp") and found[-1:] == [first_half] and lossless:
             found[-1] = block, own
         else:
             found.append((name, own))
@@ -269,7 +297,11 @@ def _module(
 
 
 def _units(
-    name: str, module: nn.Module, strategy: LayerStrategy, meshes: Meshes, dtype: torch.dtype
+    name: str,
+    module: nn.Module,
+    strategy: LayerStrategy,
+    meshes: Meshes,
+    dtype: torch.dtype,
 ) -> dict[str, Unit]:
     """Return the units of a layer: its experts, which have other replicas, and all the rest."""
     units: dict[str, Unit] = {}
@@ -280,14 +312,20 @@ def _units(
         place = f"{block_name(name)}.{BANK}"
         units[place] = _unit(place, bank, folded, mesh, dtype)
     strategy = _effective(strategy, shard_ranks(strategy))
-    return units | {name: _unit(block_name(name), module, strategy, meshes.of(strategy), dtype)}
+    mesh = meshes.of(strategy)
+    units[name] = _unit(block_name(name), module, strategy, mesh, dtype)
+    return units
 
 
 def _unit(
-    name: str, module: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh, dtype: torch.dtype
+    name: str,
+    module: nn.Module,
+    strategy: LayerStrategy,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
 ) -> Unit:
     if strategy.zero_stage >= 2:
-        return Sharded(strategy, [module], [name], mesh, dtype)
+        return Sharded(strategy, {name: module}, mesh, dtype)
     named = dict(parameter_names(module, name))
     if not isinstance(module, ExpertBank):
         named = {full: p for full, p in named.items() if f".{BANK}." not in full}
@@ -297,17 +335,21 @@ def _unit(
 def _shared_unit(chunk: StageChunk, meshes: Meshes, dtype: torch.dtype) -> dict[str, Unit]:
     """Return one unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
-    embedding, head, strategy = chunk.layers[0], chunk.layers[index], chunk.strategies[0]
+    embedding = chunk.layers[0]
+    head = chunk.layers[index]
+    strategy = chunk.strategies[0]
     strategy = _effective(strategy, shard_ranks(strategy))
+    mesh = meshes.of(strategy)
     head.output.weight = embedding.table.weight  # type: ignore[union-attr]
     unit: Unit
     if strategy.zero_stage >= 2:
-        modules = [embedding, head]
-        unit = Sharded(strategy, modules, ["embedding", "head"], meshes.of(strategy), dtype, chunk)
+        modules = {"embedding": embedding, "head": head}
+        unit = Sharded(strategy, modules, mesh, dtype, chunk)
     else:
-        named = dict(parameter_names(embedding, "embedding")) | dict(parameter_names(head, "head"))
-        named = {name: p for name, p in named.items() if name != "head.output.weight"}
-        unit = Replicated(strategy, named, meshes.of(strategy))
+        named = dict(parameter_names(embedding, "embedding"))
+        named |= dict(parameter_names(head, "head"))
+        del named["head.output.weight"]
+        unit = Replicated(strategy, named, mesh)
     return {"embedding": unit, "head": unit}
 
 

@@ -56,7 +56,8 @@ class Route:
     """
 
     def __init__(self, counts: Tensor, between: Group, within: Group) -> None:
-        self.between, self.within = between, within
+        self.between = between
+        self.within = within
         received = sent = counts.reshape(between.size() if between else 1, -1)
         if between is not None:
             received = torch.empty_like(sent)
@@ -72,8 +73,9 @@ class Route:
         """Rows by rank of a split expert, sending rank and expert."""
         self._runs: list[int] = runs.flatten().tolist()
         local = runs.shape[-1]
-        # from the order of arrival into that of the experts, whose runs then lie next to each other
-        self._order = torch.arange(runs.numel()).reshape(-1, local).T.flatten().tolist()
+        # from the order of arrival into that of the experts, whose runs then lie side by side
+        places = torch.arange(runs.numel()).reshape(-1, local)
+        self._order = places.T.flatten().tolist()
         self.counts: list[int] = runs.flatten(0, 1).sum(0).tolist()
         """Rows of each expert that this rank holds."""
 
@@ -116,10 +118,8 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig, width: int | None = None, bias: bool = True) -> None:
         super().__init__()
-        hidden, inner = (
-            config.hidden_size,
-            width or config.ffn_hidden_size or 4 * config.hidden_size,
-        )
+        hidden = config.hidden_size
+        inner = width or config.ffn_hidden_size or 4 * hidden
         bias = bias and config.linear_bias
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
@@ -128,11 +128,10 @@ class Mlp(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
         inner = self.up(state)
-        inner = (
-            functional.gelu(inner)
-            if self.gate is None
-            else functional.silu(self.gate(state)) * inner
-        )
+        if self.gate is None:
+            inner = functional.gelu(inner)
+        else:
+            inner = functional.silu(self.gate(state)) * inner
         out: Tensor = self.down(inner)
         return out
 
@@ -146,7 +145,8 @@ class Expert(Mlp):
         if self.gate is None:
             inner = functional.gelu(inner)
         else:
-            inner = functional.silu(functional.linear(rows, local(self.gate.weight))) * inner
+            gate = functional.linear(rows, local(self.gate.weight))
+            inner = functional.silu(gate) * inner
         return functional.linear(inner, local(self.down.weight))
 
     def split(self, mesh: DeviceMesh) -> None:
@@ -154,11 +154,8 @@ class Expert(Mlp):
         for name, dim in (("up", 0), ("gate", 0), ("down", 1)):
             linear = getattr(self, name)
             if linear is not None:
-                part = (
-                    linear.weight.detach()
-                    .chunk(mesh.size(), dim)[mesh.get_local_rank()]
-                    .contiguous()
-                )
+                parts = linear.weight.detach().chunk(mesh.size(), dim)
+                part = parts[mesh.get_local_rank()].contiguous()
                 whole = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
                 linear.weight = nn.Parameter(whole)
 
@@ -169,17 +166,15 @@ class ExpertBank(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.moe_ffn_hidden_size
-        numbers = range(config.num_experts or 0)
-        self.each = nn.ModuleDict(
-            {str(number): Expert(config, width, bias=False) for number in numbers}
-        )
+        self.each = nn.ModuleDict()
+        for number in range(config.num_experts or 0):
+            self.each[str(number)] = Expert(config, width, bias=False)
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Map rows of shape `(N, H)`, `counts` of them for each expert in order, to the same."""
         parts = torch.split(rows, counts)
-        return torch.cat(
-            [expert(part) for expert, part in zip(self.each.values(), parts, strict=True)]
-        )
+        pairs = zip(self.each.values(), parts, strict=True)
+        return torch.cat([expert(part) for expert, part in pairs])
 
     def keep(self, mesh: DeviceMesh) -> None:
         """Forget the experts of other ranks, and the parts of those that are split, in place.
@@ -187,15 +182,21 @@ class ExpertBank(nn.Module):
         Args:
             mesh: With the dimensions `ep` and `tp`, which splits an expert.
         """
-        ranks, rank = mesh["ep"].size(), mesh["ep"].get_local_rank()
-        mine = list(self.each)[
-            rank * len(self.each) // ranks : (rank + 1) * len(self.each) // ranks
-        ]
+        ranks = mesh["ep"].size()
+        rank = mesh["ep"].get_local_rank()
+        first = rank * len(self.each) // ranks
+        end = (rank + 1) * len(self.each) // ranks
+        mine = list(self.each)[first:end]
         self.each = nn.ModuleDict({number: self.each[number] for number in mine})
         if mesh["tp"].size() > 1:
             for expert in self.each.values():
                 assert isinstance(expert, Expert)
                 expert.split(mesh["tp"])
+
+
+def _group_of(mesh: DeviceMesh) -> Group:
+    """Return the group of a one-dimensional mesh; None where it is one rank."""
+    return mesh.get_group() if mesh.size() > 1 else None
 
 
 class Mixture(nn.Module):
@@ -216,20 +217,20 @@ class Mixture(nn.Module):
     def divide(self, mesh: DeviceMesh) -> None:
         """Keep this rank's experts and remember the groups that have the others."""
         self.bank.keep(mesh)
-        between, within = (
-            mesh[n].get_group() if mesh[n].size() > 1 else None for n in ("ep", "tp")
-        )
-        self.groups = between, within
+        self.groups = (_group_of(mesh["ep"]), _group_of(mesh["tp"]))
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, t, H)` to the same; every rank of a stage has tokens of its own."""
-        scores: Tensor = torch.softmax(self.router(state), -1).flatten(0, 1)
+        scores: Tensor = self.router(state).softmax(-1).flatten(0, 1)
         weights, chosen = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
-        tokens, of_token = state.flatten(0, 1), order // self.top_k
-        route = Route(torch.bincount(chosen.flatten(), minlength=scores.shape[-1]), *self.groups)
-        rows = route.back(self.bank(route.to_experts(tokens[of_token]), route.counts))
+        tokens = state.flatten(0, 1)
+        of_token = order // self.top_k
+        counts = torch.bincount(chosen.flatten(), minlength=scores.shape[-1])
+        route = Route(counts, *self.groups)
+        rows = route.to_experts(tokens[of_token])
+        rows = route.back(self.bank(rows, route.counts))
         rows = (rows * weights.flatten()[order, None]).to(tokens.dtype)
         result = torch.zeros_like(tokens).index_add(0, of_token, rows).view_as(state)
         if self.shared is None:
@@ -242,4 +243,5 @@ class Mixture(nn.Module):
 
 def expert_bank(layer: nn.Module) -> ExpertBank | None:
     """Return the experts inside a layer; None where it is dense."""
-    return next((module for module in layer.modules() if isinstance(module, ExpertBank)), None)
+    banks = (module for module in layer.modules() if isinstance(module, ExpertBank))
+    return next(banks, None)

@@ -8,7 +8,7 @@ group hold the same copy or, with sequence parallelism, a run of the sequence ea
 their activations do, so that a gather's gradient is a slice and a slice's gradient is a gather.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
@@ -23,7 +23,10 @@ from torch.nn import functional
 
 from darts_parallel.plans import LayerStrategy, Plan
 
-BATCH, SEQUENCE, VOCABULARY, WHOLE = Shard(0), Shard(1), Shard(2), Replicate()
+BATCH = Shard(0)
+SEQUENCE = Shard(1)
+VOCABULARY = Shard(2)
+WHOLE = Replicate()
 
 
 def shard_ranks(strategy: LayerStrategy) -> int:
@@ -35,30 +38,44 @@ class Meshes:
     """All groups of a plan on this rank; making them is collective, in one order on every rank."""
 
     def __init__(self, plan: Plan, device: str, experts: bool = False) -> None:
-        self.rank, self.pp = dist.get_rank(), plan.pp
+        self.rank = dist.get_rank()
+        self.pp = plan.pp
         self.stage_size = dist.get_world_size() // plan.pp
         self.stage, self.position = divmod(self.rank, self.stage_size)
         self._device = device
-        size, layers = self.stage_size, plan.layers
-        self._by_division = {
-            (tp, shards): self._mesh(replicate=size // tp // shards, shard=shards, tp=tp)
-            for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in layers})
-        }
-        self._by_experts = {
-            (ep, etp): self._mesh(replicate=1, shard=size // (ep * etp), ep=ep, tp=etp)
-            for ep, etp in sorted({(layer.ep, layer.etp) for layer in layers if experts})
-        }
-        neighbours = dict.fromkeys(
-            (tp, lcm(before.tp, after.tp))
-            for before, after in pairwise(layers)
-            for tp in sorted({before.tp, after.tp} - {lcm(before.tp, after.tp)})
-        )
-        meshes = {
-            (tp, n): self._mesh(outer=size // n, peer=n // tp, inner=tp) for tp, n in neighbours
-        }
-        self._peers = {degrees: mesh["peer"] for degrees, mesh in meshes.items()}
+        self._by_division = self._layer_meshes(plan.layers)
+        self._by_experts = self._expert_meshes(plan.layers) if experts else {}
+        self._peers = self._peer_meshes(plan.layers)
         # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
+
+    def _layer_meshes(self, layers: Sequence[LayerStrategy]) -> dict[tuple[int, int], DeviceMesh]:
+        """Make a mesh for every tensor-parallel degree and number of shards."""
+        meshes = {}
+        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in layers}):
+            replicas = self.stage_size // tp // shards
+            meshes[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
+        return meshes
+
+    def _expert_meshes(self, layers: Sequence[LayerStrategy]) -> dict[tuple[int, int], DeviceMesh]:
+        """Make a mesh for every expert-parallel and expert-tensor-parallel degree."""
+        meshes = {}
+        for ep, etp in sorted({(layer.ep, layer.etp) for layer in layers}):
+            shards = self.stage_size // (ep * etp)
+            meshes[ep, etp] = self._mesh(replicate=1, shard=shards, ep=ep, tp=etp)
+        return meshes
+
+    def _peer_meshes(self, layers: Sequence[LayerStrategy]) -> dict[tuple[int, int], DeviceMesh]:
+        """Make the groups that move activations between neighbours of different degrees."""
+        meshes: dict[tuple[int, int], DeviceMesh] = {}
+        for before, after in pairwise(layers):
+            common = lcm(before.tp, after.tp)
+            for tp in sorted({before.tp, after.tp} - {common}):
+                if (tp, common) not in meshes:
+                    outer = self.stage_size // common
+                    mesh = self._mesh(outer=outer, peer=common // tp, inner=tp)
+                    meshes[tp, common] = mesh["peer"]
+        return meshes
 
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
         """Return the mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
@@ -70,7 +87,8 @@ class Meshes:
 
     def tensor(self, tp: int) -> DeviceMesh:
         """Return the ranks that share a layer of this degree and read the same tokens."""
-        return next(mesh for (degree, _), mesh in self._by_division.items() if degree == tp)["tp"]
+        degrees = next(key for key in self._by_division if key[0] == tp)
+        return self._by_division[degrees]["tp"]
 
     def peers(self, tp: int, common: int) -> DeviceMesh:
         """Return the ranks of a `common` group with one part of a layer of degree `tp`, in batch order."""
@@ -83,9 +101,8 @@ class Meshes:
 
     def _mesh(self, **sizes: int) -> DeviceMesh:
         """Make the mesh of all ranks whose dimensions, in this order, have these sizes in every stage."""
-        return init_device_mesh(
-            self._device, (self.pp, *sizes.values()), mesh_dim_names=("pp", *sizes)
-        )
+        shape = (self.pp, *sizes.values())
+        return init_device_mesh(self._device, shape, mesh_dim_names=("pp", *sizes))
 
     def _tied_group(self) -> dist.ProcessGroup | None:
         """Return this rank's partner and itself, where it lies in the first or the last stage."""
@@ -121,7 +138,12 @@ Way = Callable[[Tensor], Tensor]
 
 class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, value: Tensor, there: Way, back: Way) -> Tensor:
+    def forward(
+        context: Any,
+        value: Tensor,
+        there: Way,
+        back: Way,
+    ) -> Tensor:
         context.back = back
         return there(value)
 
@@ -136,13 +158,23 @@ def moved(value: Tensor, there: Way, back: Way) -> Tensor:
     return result
 
 
-def redistributed(part: Tensor, mesh: DeviceMesh, before: Placement, after: Placement) -> Tensor:
+def redistributed(
+    part: Tensor,
+    mesh: DeviceMesh,
+    before: Placement,
+    after: Placement,
+) -> Tensor:
     """Move a tensor over the ranks of a mesh; its gradient lies as it does, so goes the other way."""
     whole = DTensor.from_local(part, mesh, [before], run_check=False)
     return whole.redistribute(placements=[after]).to_local()
 
 
-def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> Tensor:
+def converted(
+    state: Tensor,
+    before: Layout,
+    after: Layout,
+    meshes: Meshes,
+) -> Tensor:
     """Convert activations to another layout.
 
     Args:
@@ -158,7 +190,12 @@ def converted(state: Tensor, before: Layout, after: Layout, meshes: Meshes) -> T
     return state
 
 
-def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor:
+def _rebatched(
+    state: Tensor,
+    before: int,
+    after: int,
+    meshes: Meshes,
+) -> Tensor:
     """Exchange whole rows of the batch, by way of the smallest common degree."""
     common = lcm(before, after)
     if before != common:
@@ -169,7 +206,11 @@ def _rebatched(state: Tensor, before: int, after: int, meshes: Meshes) -> Tensor
 
 
 def converted_logits(
-    logits: Tensor, before: int, after: int, meshes: Meshes, rows: tuple[int, int]
+    logits: Tensor,
+    before: int,
+    after: int,
+    meshes: Meshes,
+    rows: tuple[int, int],
 ) -> Tensor:
     """Convert logits divided along the vocabulary over `before` ranks to `after` ranks.
 

@@ -6,6 +6,8 @@ sums what it receives, and sends the sum on in the same form (the two hops of Ze
 Scales travel in float32, twice the 16 bits that the cost model prices: small gradients would underflow.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,9 +15,14 @@ from torch import Tensor
 from darts_parallel.cost import BLOCK, LOSSLESS
 from darts_parallel.run._layouts import moved
 
-Packed = tuple[Tensor, Tensor]
-"""Quantized numbers as they travel, by the rank that they are for: packed integers, uint8, `(n, bytes)`, and
-a scale for each block, float32, `(n, blocks)`."""
+
+class Packed(NamedTuple):
+    """Quantized numbers as they travel, one row for each receiving rank."""
+
+    levels: Tensor
+    """Packed integers, uint8, `(n, bytes)`."""
+    scales: Tensor
+    """Scale of each block, float32, `(n, blocks)`."""
 
 
 def pack(rows: Tensor, bits: int) -> Packed:
@@ -27,22 +34,30 @@ def pack(rows: Tensor, bits: int) -> Packed:
     """
     most = 2 ** (bits - 1) - 1
     blocks = torch.unflatten(rows, 1, (-1, BLOCK))
-    scales = blocks.abs().amax(-1).clamp(min=torch.finfo(rows.dtype).tiny * most) / most
-    # from 0 on: the bytes of a negative number would not fit in few bits
-    levels = (torch.round(blocks / scales.unsqueeze(-1)) + most).to(torch.uint8).flatten(1)
+    smallest = torch.finfo(rows.dtype).tiny * most
+    scales = blocks.abs().amax(-1).clamp(min=smallest) / most
+    # levels start at 0: a negative number would not fit in few bits
+    levels = torch.round(blocks / scales.unsqueeze(-1)) + most
+    whole = levels.to(torch.uint8).flatten(1)
     each = 8 // bits
-    places = torch.arange(each, dtype=torch.uint8) * bits
-    packed = (torch.unflatten(levels, 1, (-1, each)) << places).sum(-1, dtype=torch.uint8)
-    return packed.contiguous(), scales.contiguous()
+    shifted = torch.unflatten(whole, 1, (-1, each)) << _places(bits)
+    packed = shifted.sum(-1, dtype=torch.uint8)
+    return Packed(packed.contiguous(), scales.contiguous())
+
+
+def _places(bits: int) -> Tensor:
+    """Return the first bit of every number in a byte."""
+    return torch.arange(8 // bits, dtype=torch.uint8) * bits
 
 
 def unpack(packed: Packed, bits: int) -> Tensor:
     """Return the numbers that a receiver sees, shape `(n, N)`, float32."""
-    (packed_levels, scales), places = packed, torch.arange(8 // bits, dtype=torch.uint8) * bits
-    levels = (packed_levels.unsqueeze(-1) >> places) & (2**bits - 1)
-    values = levels.flatten(1).to(torch.float32) - (2 ** (bits - 1) - 1)
-    blocks = torch.unflatten(values, 1, (-1, BLOCK)) * scales.unsqueeze(-1)
-    return blocks.flatten(1)
+    shifted = packed.levels.unsqueeze(-1) >> _places(bits)
+    levels = shifted & (2**bits - 1)
+    most = 2 ** (bits - 1) - 1
+    values = levels.flatten(1).to(torch.float32) - most
+    blocks = torch.unflatten(values, 1, (-1, BLOCK))
+    return (blocks * packed.scales.unsqueeze(-1)).flatten(1)
 
 
 def rounded(rows: Tensor, bits: int) -> Tensor:
@@ -67,7 +82,7 @@ def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> T
         Shape `(N,)`.
     """
     mine = pack(rows, bits)
-    theirs = torch.empty_like(mine[0]), torch.empty_like(mine[1])
+    theirs = Packed(torch.empty_like(mine.levels), torch.empty_like(mine.scales))
     for received, sent in zip(theirs, mine, strict=True):
         dist.all_to_all_single(received, sent, group=group)
     return unpack(theirs, bits).sum(0)
@@ -75,11 +90,13 @@ def scattered_sum(rows: Tensor, bits: int, group: dist.ProcessGroup | None) -> T
 
 def gathered_shares(share: Tensor, bits: int, group: dist.ProcessGroup | None) -> Tensor:
     """All-gather shares `(N,)`, each rounded by its sender, to shape `(world * N,)`."""
-    world, own = dist.get_world_size(group), pack(share.unsqueeze(0), bits)
-    whole = own[0].new_empty(world, own[0].shape[1]), own[1].new_empty(world, own[1].shape[1])
-    for received, sent in zip(whole, own, strict=True):
+    world = dist.get_world_size(group)
+    gathered = []
+    for sent in pack(share.unsqueeze(0), bits):
+        received = sent.new_empty(world, sent.shape[1])
         dist.all_gather_single(received.view(-1), sent.view(-1), group=group)
-    return unpack(whole, bits).flatten()
+        gathered.append(received)
+    return unpack(Packed(*gathered), bits).flatten()
 
 
 def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -98,9 +115,8 @@ def lossy_all_reduce(tensor: Tensor, bits: int, group: dist.ProcessGroup | None 
         dist.all_reduce(exact, group=group)
         return exact
     size = tensor.numel()
-    flat = torch.nn.functional.pad(
-        tensor.detach().float().reshape(-1), (0, padded(size, world) - size)
-    )
+    numbers = tensor.detach().float().reshape(-1)
+    flat = torch.nn.functional.pad(numbers, (0, padded(size, world) - size))
     share = scattered_sum(flat.view(world, -1), bits, group)
     return gathered_shares(share, bits, group)[:size].view_as(tensor)
 
@@ -126,7 +142,8 @@ class ErrorFeedback:
     """
 
     def __init__(self, bits: int, group: dist.ProcessGroup) -> None:
-        self.bits, self.group = bits, group
+        self.bits = bits
+        self.group = group
         self.unsent: Tensor | None = None
         self.undelivered: Tensor | None = None
 

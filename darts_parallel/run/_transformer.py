@@ -97,13 +97,15 @@ class Attention(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
-        query, key, value = (
-            self._heads(layer(state)) for layer in (self.query, self.key, self.value)
-        )
+        query = self._heads(self.query(state))
+        key = self._heads(self.key(state))
+        value = self._heads(self.value(state))
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query = self.query_norm(query)
+            key = self.key_norm(key)
         if self.rotary:
-            query, key = rotated(query), rotated(key)
+            query = rotated(query)
+            key = rotated(key)
         mixed = self.core(query, key, value)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
@@ -118,23 +120,34 @@ def rotated(heads: Tensor) -> Tensor:
     Args:
         heads: Shape `(B, heads, T, D)`; a last odd channel stays as it is.
     """
-    length, half = heads.shape[2], heads.shape[3] // 2
-    exponents = torch.arange(half, device=heads.device, dtype=torch.float32) / max(half, 1)
+    length = heads.shape[2]
+    half = heads.shape[3] // 2
+    channels = torch.arange(half, device=heads.device, dtype=torch.float32)
+    exponents = channels / max(half, 1)
     positions = torch.arange(length, device=heads.device, dtype=torch.float32)
     angles = torch.outer(positions, ROTARY_BASE**-exponents)
-    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1)
+    cosine = angles.cos().to(heads.dtype)
+    sine = angles.sin().to(heads.dtype)
+    first = heads[..., :half]
+    second = heads[..., half : 2 * half]
+    rest = heads[..., 2 * half :]
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return torch.cat([*turned, rest], -1)
 
 
 class Block(nn.Module):
     """One pre-norm Transformer block, dense or with experts, or a half of it: `attention` or `mlp`."""
 
     def __init__(
-        self, config: ModelConfig, fused: bool, index: int, half: str | None = None
+        self,
+        config: ModelConfig,
+        fused: bool,
+        index: int,
+        half: str | None = None,
     ) -> None:
         super().__init__()
-        attends, maps = half != "mlp", half != "attention"
+        attends = half != "mlp"
+        maps = half != "attention"
         self.attention_norm = norm(config) if attends else None
         self.mlp_norm = norm(config) if maps else None
         self.attention = Attention(config, fused) if attends else None
@@ -174,7 +187,13 @@ class Head(nn.Module):
         return logits
 
 
-def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: int) -> nn.Module:
+def build_layer(
+    config: ModelConfig,
+    fused: bool,
+    name: str,
+    rows: int,
+    seed: int,
+) -> nn.Module:
     """Build one layer of the chain with its initial weights, on the CPU.
 
     The weights of a parameter depend on the seed and its name alone, so that every process draws the
@@ -191,7 +210,12 @@ def build_layer(config: ModelConfig, fused: bool, name: str, rows: int, seed: in
     return layer
 
 
-def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Module:
+def empty_layer(
+    config: ModelConfig,
+    fused: bool,
+    name: str,
+    rows: int,
+) -> nn.Module:
     """Build one layer of the chain without values; arguments as `build_layer`."""
     with torch.device("meta"):
         if name == "embedding":
@@ -202,7 +226,12 @@ def empty_layer(config: ModelConfig, fused: bool, name: str, rows: int) -> nn.Mo
         return Block(config, fused, int(index), *half)
 
 
-def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Tensor:
+def initial(
+    config: ModelConfig,
+    name: str,
+    shape: torch.Size,
+    seed: int,
+) -> Tensor:
     """Draw the initial values of a parameter: normal, around 1 for the scales of norms.
 
     Rows of a vocabulary table beyond the vocabulary are 0; a tied head has the embedding's values.
@@ -215,7 +244,8 @@ def initial(config: ModelConfig, name: str, shape: torch.Size, seed: int) -> Ten
     drawn = (config.vocab_size, *shape[1:]) if table else tuple(shape)
     values: Tensor = torch.randn(drawn, generator=generator) * config.hidden_size**-0.5
     if table and shape[0] > config.vocab_size:
-        values = torch.cat([values, values.new_zeros(shape[0] - config.vocab_size, *shape[1:])])
+        padding = values.new_zeros(shape[0] - config.vocab_size, *shape[1:])
+        values = torch.cat([values, padding])
     if name.endswith("norm.weight"):
         values += 1.0
     return values

@@ -27,6 +27,8 @@ from darts_parallel.run._layouts import local
 from darts_parallel.run._lossy import ErrorFeedback, padded
 from darts_parallel.run._transformer import parameter_names
 
+Modules = dict[str, nn.Module]
+"""Modules by name."""
 Named = dict[str, nn.Parameter]
 
 
@@ -69,13 +71,18 @@ class Unit(ABC):
         """Return the bytes of parameters that this rank computes with."""
         return byte_size(list(self.parameters.values()))
 
+    def _local_slots(self) -> list[nn.Parameter]:
+        """Return what this rank holds of every parameter, as the optimizer steps it."""
+        return [nn.Parameter(local(own.detach())) for own in self.parameters.values()]
+
     def extra_bytes(self) -> int:
         """Return the bytes of further copies of parameters."""
         return 0
 
     def gradient_bytes(self) -> int:
         """Return the bytes of gradients that this rank holds at the end of the backward passes."""
-        return byte_size([p.grad for p in self.parameters.values() if p.grad is not None])
+        gradients = [parameter.grad for parameter in self.parameters.values()]
+        return byte_size([gradient for gradient in gradients if gradient is not None])
 
     def rounding_bytes(self) -> float:
         """Return by how many bytes of parameters uneven division may miss the mean over ranks."""
@@ -105,18 +112,18 @@ class Replicated(Unit):
 
     def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
         super().__init__(strategy, parameters, mesh)
-        self.groups = [
-            mesh[name].get_group() for name in ("shard", "replicate") if mesh[name].size() > 1
-        ]
+        axes = [mesh["shard"], mesh["replicate"]]
+        self.groups = [axis.get_group() for axis in axes if axis.size() > 1]
         self.sharded = strategy.zero_stage == 1 and mesh["shard"].size() > 1
         lossy = strategy.grad_comm_bits < LOSSLESS and bool(self.groups)
         self.feedback = ErrorFeedback(strategy.grad_comm_bits, self.groups[0]) if lossy else None
         self._places = self._lay_out(BLOCK if lossy else 1)
         if self.sharded:
-            self.slots = [nn.Parameter(self._own(self._flat_parameters()).clone())]
+            own = self._own(self._flat_parameters()).clone()
+            self.slots = [nn.Parameter(own)]
             self._release()
         else:
-            self.slots = [nn.Parameter(local(p.detach())) for p in self.parameters.values()]
+            self.slots = self._local_slots()
 
     def _lay_out(self, block: int) -> dict[str, slice]:
         """Return the place of every parameter in the one tensor, and set that tensor's size.
@@ -127,17 +134,21 @@ class Replicated(Unit):
         Args:
             block: Numbers that are rounded together; 1 where nothing is.
         """
-        divided = [name for name, p in self.parameters.items() if local(p).numel() < p.numel()]
-        end, places = 0, {}
-        for names in (divided, [name for name in self.parameters if name not in divided]):
+        sizes = {name: local(own).numel() for name, own in self.parameters.items()}
+        divided = [name for name, own in self.parameters.items() if sizes[name] < own.numel()]
+        whole = [name for name in self.parameters if name not in divided]
+        places = {}
+        end = 0
+        for names in (divided, whole):
             end += -end % block
             for name in names:
-                first, end = end, end + local(self.parameters[name]).numel()
-                places[name] = slice(first, end)
-        shares = self.mesh["shard"].size() if self.sharded else 1
-        self._size = (
-            padded(end, self.groups[0].size()) if self.feedback else -(-end // shares) * shares
-        )
+                places[name] = slice(end, end + sizes[name])
+                end += sizes[name]
+        if self.feedback:
+            self._size = padded(end, self.groups[0].size())
+        else:
+            shares = self.mesh["shard"].size() if self.sharded else 1
+            self._size = -(-end // shares) * shares
         return places
 
     def reduce(self) -> None:
@@ -179,7 +190,8 @@ class Replicated(Unit):
         if not self.sharded:
             return whole(aligned(parameter))
         assert self.slots[0].grad is not None
-        values = self._gathered(self.slots[0].grad)[self._places[name]].view(local(parameter).shape)
+        flat = self._gathered(self.slots[0].grad)
+        values = flat[self._places[name]].view(local(parameter).shape)
         if isinstance(parameter, DTensor):
             values = DTensor.from_local(
                 values,
@@ -201,14 +213,15 @@ class Replicated(Unit):
         if not self.sharded:
             local(aligned(self.parameters[name])).copy_(values)
             return
-        part, place = self.slots[0].grad, self._places[name]
+        part = self.slots[0].grad
+        place = self._places[name]
         assert part is not None
         begin = self.mesh["shard"].get_local_rank() * part.numel()
-        low, high = max(place.start, begin), min(place.stop, begin + part.numel())
+        low = max(place.start, begin)
+        high = min(place.stop, begin + part.numel())
         if low < high:
-            part[low - begin : high - begin] = values.reshape(-1)[
-                low - place.start : high - place.start
-            ]
+            mine = values.reshape(-1)[low - place.start : high - place.start]
+            part[low - begin : high - begin] = mine
 
     def _all_reduce(self, gradients: dict[str, Tensor]) -> None:
         if not self.groups:
@@ -230,10 +243,11 @@ class Replicated(Unit):
         return flat
 
     def _flat_parameters(self) -> Tensor:
-        return self._flat({name: local(parameter) for name, parameter in self.parameters.items()})
+        parts = {name: local(parameter) for name, parameter in self.parameters.items()}
+        return self._flat(parts)
 
     def _own(self, flat: Tensor) -> Tensor:
-        return flat.chunk(self.mesh["shard"].size())[self.mesh["shard"].get_local_rank()]
+        return _part(flat, self.mesh["shard"])
 
     def _gathered(self, part: Tensor) -> Tensor:
         flat = part.new_empty(self._size)
@@ -252,56 +266,54 @@ class Sharded(Unit):
     the part that the optimizer steps.
 
     Args:
-        modules: One layer, or two that share a table and one `root` that holds both; a layer's experts
-            are left to a unit of their own.
+        modules: One layer by its name, or two that share a table and one `root` that holds both. The
+            experts of a layer are left to a unit of their own.
     """
 
     def __init__(
         self,
         strategy: LayerStrategy,
-        modules: list[nn.Module],
-        names: list[str],
+        modules: Modules,
         mesh: DeviceMesh,
         dtype: torch.dtype,
         root: nn.Module | None = None,
     ) -> None:
         self.keeps = strategy.zero_stage == 2
-        data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
-        target = modules[0] if len(modules) == 1 else modules
-        apart = _apart(modules)
-        policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
-        fully_shard(
-            target,
-            mesh=data,
-            reshard_after_forward=not self.keeps,
-            ignored_params=apart,
-            mp_policy=policy,
-        )
-        if root is not None:
-            fully_shard(root, mesh=data)
-        self.modules, state = modules, modules[0]
-        assert isinstance(state, FSDPModule)
-        self.state = state
-        state.set_reshard_after_backward(not self.keeps, recurse=False)
-        state.set_force_sum_reduction_for_comms(True)
-        state.set_gradient_divide_factor(1.0)
+        self.modules = list(modules.values())
+        self.state = self._shard(mesh, dtype, root)
         super().__init__(strategy, {}, mesh)
-        seen = {id(parameter) for parameter in apart}
-        for module, name in zip(modules, names, strict=True):
+        seen = {id(parameter) for parameter in _apart(self.modules)}
+        for name, module in modules.items():
             for full, parameter in parameter_names(module, name):
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     self.parameters[full] = parameter
-        self.slots = [nn.Parameter(local(p.detach())) for p in self.parameters.values()]
+        self.slots = self._local_slots()
         self._gathered_bytes = 0
+
+    def _shard(self, mesh: DeviceMesh, dtype: torch.dtype, root: nn.Module | None) -> FSDPModule:
+        """Shard the modules, and their root, in place; gradients are summed, not averaged."""
+        data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
+        policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
+        options = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
+        target = self.modules[0] if len(self.modules) == 1 else self.modules
+        fully_shard(target, mesh=data, ignored_params=_apart(self.modules), **options)
+        if root is not None:
+            fully_shard(root, mesh=data)
+        state = self.modules[0]
+        assert isinstance(state, FSDPModule)
+        state.set_reshard_after_backward(not self.keeps, recurse=False)
+        state.set_force_sum_reduction_for_comms(True)
+        state.set_gradient_divide_factor(1.0)
+        return state
 
     def reduce(self) -> None:
         """Free the gathered parameters of ZeRO 2; backward has reduced."""
-        apart = {id(p) for p in _apart(self.modules)}
-        now = {
-            id(p): p for module in self.modules for p in module.parameters() if id(p) not in apart
-        }
-        self._gathered_bytes = byte_size(list(now.values()))
+        apart = _apart(self.modules)
+        gathered: dict[nn.Parameter, None] = {}
+        for module in self.modules:
+            gathered |= dict.fromkeys(own for own in module.parameters() if own not in apart)
+        self._gathered_bytes = byte_size(list(gathered))
         if self.keeps:
             self.state.reshard()
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
@@ -324,7 +336,8 @@ class Sharded(Unit):
 
     def rounding_bytes(self) -> float:
         """Return the bytes of uneven rows: a rank has at most one more than the mean, at worst none."""
-        shards, total = self.mesh["shard"].size(), 0.0
+        shards = self.mesh["shard"].size()
+        total = 0.0
         for parameter in self.parameters.values():
             rows = parameter.shape[0]
             if isinstance(parameter, DTensor):
@@ -333,17 +346,24 @@ class Sharded(Unit):
                 rows //= self.mesh["tp"].size() if divided else 1
             if rows % shards:
                 width = parameter.numel() // parameter.shape[0]
-                total += 4.0 * width * max(-(-rows // shards) - rows / shards, rows / shards)
+                mean = rows / shards
+                most = -(-rows // shards)
+                total += 4.0 * width * max(most - mean, mean)
         return total
 
 
 def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:
     """Return the parameters of the experts inside modules that are no experts themselves."""
-    inside = [expert_bank(module) for module in modules if not isinstance(module, ExpertBank)]
-    return {parameter for bank in inside if bank is not None for parameter in bank.parameters()}
+    found: set[nn.Parameter] = set()
+    for module in modules:
+        bank = None if isinstance(module, ExpertBank) else expert_bank(module)
+        if bank is not None:
+            found |= set(bank.parameters())
+    return found
 
 
-EMBEDDING, HEAD = "embedding.table.weight", "head.output.weight"
+TABLES = {"embedding": "embedding.table.weight", "head": "head.output.weight"}
+"""Parameter of the vocabulary table by layer."""
 
 
 class TiedTables:
@@ -357,12 +377,13 @@ class TiedTables:
     def __init__(
         self, config: ModelConfig, units: dict[str, Unit], group: dist.ProcessGroup | None
     ) -> None:
-        self.copies = [
-            (units[name], table)
-            for name, table in (("embedding", EMBEDDING), ("head", HEAD))
-            if config.tie_embeddings and name in units and table in units[name].parameters
-        ]
-        self.group, self.vocab_size = group, config.vocab_size
+        self.copies: list[tuple[Unit, str]] = []
+        self.group = group
+        self.vocab_size = config.vocab_size
+        for name, table in TABLES.items():
+            unit = units.get(name)
+            if config.tie_embeddings and unit is not None and table in unit.parameters:
+                self.copies.append((unit, table))
         if self.group is None and len(self.copies) < 2:
             self.copies = []  # one stage, one table
 
@@ -370,8 +391,8 @@ class TiedTables:
         """Gather whole gradients, sum them, and keep this rank's part."""
         if not self.copies:
             return
-        wholes = [unit.full_gradient(table)[: self.vocab_size] for unit, table in self.copies]
-        total = torch.stack(wholes).sum(0)
+        wholes = [unit.full_gradient(table) for unit, table in self.copies]
+        total = torch.stack([gradient[: self.vocab_size] for gradient in wholes]).sum(0)
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         for unit, table in self.copies:
@@ -380,9 +401,9 @@ class TiedTables:
 
 def _set_rows(unit: Unit, table: str, total: Tensor) -> None:
     """Write this rank's part of the whole gradient where the optimizer reads it."""
-    mesh, parameter = unit.mesh, unit.parameters[table]
-    rows = torch.nn.functional.pad(total, (0, 0, 0, parameter.shape[0] - total.shape[0]))
-    rows = rows.chunk(mesh["tp"].size())[mesh["tp"].get_local_rank()]
+    parameter = unit.parameters[table]
+    missing = parameter.shape[0] - total.shape[0]
+    rows = _part(torch.nn.functional.pad(total, (0, 0, 0, missing)), unit.mesh["tp"])
     if isinstance(unit, Replicated):
         unit.overwrite(table, rows)
         return
@@ -390,4 +411,9 @@ def _set_rows(unit: Unit, table: str, total: Tensor) -> None:
     assert gradient is not None
     part = local(gradient)
     if part.numel():
-        part.copy_(rows.chunk(mesh["shard"].size())[mesh["shard"].get_local_rank()])
+        part.copy_(_part(rows, unit.mesh["shard"]))
+
+
+def _part(rows: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return this rank's part of rows that the ranks of a mesh divide."""
+    return rows.chunk(mesh.size())[mesh.get_local_rank()]

@@ -50,9 +50,11 @@ def virtual_sum(partials: Tensor, bits: int) -> Tensor:
     """Return what an all-reduce at `bits` of partial sums `(ranks, ...)` delivers; straight-through."""
     exact = partials.sum(0)
     held = partials.detach().flatten(1)
-    rows = functional.pad(held, (0, padded(held.shape[1], len(held)) - held.shape[1]))
-    twice = rounded(rounded(rows, bits).sum(0, keepdim=True), bits)[0, : held.shape[1]]
-    return exact + (twice.view_as(exact) - exact).detach()
+    size = held.shape[1]
+    rows = functional.pad(held, (0, padded(size, len(held)) - size))
+    reduced = rounded(rows, bits).sum(0, keepdim=True)
+    delivered = rounded(reduced, bits)[0, :size]
+    return exact + (delivered.view_as(exact) - exact).detach()
 
 
 class VirtualRows(nn.Linear):
@@ -63,16 +65,18 @@ class VirtualRows(nn.Linear):
     """
 
     def __init__(self, whole: nn.Linear, ranks: int, bits: int) -> None:
-        super().__init__(
-            whole.in_features, whole.out_features, whole.bias is not None, device="meta"
-        )
-        self.weight, self.bias = whole.weight, whole.bias
-        self.ranks, self.bits = ranks, bits
+        bias = whole.bias is not None
+        super().__init__(whole.in_features, whole.out_features, bias, device="meta")
+        self.weight = whole.weight
+        self.bias = whole.bias
+        self.ranks = ranks
+        self.bits = bits
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states `(B, T, in)` to `(B, T, out)`."""
-        parts = zip(state.chunk(self.ranks, -1), self.weight.chunk(self.ranks, 1), strict=True)
-        partials = torch.stack([functional.linear(part, weight) for part, weight in parts])
+        states = state.chunk(self.ranks, -1)
+        weights = self.weight.chunk(self.ranks, 1)
+        partials = torch.stack(list(map(functional.linear, states, weights)))
         if self.bias is not None:  # each rank adds its share of the bias before the sum
             partials = partials + self.bias / self.ranks
         return virtual_sum(partials, self.bits)
@@ -98,7 +102,8 @@ class VirtualGradients:
         taken = {}
         for name, parameter in self.layer.named_parameters():
             assert parameter.grad is not None
-            taken[name], parameter.grad = parameter.grad, None
+            taken[name] = parameter.grad
+            parameter.grad = None
         return taken
 
     def reduce(self, finest: list[dict[str, Tensor]]) -> None:
@@ -107,43 +112,61 @@ class VirtualGradients:
         Args:
             finest: Gradients of the finest data-parallel ranks by parameter; several may be one rank here.
         """
-        strategy, each = self.strategy, len(finest) // self.strategy.dp
-        ranks = [
-            {
-                name: sum(
-                    (own[name] for own in finest[first + 1 : first + each]), finest[first][name]
-                )
-                for name in finest[0]
-            }
-            for first in range(0, len(finest), each)
-        ]
+        ranks = self._by_rank(finest)
         total = {name: torch.zeros_like(gradient) for name, gradient in finest[0].items()}
-        divided = [name for name in total if strategy.tp > 1 and _divided_axis(name) is not None]
-        whole = [name for name in total if name not in divided]
-        for place in range(strategy.tp):
-            # a block of numbers holds either divided or whole ones, as on the real ranks
-            groups = (divided, whole)
-            parts = [
-                torch.stack([self._flat(own, names, place) for own in ranks]) for names in groups
-            ]
+        # a block of numbers holds either divided or whole ones, as on the real ranks
+        groups = self._divided_and_whole(list(total))
+        for place in range(self.strategy.tp):
+            parts = []
+            for names in groups:
+                parts.append(torch.stack([self._flat(own, names, place) for own in ranks]))
             delivered = self._delivered(torch.cat(parts, 1), place)
             sizes = [part.shape[1] for part in parts]
             for names, flat in zip(groups, torch.split(delivered, sizes), strict=True):
-                first = 0
-                for name in names:
-                    part = self._part(name, total[name], place)
-                    part.copy_(flat[first : first + part.numel()].view(part.shape))
-                    first += part.numel()
+                self._fill(total, names, flat, place)
         for name, parameter in self.layer.named_parameters():
             parameter.grad = total[name]
 
+    def _by_rank(self, finest: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Add the gradients of the finest ranks that are one rank of this block."""
+        each = len(finest) // self.strategy.dp
+        ranks = []
+        for first in range(0, len(finest), each):
+            own = dict(finest[first])
+            for more in finest[first + 1 : first + each]:
+                own = {name: gradient + more[name] for name, gradient in own.items()}
+            ranks.append(own)
+        return ranks
+
+    def _divided_and_whole(self, names: list[str]) -> tuple[list[str], list[str]]:
+        """Part the parameters by whether tensor-parallel ranks divide them."""
+        divided = []
+        if self.strategy.tp > 1:
+            divided = [name for name in names if _divided_axis(name) is not None]
+        return divided, [name for name in names if name not in divided]
+
+    def _fill(
+        self,
+        total: dict[str, Tensor],
+        names: list[str],
+        flat: Tensor,
+        place: int,
+    ) -> None:
+        """Copy numbers that lie side by side into what rank `place` holds of the parameters."""
+        first = 0
+        for name in names:
+            part = self._part(name, total[name], place)
+            end = first + part.numel()
+            part.copy_(flat[first:end].view(part.shape))
+            first = end
+
     def _delivered(self, rows: Tensor, place: int) -> Tensor:
         """Return what both hops leave of the ranks' sum `(N,)`, and keep back the rest for the next time."""
-        size, bits = rows.shape[1], self.strategy.grad_comm_bits
+        size = rows.shape[1]
+        bits = self.strategy.grad_comm_bits
         rows = functional.pad(rows, (0, padded(size, len(rows)) - size))
-        unsent, undelivered = self.kept.get(
-            place, (torch.zeros_like(rows), torch.zeros_like(rows[0]))
-        )
+        nothing = (torch.zeros_like(rows), torch.zeros_like(rows[0]))
+        unsent, undelivered = self.kept.get(place, nothing)
         wanted = rows + unsent
         sent = rounded(wanted, bits)
         owned = sent.sum(0) + undelivered
@@ -166,7 +189,19 @@ class VirtualGradients:
 def _divided_axis(name: str) -> int | None:
     """Return the axis along which tensor-parallel ranks divide a parameter; None where each holds all."""
     owner = name.rpartition(".")[0]
-    return 0 if owner in COLUMNS else 1 if owner in ROWS and name.endswith("weight") else None
+    if owner in COLUMNS:
+        return 0
+    return 1 if owner in ROWS and name.endswith("weight") else None
+
+
+def _round_sums(block: Block, strategy: LayerStrategy) -> None:
+    """Let the block's sums over tensor-parallel ranks travel at few bits."""
+    tp = strategy.tp
+    bits = strategy.tp_comm_bits
+    if block.attention is not None:
+        block.attention.out = VirtualRows(block.attention.out, tp, bits)
+    if isinstance(block.mlp, Mlp):  # experts send whole numbers
+        block.mlp.down = VirtualRows(block.mlp.down, tp, bits)
 
 
 @dataclass
@@ -181,36 +216,37 @@ class Reference:
 
     @staticmethod
     def build(
-        problem: Problem, seed: int, device: torch.device, plan: Plan | None = None
+        problem: Problem,
+        seed: int,
+        device: torch.device,
+        plan: Plan | None = None,
     ) -> "Reference":
         """Build the model with the weights that `seed` gives every process.
 
         Args:
-            plan: Whose ranks' rounding is repeated; None rounds nothing.
+            plan: The one process rounds as the ranks of this plan do; None rounds nothing.
         """
         config = problem.model.config
-        layers = {
-            spec.name: build_layer(
-                config, problem.training.fused_attention, spec.name, config.vocab_size, seed
-            ).to(device)
-            for spec in problem.model.layers
-            if spec.name != LOSS
-        }
+        fused = problem.training.fused_attention
+        layers: dict[str, nn.Module] = {}
+        for spec in problem.model.layers:
+            if spec.name != LOSS:
+                layer = build_layer(config, fused, spec.name, config.vocab_size, seed)
+                layers[spec.name] = layer.to(device)
         if config.tie_embeddings:
             layers["head"].output.weight = layers["embedding"].table.weight  # type: ignore[union-attr]
-        parameters = list(dict.fromkeys(p for layer in layers.values() for p in layer.parameters()))
+        every = [p for layer in layers.values() for p in layer.parameters()]
+        parameters = list(dict.fromkeys(every))
         synchronised = {}
-        for (name, layer), strategy in zip(
-            layers.items(), plan.layers if plan else (), strict=False
-        ):
-            if isinstance(layer, Block) and few_bit_gradients(strategy):
+        strategies = () if plan is None else plan.layers
+        for name, strategy in zip(layers, strategies, strict=False):
+            layer = layers[name]
+            if not isinstance(layer, Block):
+                continue
+            if few_bit_gradients(strategy):
                 synchronised[name] = VirtualGradients(layer, strategy)
-            if isinstance(layer, Block) and few_bit_sums(strategy):
-                tp, bits = strategy.tp, strategy.tp_comm_bits
-                if layer.attention is not None:
-                    layer.attention.out = VirtualRows(layer.attention.out, tp, bits)
-                if isinstance(layer.mlp, Mlp):  # experts send whole numbers
-                    layer.mlp.down = VirtualRows(layer.mlp.down, tp, bits)
+            if few_bit_sums(strategy):
+                _round_sums(layer, strategy)
         return Reference(problem, layers, make_optimizer(problem, parameters), synchronised)
 
     def forward_backward(self, batch: Tensor, num_micro_batches: int) -> float:
@@ -220,27 +256,32 @@ class Reference:
             batch: Tokens, shape `(B, T + 1)`.
             num_micro_batches: Parts that are computed one after the other.
         """
-        batch, total = batch.to(next(self.layers["head"].parameters()).device), 0.0
+        device = next(self.layers["head"].parameters()).device
+        batch = batch.to(device)
         # the finest data-parallel ranks, one after the other
-        finest = lcm(1, *(own.strategy.dp for own in self.synchronised.values()))
+        degrees = [own.strategy.dp for own in self.synchronised.values()]
+        finest = lcm(1, *degrees)
         by_rank = []
+        total = 0.0
         for index in range(finest):
-            for part in part_of_rank(batch, num_micro_batches, finest, index).chunk(
-                num_micro_batches
-            ):
-                state = part[:, :-1]
-                for layer in self.layers.values():
-                    state = layer(state)
-                loss = functional.cross_entropy(
-                    state.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"
-                )
-                loss = loss / self.problem.tokens_per_iteration
-                loss.backward()  # type: ignore[no-untyped-call]
-                total += float(loss.detach())
+            mine = part_of_rank(batch, num_micro_batches, finest, index)
+            for part in mine.chunk(num_micro_batches):
+                total += self._micro_batch(part)
             by_rank.append({name: own.take() for name, own in self.synchronised.items()})
         for name, own in self.synchronised.items():
             own.reduce([gradients[name] for gradients in by_rank])
         return total
+
+    def _micro_batch(self, part: Tensor) -> float:
+        """Return the loss of one micro-batch `(b, T + 1)`, as its share of the batch's mean, nats."""
+        state = part[:, :-1]
+        for layer in self.layers.values():
+            state = layer(state)
+        targets = part[:, 1:].flatten()
+        loss = functional.cross_entropy(state.flatten(0, 1), targets, reduction="sum")
+        loss = loss / self.problem.tokens_per_iteration
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
 
     def update(self) -> None:
         """Make the optimizer step; gradients are forgotten."""
@@ -260,27 +301,33 @@ class Reference:
 def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
     """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
-    own = (state.parameter, 0, 0), (0, state.gradient, 0), (0, 0, state.optimizer)
-    parts = tuple(StateBytes(*sizes) for sizes in own)
+    kinds = [StateBytes(state.parameter, 0, 0), StateBytes(0, state.gradient, 0)]
+    kinds.append(StateBytes(0, 0, state.optimizer))
     sums = [0.0, 0.0, 0.0]
-    for index, spec in enumerate(problem.model.layers):
+    for index in range(len(plan.layers)):
         if plan.stage_of_layer[index] != stage:
             continue
-        if index == head_index(problem) and share_one_table(problem, plan):
-            spec = replace(spec, vocabulary_parameters=0)
-        strategy = plan.layers[index]
-        parameters = parameters_per_rank(
-            spec, problem.model.config.vocab_size, _scalar(strategy.tp)
-        )
-        shards, zero = _scalar(shard_ranks(strategy)), _scalar(strategy.zero_stage)
-        groups = [(parameters, shards)]
-        if spec.experts is not None:
-            held = strategy.ep * strategy.etp
-            replicas = problem.cluster.num_devices // plan.pp // held
-            groups.append((_scalar(spec.experts.parameters / held), _scalar(replicas)))
-        for kind, part in enumerate(parts):
-            sums[kind] += sum(float(static_bytes(*group, zero, part)) for group in groups)
+        zero = _scalar(plan.layers[index].zero_stage)
+        for parameters, shards in _parameter_groups(problem, plan, index):
+            for kind, part in enumerate(kinds):
+                sums[kind] += float(static_bytes(parameters, shards, zero, part))
     return sums[0], sums[1], sums[2]
+
+
+def _parameter_groups(problem: Problem, plan: Plan, index: int) -> list[tuple[Tensor, Tensor]]:
+    """Return (parameters of a rank, ranks that shard them) of a layer, experts apart."""
+    spec = problem.model.layers[index]
+    strategy = plan.layers[index]
+    if index == head_index(problem) and share_one_table(problem, plan):
+        spec = replace(spec, vocabulary_parameters=0)
+    vocabulary = problem.model.config.vocab_size
+    parameters = parameters_per_rank(spec, vocabulary, _scalar(strategy.tp))
+    groups = [(parameters, _scalar(shard_ranks(strategy)))]
+    if spec.experts is not None:
+        held = strategy.ep * strategy.etp
+        replicas = problem.cluster.num_devices // plan.pp // held
+        groups.append((_scalar(spec.experts.parameters / held), _scalar(replicas)))
+    return groups
 
 
 def _scalar(value: float) -> torch.Tensor:
@@ -290,10 +337,11 @@ def _scalar(value: float) -> torch.Tensor:
 TOLERANCE = 1e-5
 """Largest relative difference of the loss and of every gradient, in float32."""
 FEW_BITS = 1e-2, 0.3
-"""Largest differences of loss and gradients where a plan sends few bits: a number between two levels falls
-to one side here and to
-the other there, by the order of a sum, jumps by a level, and moves later numbers over theirs. Without such a
-number losses agree to 1e-7; measured with four blocks of width 64 at 4 bits: 1e-4, a step later 2e-3."""
+"""Largest differences of loss and gradients where a plan sends few bits.
+
+The order of a sum decides on which of two levels a number between them falls; one such number moves later
+ones. Without such a number losses agree to 1e-7. Four blocks of width 64 at 4 bits differ by 1e-4, a step
+later by 2e-3."""
 FLOOR = 0.1
 """Gradients are compared to their own norm, or to this share of the model's root mean square where they
 are smaller: the gradient of a key's bias is 0 but for rounding, because softmax ignores a shift."""
@@ -358,7 +406,8 @@ class StepComparison:
 
 def verify(engine: Engine, seed: int) -> StepComparison:
     """Compare two training steps of the plan with the same on one process (rank 0); collective."""
-    problem, count = engine.problem, engine.plan.num_micro_batches
+    problem = engine.problem
+    count = engine.plan.num_micro_batches
     reference = None
     if dist.get_rank() == 0:
         reference = Reference.build(problem, seed, engine.device, engine.plan)
@@ -388,26 +437,40 @@ def verify(engine: Engine, seed: int) -> StepComparison:
 def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
     """Return the relative difference of every gradient; each is sent to all ranks, one by one."""
     wanted = reference.gradients() if reference else {}
-    shapes: list[Any] = [
-        {name: tuple(g.shape) for name, g in wanted.items()} if reference else None
-    ]
-    dist.broadcast_object_list(shapes, src=0)
-    square = torch.tensor(sum(float(g.square().sum()) for g in dict.fromkeys(wanted.values())))
-    count = sum(torch.Size(shape).numel() for shape in shapes[0].values())
-    square = square.to(engine.device)
-    dist.broadcast(square, src=0)
-    typical = float(square / count) ** 0.5
+    shapes = _shapes_everywhere(wanted)
+    typical = _typical_gradient(engine, wanted, shapes)
     owners = {name: unit for unit in engine.units for name in unit.parameters}
-    errors = torch.zeros(len(shapes[0]), device=engine.device)
-    for index, (name, shape) in enumerate(shapes[0].items()):
-        target = (
-            wanted[name].contiguous() if reference else torch.empty(shape, device=engine.device)
-        )
+    errors = torch.zeros(len(shapes), device=engine.device)
+    for index, (name, shape) in enumerate(shapes.items()):
+        target = torch.empty(shape, device=engine.device)
+        if reference:
+            target = wanted[name].contiguous()
         dist.broadcast(target, src=0)
         if name in owners:
             errors[index] = _relative(owners[name].full_gradient(name), target, typical)
     dist.all_reduce(errors, dist.ReduceOp.MAX)
-    return dict(zip(shapes[0], errors.tolist(), strict=True))
+    return dict(zip(shapes, errors.tolist(), strict=True))
+
+
+def _shapes_everywhere(wanted: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of rank 0's gradients by name, on every rank; collective."""
+    shapes: list[Any] = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
+    dist.broadcast_object_list(shapes, src=0)
+    found: dict[str, tuple[int, ...]] = shapes[0]
+    return found
+
+
+def _typical_gradient(
+    engine: Engine, wanted: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]
+) -> float:
+    """Return the root mean square of the model's gradients; collective."""
+    total = 0.0
+    for gradient in dict.fromkeys(wanted.values()):
+        total += float(gradient.square().sum())
+    square = torch.tensor(total, device=engine.device)
+    dist.broadcast(square, src=0)
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    return float(square / count) ** 0.5
 
 
 def _relative(gradient: Tensor, target: Tensor, typical: float) -> float:
@@ -419,25 +482,36 @@ def _relative(gradient: Tensor, target: Tensor, typical: float) -> float:
 
 def _state_bytes(engine: Engine) -> list[Bytes]:
     """Return the bytes of parameters, gradients and moments on this rank."""
-    rank, stage, units = dist.get_rank(), engine.meshes.stage, engine.units
-    plan, config, index = engine.plan, engine.problem.model.config, head_index(engine.problem)
-    parameters, gradients, moments = predicted_bytes(engine.problem, plan, stage)
-    rounding = sum(unit.rounding_bytes() for unit in units)
-    if config.output_bias and plan.stage_of_layer[index] == stage:  # padded here as its table is
-        tp = plan.layers[index].tp
-        rounding += 4.0 * (table_rows(config.vocab_size, tp) - config.vocab_size) / tp
+    rank = dist.get_rank()
+    stage = engine.meshes.stage
+    units = engine.units
+    parameters, gradients, moments = predicted_bytes(engine.problem, engine.plan, stage)
+    rounding = sum(unit.rounding_bytes() for unit in units) + _padded_bias_bytes(engine, stage)
     extra = sum(unit.extra_bytes() for unit in units)
-    return [
-        Bytes(
-            rank, "parameters", sum(u.parameter_bytes() for u in units), parameters, extra, rounding
-        ),
-        Bytes(rank, "gradients", sum(u.gradient_bytes() for u in units), gradients, 0.0, rounding),
-        Bytes(rank, "optimizer", _optimizer_bytes(engine), moments, 0.0, 2 * rounding),
-    ]
+    held = sum(unit.parameter_bytes() for unit in units)
+    summed = sum(unit.gradient_bytes() for unit in units)
+    found = [Bytes(rank, "parameters", held, parameters, extra, rounding)]
+    found.append(Bytes(rank, "gradients", summed, gradients, 0.0, rounding))
+    found.append(Bytes(rank, "optimizer", _optimizer_bytes(engine), moments, 0.0, 2 * rounding))
+    return found
+
+
+def _padded_bias_bytes(engine: Engine, stage: int) -> float:
+    """Return the bytes by which the head's bias is padded on a rank, as its table is."""
+    config = engine.problem.model.config
+    index = head_index(engine.problem)
+    if not config.output_bias or engine.plan.stage_of_layer[index] != stage:
+        return 0.0
+    tp = engine.plan.layers[index].tp
+    return 4.0 * (table_rows(config.vocab_size, tp) - config.vocab_size) / tp
 
 
 def _optimizer_bytes(engine: Engine) -> int:
     """Return the bytes of moments; step counters are left out."""
     states = engine.optimizer.state.values()
-    tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-    return sum(value.numel() * value.element_size() for value in tensors if value.dim() > 0)
+    total = 0
+    for state in states:
+        for value in state.values():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                total += value.numel() * value.element_size()
+    return total

@@ -21,7 +21,10 @@ from darts_parallel.run._units import TiedTables
 
 
 def cross_entropy_sum(
-    logits: Tensor, targets: Tensor, valid: int, mesh: DeviceMesh | None = None
+    logits: Tensor,
+    targets: Tensor,
+    valid: int,
+    mesh: DeviceMesh | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy, nats; equal on all ranks of the mesh.
 
@@ -42,12 +45,12 @@ def cross_entropy_sum(
         dist.all_reduce(largest, dist.ReduceOp.MAX, mesh.get_group())
     mine = (targets >= first) & (targets < first + logits.shape[-1])
     index = (targets - first).masked_fill(~mine, 0).unsqueeze(-1)
-    picked = logits.gather(-1, index).squeeze(-1).masked_fill(~mine, 0.0)
+    picked = logits.gather(-1, index).squeeze(-1)
+    picked = picked.masked_fill(~mine, 0.0)
     total = (logits - largest.unsqueeze(-1)).exp().sum(-1)
     if mesh is not None:  # every rank goes on with the sums, whose gradient is that of each part
-        total, picked = (
-            redistributed(part, mesh, Partial(), Replicate()) for part in (total, picked)
-        )
+        total = redistributed(total, mesh, Partial(), Replicate())
+        picked = redistributed(picked, mesh, Partial(), Replicate())
     return (total.log() + largest - picked).sum()
 
 
@@ -58,7 +61,12 @@ def global_batch(problem: Problem, seed: int, step: int) -> Tensor:
     return torch.randint(problem.model.config.vocab_size, shape, generator=generator)
 
 
-def part_of_rank(batch: Tensor, num_micro_batches: int, dp: int, index: int) -> Tensor:
+def part_of_rank(
+    batch: Tensor,
+    num_micro_batches: int,
+    dp: int,
+    index: int,
+) -> Tensor:
     """Return what data-parallel rank `index` of `dp` reads, one micro-batch after the other.
 
     Every micro-batch is a contiguous run of the global batch, and a rank has a contiguous run of
@@ -98,11 +106,12 @@ class Clock:
 
     def add(self, name: str, began: float) -> None:
         """Count the time since `began`."""
-        setattr(self.phases, name, getattr(self.phases, name) + self.now() - began)
+        before = getattr(self.phases, name)
+        setattr(self.phases, name, before + self.now() - began)
 
 
 class _TimedStage(PipelineStage):
-    """A stage that tells the clock what it computes."""
+    """A pipeline stage that records timings."""
 
     clock: Clock
 
@@ -127,16 +136,24 @@ class Engine:
         plan: Checked by `refuse_unexecutable`.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, seed: int, device: torch.device) -> None:
-        self.problem, self.plan, self.device = problem, plan, device
-        self.clock, self.dtype = Clock(device), compute_dtype(problem)
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.problem = problem
+        self.plan = plan
+        self.device = device
+        self.clock = Clock(device)
+        self.dtype = compute_dtype(problem)
         self.meshes = Meshes(plan, device.type, problem.model.has_experts)
         self.local = build(problem, plan, self.meshes, seed, device)
         self.units = list(dict.fromkeys(self.local.units.values()))
         self.tied = TiedTables(problem.model.config, self.local.units, self.meshes.tied)
-        self.optimizer = make_optimizer(
-            problem, [slot for unit in self.units for slot in unit.slots]
-        )
+        slots = [slot for unit in self.units for slot in unit.slots]
+        self.optimizer = make_optimizer(problem, slots)
         self.schedule = self._schedule() if plan.pp > 1 else None
 
     def step(self, batch: Tensor) -> float:
@@ -152,14 +169,21 @@ class Engine:
 
     def forward_backward(self, batch: Tensor) -> float:
         """Run all micro-batches; return the loss as `step` does."""
-        first, last = self.plan.layers[0], self.plan.layers[-1]
+        first = self.plan.layers[0]
+        last = self.plan.layers[-1]
         inputs = self._part(batch[:, :-1], first.tp, first.dp)
         targets = self._part(batch[:, 1:], last.tp, last.dp)
         phases = self.clock.phases
-        computed, began = phases.forward + phases.backward, self.clock.now()
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
-            losses = (self._in_turn if self.schedule is None else self._pipelined)(inputs, targets)
-        phases.waiting += self.clock.now() - began - (phases.forward + phases.backward - computed)
+        computed = -phases.forward - phases.backward
+        began = self.clock.now()
+        few_bits = self.dtype is torch.bfloat16
+        with torch.autocast(self.device.type, self.dtype, enabled=few_bits):
+            if self.schedule is None:
+                losses = self._in_turn(inputs, targets)
+            else:
+                losses = self._pipelined(inputs, targets)
+        computed += phases.forward + phases.backward
+        phases.waiting += self.clock.now() - began - computed
         mean = torch.zeros((), device=self.device)
         if losses and self.meshes.position % last.tp == 0:
             mean += torch.stack(losses).sum()
@@ -212,14 +236,14 @@ class Engine:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return this rank's share of the mean loss over all tokens of the batch, nats."""
-        head, last = self.plan.layers[head_index(self.problem)], self.plan.layers[-1]
+        head = self.plan.layers[head_index(self.problem)]
+        last = self.plan.layers[-1]
         vocabulary = self.problem.model.config.vocab_size
         rows = (self.local.vocabulary_rows, table_rows(vocabulary, last.tp))
         logits = converted_logits(logits, head.tp, last.tp, self.meshes, rows)
         mesh = self.meshes.tensor(last.tp) if last.tp > 1 else None
-        return (
-            cross_entropy_sum(logits, targets, vocabulary, mesh) / self.problem.tokens_per_iteration
-        )
+        total = cross_entropy_sum(logits, targets, vocabulary, mesh)
+        return total / self.problem.tokens_per_iteration
 
     def _schedule(self) -> Any:
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
@@ -239,21 +263,17 @@ class Engine:
 
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]
-        stage = _TimedStage(
-            chunk,
-            place,
-            self.plan.num_chunks,
-            self.device,
-            input_args=self._passed(first - 1),
-            output_args=self._passed(end - 1),
-            group=self.meshes.pipeline,
-        )
+        passed = {"input_args": self._passed(first - 1), "output_args": self._passed(end - 1)}
+        count = self.plan.num_chunks
+        group = self.meshes.pipeline
+        stage = _TimedStage(chunk, place, count, self.device, **passed, group=group)
         stage.clock = self.clock
         return stage
 
     def _passed(self, index: int) -> Tensor:
         """Return what layer `index` passes on, without values; the tokens where there is no such layer."""
-        training, config = self.problem.training, self.problem.model.config
+        training = self.problem.training
+        config = self.problem.model.config
         layer = self.plan.layers[max(index, 0)]
         batch = training.global_batch_size // (layer.dp * self.plan.num_micro_batches)
         if index < 0:
@@ -261,13 +281,13 @@ class Engine:
         if index >= head_index(self.problem):
             head = self.plan.layers[head_index(self.problem)]
             batch = training.global_batch_size // (head.dp * self.plan.num_micro_batches)
-            length, columns = training.seq_len, self.local.vocabulary_rows // head.tp
+            length = training.seq_len
+            columns = self.local.vocabulary_rows // head.tp
         else:
             length = training.seq_len // (layer.tp if layer.sequence_parallel else 1)
             columns = config.hidden_size
-        return torch.empty(
-            batch, length, columns, dtype=self.dtype, device="meta", requires_grad=True
-        )
+        shape = (batch, length, columns)
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 
 
 def make_optimizer(problem: Problem, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -41,7 +41,12 @@ class LocalMachine:
         return LocalMachine(names, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) -> str:
+def device_for(
+    problem: Problem,
+    plan: Plan,
+    asked: str,
+    machine: LocalMachine,
+) -> str:
     """Return `cpu` or `cuda` for a plan on this machine.
 
     Args:
@@ -50,35 +55,50 @@ def device_for(problem: Problem, plan: Plan, asked: str, machine: LocalMachine) 
     Errors:
         UnsupportedError: the plan is for other hardware, or its state does not fit.
     """
-    names = sorted({group.device for group in problem.config.cluster.nodes})
-    made_for_cpu = all(
-        float(group.device.peak_flops) < GPU_FLOPS for group in problem.cluster.groups
-    )
-    kind = asked if asked != "auto" else (CPU if made_for_cpu else "cuda")
-    if kind == "cuda" and not machine.gpus:
-        raise UnsupportedError(
-            f"the plan is for {problem.cluster.num_devices} x {', '.join(names)}, and this machine has no "
-            "GPU; try device=cpu, which computes the same on the CPU."
-        )
-    if kind == "cuda" and asked == "auto":
-        # a device of the configuration (`a100_80`) may be any GPU whose name holds its family
-        gpus = " ".join(machine.gpus).upper()
-        other = [name for name in names if name.split("_")[0].upper() not in gpus]
-        if other:
-            raise UnsupportedError(
-                f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; try "
-                "device=cuda, which runs it all the same."
-            )
+    kind = asked
+    if asked == "auto":
+        kind = CPU if _made_for_cpu(problem) else "cuda"
     if kind == CPU:
         _require_memory(problem, plan, machine)
+        return kind
+    if not machine.gpus:
+        names = ", ".join(sorted({group.device for group in problem.config.cluster.nodes}))
+        raise UnsupportedError(
+            f"the plan is for {problem.cluster.num_devices} x {names}, and this machine has no "
+            "GPU; try device=cpu, which computes the same on the CPU."
+        )
+    other = _other_devices(problem, machine)
+    if asked == "auto" and other:
+        raise UnsupportedError(
+            f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; try "
+            "device=cuda, which runs it all the same."
+        )
     return kind
+
+
+def _made_for_cpu(problem: Problem) -> bool:
+    """Tell whether no device of the plan's cluster is as fast as a GPU."""
+    peaks = [float(group.device.peak_flops) for group in problem.cluster.groups]
+    return max(peaks) < GPU_FLOPS
+
+
+def _other_devices(problem: Problem, machine: LocalMachine) -> list[str]:
+    """Return the plan's devices that this machine lacks.
+
+    A device of the configuration (`a100_80`) may be any GPU whose name holds its family.
+    """
+    gpus = " ".join(machine.gpus).upper()
+    names = sorted({group.device for group in problem.config.cluster.nodes})
+    return [name for name in names if name.split("_")[0].upper() not in gpus]
 
 
 def _require_memory(problem: Problem, plan: Plan, machine: LocalMachine) -> None:
     from darts_parallel.run._verify import predicted_bytes
 
     size = problem.cluster.num_devices // plan.pp
-    needed = sum(sum(predicted_bytes(problem, plan, stage)) * size for stage in range(plan.pp))
+    needed = 0.0
+    for stage in range(plan.pp):
+        needed += sum(predicted_bytes(problem, plan, stage)) * size
     if needed > machine.free_bytes:
         raise UnsupportedError(
             f"the state of model={problem.model.config.name} needs {needed / 2**30:.1f} GiB in all "
@@ -184,20 +204,26 @@ def require_processes(count: int, *, started: bool = False) -> None:
         UnsupportedError: names the variable.
     """
     given = [name for name in TORCHRUN if name in os.environ]
-    needed = started or {"WORLD_SIZE", "RANK"} & set(given)
+    if not started and not {"WORLD_SIZE", "RANK"} & set(given):
+        return
     others = "" if started else f", or none of {', '.join(TORCHRUN)}"
-    for name in TORCHRUN if needed else ():
-        if name not in given:
-            raise UnsupportedError(
-                f"{name} must be set{f' where {given[0]} is' if given else ''}, as torchrun does; try "
-                f"torchrun --nproc-per-node {count}{others}."
-            )
-        if name != "MASTER_ADDR" and not (value := os.environ[name]).isdigit():
-            raise UnsupportedError(
-                f"{name}={value} must be a whole number, as torchrun sets it; try 0."
-            )
-    if needed and int(os.environ["WORLD_SIZE"]) != count:
+    for name in TORCHRUN:
+        _require_variable(name, given, f"torchrun --nproc-per-node {count}{others}")
+    world = os.environ["WORLD_SIZE"]
+    if int(world) != count:
         raise UnsupportedError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} must be the {count} devices of the plan; try torchrun "
+            f"WORLD_SIZE={world} must be the {count} devices of the plan; try torchrun "
             f"--nproc-per-node {count}."
+        )
+
+
+def _require_variable(name: str, given: list[str], command: str) -> None:
+    """Refuse a variable of torchrun that is missing or no number."""
+    if name not in given:
+        where = f" where {given[0]} is" if given else ""
+        raise UnsupportedError(f"{name} must be set{where}, as torchrun does; try {command}.")
+    value = os.environ[name]
+    if name != "MASTER_ADDR" and not value.isdigit():
+        raise UnsupportedError(
+            f"{name}={value} must be a whole number, as torchrun sets it; try 0."
         )

@@ -41,10 +41,16 @@ class Measurement:
         return median(self.seconds)
 
 
-def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
+def measure(
+    engine: Engine,
+    warmup: int,
+    steps: int,
+    seed: int,
+) -> Measurement:
     """Time `steps` training steps after `warmup` others; collective."""
     reset_peak(engine.device)
-    seconds, losses = [], []
+    seconds = []
+    losses = []
     for step in range(warmup + steps):
         if step == warmup:
             engine.clock.phases = Phases()
@@ -54,22 +60,28 @@ def measure(engine: Engine, warmup: int, steps: int, seed: int) -> Measurement:
             losses.append(loss)
     count = steps
     if engine.device.type == "cuda":  # once more, waiting for the device at every phase
-        engine.clock.exact, engine.clock.phases = True, Phases()
+        engine.clock.exact = True
+        engine.clock.phases = Phases()
         timed_step(engine, seed, 2 + warmup + steps)
-        engine.clock.exact, count = False, 1
-    everyone: list[Any] = [None] * dist.get_world_size()
+        engine.clock.exact = False
+        count = 1
+    phases, peaks = _by_stage(engine, count)
+    return Measurement(tuple(seconds), tuple(losses), phases, peaks)
+
+
+def _by_stage(engine: Engine, count: int) -> tuple[tuple[dict[str, float], ...], tuple[float, ...]]:
+    """Return mean seconds of the phases of `count` steps, and peak bytes, by stage; collective."""
     mine = {name: value / count for name, value in asdict(engine.clock.phases).items()}
+    everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (mine, peak_bytes(engine.device)))
     size = engine.meshes.stage_size
-    stages = [everyone[k * size : (k + 1) * size] for k in range(engine.plan.pp)]
-    return Measurement(
-        seconds=tuple(seconds),
-        losses=tuple(losses),
-        phases=tuple(
-            {name: sum(p[name] for p, _ in ranks) / size for name in mine} for ranks in stages
-        ),
-        peak_bytes=tuple(max(peak for _, peak in ranks) for ranks in stages),
-    )
+    means = []
+    peaks = []
+    for stage in range(engine.plan.pp):
+        ranks = everyone[stage * size : (stage + 1) * size]
+        means.append({name: sum(own[name] for own, _ in ranks) / size for name in mine})
+        peaks.append(max(peak for _, peak in ranks))
+    return tuple(means), tuple(peaks)
 
 
 def timed_step(engine: Engine, seed: int, step: int) -> tuple[float, float]:
@@ -108,7 +120,12 @@ class RunOutcome:
     measurement: Measurement | None
 
 
-def execute(problem: Problem, plan: Plan, settings: RunSettings, device: str) -> RunOutcome:
+def execute(
+    problem: Problem,
+    plan: Plan,
+    settings: RunSettings,
+    device: str,
+) -> RunOutcome:
     """Build the plan on this rank, then verify and measure what the settings ask for; collective.
 
     Args:
@@ -139,7 +156,10 @@ def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) ->
 
 
 def _table(
-    title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], justify: JustifyMethod
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str]],
+    justify: JustifyMethod,
 ) -> Table:
     table = Table(title=title, title_justify="left", box=None, header_style="dim")
     for column in columns:
@@ -200,7 +220,8 @@ def _word(passed: bool) -> str:
 def _render_measurement(
     measured: Measurement, cost: CostBreakdown | None, console: Console
 ) -> None:
-    seconds, steps = measured.iteration_time_s, measured.seconds
+    seconds = measured.iteration_time_s
+    steps = measured.seconds
     spread = f"median of {len(steps)}, {min(steps):.4f} to {max(steps):.4f}"
     console.print(f"measured {seconds:.4f} s per iteration ({spread})")
     predicted = "predicted: the cost model cannot price this plan yet"
@@ -208,23 +229,25 @@ def _render_measurement(
         ratio = seconds / cost.iteration_time_s
         predicted = f"predicted {cost.iteration_time_s:.4f} s; measured / predicted = {ratio:.2f}"
     console.print(predicted, highlight=False)
-    rows = [
-        (str(stage), *(f"{phases[phase]:.4f}" for phase in PHASES), f"{peak / 2**20:,.0f} MiB")
-        for stage, (phases, peak) in enumerate(
-            zip(measured.phases, measured.peak_bytes, strict=True)
-        )
-    ]
-    console.print(
-        _table("Seconds of a step by stage", ("stage", *PHASES, "peak memory"), rows, "right")
-    )
+    rows = []
+    for stage, phases in enumerate(measured.phases):
+        times = [f"{phases[phase]:.4f}" for phase in PHASES]
+        peak = f"{measured.peak_bytes[stage] / 2**20:,.0f} MiB"
+        rows.append((str(stage), *times, peak))
+    columns = ("stage", *PHASES, "peak memory")
+    console.print(_table("Seconds of a step by stage", columns, rows, "right"))
 
 
 def outcome_dict(outcome: RunOutcome, cost: CostBreakdown | None) -> dict[str, Any]:
     """Return all results for a JSON file."""
-    verdict, measured = outcome.verdict, outcome.measurement
-    return {
-        "verify": verdict
-        and asdict(verdict) | {"passed": verdict.passed, "loss_error": verdict.loss_error},
-        "measured": measured and asdict(measured) | {"iteration_time_s": measured.iteration_time_s},
-        "predicted_iteration_time_s": cost and cost.iteration_time_s,
-    }
+    data: dict[str, Any] = {"verify": None, "measured": None}
+    verdict = outcome.verdict
+    if verdict is not None:
+        data["verify"] = asdict(verdict)
+        data["verify"] |= {"passed": verdict.passed, "loss_error": verdict.loss_error}
+    measured = outcome.measurement
+    if measured is not None:
+        data["measured"] = asdict(measured)
+        data["measured"]["iteration_time_s"] = measured.iteration_time_s
+    data["predicted_iteration_time_s"] = None if cost is None else cost.iteration_time_s
+    return data

@@ -72,7 +72,11 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
 
 @contextmanager
 def process_group(
-    device: torch.device, rank: int, world: int, timeout_s: float, store: Any = None
+    device: torch.device,
+    rank: int,
+    world: int,
+    timeout_s: float,
+    store: Any = None,
 ) -> Iterator[None]:
     """Join the group of all processes; the body runs once every process is there.
 
@@ -93,7 +97,13 @@ def process_group(
             dist.destroy_process_group()
 
 
-def join_group(device: torch.device, rank: int, world: int, timeout_s: float, store: Any) -> None:
+def join_group(
+    device: torch.device,
+    rank: int,
+    world: int,
+    timeout_s: float,
+    store: Any,
+) -> None:
     """Wait for all processes of a new group; arguments as `process_group`."""
     # warnings of torch that say nothing here: whole gradients are gathered in two steps, and a head's logits
     # are a view of a tensor-parallel result
