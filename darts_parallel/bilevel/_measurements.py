@@ -23,7 +23,13 @@ class NoiseScale:
     square: float = 0.0
     trace: float = 0.0
 
-    def update(self, small_square: float, large_square: float, small: int, large: int) -> None:
+    def update(
+        self,
+        small_square: float,
+        large_square: float,
+        small: int,
+        large: int,
+    ) -> None:
         """Take in one step.
 
         Args:
@@ -46,7 +52,10 @@ class NoiseScale:
 
 
 def unbiased(
-    small_square: float, large_square: float, small: int, large: int
+    small_square: float,
+    large_square: float,
+    small: int,
+    large: int,
 ) -> tuple[float, float]:
     """Return unbiased estimates of `|G|^2` and of the trace (equations A.2 and A.3)."""
     square = (large * large_square - small * small_square) / (large - small)
@@ -89,7 +98,11 @@ QUARTER = log(4.0)
 """Logarithm of steps before the end of a curve over which `log_delay` reads it."""
 
 
-def log_delay(curve: Sequence[float], behind: float, end: float) -> float:
+def log_delay(
+    curve: Sequence[float],
+    behind: float,
+    end: float,
+) -> float:
     """Return the log slowdown of a training that is some nats behind a known one.
 
     The known curve is read as a parabola in the logarithm of the step over its last three quarters, and asked

@@ -10,7 +10,11 @@ from darts_parallel.cost import BLOCK as BLOCK
 from darts_parallel.cost import LOSSLESS
 
 
-def round_blocks(values: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
+def round_blocks(
+    values: Tensor,
+    bits: int,
+    block_size: int = BLOCK,
+) -> Tensor:
     """Round to `2^bits - 1` levels between minus and plus the largest magnitude of each block.
 
     Blocks of 32 to 2048 numbers with a scale of their own are what ZeRO++ sends (Wang et al. 2023, arXiv
@@ -41,7 +45,11 @@ def round_blocks(values: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
     return result
 
 
-def lossy_sum(partials: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
+def lossy_sum(
+    partials: Tensor,
+    bits: int,
+    block_size: int = BLOCK,
+) -> Tensor:
     """Return the sum that every rank has after an all-reduce at `bits`: two roundings, as on a ring.
 
     The reduce-scatter carries rounded partial sums, the all-gather carries the rounded result. A
@@ -60,7 +68,11 @@ def lossy_sum(partials: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
     return round_blocks(reduced, bits, block_size).squeeze(0)
 
 
-def straight_through_sum(partials: Tensor, bits: int, block_size: int = BLOCK) -> Tensor:
+def straight_through_sum(
+    partials: Tensor,
+    bits: int,
+    block_size: int = BLOCK,
+) -> Tensor:
     """Take `lossy_sum` in the forward pass, the exact sum in backward (Bengio et al. 2013)."""
     exact = partials[0] if partials.shape[0] == 1 else partials.sum(0)
     if bits >= LOSSLESS or partials.shape[0] == 1:
@@ -120,7 +132,9 @@ def flatten_layer(gradients: dict[str, Tensor], names: Sequence[str]) -> Tensor:
 
 
 def unflatten_layer(
-    vector: Tensor, like: dict[str, Tensor], names: Sequence[str]
+    vector: Tensor,
+    like: dict[str, Tensor],
+    names: Sequence[str],
 ) -> dict[str, Tensor]:
     """Invert `flatten_layer` for one vector of shape `(P,)`; shapes are those of `like`."""
     parts = torch.split(vector, [like[name].numel() for name in names])

@@ -66,35 +66,39 @@ class UpperLevel:
     """Logits of all outer choices and restarts, moved by Adam as in the main search."""
 
     def __init__(
-        self, space: JointSpace, config: SearchConfig, num_steps: int, generator: torch.Generator
+        self,
+        space: JointSpace,
+        config: SearchConfig,
+        num_steps: int,
+        generator: torch.Generator,
     ) -> None:
-        self.space, self.config, self.num_steps = space, config, num_steps
-        self.groups = [
-            RestartBatch.initial(
-                table, LAYER_LOGITS, config, generator, index, torch.arange(table.num_outer)
-            )
-            for index, table in enumerate(space.tables)
-            if bool(table.allowed.any(1).all())
-        ]
+        self.space = space
+        self.config = config
+        self.num_steps = num_steps
+        self.groups = []
+        for index, table in enumerate(space.tables):
+            if bool(table.allowed.any(1).all()):
+                outers = torch.arange(table.num_outer)
+                start = (table, LAYER_LOGITS, config, generator, index, outers)
+                self.groups.append(RestartBatch.initial(*start))
         names = [name for group in self.groups for name in self._names(group)]
         self.names = names
         self.outer_logits = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
         rates = (config.learning_rate, config.boundary_learning_rate)
-        parameters = [
-            pair for group in self.groups for pair in zip(group.parameters, rates, strict=False)
-        ]
-        self.optimizer = Adam([*parameters, (self.outer_logits, config.learning_rate)])
+        parameters = []
+        for group in self.groups:
+            parameters += zip(group.parameters, rates, strict=False)
+        parameters.append((self.outer_logits, config.learning_rate))
+        self.optimizer = Adam(parameters)
         self.step_number = 0
         self.began = time.perf_counter()
         self.evaluated = 0
 
     def _names(self, group: RestartBatch) -> list[str]:
+        if len(self.space.batches) == 1:
+            return group.names
         batch = self.space.batch_of[group.table_index]
-        return (
-            group.names
-            if len(self.space.batches) == 1
-            else [f"{name} b{batch}" for name in group.names]
-        )
+        return [f"{name} b{batch}" for name in group.names]
 
     def leading_weights(self, prices: LogSlowdown) -> tuple[tuple[Candidate, ...], Tensor]:
         """Return what the leading relaxed plan lets every block choose from.
@@ -127,16 +131,15 @@ class UpperLevel:
         lead = LeadingPlan.of(self.groups, merits, relaxed, costs)
         number = next(i for i, group in enumerate(self.groups) if group is lead.group)
         plan = self._round(relaxed, merits, prices)
-        record = lead.record(
-            step=self.step_number,
-            seconds=time.perf_counter() - self.began,
-            schedules=self._schedules(),
-            best_time_s=plan.seconds if plan else float("nan"),
-            outer_weights=dict(zip(self.names, weights.tolist(), strict=True)),
-        )
+        outer_weights = dict(zip(self.names, weights.tolist(), strict=True))
+        spent = time.perf_counter() - self.began
+        now = {"step": self.step_number, "seconds": spent, "schedules": self._schedules()}
+        best = plan.seconds if plan else float("nan")
+        record = lead.record(**now, best_time_s=best, outer_weights=outer_weights)
         self.optimizer.step()
         self.step_number += 1
-        return UpperStep(record, float(expected[number][lead.outer, lead.restart].detach()), plan)
+        log_slowdown = float(expected[number][lead.outer, lead.restart].detach())
+        return UpperStep(record, log_slowdown, plan)
 
     def best_plan(self, prices: LogSlowdown) -> JointPlan | None:
         """Return the best hard plan that the present relaxed plans round to."""
@@ -156,7 +159,9 @@ class UpperLevel:
     ) -> tuple[list[SurrogateCost], list[Tensor], list[Tensor]]:
         """Return seconds and bytes, expected log slowdown `(O, R)` and merit `(O, R)` of every group."""
         sharpness = self._schedules().sharpness
-        costs, expected, merits = [], [], []
+        costs = []
+        expected = []
+        merits = []
         for group, weights in zip(self.groups, relaxed, strict=True):
             cost = surrogate(weights, group.table, sharpness)
             by_layer = prices.on_choices(group.table.choices, group.table.num_layers, FIRST_BLOCK)
@@ -168,7 +173,10 @@ class UpperLevel:
         return costs, expected, merits
 
     def _round(
-        self, relaxed: Sequence[RelaxedPlans], merits: Sequence[Tensor], prices: LogSlowdown
+        self,
+        relaxed: Sequence[RelaxedPlans],
+        merits: Sequence[Tensor],
+        prices: LogSlowdown,
     ) -> JointPlan | None:
         """Return the best feasible plan of all roundings; promising ones that do not fit are repaired."""
         best: JointPlan | None = None
@@ -186,7 +194,10 @@ class UpperLevel:
 
 
 def price_plans(
-    space: JointSpace, table: int, plans: HardPlans, prices: LogSlowdown
+    space: JointSpace,
+    table: int,
+    plans: HardPlans,
+    prices: LogSlowdown,
 ) -> JointPlan | None:
     """Return the best of some hard plans by the upper objective; None where none fits the memory.
 
@@ -202,6 +213,5 @@ def price_plans(
     index = int(value.argmin())
     if not bool(cost.feasible[index]):
         return None
-    return JointPlan(
-        table, plans[index : index + 1], float(cost.iteration_time[index]), float(steps[index])
-    )
+    seconds = float(cost.iteration_time[index])
+    return JointPlan(table, plans[index : index + 1], seconds, float(steps[index]))

@@ -37,7 +37,11 @@ Mixture = tuple[Sequence[Pair], Tensor]
 """Pairs `(dp, grad_comm_bits)` that a block's gradient travels by, and their weights `(K,)`."""
 
 
-def differentiate(loss: Loss, weights: Weights, tokens: Tensor) -> tuple[Weights, Tensor]:
+def differentiate(
+    loss: Loss,
+    weights: Weights,
+    tokens: Tensor,
+) -> tuple[Weights, Tensor]:
     """Return gradients and loss of one batch, a third faster by plain autograd than by `torch.func`."""
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     value = loss(leaves, tokens)
@@ -112,7 +116,12 @@ class WeightTrainer:
         one = torch.ones(1)
         return self.learn(tokens, loss, [((candidate.gradient_pair,), one) for candidate in plan])
 
-    def learn(self, tokens: Tensor, loss: Loss, mixtures: Sequence[Mixture]) -> WeightStep:
+    def learn(
+        self,
+        tokens: Tensor,
+        loss: Loss,
+        mixtures: Sequence[Mixture],
+    ) -> WeightStep:
         """Make one step.
 
         Args:
@@ -217,7 +226,10 @@ def slopes(
 
 
 def gradient_shortfall(
-    trainer: WeightTrainer, by_weight: Weights, mean: Sequence[Tensor], pairs: Sequence[Pair]
+    trainer: WeightTrainer,
+    by_weight: Weights,
+    mean: Sequence[Tensor],
+    pairs: Sequence[Pair],
 ) -> Tensor:
     """Return the share of a step's progress on validation bytes that each pair lacks, `(blocks, K)`.
 

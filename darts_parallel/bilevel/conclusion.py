@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Any
 
 from darts_parallel.bilevel._relaxed_plans import JointPlan, price_plans
 from darts_parallel.bilevel.joint_space import (
@@ -33,6 +34,10 @@ from darts_parallel.problem import Problem
 
 AGREEMENT = 1e-7
 """Differences of the objective below this are rounding."""
+SAME = 1e-12
+"""Relative difference of two prices, or difference of two log slowdowns, that is none."""
+SAME_OBJECTIVE = 1e-9
+"""Relative gap below which the logits' own plan is the optimum."""
 RATIO = 1e3
 """Price of a log step, in seconds of the fastest plan, at which no seconds are worth a step."""
 
@@ -56,6 +61,10 @@ class _Corner:
     level: float
     plan: JointPlan
     """Its log slowdown leaves out what all plans of a batch size share."""
+
+    def level_at(self, price: float) -> float:
+        """Return `T + m S` of this corner's plan at another price."""
+        return self.level + (price - self.price) * self.plan.log_slowdown
 
 
 @dataclass
@@ -81,9 +90,8 @@ class _BatchTables:
             raise DeadlineError
         if answer.best is None:
             return None
-        found = price_plans(
-            self.space, self.numbers[answer.best.table], answer.best.plan, self.prices
-        )
+        number = self.numbers[answer.best.table]
+        found = price_plans(self.space, number, answer.best.plan, self.prices)
         assert found is not None
         return _Corner(price, found.seconds + price * found.log_slowdown, found)
 
@@ -92,7 +100,11 @@ class _BatchTables:
         return replace(table, per_iteration=table.per_iteration + price * steps)
 
 
-def find_learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) -> LearnedOptimum:
+def find_learned_optimum(
+    space: JointSpace,
+    prices: LogSlowdown,
+    budget: float,
+) -> LearnedOptimum:
     """Find the best plan of the space by the learned objective.
 
     Args:
@@ -100,7 +112,9 @@ def find_learned_optimum(space: JointSpace, prices: LogSlowdown, budget: float) 
     """
     deadline = time.monotonic() + budget
     best: JointPlan | None = None
-    bound, proven, plans = float("inf"), True, 0
+    bound = float("inf")
+    proven = True
+    plans = 0
     shifted, common = prices.nonnegative()
     shifted = replace(shifted, by_batch=dict.fromkeys(prices.by_batch, 0.0))
     for batch in space.batches:
@@ -135,8 +149,8 @@ def _search(problem: _BatchTables) -> tuple[JointPlan | None, float | None]:
                 continue
             # the objective's own slope at the best plan is its seconds: near its corner few prices are left
             price = _next_price(low, high, best)
-            known = [end.level + (price - end.price) * end.plan.log_slowdown for end in (low, high)]
-            middle = problem.corner(price, min(known))
+            incumbent = min(low.level_at(price), high.level_at(price))
+            middle = problem.corner(price, incumbent)
             if middle is None:
                 continue
             best = min(best, middle.plan, key=lambda plan: plan.value)
@@ -146,23 +160,30 @@ def _search(problem: _BatchTables) -> tuple[JointPlan | None, float | None]:
     return best, best.value - AGREEMENT
 
 
-def _excluded(low: _Corner, high: _Corner, best: JointPlan) -> bool:
+def _excluded(
+    low: _Corner,
+    high: _Corner,
+    best: JointPlan,
+) -> bool:
     """Tell whether no plan between two prices can be better than the best one.
 
     Such plans lie above both supporting lines `T + m S = level`, so in the triangle of the two corners and
     the lines' crossing, where a quasi-concave objective is least at a vertex.
     """
-    if (
-        high.price <= low.price * (1.0 + 1e-12)
-        or abs(low.plan.log_slowdown - high.plan.log_slowdown) < 1e-12
-    ):
+    if high.price <= low.price * (1.0 + SAME):
+        return True
+    if abs(low.plan.log_slowdown - high.plan.log_slowdown) < SAME:
         return True
     steps = (high.level - low.level) / (high.price - low.price)
     seconds = low.level - low.price * steps
     return seconds > 0.0 and log(seconds) + steps >= best.value - AGREEMENT
 
 
-def _next_price(low: _Corner, high: _Corner, best: JointPlan) -> float:
+def _next_price(
+    low: _Corner,
+    high: _Corner,
+    best: JointPlan,
+) -> float:
     """Return the slope of the objective at the best plan where it lies inside, else that of the chord."""
     inside = low.price * (1.0 + 1e-9) < best.seconds < high.price * (1.0 - 1e-9)
     if inside:
@@ -218,8 +239,8 @@ class Conclusion:
         """How much longer the logits' own plan takes to the target than the chosen one, as a fraction."""
         if self.raw is None:
             return None
-        a, b = self.raw, self.chosen
-        return a.seconds / b.seconds * exp(a.log_slowdown - b.log_slowdown) - 1.0
+        steps = exp(self.raw.log_slowdown - self.chosen.log_slowdown)
+        return self.raw.seconds / self.chosen.seconds * steps - 1.0
 
 
 def conclude(search: BilevelSearch, stopped_by: str | None = None) -> Conclusion:
@@ -232,26 +253,33 @@ def conclude(search: BilevelSearch, stopped_by: str | None = None) -> Conclusion
     Errors:
         InfeasibleError: no plan of the space fits the memory.
     """
-    space, prices, budget = search.space, search.log_slowdown, search.settings.exact_seconds
-    raw, proven, evaluated = None, False, search.upper.evaluated
-    plans: list[BilevelPlan] = []
+    space = search.space
+    prices = search.log_slowdown
+    raw = None
+    proven = False
+    evaluated = search.upper.evaluated
     if search.priced:
         rounded = search.upper.best_plan(prices)
-        optimum = find_learned_optimum(space, prices, budget)
-        proven, evaluated = optimum.proven, search.upper.evaluated + optimum.plans_evaluated
+        optimum = find_learned_optimum(space, prices, search.settings.exact_seconds)
+        proven = optimum.proven
+        evaluated += optimum.plans_evaluated
         raw = None if rounded is None else BilevelPlan.of(space, rounded)
         found = [plan for plan in (optimum.plan, rounded) if plan is not None]
-        plans = [BilevelPlan.of(space, min(found, key=lambda plan: plan.value))] if found else []
+        best = min(found, key=lambda plan: plan.value, default=None)
+        chosen = None if best is None else BilevelPlan.of(space, best)
     else:
-        exact = uniform_plan(search, LOSSLESS, LOSSLESS)
-        plans = [] if exact is None else [exact]
-    if not plans:
+        chosen = uniform_plan(search, LOSSLESS, LOSSLESS)
+    if chosen is None:
         raise explain_infeasible(search.problem, list(space.whole))
     seconds = time.perf_counter() - search.began
-    return Conclusion(raw, plans[0], proven, evaluated, prices, seconds, stopped_by)
+    return Conclusion(raw, chosen, proven, evaluated, prices, seconds, stopped_by)
 
 
-def uniform_plan(search: BilevelSearch, sums: int, sent: int) -> BilevelPlan | None:
+def uniform_plan(
+    search: BilevelSearch,
+    sums: int,
+    sent: int,
+) -> BilevelPlan | None:
     """Return the fastest plan whose blocks all send `sums` and `sent` bits; None where none fits."""
     settings = search.settings
     batch = min(settings.batches, key=lambda size: size != settings.global_batch_size)
@@ -260,7 +288,10 @@ def uniform_plan(search: BilevelSearch, sums: int, sent: int) -> BilevelPlan | N
 
 
 def fixed_bits_optimum(
-    space: JointSpace, blocks: Sequence[Candidate], batch: int, budget: float
+    space: JointSpace,
+    blocks: Sequence[Candidate],
+    batch: int,
+    budget: float,
 ) -> BilevelPlan | None:
     """Return the fastest plan of all whose blocks send the bits of the given ones; None where none fits.
 
@@ -277,17 +308,26 @@ def fixed_bits_optimum(
 
 
 def _at_fixed_bits(
-    space: JointSpace, blocks: Sequence[Candidate], batch: int
+    space: JointSpace,
+    blocks: Sequence[Candidate],
+    batch: int,
 ) -> tuple[list[CostTable], list[Bits]]:
     """Return the tables of a global batch size with the blocks' bits fixed, and the bits of all layers."""
     edges = [EXACT_BITS] * (space.num_layers - len(blocks) - 1)
-    bits = [EXACT_BITS, *((block.tp_comm_bits, block.grad_comm_bits) for block in blocks), *edges]
-    return [with_fixed_bits(space.whole[number], bits) for number in space.of_batch(batch)], bits
+    inside = [(block.tp_comm_bits, block.grad_comm_bits) for block in blocks]
+    bits = [EXACT_BITS, *inside, *edges]
+    numbers = space.of_batch(batch)
+    return [with_fixed_bits(space.whole[number], bits) for number in numbers], bits
 
 
-def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verification]:
+def verify(
+    space: JointSpace,
+    found: BilevelPlan,
+    budget: float,
+) -> list[Verification]:
     """Solve by exhaustive search and by dynamic programming over (dp, tp, pp, ...) at the plan's bits."""
-    entries, uniform = [], None
+    entries = []
+    uniform = None
     tables, bits = _at_fixed_bits(space, found.blocks, found.global_batch_size)
     for name, kind in (("exhaustive", "uniform"), ("dynamic_programming", "layerwise")):
         began = time.monotonic()
@@ -303,33 +343,30 @@ def verify(space: JointSpace, found: BilevelPlan, budget: float) -> list[Verific
 
 
 def search_result(
-    search: BilevelSearch, found: Conclusion, history: Sequence[StepRecord]
+    search: BilevelSearch,
+    found: Conclusion,
+    history: Sequence[StepRecord],
 ) -> SearchResult:
     """Describe the search as `plan.json` and the report do."""
-    raw, gap = found.raw or found.chosen, found.raw_gap
-    words = (
-        "the logits' own plan"
-        if gap is not None and gap < 1e-9
-        else "the learned objective's optimum"
-    )
-    why = (
-        f"{words}, least learned time to target"
-        if search.priced
-        else "nothing is known yet of few bits"
-    )
-    return SearchResult(
-        plan=found.chosen.plan,
-        iteration_time_s=found.chosen.seconds,
-        raw_plan=raw.plan,
-        raw_iteration_time_s=raw.seconds,
-        alternatives=(),
-        history=tuple(history),
-        seconds=found.seconds,
-        steps=search.trainer.step,
-        restarts=search.settings.num_restarts,
-        seed=search.settings.seed,
-        plans_evaluated=found.plans_evaluated,
-        stopped_by=found.stopped_by,
-        method="bilevel",
-        why=why,
-    )
+    raw = found.raw or found.chosen
+    told: dict[str, Any] = {"plan": found.chosen.plan, "raw_plan": raw.plan}
+    told["iteration_time_s"] = found.chosen.seconds
+    told["raw_iteration_time_s"] = raw.seconds
+    told["seconds"] = found.seconds
+    told["steps"] = search.trainer.step
+    told["restarts"] = search.settings.num_restarts
+    told["seed"] = search.settings.seed
+    told["plans_evaluated"] = found.plans_evaluated
+    told["stopped_by"] = found.stopped_by
+    told["why"] = _why(search, found)
+    return SearchResult(alternatives=(), history=tuple(history), method="bilevel", **told)
+
+
+def _why(search: BilevelSearch, found: Conclusion) -> str:
+    """Say which plan was chosen, in a clause."""
+    if not search.priced:
+        return "nothing is known yet of quantized collectives"
+    gap = found.raw_gap
+    own = gap is not None and gap < SAME_OBJECTIVE
+    plan = "the logits' own plan" if own else "the learned objective's optimum"
+    return f"{plan}, least learned time to target"

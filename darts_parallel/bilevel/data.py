@@ -76,7 +76,12 @@ def part_of(name: str) -> str:
     return "train"
 
 
-def sample(text: Tensor, count: int, context: int, generator: torch.Generator) -> Tensor:
+def sample(
+    text: Tensor,
+    count: int,
+    context: int,
+    generator: torch.Generator,
+) -> Tensor:
     """Draw random windows of the text.
 
     Args:

@@ -59,11 +59,12 @@ class Candidate:
 
     def training_key(self) -> str:
         """Name the part that affects the loss: plans of equal names train equally."""
-        sums = (
-            f"tp{self.tp} b{self.tp_comm_bits}" if self.forward_pair[1] < LOSSLESS else "exact sums"
-        )
-        lossy = self.gradient_pair[1] < LOSSLESS
-        sent = f"dp{self.dp} g{self.grad_comm_bits}" if lossy else "exact gradients"
+        sums = "exact sums"
+        if self.forward_pair[1] < LOSSLESS:
+            sums = f"tp{self.tp} b{self.tp_comm_bits}"
+        sent = "exact gradients"
+        if self.gradient_pair[1] < LOSSLESS:
+            sent = f"dp{self.dp} g{self.grad_comm_bits}"
         return f"{sums}, {sent}"
 
 
@@ -91,12 +92,14 @@ class LogSlowdown:
 
     @staticmethod
     def zero(
-        forward: Sequence[Pair], gradient: Sequence[Pair], blocks: int, batches: Sequence[int]
+        forward: Sequence[Pair],
+        gradient: Sequence[Pair],
+        blocks: int,
+        batches: Sequence[int],
     ) -> "LogSlowdown":
         """Begin with prices of 0."""
-        sums, sent = (
-            torch.zeros(blocks, len(pairs), dtype=torch.float64) for pairs in (forward, gradient)
-        )
+        sums = torch.zeros(blocks, len(forward), dtype=torch.float64)
+        sent = torch.zeros(blocks, len(gradient), dtype=torch.float64)
         return LogSlowdown(tuple(forward), tuple(gradient), sums, sent, dict.fromkeys(batches, 0.0))
 
     def of_plan(self, blocks: Sequence[Candidate], batch: int) -> float:
@@ -104,18 +107,22 @@ class LogSlowdown:
         sums = [self.forward_pairs.index(block.forward_pair) for block in blocks]
         sent = [self.gradient_pairs.index(block.gradient_pair) for block in blocks]
         rows = range(len(blocks))
-        return (
-            float(self.forward[rows, sums].sum() + self.gradient[rows, sent].sum())
-            + self.by_batch[batch]
-        )
+        by_blocks = self.forward[rows, sums].sum() + self.gradient[rows, sent].sum()
+        return float(by_blocks) + self.by_batch[batch]
 
     def nonnegative(self) -> tuple["LogSlowdown", float]:
         """Put each block's cheapest pair at 0; also return what was taken from every plan alike."""
-        least = [part.amin(1, keepdim=True) for part in (self.forward, self.gradient)]
-        shifted = replace(self, forward=self.forward - least[0], gradient=self.gradient - least[1])
-        return shifted, float(least[0].sum() + least[1].sum())
+        sums = self.forward.amin(1, keepdim=True)
+        sent = self.gradient.amin(1, keepdim=True)
+        shifted = replace(self, forward=self.forward - sums, gradient=self.gradient - sent)
+        return shifted, float(sums.sum() + sent.sum())
 
-    def on_choices(self, choices: Sequence[LayerStrategy], layers: int, first_block: int) -> Tensor:
+    def on_choices(
+        self,
+        choices: Sequence[LayerStrategy],
+        layers: int,
+        first_block: int,
+    ) -> Tensor:
         """Price every layer under every strategy of a table, shape `(layers, C)`.
 
         Args:
@@ -126,9 +133,8 @@ class LogSlowdown:
         sums = torch.tensor([self.forward_pairs.index(c.forward_pair) for c in candidates])
         sent = torch.tensor([self.gradient_pairs.index(c.gradient_pair) for c in candidates])
         result = torch.zeros(layers, len(candidates), dtype=torch.float64)
-        result[first_block : first_block + len(self.forward)] = (
-            self.forward[:, sums] + self.gradient[:, sent]
-        )
+        end = first_block + len(self.forward)
+        result[first_block:end] = self.forward[:, sums] + self.gradient[:, sent]
         return result
 
 
@@ -146,7 +152,9 @@ def at_batch(problem: Problem, global_batch_size: int) -> Problem:
 
 
 def exchange_choices(
-    table: CostTable, choices: Sequence[LayerStrategy], source: Tensor
+    table: CostTable,
+    choices: Sequence[LayerStrategy],
+    source: Tensor,
 ) -> CostTable:
     """Give every strategy in every layer the cost that another strategy of the old table has there.
 
@@ -155,28 +163,28 @@ def exchange_choices(
         choices: The D new strategies; each has the layout and the legality of its sources.
         source: Old strategy of every layer and new strategy, shape `(L, D)`.
     """
-    layers, first = torch.arange(table.num_layers).unsqueeze(1), source[0]
+    layers = torch.arange(table.num_layers).unsqueeze(1)
+    first = source[0]
 
     def exchanged(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: exchanged(part) for name, part in value.items()}
         return None if value is None else value[..., layers, source]
 
-    by_layer = [item.name for item in fields(table) if item.metadata.get("axes", "").endswith("LC")]
-    return replace(
-        table,
-        **{name: exchanged(getattr(table, name)) for name in by_layer},
-        choices=tuple(choices),
-        layout=table.layout[first],
-        allowed=table.allowed[:, first],
-        kind_allowed=None if table.kind_allowed is None else table.kind_allowed[:, first],
-    )
+    changed: dict[str, Any] = {"choices": tuple(choices), "layout": table.layout[first]}
+    changed["allowed"] = table.allowed[:, first]
+    if table.kind_allowed is not None:
+        changed["kind_allowed"] = table.kind_allowed[:, first]
+    for item in fields(table):
+        if item.metadata.get("axes", "").endswith("LC"):
+            changed[item.name] = exchanged(getattr(table, item.name))
+    return replace(table, **changed)
 
 
 def at_bits(strategy: LayerStrategy, bits: Bits) -> LayerStrategy:
     """Set other bits; groups of one rank send nothing and stay at 16."""
-    sums, sent = bits
-    sums, sent = sums if strategy.tp > 1 else LOSSLESS, sent if strategy.dp > 1 else LOSSLESS
+    sums = bits[0] if strategy.tp > 1 else LOSSLESS
+    sent = bits[1] if strategy.dp > 1 else LOSSLESS
     return replace(strategy, tp_comm_bits=sums, grad_comm_bits=sent)
 
 
@@ -275,13 +283,9 @@ class JointSpace:
         bits = self.bits_of(plan)
         own = with_fixed_bits(self.whole[table], bits)
         outer = own.num_micro_batches.tolist().index(plan.num_micro_batches)
-        hard = HardPlans(
-            torch.tensor([outer]),
-            torch.tensor(
-                [[own.choices.index(at_bits(layer, EXACT_BITS)) for layer in plan.layers]]
-            ),
-            torch.tensor([plan.boundaries[:-1]]),
-        )
+        choices = [own.choices.index(at_bits(layer, EXACT_BITS)) for layer in plan.layers]
+        first_layers = torch.tensor([plan.boundaries[:-1]])
+        hard = HardPlans(torch.tensor([outer]), torch.tensor([choices]), first_layers)
         return with_bits(canonical(own, hard).to_plan(0, own), bits)
 
     def bits_of(self, plan: Plan) -> tuple[Bits, ...]:
@@ -306,7 +310,8 @@ def _exact_edges(table: CostTable, blocks: int) -> CostTable:
     index = {choice: c for c, choice in enumerate(table.choices)}
     exact = [index[at_bits(choice, EXACT_BITS)] for choice in table.choices]
     inside = range(FIRST_BLOCK, FIRST_BLOCK + blocks)
-    source = [[*index.values()] if layer in inside else exact for layer in range(table.num_layers)]
+    same = list(index.values())
+    source = [same if layer in inside else exact for layer in range(table.num_layers)]
     return exchange_choices(table, table.choices, torch.tensor(source))
 
 
@@ -318,10 +323,9 @@ def _without_dominated(table: CostTable) -> CostTable:
     kept: list[int] = []
     judged = table
     if _always_fits(table):  # then bytes make no strategy better
-        static, activation, working = map(
-            torch.zeros_like, (table.static, table.activation, table.working)
-        )
-        judged = replace(table, static=static, activation=activation, working=working)
+        bytes_of = ("static", "activation", "working")
+        nothing = {name: torch.zeros_like(getattr(table, name)) for name in bytes_of}
+        judged = replace(table, **nothing)
     for members in groups.values():
         left = without_dominated(judged.keep_choices(members)).choices
         kept += [index for index in members if table.choices[index] in left]

@@ -66,7 +66,11 @@ def widest(pairs: Sequence[Pair]) -> dict[Pair, Pair]:
 
 
 def train_losses(
-    settings: BilevelSettings, text: Tensor, plan: Sequence[Candidate], steps: int, seed: int
+    settings: BilevelSettings,
+    text: Tensor,
+    plan: Sequence[Candidate],
+    steps: int,
+    seed: int,
 ) -> list[float]:
     """Train a plan from scratch; return the losses of all steps, nats.
 
@@ -91,38 +95,50 @@ def try_pairs(
         forward: `(tp, tp_comm_bits)` of the space.
         gradient: `(dp, grad_comm_bits)` of the space.
     """
-    sums, sent = widest(forward), widest(gradient)
-    plans: dict[tuple[str, Pair], Candidate] = {("exact", (1, LOSSLESS)): EXACT}
-    plans |= {
-        ("forward", pair): Candidate(pair[0], 1, tp_comm_bits=pair[1]) for pair in sums.values()
-    }
-    plans |= {
-        ("gradient", pair): Candidate(1, pair[0], grad_comm_bits=pair[1]) for pair in sent.values()
-    }
+    sums = widest(forward)
+    sent = widest(gradient)
+    plans = [EXACT]
+    for tp, bits in dict.fromkeys(sums.values()):
+        plans.append(Candidate(tp, 1, tp_comm_bits=bits))
+    for dp, bits in dict.fromkeys(sent.values()):
+        plans.append(Candidate(1, dp, grad_comm_bits=bits))
     steps = settings.trial_steps
     seeds = [settings.seed + NEXT_SEED * index for index in range(settings.trial_seeds)]
-    blocks = [(candidate,) * settings.num_blocks for candidate in plans.values()]
-    arguments = [(settings, text, own, steps, seed) for own in blocks for seed in seeds]
+    arguments = []
+    for candidate in plans:
+        blocks = (candidate,) * settings.num_blocks
+        arguments += [(settings, text, blocks, steps, seed) for seed in seeds]
     losses = jobs.map(train_losses, arguments)
-    curves = {key: [next(losses) for _ in seeds] for key in plans}
-    exact = curves["exact", (1, LOSSLESS)]
+    curves = {candidate: [next(losses) for _ in seeds] for candidate in plans}
+    slowdown = _log_slowdowns(curves, steps)
+    by_sums = {}
+    for pair, (tp, bits) in sums.items():
+        by_sums[pair] = slowdown[Candidate(tp, 1, tp_comm_bits=bits)]
+    by_gradients = {}
+    for pair, (dp, bits) in sent.items():
+        by_gradients[pair] = slowdown[Candidate(1, dp, grad_comm_bits=bits)]
+    return TrialTable(by_sums, by_gradients, steps * len(arguments))
+
+
+def _log_slowdowns(
+    curves: dict[Candidate, list[list[float]]], steps: int
+) -> dict[Candidate, float]:
+    """Turn paired loss curves, one a seed, into log slowdowns against the exact ones."""
+    exact = curves[EXACT]
     together = [mean(step) for step in zip(*exact, strict=True)]
-    late, middle = (
-        {key: mean(map(behind, own, exact)) for key, own in curves.items()},
-        middle_of_read(steps),
-    )
-    slowdown = {key: log_delay(together, delay, middle) for key, delay in late.items()}
-    return TrialTable(
-        {pair: slowdown["forward", wide] for pair, wide in sums.items()},
-        {pair: slowdown["gradient", wide] for pair, wide in sent.items()},
-        steps * len(arguments),
-    )
+    middle = middle_of_read(steps)
+    found = {}
+    for candidate, own in curves.items():
+        nats = mean(map(mean_excess, own, exact))
+        found[candidate] = log_delay(together, nats, middle)
+    return found
 
 
-def behind(curve: Sequence[float], exact: Sequence[float]) -> float:
+def mean_excess(curve: Sequence[float], exact: Sequence[float]) -> float:
     """Return the mean difference of two paired curves over the end that counts, nats."""
     first = _first_read(len(exact))
-    return mean(a - b for a, b in zip(curve[first:], exact[first:], strict=True))
+    pairs = zip(curve[first:], exact[first:], strict=True)
+    return mean(own - reference for own, reference in pairs)
 
 
 def middle_of_read(steps: int) -> float:
@@ -148,10 +164,12 @@ class GradientShares:
 
     def update(self, energy: Tensor) -> None:
         """Take in the rounding energies of one weight step, `(blocks,)`."""
-        own = energy.double() / energy.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
-        self.energy = (
-            own if self.energy is None else self.decay * self.energy + (1.0 - self.decay) * own
-        )
+        total = energy.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+        own = energy.double() / total
+        if self.energy is None:
+            self.energy = own
+        else:
+            self.energy = self.decay * self.energy + (1.0 - self.decay) * own
 
     def of(self, blocks: int) -> Tensor:
         """Return the shares, `(blocks,)`, which sum to 1; equal ones before any step."""
@@ -189,9 +207,15 @@ class BilevelSearch:
     """
 
     def __init__(
-        self, settings: BilevelSettings, problem: Problem, corpus: Corpus, jobs: Jobs | None = None
+        self,
+        settings: BilevelSettings,
+        problem: Problem,
+        corpus: Corpus,
+        jobs: Jobs | None = None,
     ) -> None:
-        self.settings, self.problem, self.corpus = settings, problem, corpus
+        self.settings = settings
+        self.problem = problem
+        self.corpus = corpus
         self.jobs = jobs or Jobs()
         self.space = JointSpace.build(problem, settings.batches)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
@@ -232,16 +256,17 @@ class BilevelSearch:
         self.shares.update(outcome.rounding_noise)
         self.curve.append((self.trainer.step, outcome.loss))
         exchange = nats_per_efold(self.curve)
-        upper, validation_loss = None, None
+        upper = None
+        validation_loss = None
         if self.priced:
             validation_loss = self._price(tokens, outcome, exchange)
             upper = self.upper.step(self.log_slowdown)
+        losses = {"training_loss": outcome.loss, "validation_loss": validation_loss}
+        rates = {"noise_sequences": self.trainer.noise.sequences, "nats_per_efold": exchange}
         return BilevelRecord(
             step=self.trainer.step,
-            training_loss=outcome.loss,
-            validation_loss=validation_loss,
-            noise_sequences=self.trainer.noise.sequences,
-            nats_per_efold=exchange,
+            **losses,
+            **rates,
             trained=trained,
             log_slowdown=self.log_slowdown,
             upper=upper,
@@ -276,19 +301,25 @@ class BilevelSearch:
         mixtures: list[Mixture] = []
         for row in _pair_weights(pairs, by_candidate, weights):
             used = torch.nonzero(row > NEGLIGIBLE).flatten()
-            mixtures.append((tuple(pairs[i] for i in used.tolist()), row[used] / row[used].sum()))
+            kept = tuple(pairs[place] for place in used.tolist())
+            mixtures.append((kept, row[used] / row[used].sum()))
         return mixtures
 
-    def _price(self, tokens: Tensor, outcome: WeightStep, exchange: float | None) -> float | None:
+    def _price(
+        self,
+        tokens: Tensor,
+        outcome: WeightStep,
+        exchange: float | None,
+    ) -> float | None:
         """Take new measurements into the prices; return a validation loss where one was computed.
 
         Args:
             exchange: Nats per e-fold of steps of the run itself.
         """
         noise = self.trainer.noise.sequences or 0.0
-        by_batch = {
-            batch: float(torch.tensor(1.0 + noise / batch).log()) for batch in self.settings.batches
-        }
+        by_batch = {}
+        for batch in self.settings.batches:
+            by_batch[batch] = float(torch.tensor(1.0 + noise / batch).log())
         self.log_slowdown = replace(self.log_slowdown, by_batch=by_batch)
         if self.trials is not None:
             self._share_trials(self.trials)
@@ -301,12 +332,19 @@ class BilevelSearch:
         sums = [trials.forward.get(pair, 0.0) for pair in self.space.forward_pairs]
         sent = [trials.gradient.get(pair, 0.0) for pair in self.space.gradient_pairs]
         forward = torch.tensor([sums] * blocks, dtype=torch.float64) / blocks
-        gradient = self.shares.of(blocks).unsqueeze(1) * torch.tensor(sent, dtype=torch.float64)
+        by_pair = torch.tensor(sent, dtype=torch.float64)
+        gradient = self.shares.of(blocks).unsqueeze(1) * by_pair
         self.log_slowdown = replace(self.log_slowdown, forward=forward, gradient=gradient)
 
-    def _see_slopes(self, tokens: Tensor, outcome: WeightStep, exchange: float | None) -> float:
+    def _see_slopes(
+        self,
+        tokens: Tensor,
+        outcome: WeightStep,
+        exchange: float | None,
+    ) -> float:
         """Price pairs by slopes of the mixture's validation loss (classic DARTS) at the exchange rate."""
-        count, context = self.settings.global_batch_size, self.settings.context
+        count = self.settings.global_batch_size
+        context = self.settings.context
         held_out = sample(self.corpus.validation, count, context, self.generator)
         candidates, weights = self.upper.leading_weights(self.log_slowdown)
         pairs = self.space.forward_pairs
@@ -314,7 +352,11 @@ class BilevelSearch:
             pairs, [candidate.forward_pair for candidate in candidates], weights
         )
 
-        def loss(model: Weights, batch: Tensor, by_pair: Tensor) -> Tensor:
+        def loss(
+            model: Weights,
+            batch: Tensor,
+            by_pair: Tensor,
+        ) -> Tensor:
             return mixed_loss(model, batch, pairs, by_pair, self.settings.block_size)
 
         ahead = None
@@ -323,7 +365,8 @@ class BilevelSearch:
             ahead = {name: rate * scale for name, scale in self.trainer.preconditioner().items()}
         found = slopes(loss, self.trainer.weights, pair_weights, held_out, tokens, ahead)
         if exchange is not None:
-            exact = next(i for i, (_, bits) in enumerate(pairs) if bits == max(b for _, b in pairs))
+            bits = [pair[1] for pair in pairs]
+            exact = bits.index(max(bits))
             nats = (found.by_pair - found.by_pair[:, exact : exact + 1]).double()
             gains = (found.by_weight, outcome.mean, self.space.gradient_pairs)
             lacking = gradient_shortfall(self.trainer, *gains)
@@ -333,7 +376,11 @@ class BilevelSearch:
         return found.loss
 
 
-def _pair_weights(pairs: Sequence[Pair], by_candidate: Sequence[Pair], weights: Tensor) -> Tensor:
+def _pair_weights(
+    pairs: Sequence[Pair],
+    by_candidate: Sequence[Pair],
+    weights: Tensor,
+) -> Tensor:
     """Sum the weights of candidates that share a pair, `(blocks, pairs)`, float32."""
     place = torch.tensor([pairs.index(pair) for pair in by_candidate])
     zeros = torch.zeros(len(weights), len(pairs), dtype=weights.dtype)

@@ -7,8 +7,8 @@ drawn from them. The slowdown is measured by trainings from the initial weights 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import product
 from math import exp
 from statistics import mean
 from typing import Any
@@ -24,7 +24,7 @@ from darts_parallel.bilevel._quantize import straight_through_sum
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.loop import NEXT_SEED, behind, middle_of_read
+from darts_parallel.bilevel.loop import NEXT_SEED, mean_excess, middle_of_read
 from darts_parallel.bilevel.settings import BilevelSettings, TransformerShape
 from darts_parallel.bilevel.transformer import Weights, block, initial_weights, loss_through
 from darts_parallel.config import load_config, run_folder
@@ -43,8 +43,10 @@ from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import write_scalars
 
-INNER, BALANCE = 25, 10.0
-"""Steps of the probabilities for each step of the weights; steps of their multipliers over their own."""
+INNER = 25
+"""Steps of the probabilities for each step of the weights."""
+BALANCE = 10.0
+"""Step size of the multipliers over the step size of the probabilities."""
 RETRAINED = 5 * NEXT_SEED
 """Between the seed of a search and that of the trainings that judge its plan."""
 Sum = tuple[str, int]
@@ -63,12 +65,10 @@ class ToyBlock(nn.Module):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         drawn = initial_weights(shape, torch.Generator().manual_seed(0))
-        own = {
-            name[2:]: nn.Parameter(weight)
-            for name, weight in drawn.items()
-            if name.startswith("0.")
-        }
-        self.weights = nn.ParameterDict(own)
+        self.weights = nn.ParameterDict()
+        for name, weight in drawn.items():
+            if name.startswith("0."):
+                self.weights[name.removeprefix("0.")] = nn.Parameter(weight)
 
     def forward(self, state: Tensor) -> Tensor:
         """Run the block on a state `(B, T, H)`."""
@@ -82,66 +82,94 @@ def captured(shape: TransformerShape, batch: int) -> ModuleGraph:
     return capture_module(ToyBlock(shape), [torch.zeros(batch, shape.context, shape.width)])
 
 
-def run_block(
-    graph: ModuleGraph,
-    ranks: int,
-    sums: Sums,
-    block_size: int,
-    weights: Weights,
-    index: int,
-    state: Tensor,
-) -> Tensor:
-    """Run one block operator by operator, with some sums as so many ranks send them."""
-    known: dict[str, Tensor] = {}
-    for op in graph.operators:
-        given = [known[name] for name in op.inputs]
-        made: Any = given[0] if given else state
-        if op.op == "parameter":
-            made = weights[f"{index}.{op.target.removeprefix('weights.')}"]
-        elif op.op == "output":
-            return given[0]
-        elif op.node is not None and op.name in sums:
-            bits, dims = sums[op.name]
-            parts = (
-                [
-                    t if d is None else t.chunk(ranks, d)[rank]
-                    for t, d in zip(given, dims, strict=True)
-                ]
-                for rank in range(ranks)
-            )
-            made = straight_through_sum(
-                torch.stack([_call(op.node, own) for own in parts]), bits, block_size
-            )
-        elif op.node is not None:
-            made = _call(op.node, given)
-        for name in op.outputs:
-            known[name] = (
-                made[int(name.rpartition(".")[2])] if isinstance(made, (tuple, list)) else made
-            )
-    raise AssertionError
+@dataclass(frozen=True)
+class RoundedBlock:
+    """A captured block whose ranks send some sums at few bits."""
+
+    graph: ModuleGraph
+    ranks: int
+    sums: Sums
+    block_size: int
+    """Numbers that share a scale."""
+
+    def __call__(
+        self,
+        weights: Weights,
+        index: int,
+        state: Tensor,
+    ) -> Tensor:
+        """Run block `index` of the model operator by operator."""
+        known: dict[str, Tensor] = {}
+        for op in self.graph.operators:
+            given = [known[name] for name in op.inputs]
+            if op.op == "output":
+                break
+            made: Any = given[0] if given else state
+            if op.op == "parameter":
+                made = weights[f"{index}.{op.target.removeprefix('weights.')}"]
+            elif op.node is not None and op.name in self.sums:
+                made = self._rounded_sum(op.node, given, *self.sums[op.name])
+            elif op.node is not None:
+                made = _call(op.node, given)
+            known |= _named_outputs(op.outputs, made)
+        return given[0]
+
+    def _rounded_sum(
+        self,
+        node: Node,
+        given: Sequence[Tensor],
+        bits: int,
+        dims: Dims,
+    ) -> Tensor:
+        """Run an operator on every rank's part of its inputs, and sum at few bits."""
+        partials = []
+        for rank in range(self.ranks):
+            own = []
+            for tensor, dim in zip(given, dims, strict=True):
+                own.append(tensor if dim is None else tensor.chunk(self.ranks, dim)[rank])
+            partials.append(_call(node, own))
+        return straight_through_sum(torch.stack(partials), bits, self.block_size)
+
+
+def _named_outputs(names: Sequence[str], made: Any) -> dict[str, Tensor]:
+    """Name the tensors that an operator made; parts of a tuple end with their number."""
+    if isinstance(made, (tuple, list)):
+        return {name: made[int(name.rpartition(".")[2])] for name in names}
+    return dict.fromkeys(names, made)
 
 
 def _call(node: Node, given: Sequence[Tensor]) -> Any:
     tensors = iter(given)
-    args, named = map_aggregate(
-        (node.args, node.kwargs), lambda value: next(tensors) if isinstance(value, Node) else value
-    )
+
+    def filled(value: Any) -> Any:
+        return next(tensors) if isinstance(value, Node) else value
+
+    args, named = map_aggregate((node.args, node.kwargs), filled)
     return node.target(*args, **named)  # type: ignore[operator]
 
 
-def learn(trainer: WeightTrainer, text: Tensor, ranks: int, sums: Sums) -> float:
+def learn(
+    trainer: WeightTrainer,
+    text: Tensor,
+    ranks: int,
+    sums: Sums,
+) -> float:
     """Make one step of the weights with some sums rounded; return the loss before it, nats."""
     own = trainer.settings
-    run = partial(
-        run_block, captured(own.shape, own.global_batch_size), ranks, sums, own.block_size
-    )
+    graph = captured(own.shape, own.global_batch_size)
+    run = RoundedBlock(graph, ranks, sums, own.block_size)
     loss = partial(loss_through, blocks=[run] * own.num_blocks)
     exact = [(((1, LOSSLESS),), torch.ones(1))] * own.num_blocks
     return trainer.learn(trainer.next_batch(text), loss, exact).loss
 
 
 def train_sums(
-    settings: BilevelSettings, text: Tensor, ranks: int, sums: Sums, steps: int, seed: int
+    settings: BilevelSettings,
+    text: Tensor,
+    ranks: int,
+    sums: Sums,
+    steps: int,
+    seed: int,
 ) -> list[float]:
     """Train from the initial weights with some sums rounded; return the losses of all steps, nats."""
     trainer = WeightTrainer(settings, settings.global_batch_size, seed, measure_noise=False)
@@ -159,20 +187,15 @@ class OperatorSearch:
         text: Tensor,
         jobs: Jobs,
     ) -> None:
-        self.settings, self.text, self.jobs = settings, text, jobs
+        self.settings = settings
+        self.text = text
+        self.jobs = jobs
         self.ranks = mesh.ranks[-1]
         graph = captured(settings.shape, settings.global_batch_size)
         self.exact = plan_graph(graph, mesh).plan
         self.space = plan_graph(graph, mesh, bits=tuple(bits)).plan.space
         self.programme = GraphProgramme(self.space)
-        self.place: dict[Sum, tuple[int, Dims]] = {}
-        """Variable of every sum of few bits, and what its inputs split."""
-        for first, group in zip(self.programme.first, self.space.groups, strict=True):
-            for k, choice in enumerate(group.choices):
-                if few := _bits(choice.labels):
-                    dims = (one[-1].partition("S")[2] for one in choice.inputs)
-                    told = tuple(int(d) if d else None for d in dims)
-                    self.place[group.operators[0].name, few] = first + k, told
+        self.place = self._places()
         tried = sorted({one for few in bits for one in self._worth(few)})
         for one in self.place:
             self.programme.upper[self.place[one][0]] = float(one in tried)
@@ -182,6 +205,19 @@ class OperatorSearch:
         self.plain = np.array(self.programme.cost)
         self.records: list[dict[str, float]] = []
 
+    def _places(self) -> dict[Sum, tuple[int, Dims]]:
+        """Return the variable of every sum of few bits, and what its inputs split."""
+        places = {}
+        for first, group in zip(self.programme.first, self.space.groups, strict=True):
+            for offset, choice in enumerate(group.choices):
+                bits = _bits(choice.labels)
+                if not bits:
+                    continue
+                dims = [one[-1].partition("S")[2] for one in choice.inputs]
+                split = tuple(int(dim) if dim else None for dim in dims)
+                places[group.operators[0].name, bits] = first + offset, split
+        return places
+
     def _worth(self, bits: int) -> list[Sum]:
         """Return the sums that the best plan would use if that number of bits cost no steps."""
         for (_, own), (variable, _) in self.place.items():
@@ -190,30 +226,34 @@ class OperatorSearch:
 
     def sums_of(self, assignment: Sequence[int]) -> list[Sum]:
         """Return the sums of a plan that few bits carry."""
-        choose, operators = (
-            GraphPlan(self.space, tuple(assignment)).choice,
-            self.space.graph.computing,
-        )
-        return [(op.name, bits) for op in operators if (bits := _bits(choose(op).labels))]
+        choose = GraphPlan(self.space, tuple(assignment)).choice
+        sums = [(op.name, _bits(choose(op).labels)) for op in self.space.graph.computing]
+        return [(name, bits) for name, bits in sums if bits]
 
     def rounded(self, sums: Sequence[Sum]) -> Sums:
-        """Return sums as `run_block` takes them."""
+        """Return sums as `RoundedBlock` takes them."""
         return {name: (bits, self.place[name, bits][1]) for name, bits in sums}
 
     def slowdown(
-        self, plans: Sequence[Sequence[Sum]], steps: int, seeds: Sequence[int]
+        self,
+        plans: Sequence[Sequence[Sum]],
+        steps: int,
+        seeds: Sequence[int],
     ) -> list[float]:
         """Measure the log slowdown of plans against exact sums, by trainings from the initial weights."""
         if not any(plans):
             return [0.0] * len(plans)
-        told = [
-            (self.settings, self.text, self.ranks, self.rounded(sums), steps, seed)
-            for sums, seed in product([[], *plans], seeds)
-        ]
-        curves = self.jobs.map(train_sums, told)
-        exact, *others = ([next(curves) for _ in seeds] for _ in [None, *plans])
-        together, middle = [mean(step) for step in zip(*exact, strict=True)], middle_of_read(steps)
-        return [log_delay(together, mean(map(behind, own, exact)), middle) for own in others]
+        arguments = []
+        for sums in [[], *plans]:
+            own = (self.settings, self.text, self.ranks, self.rounded(sums), steps)
+            arguments += [(*own, seed) for seed in seeds]
+        losses = self.jobs.map(train_sums, arguments)
+        curves = [[next(losses) for _ in seeds] for _ in range(len(plans) + 1)]
+        exact = curves[0]
+        together = [mean(step) for step in zip(*exact, strict=True)]
+        middle = middle_of_read(steps)
+        excess = [mean(map(mean_excess, curve, exact)) for curve in curves[1:]]
+        return [log_delay(together, nats, middle) for nats in excess]
 
     def _priced(self, seconds: float) -> np.ndarray:
         """Price the bits for a step of so many seconds; return the costs of all variables."""
@@ -224,50 +264,59 @@ class OperatorSearch:
 
     def run(self) -> None:
         """Move the probabilities and the weights together."""
-        rng, seconds = np.random.default_rng(self.settings.seed), self.exact.seconds
+        settings = self.settings
+        rng = np.random.default_rng(settings.seed)
+        seconds = self.exact.seconds
         descent = PairDescent(self.programme, BALANCE, rng)
-        settings, text = self.settings, self.text
-        trainer = WeightTrainer(
-            settings, settings.global_batch_size, settings.seed, measure_noise=False
-        )
+        batch = settings.global_batch_size
+        trainer = WeightTrainer(settings, batch, settings.seed, measure_noise=False)
         for _ in range(settings.num_steps):
             costs = self._priced(seconds)
             for _ in range(INNER):
                 descent.step(costs)
-            seconds, odds = float(self.plain @ descent.now), descent.probabilities()
+            seconds = float(self.plain @ descent.now)
+            odds = descent.probabilities()
             drawn = [int(rng.choice(len(own), p=own)) for own in odds]
-            loss = learn(trainer, text, self.ranks, self.rounded(self.sums_of(drawn)))
+            sums = self.rounded(self.sums_of(drawn))
+            loss = learn(trainer, self.text, self.ranks, sums)
             self.raw = self.programme.rounded(descent.now)
-            record = {
-                "train/loss": loss,
-                "search/expected_s": seconds,
-                "search/entropy": mean(float(-(own * np.log(own)).sum()) for own in odds),
-                "search/rounded_s": self.space.total_seconds(self.raw),
-            }
-            for own, group in zip(odds, self.space.groups, strict=True):
-                name = group.operators[0].name
-                if any(name == tried for tried, _ in self.price):
-                    labels = (choice.labels[-1] for choice in group.choices)
-                    record |= {
-                        f"{name}/{label}": float(p) for label, p in zip(labels, own, strict=True)
-                    }
-            self.records.append(record)
+            record = {"train/loss": loss, "search/expected_s": seconds}
+            entropies = [float(-(own * np.log(own)).sum()) for own in odds]
+            record["search/entropy"] = mean(entropies)
+            record["search/rounded_s"] = self.space.total_seconds(self.raw)
+            self.records.append(record | self._probabilities(odds))
+
+    def _probabilities(self, odds: Sequence[np.ndarray]) -> dict[str, float]:
+        """Name the probabilities of the choices of every operator whose sums were tried."""
+        tried = {name for name, _ in self.price}
+        found = {}
+        for own, group in zip(odds, self.space.groups, strict=True):
+            name = group.operators[0].name
+            if name in tried:
+                labels = [choice.labels[-1] for choice in group.choices]
+                for label, probability in zip(labels, own, strict=True):
+                    found[f"{name}/{label}"] = float(probability)
+        return found
 
     def improved(self) -> tuple[int, ...]:
         """Return the plan that the programme chooses at the seconds of its own step, or the exact one."""
-        seconds, plan = self.exact.seconds, tuple[int, ...]()
+        seconds = self.exact.seconds
+        plan: tuple[int, ...] = ()
         for _ in range(10):
             self._priced(seconds)
             found = self.programme.solve().assignment
             if found == plan:
                 break
-            plan, seconds = found, self.space.total_seconds(found)
+            plan = found
+            seconds = self.space.total_seconds(found)
         return plan
 
     def entry(self, assignment: Sequence[int]) -> dict[str, Any]:
         """Describe a plan; its time to the same loss is over that of 16 bits."""
-        sums, choose = self.sums_of(assignment), GraphPlan(self.space, tuple(assignment)).choice
-        seconds, slower = self.space.total_seconds(assignment), sum(self.price[one] for one in sums)
+        sums = self.sums_of(assignment)
+        choose = GraphPlan(self.space, tuple(assignment)).choice
+        seconds = self.space.total_seconds(assignment)
+        slower = sum(self.price[one] for one in sums)
         ratio = seconds * exp(slower) / self.exact.seconds
         splits = {op.name: choose(op).labels[-1] for op in self.space.graph.computing}
         return {"seconds": seconds, "sums": sums, "time_ratio": ratio, "split": splits}
@@ -283,9 +332,8 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
     folder = run_folder(arguments)
     job = [one for one in arguments if not one.startswith(("train=", "hydra."))]
     problem = Problem.from_config(load_config([*DEFAULTS, *job]))
-    settings = BilevelSettings.of(
-        problem, problem.config.bilevel.seeds[0] if problem.config.bilevel else 0
-    )
+    bilevel = problem.config.bilevel
+    settings = BilevelSettings.of(problem, 0 if bilevel is None else bilevel.seeds[0])
     bits = problem.config.space.pinned("tp_comm_bits") or (LOSSLESS,)
     with Jobs(settings.processes) as jobs:
         mesh = make_mesh(problem.cluster, (settings.shape.num_heads,))
@@ -293,29 +341,31 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
         search.run()
         plans = {"raw": search.entry(search.raw), "improved": search.entry(search.improved())}
         seeds = [settings.seed + RETRAINED + k for k in range(settings.trial_seeds)]
-        sums, steps = plans["improved"]["sums"], settings.retrain_steps
-        measured = search.slowdown([sums], steps, seeds)[0]
-    ratio = plans["improved"]["seconds"] * exp(measured) / search.exact.seconds
+        sums = plans["improved"]["sums"]
+        slowdown = search.slowdown([sums], settings.retrain_steps, seeds)[0]
+    ratio = plans["improved"]["seconds"] * exp(slowdown) / search.exact.seconds
+    measured = {"log_slowdown": slowdown, "time_ratio": ratio}
     write_scalars(folder / "tensorboard", search.records)
-    found = {
-        "measured": {"log_slowdown": measured, "time_ratio": ratio},
-        "exact_s": search.exact.seconds,
-    }
-    write_json(folder / "training.json", {**plans, **found, "steps": search.records})
+    found = {**plans, "measured": measured, "exact_s": search.exact.seconds}
+    write_json(folder / "training.json", {**found, "steps": search.records})
+    lines = _report(search, plans)
+    lines.append(
+        f"measured: {settings.retrain_steps} steps from scratch with other seeds: "
+        f"{100 * (exp(slowdown) - 1):.1f} % more steps, {ratio:.3f} times the seconds of 16 bits"
+    )
+    return [*lines, f"files: {folder}"]
+
+
+def _report(search: OperatorSearch, plans: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Say what was tried, and what the plans cost."""
     losses = [record["train/loss"] for record in search.records]
-    return [
-        f"{len(losses)} steps of weights and probabilities: {losses[0]:.2f} to {losses[-1]:.2f} nats",
-        *(
-            f"tried: {name} at {bits} bits: {100 * (exp(price) - 1):.1f} % more steps"
-            for (name, bits), price in search.price.items()
-        ),
-        f"16 bits: {1e3 * search.exact.seconds:.4f} ms a block and step",
-        *(
-            f"{name}: {1e3 * one['seconds']:.4f} ms, sums of few bits: {one['sums'] or 'none'}, "
-            f"{one['time_ratio']:.3f} times the predicted seconds to a loss"
-            for name, one in plans.items()
-        ),
-        f"measured: {steps} steps from scratch with other seeds: {100 * (exp(measured) - 1):.1f} % more "
-        f"steps, {ratio:.3f} times the seconds of 16 bits",
-        f"files: {folder}",
-    ]
+    change = f"{losses[0]:.2f} to {losses[-1]:.2f} nats"
+    lines = [f"{len(losses)} steps of weights and probabilities: {change}"]
+    for (name, bits), price in search.price.items():
+        lines.append(f"tried: {name} at {bits} bits: {100 * (exp(price) - 1):.1f} % more steps")
+    lines.append(f"16 bits: {1e3 * search.exact.seconds:.4f} ms a block and step")
+    for name, plan in plans.items():
+        few = f"sums of few bits: {plan['sums'] or 'none'}"
+        ratio = f"{plan['time_ratio']:.3f} times the predicted seconds to a loss"
+        lines.append(f"{name}: {1e3 * plan['seconds']:.4f} ms, {few}, {ratio}")
+    return lines

@@ -62,18 +62,37 @@ class SeedPlan:
 
 Maker = Callable[[SeedPlan], Sequence[tuple[BilevelPlan | None, int]]]
 """Returns plans to retrain and the weight steps that finding each cost; None where one fits no memory."""
-MAKERS: dict[str, Maker] = {
-    "bilevel": lambda seed: [(seed.found.chosen, seed.search.steps_spent)],
-    "raw": lambda seed: [(seed.found.raw, seed.search.steps_spent)],
-    "all_16_bit": lambda seed: [(uniform_plan(seed.search, LOSSLESS, LOSSLESS), 0)],
-}
+
+
+def _chosen(seed: SeedPlan) -> list[tuple[BilevelPlan | None, int]]:
+    return [(seed.found.chosen, seed.search.steps_spent)]
+
+
+def _raw(seed: SeedPlan) -> list[tuple[BilevelPlan | None, int]]:
+    return [(seed.found.raw, seed.search.steps_spent)]
+
+
+def _lossless(seed: SeedPlan) -> list[tuple[BilevelPlan | None, int]]:
+    return [(uniform_plan(seed.search, LOSSLESS, LOSSLESS), 0)]
+
+
+MAKERS: dict[str, Maker] = {"bilevel": _chosen, "raw": _raw, "all_16_bit": _lossless}
 """How the variants of `config.bilevel.VARIANTS` are made."""
+
+
+FREE = ("seeds", "processes")
+"""Settings that a seed's figures do not depend on."""
 
 
 class SeedWatcher:
     """Receives what a run does; each method may be overridden."""
 
-    def on_progress(self, text: str, done: int, total: int) -> None:
+    def on_progress(
+        self,
+        text: str,
+        done: int,
+        total: int,
+    ) -> None:
         """Take in what is done now, steps done and steps in all."""
 
     def on_record(self, seed: int, record: StepRecord) -> None:
@@ -129,10 +148,9 @@ class Protocol:
             if not path.exists():
                 write_json(path, self.run_seed(settings))
             data = json.loads(path.read_text(encoding="utf-8"))
-            free = ("seeds", "processes")
-            different = [
-                key for key in mark if key not in free and data["settings"].get(key) != mark[key]
-            ]
+            stored = data["settings"]
+            different = [key for key in mark if stored.get(key) != mark[key]]
+            different = [key for key in different if key not in FREE]
             if different:
                 raise ConfigError(
                     f"{path} was run with another {different[0]}; try another folder, e.g. by hydra.run.dir "
@@ -145,9 +163,8 @@ class Protocol:
     def _mark(self, settings: BilevelSettings) -> dict[str, Any]:
         """Return everything that a seed's figures depend on."""
         parts = asdict(self.problem.config)
-        groups = {
-            key: parts[key] for key in ("model", "cluster", "training", "space", "cost", "search")
-        }
+        named = ("model", "cluster", "training", "space", "cost", "search")
+        groups = {key: parts[key] for key in named}
         return asdict(settings) | {"problem": digest(groups), "baselines": list(self.baselines)}
 
     def run_seed(self, settings: BilevelSettings) -> dict[str, Any]:
@@ -157,11 +174,9 @@ class Protocol:
             KeyboardInterrupt: Ctrl-C, once the watcher has the plan that was found before it.
         """
         name = f"seed-{settings.seed}"
-        tracker = (
-            BilevelTracker(self.folder / "tensorboard" / name, settings)
-            if self.tensorboard
-            else None
-        )
+        tracker = None
+        if self.tensorboard:
+            tracker = BilevelTracker(self.folder / "tensorboard" / name, settings)
         try:
             plan = self._search(settings, tracker)
             self.watcher.on_plan(settings.seed, plan)
@@ -196,9 +211,8 @@ class Protocol:
             search.run(on_record)
             found = conclude(search)
             if self.problem.config.verification.enabled:
-                checks = verify(
-                    search.space, found.chosen, self.problem.config.verification.max_seconds
-                )
+                budget = self.problem.config.verification.max_seconds
+                checks = verify(search.space, found.chosen, budget)
         except KeyboardInterrupt:
             found = conclude(search, "user") if found is None else replace(found, stopped_by="user")
         return SeedPlan(search, found, search_result(search, found, history), checks)
@@ -210,72 +224,81 @@ class Protocol:
         first = FIRST_RETRAIN_SEED + settings.seed * settings.retrain_seeds
         seeds = [first + index for index in range(settings.retrain_seeds)]
         targets = [run.final_loss for run in self.trainings.references(seeds, settings)]
-        rounds = [
-            (name, own, spent, Training(own.blocks, own.global_batch_size, seed, target))
-            for name, make in makers.items()
-            for own, spent in make(plan)
-            if own is not None
-            for seed, target in zip(seeds, targets, strict=True)
-        ]
-        curves = self.trainings.run(
-            [training for *_, training in rounds],
-            settings,
-            lambda done, total: self.watcher.on_progress(
-                f"seed {settings.seed}: retraining", done, total
-            ),
-        )
+        rounds = []
+        for name, make in makers.items():
+            for own, spent in make(plan):
+                if own is None:
+                    continue
+                for seed, target in zip(seeds, targets, strict=True):
+                    training = Training(own.blocks, own.global_batch_size, seed, target)
+                    rounds.append(_Round(name, own, spent, training))
+
+        def on_done(done: int, total: int) -> None:
+            self.watcher.on_progress(f"seed {settings.seed}: retraining", done, total)
+
+        trainings = [one.training for one in rounds]
+        curves = self.trainings.run(trainings, settings, on_done)
         rows = []
-        for (name, own, spent, training), curve in zip(rounds, curves, strict=True):
-            rows.append(
-                _row(name, own, training, curve) | {"seed": settings.seed, "search_steps": spent}
-            )
+        for one, curve in zip(rounds, curves, strict=True):
+            row = one.row(curve) | {"seed": settings.seed, "search_steps": one.steps_spent}
+            rows.append(row)
             if tracker is not None:
-                tracker.retrained(name, training.seed, curve, rows[-1]["time_to_target_s"])
+                seconds = row["time_to_target_s"]
+                tracker.retrained(one.name, one.training.seed, curve, seconds)
         return rows
 
 
-def _row(name: str, plan: BilevelPlan, training: Training, curve: Retrained) -> dict[str, Any]:
-    """Sum up one training; where the target was not reached, steps are those that were tried."""
-    assert training.target is not None
-    steps = curve.steps_to(training.target)
-    tried = steps if steps is not None else float(curve.test[-1][0])
-    return {
-        "variant": name,
-        "retrain_seed": training.seed,
-        "plan": plan.plan.describe(plan.global_batch_size),
-        "blocks": [candidate.label() for candidate in plan.blocks],
-        "global_batch_size": plan.global_batch_size,
-        "seconds_per_step": plan.seconds,
-        "test_loss": curve.final_loss,
-        "target": training.target,
-        "reached": steps is not None,
-        "steps_to_target": tried,
-        "time_to_target_s": tried * plan.seconds,
-        "test": curve.test,
-    }
+@dataclass(frozen=True)
+class _Round:
+    """One training of one variant's plan."""
+
+    name: str
+    plan: BilevelPlan
+    steps_spent: int
+    """Weight steps that finding the plan took."""
+    training: Training
+
+    def row(self, curve: Retrained) -> dict[str, Any]:
+        """Sum up the training; where the target was not reached, steps are those that were tried."""
+        target = self.training.target
+        assert target is not None
+        steps = curve.steps_to(target)
+        tried = steps if steps is not None else float(curve.test[-1][0])
+        batch = self.plan.global_batch_size
+        row: dict[str, Any] = {"variant": self.name, "retrain_seed": self.training.seed}
+        row["plan"] = self.plan.plan.describe(batch)
+        row["blocks"] = [candidate.label() for candidate in self.plan.blocks]
+        row["global_batch_size"] = batch
+        row["seconds_per_step"] = self.plan.seconds
+        row["test_loss"] = curve.final_loss
+        row["target"] = target
+        row["reached"] = steps is not None
+        row["steps_to_target"] = tried
+        row["time_to_target_s"] = tried * self.plan.seconds
+        row["test"] = curve.test
+        return row
 
 
 def _search_dict(plan: SeedPlan) -> dict[str, Any]:
     """Sum up what the search learned and cost."""
-    search, found, prices = plan.search, plan.found, plan.found.prices
-    return {
-        "seconds": found.seconds,
-        "weight_steps": search.steps_spent,
-        "raw_plan": found.raw and found.raw.plan.describe(found.raw.global_batch_size),
-        "raw_gap": found.raw_gap,
-        "learned_optimum_proven": found.proven,
-        "noise_sequences": search.trainer.noise.sequences,
-        "log_slowdown": {
-            "sums": {
-                f"tp{tp} b{bits}": prices.forward[:, i].tolist()
-                for i, (tp, bits) in enumerate(prices.forward_pairs)
-            },
-            "gradients": {
-                f"dp{dp} g{bits}": prices.gradient[:, i].tolist()
-                for i, (dp, bits) in enumerate(prices.gradient_pairs)
-            },
-        },
-    }
+    found = plan.found
+    prices = found.prices
+    sums = {}
+    for place, (tp, bits) in enumerate(prices.forward_pairs):
+        sums[f"tp{tp} b{bits}"] = prices.forward[:, place].tolist()
+    gradients = {}
+    for place, (dp, bits) in enumerate(prices.gradient_pairs):
+        gradients[f"dp{dp} g{bits}"] = prices.gradient[:, place].tolist()
+    data: dict[str, Any] = {"seconds": found.seconds}
+    data["weight_steps"] = plan.search.steps_spent
+    data["raw_plan"] = None
+    if found.raw is not None:
+        data["raw_plan"] = found.raw.plan.describe(found.raw.global_batch_size)
+    data["raw_gap"] = found.raw_gap
+    data["learned_optimum_proven"] = found.proven
+    data["noise_sequences"] = plan.search.trainer.noise.sequences
+    data["log_slowdown"] = {"sums": sums, "gradients": gradients}
+    return data
 
 
 QUARTERS = 4
@@ -355,7 +378,12 @@ class BilevelJob(SeedWatcher):
         if self.tracker is not None and seed == self.first and record.step % RECORD_EVERY == 0:
             self.tracker.record(record)
 
-    def on_progress(self, text: str, done: int, total: int) -> None:
+    def on_progress(
+        self,
+        text: str,
+        done: int,
+        total: int,
+    ) -> None:
         """Move the bar, or print a line at every quarter."""
         self.update(done, f"{text}, {done} of {total}")
         if self.console.is_terminal or not self.problem.config.output.progress:
@@ -372,30 +400,26 @@ class BilevelJob(SeedWatcher):
         """Report the first seed's plan and the seeds that are done."""
         data = read_seeds(self.folder)
         seconds = median_time(data, "bilevel")
-        if self.plan is not None:
-            chosen, result, checks = (
-                self.plan.found.chosen,
-                self.plan.result,
-                self.plan.verifications,
-            )
-            plan, here = chosen.plan, chosen.problem(self.problem)
-        else:
-            first, result, checks = data[0]["plan"], None, []
-            plan, here = (
-                Plan.from_dict(first),
-                at_batch(self.problem, first["training"]["global_batch_size"]),
-            )
-        outcome = Outcome(here, plan, evaluate(plan, here), result, checks)
+        outcome = self._outcome(data)
         render(outcome, self.console)
-        if self.tracker is not None and result is not None and not interrupted:
+        if self.tracker is not None and outcome.result is not None and not interrupted:
             self.tracker.finish(outcome)
         if data:
             self._print(write_report(self.folder))
-        for name, path in (
-            ("plan", "plan.json"),
-            ("trainings", "bilevel.csv"),
-            ("report", "report.md"),
-        ):
+        files = {"plan": "plan.json", "trainings": "bilevel.csv", "report": "report.md"}
+        for name, path in files.items():
             if (self.folder / path).exists():
                 self._print(f"{name}: {self.folder / path}")
         return seconds if seconds == seconds else outcome.cost.iteration_time_s
+
+    def _outcome(self, data: list[dict[str, Any]]) -> Outcome:
+        """Price the first seed's plan, which this run or an earlier one has found."""
+        if self.plan is not None:
+            found = self.plan
+            here = found.found.chosen.problem(self.problem)
+            plan = found.found.chosen.plan
+            return Outcome(here, plan, evaluate(plan, here), found.result, found.verifications)
+        first = data[0]["plan"]
+        plan = Plan.from_dict(first)
+        here = at_batch(self.problem, first["training"]["global_batch_size"])
+        return Outcome(here, plan, evaluate(plan, here))

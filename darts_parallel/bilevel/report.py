@@ -1,11 +1,15 @@
 """Output of the bilevel protocol: TensorBoard curves, `bilevel.csv` and `report.md` from the seeds' files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torch import Tensor
+
+from darts_parallel.bilevel._quantize import Pair
+from darts_parallel.bilevel._relaxed_plans import UpperStep
 from darts_parallel.bilevel.loop import BilevelRecord
 from darts_parallel.bilevel.retrain import Retrained, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
@@ -24,36 +28,25 @@ class BilevelTracker:
 
     def record(self, record: BilevelRecord) -> None:
         """Write the curves of one step of the search."""
-        values = {
-            "loss/train": record.training_loss,
-            "loss/validation": record.validation_loss,
-            "search/noise_scale_sequences": record.noise_sequences,
-            "search/nats_per_efold": record.nats_per_efold,
-        }
+        values = {"loss/train": record.training_loss, "loss/validation": record.validation_loss}
+        values["search/noise_scale_sequences"] = record.noise_sequences
+        values["search/nats_per_efold"] = record.nats_per_efold
         if record.upper is not None:
-            upper, prices = record.upper, record.log_slowdown
-            values |= {
-                f"outer/{name.replace(' ', '_')}": w
-                for name, w in upper.record.outer_weights.items()
-            }
-            values["search/log_slowdown_of_leading"] = upper.log_slowdown
-            values["search/entropy"] = upper.record.entropy
-            values["search/temperature"] = upper.record.schedules.temperature
-            if upper.plan is not None:
-                values["search/objective_of_best_rounded"] = upper.plan.value
-                values["search/seconds_of_best_rounded"] = upper.plan.seconds
-            for pairs, by_block, word in (
-                (prices.forward_pairs, prices.forward, "sums_tp{}_b{}"),
-                (prices.gradient_pairs, prices.gradient, "gradients_dp{}_g{}"),
-            ):
-                for block, row in enumerate(by_block.tolist()):
-                    for pair, price in zip(pairs, row, strict=True):
-                        values[f"log_slowdown/block_{block}/{word.format(*pair)}"] = price
+            values |= _upper_values(record.upper)
+            prices = record.log_slowdown
+            values |= _prices("sums_tp{}_b{}", prices.forward_pairs, prices.forward)
+            values |= _prices("gradients_dp{}_g{}", prices.gradient_pairs, prices.gradient)
         for tag, value in values.items():
             if value is not None:
                 self._writer.add_scalar(tag, value, record.step)
 
-    def retrained(self, variant: str, seed: int, curves: Retrained, seconds: float) -> None:
+    def retrained(
+        self,
+        variant: str,
+        seed: int,
+        curves: Retrained,
+        seconds: float,
+    ) -> None:
         """Write the curves of one training from scratch, one tag for each variant and seed."""
         name = variant if self._settings.retrain_seeds == 1 else f"{variant}_{seed}"
         for step, loss in curves.training:
@@ -65,6 +58,33 @@ class BilevelTracker:
     def close(self) -> None:
         """Write what is still in memory and close the file."""
         self._writer.close()
+
+
+def _upper_values(upper: UpperStep) -> dict[str, float]:
+    """Return the curves of one step of the logits."""
+    values = {}
+    for name, weight in upper.record.outer_weights.items():
+        values[f"outer/{name.replace(' ', '_')}"] = weight
+    values["search/log_slowdown_of_leading"] = upper.log_slowdown
+    values["search/entropy"] = upper.record.entropy
+    values["search/temperature"] = upper.record.schedules.temperature
+    if upper.plan is not None:
+        values["search/objective_of_best_rounded"] = upper.plan.value
+        values["search/seconds_of_best_rounded"] = upper.plan.seconds
+    return values
+
+
+def _prices(
+    word: str,
+    pairs: Sequence[Pair],
+    by_block: Tensor,
+) -> dict[str, float]:
+    """Return the price of every pair in every block, log steps; `word` is filled with the pair."""
+    values = {}
+    for block, row in enumerate(by_block.tolist()):
+        for pair, price in zip(pairs, row, strict=True):
+            values[f"log_slowdown/block_{block}/{word.format(*pair)}"] = price
+    return values
 
 
 COLUMNS = (
@@ -96,9 +116,8 @@ def median_time(data: list[dict[str, Any]], variant: str) -> float:
 
 def read_seeds(folder: Path) -> list[dict[str, Any]]:
     """Read all finished seeds of a folder, in order."""
-    return [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))
-    ]
+    paths = sorted(folder.glob("seed-*.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def write_report(folder: Path) -> str:
@@ -111,25 +130,30 @@ def write_report(folder: Path) -> str:
     return text
 
 
+FIGURES = {
+    "test_loss": ("test loss (nats)", ".4f", 1.0),
+    "seconds_per_step": ("predicted ms/step", ".3f", 1e3),
+    "steps_to_target": ("steps to target", ".1f", 1.0),
+    "time_to_target_s": ("predicted time to target (s)", ".3f", 1.0),
+    "search_steps": ("steps of the search", ".0f", 1.0),
+}
+"""Title, format and unit factor of a column of the table of medians, by the key of its rows."""
+
+
 def medians(rows: list[Row]) -> str:
     """Tabulate medians over seeds with the smallest and largest value."""
-    figures: list[tuple[str, Callable[[Row], float], str]] = [
-        ("test loss (nats)", lambda row: float(row["test_loss"]), ".4f"),
-        ("predicted ms/step", lambda row: 1e3 * float(row["seconds_per_step"]), ".3f"),
-        ("steps to target", lambda row: float(row["steps_to_target"]), ".1f"),
-        ("predicted time to target (s)", lambda row: float(row["time_to_target_s"]), ".3f"),
-        ("steps of the search", lambda row: float(row["search_steps"]), ".0f"),
-    ]
     lines = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         group = [row for row in rows if row["variant"] == variant]
-        cells = [spread([value(row) for row in group], form) for _, value, form in figures]
-        lines.append(
-            [variant, *cells, f"{sum(bool(row['reached']) for row in group)} of {len(group)}"]
-        )
-    return "\n".join(
-        markdown_table(["variant", *(name for name, _, _ in figures), "reached"], lines)
-    )
+        cells = [variant]
+        for key, (_, form, factor) in FIGURES.items():
+            values = [factor * float(row[key]) for row in group]
+            cells.append(spread(values, form))
+        reached = sum(bool(row["reached"]) for row in group)
+        lines.append([*cells, f"{reached} of {len(group)}"])
+    titles = [title for title, _, _ in FIGURES.values()]
+    header = ["variant", *titles, "reached"]
+    return "\n".join(markdown_table(header, lines))
 
 
 def costs(seeds: list[dict[str, Any]]) -> str:
@@ -137,15 +161,17 @@ def costs(seeds: list[dict[str, Any]]) -> str:
     searches = [data["search"] for data in seeds]
     steps = [float(search["weight_steps"]) for search in searches]
     seconds = [float(search["seconds"]) for search in searches]
-    gaps = [100.0 * search["raw_gap"] for search in searches if search["raw_gap"] is not None]
+    raw = [search["raw_gap"] for search in searches]
+    gaps = [100.0 * gap for gap in raw if gap is not None]
     lines = [
         f"Searches: {len(searches)}, of {spread(steps, '.0f')} weight steps, trials included; "
         f"{spread(seconds, '.1f')} s on this machine."
     ]
     if gaps:
+        proven = sum(bool(search["learned_optimum_proven"]) for search in searches)
         lines.append(
-            f"The logits' own plan is {spread(gaps, '.2f')} % above the chosen in learned time to target, "
-            f"whose optimum is proven in {sum(bool(s['learned_optimum_proven']) for s in searches)} of them."
+            f"The logits' own plan is {spread(gaps, '.2f')} % above the chosen in learned time to "
+            f"target, whose optimum is proven in {proven} of them."
         )
     return "\n".join(lines)
 
@@ -154,13 +180,10 @@ def plans(seeds: list[dict[str, Any]]) -> str:
     """List every variant's plan."""
     lines = []
     for data in seeds:
-        distinct = {
-            (run["variant"], run["plan"], tuple(run["blocks"])): None for run in data["runs"]
-        }
-        lines += [
-            f"- seed {data['seed']}, {name}: {plan}; {', '.join(own)}"
-            for name, plan, own in distinct
-        ]
+        for run in data["runs"]:
+            blocks = ", ".join(run["blocks"])
+            lines.append(f"- seed {data['seed']}, {run['variant']}: {run['plan']}; {blocks}")
+    lines = list(dict.fromkeys(lines))
     return "\n".join(lines)
 
 

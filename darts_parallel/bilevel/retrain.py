@@ -55,9 +55,8 @@ class Retrained:
     def read(path: Path) -> "Retrained":
         """Read the curves of a JSON file with the fields `training` and `test`."""
         data = json.loads(path.read_text(encoding="utf-8"))
-        training, test = (
-            tuple((step, loss) for step, loss in data[name]) for name in ("training", "test")
-        )
+        training = tuple((step, loss) for step, loss in data["training"])
+        test = tuple((step, loss) for step, loss in data["test"])
         return Retrained(training, test)
 
     @property
@@ -72,11 +71,11 @@ class Retrained:
 
 def smoothed(curve: Curve) -> Curve:
     """Return running means of the last `SMOOTHED` losses, at the steps of the last of them."""
-    runs = [
-        [loss for _, loss in curve[max(end - SMOOTHED, 0) : end]]
-        for end in range(1, len(curve) + 1)
-    ]
-    return tuple((step, sum(run) / len(run)) for (step, _), run in zip(curve, runs, strict=True))
+    means = []
+    for place, (step, _) in enumerate(curve):
+        run = [loss for _, loss in curve[max(place + 1 - SMOOTHED, 0) : place + 1]]
+        means.append((step, sum(run) / len(run)))
+    return tuple(means)
 
 
 def crossing(curve: Curve, target: float) -> float | None:
@@ -84,7 +83,8 @@ def crossing(curve: Curve, target: float) -> float | None:
     for (before, high), (after, low) in zip(curve[:1] + curve[:-1], curve, strict=True):
         if low <= target:
             share = 1.0 if high <= low else (high - target) / (high - low)
-            return exp(log(before) + min(max(share, 0.0), 1.0) * (log(after) - log(before)))
+            share = min(max(share, 0.0), 1.0)
+            return exp(log(before) + share * (log(after) - log(before)))
     return None
 
 
@@ -114,31 +114,33 @@ class Training:
 
     def canonicalized(self, settings: BilevelSettings) -> "Training":
         """Take its seed's reference, whose end is the target, for a training without lossy collectives."""
-        if self.batch != settings.global_batch_size or not all(
-            block.lossless for block in self.blocks
-        ):
+        lossless = all(block.lossless for block in self.blocks)
+        if self.batch != settings.global_batch_size or not lossless:
             return self
         return Training((EXACT,) * settings.num_blocks, self.batch, self.seed, None)
 
     def key(self, settings: BilevelSettings) -> dict[str, Any]:
         """Return everything that the curves depend on."""
         values = asdict(settings)
-        return {name: values[name] for name in RETRAIN_KEYS} | {
-            "seed": self.seed,
-            "plan": [block.training_key() for block in self.blocks],
-            "batch": self.batch,
-            "target": self.target,
-            "most_steps": self.most_steps(settings),
-        }
+        key = {name: values[name] for name in RETRAIN_KEYS}
+        key |= {"seed": self.seed, "batch": self.batch, "target": self.target}
+        key["plan"] = [block.training_key() for block in self.blocks]
+        key["most_steps"] = self.most_steps(settings)
+        return key
 
 
-def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Retrained:
+def retrain(
+    training: Training,
+    settings: BilevelSettings,
+    corpus: Corpus,
+) -> Retrained:
     """Train from scratch as a plan says.
 
     Args:
         corpus: Bytes.
     """
-    blocks, target = training.blocks, training.target
+    blocks = training.blocks
+    target = training.target
     trainer = WeightTrainer(settings, training.batch, training.seed, measure_noise=False)
     generator = torch.Generator().manual_seed(training.seed + TEST_SEED)
     held_out = sample(corpus.test, settings.validation_sequences, settings.context, generator)
@@ -146,7 +148,8 @@ def retrain(training: Training, settings: BilevelSettings, corpus: Corpus) -> Re
     test: list[tuple[int, float]] = []
     last = training.most_steps(settings)
     for step in range(1, last + 1):
-        curve.append((step, trainer.learn_plan(trainer.next_batch(corpus.train), blocks).loss))
+        tokens = trainer.next_batch(corpus.train)
+        curve.append((step, trainer.learn_plan(tokens, blocks).loss))
         if step % settings.evaluate_every == 0 or step == last:
             with torch.no_grad():
                 loss = plan_loss(trainer.weights, held_out, blocks, settings.block_size)
@@ -173,15 +176,14 @@ class Trainings:
     def references(self, seeds: Sequence[int], settings: BilevelSettings) -> list[Retrained]:
         """Train exactly at the problem's batch size on every seed: the final loss is the target."""
         plan = (EXACT,) * settings.num_blocks
-        return self.run(
-            [Training(plan, settings.global_batch_size, seed, None) for seed in seeds], settings
-        )
+        batch = settings.global_batch_size
+        return self.run([Training(plan, batch, seed, None) for seed in seeds], settings)
 
     def run(
         self,
         wanted: Sequence[Training],
         settings: BilevelSettings,
-        on_done: Callable[[int, int], None] = lambda done, total: None,
+        on_done: Callable[[int, int], None] | None = None,
     ) -> list[Retrained]:
         """Return the curves of all trainings in order.
 
@@ -189,19 +191,20 @@ class Trainings:
             on_done: Called with the number of trainings that have run and of those that must.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        trainings = [training.canonicalized(settings) for training in wanted]
-        keys = [training.key(settings) for training in trainings]
-        paths = [self.folder / f"{digest(key)}.json" for key in keys]
-        wanted_files = zip(paths, keys, trainings, strict=True)
-        missing = {
-            path: (key, training) for path, key, training in wanted_files if not path.exists()
-        }
-        curves = self.jobs.map(
-            retrain, [(own, settings, self.corpus) for _, own in missing.values()]
-        )
-        for done, (path, (key, _)) in enumerate(missing.items(), 1):
-            write_json(path, key | asdict(next(curves)))
-            on_done(done, len(missing))
+        paths = []
+        missing: dict[Path, Training] = {}
+        for training in wanted:
+            training = training.canonicalized(settings)
+            path = self.folder / f"{digest(training.key(settings))}.json"
+            paths.append(path)
+            if not path.exists():
+                missing[path] = training
+        arguments = [(training, settings, self.corpus) for training in missing.values()]
+        curves = self.jobs.map(retrain, arguments)
+        for done, (path, training) in enumerate(missing.items(), 1):
+            write_json(path, training.key(settings) | asdict(next(curves)))
+            if on_done is not None:
+                on_done(done, len(missing))
         return [Retrained.read(path) for path in paths]
 
 

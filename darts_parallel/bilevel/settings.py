@@ -1,6 +1,7 @@
 """Settings of one bilevel search, and settings of the main search that it does not serve."""
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from darts_parallel.config import BilevelConfig, SearchConfig
 from darts_parallel.cost import BLOCK, LOSSLESS
@@ -39,25 +40,19 @@ def shape_of(problem: Problem) -> TransformerShape:
         ConfigError: its blocks are not GPT's.
     """
     config = problem.model.config
-    rules = {
-        "gated_mlp": (config.gated_mlp, False),
-        "num_kv_heads": (config.num_kv_heads or config.num_heads, config.num_heads),
-        "ffn_hidden_size": (
-            config.ffn_hidden_size or 4 * config.hidden_size,
-            4 * config.hidden_size,
-        ),
-        "head_dim": (
-            config.head_dim or config.hidden_size // config.num_heads,
-            config.hidden_size // config.num_heads,
-        ),
-        "num_encoder_layers": (config.num_encoder_layers, 0),
-        "num_experts": (config.num_experts, None),
-    }
+    heads = config.num_heads
+    width = config.hidden_size
+    rules = {"gated_mlp": (config.gated_mlp, False)}
+    rules["num_kv_heads"] = (config.num_kv_heads or heads, heads)
+    rules["ffn_hidden_size"] = (config.ffn_hidden_size or 4 * width, 4 * width)
+    rules["head_dim"] = (config.head_dim or width // heads, width // heads)
+    rules["num_encoder_layers"] = (config.num_encoder_layers, 0)
+    rules["num_experts"] = (config.num_experts, None)
     for key, (value, wanted) in rules.items():
         if value != wanted:
             raise ConfigError(
-                f"model.{key}={value} must be {wanted}, as only GPT blocks are trained and measured here; "
-                f"try {wanted}."
+                f"model.{key}={value} must be {wanted}, as only GPT blocks are trained and "
+                f"measured here; try {wanted}."
             )
     sizes = (config.num_layers, config.hidden_size, config.num_heads)
     return TransformerShape(*sizes, problem.training.seq_len, config.vocab_size)
@@ -82,8 +77,8 @@ class BilevelSettings(BilevelConfig):
             if batch % self.num_devices:
                 near = max(round(batch / self.num_devices), 1) * self.num_devices
                 raise ConfigError(
-                    f"training.global_batch_size={batch} (or bilevel.batch_candidates) must be a multiple of "
-                    f"the {self.num_devices} GPUs, the finest data-parallel groups; try {near}."
+                    f"training.global_batch_size={batch} (or bilevel.batch_candidates) must be a "
+                    f"multiple of the {self.num_devices} GPUs; try {near}."
                 )
 
     @staticmethod
@@ -102,14 +97,10 @@ class BilevelSettings(BilevelConfig):
                 f"model.vocab_size={shape.vocab_size} must be {BYTES}: the training data are bytes; "
                 f"try {BYTES}."
             )
-        return BilevelSettings(
-            **asdict(config),
-            shape=shape,
-            num_devices=problem.cluster.num_devices,
-            global_batch_size=problem.training.global_batch_size,
-            block_size=problem.config.cost.lossy_block,
-            seed=seed,
-        )
+        job = {"num_devices": problem.cluster.num_devices, "seed": seed}
+        job["global_batch_size"] = problem.training.global_batch_size
+        job["block_size"] = problem.config.cost.lossy_block
+        return BilevelSettings(**asdict(config), shape=shape, **job)
 
     @property
     def num_blocks(self) -> int:
@@ -131,6 +122,29 @@ UNUSED_SEARCH = ("num_steps", "num_restarts", "max_seconds")
 """Settings of the main search for which the loop has its own; a change of them is told, not refused."""
 
 
+UNSEARCHED: dict[str, tuple[Any, str]] = {
+    "space.kind": ("layerwise", "every block has bits of its own"),
+    "space.cp": (1, "the loop trains without context parallelism"),
+    "space.virtual_stages": (1, "the loop's pipelines have one stage a device"),
+    "space.shard_size": (0, "the loop shards over all data-parallel ranks"),
+    "space.offload": (None, "the exact check knows no host memory"),
+    "space.executable": (False, "nothing that runs here sends few bits"),
+    "cost.pipeline": ("closed_form", "the exact check rests on the closed form"),
+    "cost.name": ("analytic", "the bits of collectives are priced by that model alone"),
+    "objective.name": ("time", "the loop's objective is time to target"),
+    "search.relaxation": ("softmax", "it moves softmax weights"),
+    "export": (None, "no trainer sends tensor-parallel sums at few bits"),
+}
+"""The one value of a key that the loop searches, and why."""
+
+
+def _value_at(config: Any, key: str) -> Any:
+    """Return the value of a dotted key."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
 def refuse_unsearched(problem: Problem) -> None:
     """Refuse a problem that asks for what the loop does not search.
 
@@ -138,38 +152,15 @@ def refuse_unsearched(problem: Problem) -> None:
         ConfigError: names the key, its value and what the loop does instead.
     """
     config = problem.config
-    space, cost = config.space, config.cost
-    wanted = {
-        "space.kind": (space.kind, "layerwise", "every block has bits of its own"),
-        "space.cp": (space.cp, 1, "the loop trains without context parallelism"),
-        "space.virtual_stages": (
-            space.virtual_stages,
-            1,
-            "the loop's pipelines have one stage a device",
-        ),
-        "space.shard_size": (space.shard_size, 0, "the loop shards over all data-parallel ranks"),
-        "space.offload": (space.offload, None, "the exact check knows no host memory"),
-        "space.executable": (space.executable, False, "nothing that runs here sends few bits"),
-        "cost.pipeline": (cost.pipeline, "closed_form", "the exact check rests on the closed form"),
-        "cost.name": (
-            cost.name,
-            "analytic",
-            "the bits of collectives are priced by that model alone",
-        ),
-        "objective.name": (config.objective.name, "time", "the loop's objective is time to target"),
-        "search.relaxation": (
-            config.search.relaxation,
-            SearchConfig().relaxation,
-            "it moves softmax weights",
-        ),
-        "export": (config.export, None, "no trainer sends tensor-parallel sums at few bits"),
-    }
-    for key, (value, legal, reason) in wanted.items():
+    space = config.space
+    for key, (legal, reason) in UNSEARCHED.items():
+        value = _value_at(config, key)
         # a pin of one value may be a list of it
         if value not in (legal, [legal], (legal,)):
-            shown, near = ("null" if v is None else v for v in (value, legal))
+            shown = "null" if value is None else value
+            nearest = "null" if legal is None else legal
             raise ConfigError(
-                f"{key}={shown} is not searched by the bilevel loop: {reason}; try {near}."
+                f"{key}={shown} is not searched by the bilevel loop: {reason}; try {nearest}."
             )
     for key in ("tp_comm_bits", "grad_comm_bits"):
         pinned = space.pinned(key)
@@ -182,10 +173,13 @@ def refuse_unsearched(problem: Problem) -> None:
 
 def unused_settings(problem: Problem) -> list[str]:
     """Return one sentence for each changed setting of the main search that the loop does not read."""
-    usual, own = SearchConfig(), problem.config.search
-    return [
-        f"search.{name}={getattr(own, name)} is not used: the bilevel loop has its own, "
-        "bilevel.num_steps and bilevel.num_restarts"
-        for name in UNUSED_SEARCH
-        if getattr(own, name) != getattr(usual, name)
-    ]
+    usual = SearchConfig()
+    sentences = []
+    for name in UNUSED_SEARCH:
+        value = getattr(problem.config.search, name)
+        if value != getattr(usual, name):
+            sentences.append(
+                f"search.{name}={value} is not used: the bilevel loop has its own, "
+                "bilevel.num_steps and bilevel.num_restarts"
+            )
+    return sentences

@@ -25,31 +25,32 @@ INITIAL_STD = 0.02
 
 def initial_weights(shape: TransformerShape, generator: torch.Generator) -> Weights:
     """Draw weights as GPT-2 does: normal, residual projections smaller by depth."""
-    h, residual_std = shape.width, INITIAL_STD / (2 * shape.num_blocks) ** 0.5
+    width = shape.width
+    residual_std = INITIAL_STD / (2 * shape.num_blocks) ** 0.5
 
     def normal(std: float, *size: int) -> Tensor:
         return torch.randn(*size, generator=generator) * std
 
-    weights = {
-        "embedding": normal(INITIAL_STD, shape.vocab_size, h),
-        "positions": normal(INITIAL_STD, shape.context, h),
-    }
+    weights = {"embedding": normal(INITIAL_STD, shape.vocab_size, width)}
+    weights["positions"] = normal(INITIAL_STD, shape.context, width)
     for index in range(shape.num_blocks):
-        weights |= {
-            f"{index}.norm_1": torch.ones(h),
-            f"{index}.shift_1": torch.zeros(h),
-            f"{index}.qkv": normal(h**-0.5, h, 3 * h),
-            f"{index}.out": normal(residual_std, shape.num_heads, shape.head_width, h),
-            f"{index}.norm_2": torch.ones(h),
-            f"{index}.shift_2": torch.zeros(h),
-            f"{index}.up": normal(h**-0.5, h, shape.ffn_width),
-            f"{index}.down": normal(residual_std, shape.ffn_width, h),
-        }
-    head = normal(INITIAL_STD, h, shape.vocab_size)
-    return weights | {"norm": torch.ones(h), "shift": torch.zeros(h), "head": head}
+        own = {"norm_1": torch.ones(width), "shift_1": torch.zeros(width)}
+        own["qkv"] = normal(width**-0.5, width, 3 * width)
+        own["out"] = normal(residual_std, shape.num_heads, shape.head_width, width)
+        own |= {"norm_2": torch.ones(width), "shift_2": torch.zeros(width)}
+        own["up"] = normal(width**-0.5, width, shape.ffn_width)
+        own["down"] = normal(residual_std, shape.ffn_width, width)
+        weights |= {f"{index}.{name}": weight for name, weight in own.items()}
+    head = normal(INITIAL_STD, width, shape.vocab_size)
+    return weights | {"norm": torch.ones(width), "shift": torch.zeros(width), "head": head}
 
 
-def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) -> Tensor:
+def attention_partials(
+    weights: Weights,
+    index: int,
+    state: Tensor,
+    ranks: int,
+) -> Tensor:
     """Return each rank's partial sum of the attention's output: its heads, its rows of the projection.
 
     Args:
@@ -63,31 +64,48 @@ def attention_partials(weights: Weights, index: int, state: Tensor, ranks: int) 
     heads, head_width = out.shape[0], out.shape[1]
     batch, length, _ = state.shape
     # one product for all ranks: a column-parallel product's columns do not depend on each other
-    projected = (
-        (state @ weights[f"{index}.qkv"]).view(batch, length, heads, 3 * head_width).transpose(1, 2)
-    )
-    q, k, v = projected.chunk(3, dim=-1)
+    projected = state @ weights[f"{index}.qkv"]
+    by_head = projected.view(batch, length, heads, 3 * head_width).transpose(1, 2)
+    query, key, value = by_head.chunk(3, dim=-1)
     future = torch.full((length, length), -torch.inf).triu(1)
-    mixed = torch.softmax((q * head_width**-0.5) @ k.transpose(-1, -2) + future, -1) @ v
-    return _row_parallel(mixed.transpose(1, 2).reshape(batch, length, -1), out.flatten(0, 1), ranks)
+    scores = (query * head_width**-0.5) @ key.transpose(-1, -2) + future
+    mixed = torch.softmax(scores, -1) @ value
+    mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
+    return _row_parallel(mixed, out.flatten(0, 1), ranks)
 
 
-def mlp_partials(weights: Weights, index: int, state: Tensor, ranks: int) -> Tensor:
+def mlp_partials(
+    weights: Weights,
+    index: int,
+    state: Tensor,
+    ranks: int,
+) -> Tensor:
     """Return each rank's partial sum of the MLP's output; arguments as `attention_partials`."""
     inner = torch.nn.functional.gelu(state @ weights[f"{index}.up"])
     return _row_parallel(inner, weights[f"{index}.down"], ranks)
 
 
-def _row_parallel(inner: Tensor, weight: Tensor, ranks: int) -> Tensor:
+def _row_parallel(
+    inner: Tensor,
+    weight: Tensor,
+    ranks: int,
+) -> Tensor:
     """Multiply each rank's columns of `inner` `(B, T, F)` by its rows of `weight` `(F, H)`."""
     if ranks == 1:  # one product without a batch axis is a third faster
         return (inner @ weight).unsqueeze(0)
     batch, length, _ = inner.shape
-    rows = torch.unflatten(inner.flatten(0, 1), 1, (ranks, -1)).transpose(0, 1)
-    return torch.unflatten(rows @ torch.unflatten(weight, 0, (ranks, -1)), 1, (batch, length))
+    columns = torch.unflatten(inner.flatten(0, 1), 1, (ranks, -1)).transpose(0, 1)
+    partials = columns @ torch.unflatten(weight, 0, (ranks, -1))
+    return torch.unflatten(partials, 1, (batch, length))
 
 
-def block(weights: Weights, index: int, state: Tensor, ranks: int, reduce: Reduce) -> Tensor:
+def block(
+    weights: Weights,
+    index: int,
+    state: Tensor,
+    ranks: int,
+    reduce: Reduce,
+) -> Tensor:
     """Run one pre-norm block with its two all-reduces, shape `(B, T, H)`."""
     normed = _norm(state, weights[f"{index}.norm_1"], weights[f"{index}.shift_1"])
     state = state + reduce(attention_partials(weights, index, normed, ranks))
@@ -98,14 +116,17 @@ def block(weights: Weights, index: int, state: Tensor, ranks: int, reduce: Reduc
 def candidate_sums(candidate: Candidate, block_size: int = BLOCK) -> Sums:
     """Return how a block sums as one candidate runs it."""
     ranks, bits = candidate.forward_pair
-    # exact sums depend on the number of ranks by rounding alone: one product is faster
-    return (ranks if bits < LOSSLESS else 1), lambda parts: straight_through_sum(
-        parts, bits, block_size
-    )
+    if bits >= LOSSLESS:
+        # exact sums depend on the number of ranks by rounding alone: one product is faster
+        ranks = 1
+    return ranks, lambda parts: straight_through_sum(parts, bits, block_size)
 
 
 def mixed_reduce(
-    partials: Tensor, pairs: Sequence[Pair], pair_weights: Tensor, block_size: int = BLOCK
+    partials: Tensor,
+    pairs: Sequence[Pair],
+    pair_weights: Tensor,
+    block_size: int = BLOCK,
 ) -> Tensor:
     """Mix several all-reduces of the same partial sums by weights.
 
@@ -121,19 +142,23 @@ def mixed_reduce(
         Shape `(B, T, H)`.
     """
     exact = partials.sum(0)
-    sums = torch.stack(
-        [
-            lossy_sum(torch.unflatten(partials.detach(), 0, (tp, -1)).sum(1), bits, block_size)
-            if bits < LOSSLESS
-            else exact.detach()
-            for tp, bits in pairs
-        ]
-    )
-    mixture = (pair_weights @ sums.flatten(1)).view_as(exact)
+    finest = partials.detach()
+    sums = []
+    for tp, bits in pairs:
+        if bits >= LOSSLESS:
+            sums.append(exact.detach())
+            continue
+        coarser = torch.unflatten(finest, 0, (tp, -1)).sum(1)
+        sums.append(lossy_sum(coarser, bits, block_size))
+    mixture = (pair_weights @ torch.stack(sums).flatten(1)).view_as(exact)
     return mixture + exact - exact.detach()
 
 
-def mixed_sums(pairs: Sequence[Pair], pair_weights: Tensor, block_size: int = BLOCK) -> Sums:
+def mixed_sums(
+    pairs: Sequence[Pair],
+    pair_weights: Tensor,
+    block_size: int = BLOCK,
+) -> Sums:
     """Return how a block sums as a weighted mixture of pairs.
 
     Pairs differ only there, and the ranks' products, nearly all of the work, are computed once.
@@ -142,19 +167,24 @@ def mixed_sums(pairs: Sequence[Pair], pair_weights: Tensor, block_size: int = BL
     return ranks, lambda parts: mixed_reduce(parts, pairs, pair_weights, block_size)
 
 
-def loss_of(weights: Weights, tokens: Tensor, sums: Sequence[Sums]) -> Tensor:
+def loss_of(
+    weights: Weights,
+    tokens: Tensor,
+    sums: Sequence[Sums],
+) -> Tensor:
     """Return the mean next-byte cross-entropy, nats.
 
     Args:
         tokens: Bytes, shape `(B, T + 1)`.
     """
-    return loss_through(
-        weights, tokens, [partial(block, ranks=ranks, reduce=reduce) for ranks, reduce in sums]
-    )
+    blocks = [partial(block, ranks=ranks, reduce=reduce) for ranks, reduce in sums]
+    return loss_through(weights, tokens, blocks)
 
 
 def loss_through(
-    weights: Weights, tokens: Tensor, blocks: Sequence[Callable[..., Tensor]]
+    weights: Weights,
+    tokens: Tensor,
+    blocks: Sequence[Callable[..., Tensor]],
 ) -> Tensor:
     """Return the loss where every block maps weights, its number and a state to the next state."""
     inputs = tokens[:, :-1]
@@ -166,7 +196,10 @@ def loss_through(
 
 
 def plan_loss(
-    weights: Weights, tokens: Tensor, plan: Sequence[Candidate], block_size: int = BLOCK
+    weights: Weights,
+    tokens: Tensor,
+    plan: Sequence[Candidate],
+    block_size: int = BLOCK,
 ) -> Tensor:
     """Return the loss of the model run by one candidate for each block, nats."""
     return loss_of(weights, tokens, [candidate_sums(candidate, block_size) for candidate in plan])
@@ -183,5 +216,9 @@ def mixed_loss(
     return loss_of(weights, tokens, [mixed_sums(pairs, row, block_size) for row in pair_weights])
 
 
-def _norm(state: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def _norm(
+    state: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+) -> Tensor:
     return torch.nn.functional.layer_norm(state, scale.shape, scale, shift)

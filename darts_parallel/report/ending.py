@@ -42,7 +42,12 @@ def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> 
     return [table]
 
 
-def render_ending(planned: Planned, problem: Problem, folder: Path, console: Console) -> None:
+def render_ending(
+    planned: Planned,
+    problem: Problem,
+    folder: Path,
+    console: Console,
+) -> None:
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
     lines = [

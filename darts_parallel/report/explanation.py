@@ -150,7 +150,12 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     )
 
 
-def _line(stage: int, layers: str, term: str, value: float) -> Line:
+def _line(
+    stage: int,
+    layers: str,
+    term: str,
+    value: float,
+) -> Line:
     return Line(stage, layers, term, *FORMULAS[term], value)
 
 

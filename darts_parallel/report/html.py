@@ -67,7 +67,10 @@ i{display:inline-block;width:11px;height:11px;margin-right:5px;background:#4878a
 
 
 def report_page(
-    outcome: Outcome, data: Mapping[str, Any], tables: Sequence[Table], commands: Sequence[str]
+    outcome: Outcome,
+    data: Mapping[str, Any],
+    tables: Sequence[Table],
+    commands: Sequence[str],
 ) -> str:
     """Return the page.
 
@@ -169,13 +172,24 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
     return f"<p>{''.join(keys)}</p>"
 
 
-def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
+def _rect(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    style: str,
+) -> str:
     return (
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0):.2f}" height="{height:.2f}" {style}/>'
     )
 
 
-def _words(x: float, y: float, words: str, style: str = "") -> str:
+def _words(
+    x: float,
+    y: float,
+    words: str,
+    style: str = "",
+) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 
@@ -318,7 +332,13 @@ def _numbers(events: Sequence[Event], frame: _Frame) -> Iterator[str]:
             yield _words(middle, ROW * event.device + 12, number, style)
 
 
-def _ticks(end: float, scale: float, y: float, unit: float, name: str) -> Iterator[str]:
+def _ticks(
+    end: float,
+    scale: float,
+    y: float,
+    unit: float,
+    name: str,
+) -> Iterator[str]:
     """Yield about five round numbers of a unit below a picture."""
     rough = end * unit / 5
     step = 10.0 ** floor(log10(rough))
@@ -362,7 +382,12 @@ def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
     ]
 
 
-def _image(pixels: Pixels, x: float, width: float, height: float) -> str:
+def _image(
+    pixels: Pixels,
+    x: float,
+    width: float,
+    height: float,
+) -> str:
     """Return pixels `(rows, columns, 3)` from 0 to 1 as an image of the page."""
     from PIL import Image
 

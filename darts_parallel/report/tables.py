@@ -20,7 +20,10 @@ def markdown_table(
 
 
 def filled_table(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: Collection[int] = (0,),
 ) -> Table:
     """Return a table for the terminal; headers of numbers have a word a line."""
     numbers = [name.replace(" ", "\n") for name in header]

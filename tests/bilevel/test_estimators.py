@@ -11,7 +11,7 @@ from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.loop import (
     GradientShares,
-    behind,
+    mean_excess,
     middle_of_read,
     train_losses,
     try_pairs,
@@ -51,9 +51,9 @@ def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() 
 def test_only_the_end_of_a_trial_counts() -> None:
     exact = [5.0 - 0.01 * step for step in range(10)]
     late = [loss + (0.2 if step >= 8 else 9.0) for step, loss in enumerate(exact)]
-    assert behind(late, exact) == pytest.approx(0.2)
+    assert mean_excess(late, exact) == pytest.approx(0.2)
     assert middle_of_read(10) == 9.5
-    assert behind([3.0], [2.0]) == 1.0
+    assert mean_excess([3.0], [2.0]) == 1.0
 
 
 def test_shares_of_gradients_sum_to_one_and_follow_what_rounding_takes() -> None:
