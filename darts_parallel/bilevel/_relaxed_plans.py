@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ class UpperLevel:
         self.names = names
         self.outer_logits = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
         rates = (config.learning_rate, config.boundary_learning_rate)
-        parameters = []
+        parameters: list[tuple[Tensor, float]] = []
         for group in self.groups:
             parameters += zip(group.parameters, rates, strict=False)
         parameters.append((self.outer_logits, config.learning_rate))
@@ -133,7 +134,11 @@ class UpperLevel:
         plan = self._round(relaxed, merits, prices)
         outer_weights = dict(zip(self.names, weights.tolist(), strict=True))
         spent = time.perf_counter() - self.began
-        now = {"step": self.step_number, "seconds": spent, "schedules": self._schedules()}
+        now: dict[str, Any] = {
+            "step": self.step_number,
+            "seconds": spent,
+            "schedules": self._schedules(),
+        }
         best = plan.seconds if plan else float("nan")
         record = lead.record(**now, best_time_s=best, outer_weights=outer_weights)
         self.optimizer.step()

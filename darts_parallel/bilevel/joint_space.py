@@ -324,7 +324,9 @@ def _without_dominated(table: CostTable) -> CostTable:
     judged = table
     if _always_fits(table):  # then bytes make no strategy better
         bytes_of = ("static", "activation", "working")
-        nothing = {name: torch.zeros_like(getattr(table, name)) for name in bytes_of}
+        nothing: dict[str, Any] = {
+            name: torch.zeros_like(getattr(table, name)) for name in bytes_of
+        }
         judged = replace(table, **nothing)
     for members in groups.values():
         left = without_dominated(judged.keep_choices(members)).choices

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -261,12 +262,13 @@ class BilevelSearch:
         if self.priced:
             validation_loss = self._price(tokens, outcome, exchange)
             upper = self.upper.step(self.log_slowdown)
-        losses = {"training_loss": outcome.loss, "validation_loss": validation_loss}
-        rates = {"noise_sequences": self.trainer.noise.sequences, "nats_per_efold": exchange}
+        seen: dict[str, Any] = {"training_loss": outcome.loss}
+        seen["validation_loss"] = validation_loss
+        seen["noise_sequences"] = self.trainer.noise.sequences
+        seen["nats_per_efold"] = exchange
         return BilevelRecord(
             step=self.trainer.step,
-            **losses,
-            **rates,
+            **seen,
             trained=trained,
             log_slowdown=self.log_slowdown,
             upper=upper,

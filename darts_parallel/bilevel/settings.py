@@ -42,7 +42,7 @@ def shape_of(problem: Problem) -> TransformerShape:
     config = problem.model.config
     heads = config.num_heads
     width = config.hidden_size
-    rules = {"gated_mlp": (config.gated_mlp, False)}
+    rules: dict[str, tuple[Any, Any]] = {"gated_mlp": (config.gated_mlp, False)}
     rules["num_kv_heads"] = (config.num_kv_heads or heads, heads)
     rules["ffn_hidden_size"] = (config.ffn_hidden_size or 4 * width, 4 * width)
     rules["head_dim"] = (config.head_dim or width // heads, width // heads)
@@ -97,7 +97,7 @@ class BilevelSettings(BilevelConfig):
                 f"model.vocab_size={shape.vocab_size} must be {BYTES}: the training data are bytes; "
                 f"try {BYTES}."
             )
-        job = {"num_devices": problem.cluster.num_devices, "seed": seed}
+        job: dict[str, Any] = {"num_devices": problem.cluster.num_devices, "seed": seed}
         job["global_batch_size"] = problem.training.global_batch_size
         job["block_size"] = problem.config.cost.lossy_block
         return BilevelSettings(**asdict(config), shape=shape, **job)

@@ -401,8 +401,10 @@ def _lines_table(title: str, lines: list[Line], unit: _Unit) -> Table:
         title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
     )
     for header in ("stage", "layers", "term", unit.name, "formula", "source"):
-        side = "right" if header == unit.name else "left"
-        table.add_column(header, justify=side, overflow="fold")
+        if header == unit.name:
+            table.add_column(header, justify="right", overflow="fold")
+        else:
+            table.add_column(header, justify="left", overflow="fold")
     for stage in dict.fromkeys(line.stage for line in lines):
         mine = [line for line in lines if line.stage == stage]
         name = "" if stage is None else str(stage)

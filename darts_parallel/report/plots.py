@@ -98,7 +98,7 @@ def _mark_hardening(axes: Axes, step: int | None) -> None:
         return
     axes.axvline(step, color="black", linestyle="--", linewidth=0.9)
     place = axes.get_xaxis_transform()
-    style = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7}
+    style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7}
     axes.text(step, 0.98, "edges harden", transform=place, **style)
 
 

@@ -14,7 +14,7 @@ from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.exact import USEFUL_SLACK, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes, out_of_memory
-from darts_parallel.plans import Plan, batch_note, left_out
+from darts_parallel.plans import LayerStrategy, Plan, batch_note, left_out
 from darts_parallel.problem import GIB, Problem, bill, memory_unit, order_label
 from darts_parallel.report.format import fits_label, kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
@@ -314,7 +314,7 @@ def _layer_cells(outcome: Outcome, stage: int) -> tuple[str, str]:
     kinds = [layer.kind for layer in outcome.problem.model.layers]
     chunks = list(pairwise(plan.boundaries))[stage :: plan.pp]
     ranges = []
-    strategies = []
+    strategies: list[LayerStrategy] = []
     for first, end in chunks:
         ranges.append(layer_ranges(names[first:end]) + kind_counts(kinds, first, end))
         strategies += plan.layers[first:end]

@@ -11,6 +11,7 @@ that its ranks hold unequal bytes: none of them needs the bytes that ZeRO (Rajbh
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -295,8 +296,8 @@ class Sharded(Unit):
         """Shard the modules, and their root, in place; gradients are summed, not averaged."""
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
-        options = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
-        target = self.modules[0] if len(self.modules) == 1 else self.modules
+        options: dict[str, Any] = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
+        target: Any = self.modules[0] if len(self.modules) == 1 else self.modules
         fully_shard(target, mesh=data, ignored_params=_apart(self.modules), **options)
         if root is not None:
             fully_shard(root, mesh=data)

@@ -470,7 +470,7 @@ def _typical_gradient(
     square = torch.tensor(total, device=engine.device)
     dist.broadcast(square, src=0)
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
-    return float(square / count) ** 0.5
+    return float(torch.sqrt(square / count))
 
 
 def _relative(gradient: Tensor, target: Tensor, typical: float) -> float:

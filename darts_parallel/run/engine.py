@@ -263,7 +263,10 @@ class Engine:
 
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]
-        passed = {"input_args": self._passed(first - 1), "output_args": self._passed(end - 1)}
+        passed: dict[str, Any] = {
+            "input_args": self._passed(first - 1),
+            "output_args": self._passed(end - 1),
+        }
         count = self.plan.num_chunks
         group = self.meshes.pipeline
         stage = _TimedStage(chunk, place, count, self.device, **passed, group=group)
