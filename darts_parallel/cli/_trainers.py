@@ -13,6 +13,7 @@ from rich.table import Table
 
 from darts_parallel.config import EXPORTS
 from darts_parallel.cost import CostTable, without_dominated
+from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.planner import Planned, out_of_memory, posterior
@@ -132,7 +133,21 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
         elif not others:
             yield Offer(name, None, why=refused[0][0])
         else:
-            yield _own_best(name, problem, planned.tables, deadline, seconds)
+            yield _own_row(name, problem, planned.tables, deadline, seconds)
+
+
+def _own_row(
+    name: str,
+    problem: Problem,
+    tables: Sequence[CostTable],
+    deadline: float,
+    chosen: float,
+) -> Offer:
+    """Return a trainer's own best plan; what its rules refuse of the user's pins is the reason."""
+    try:
+        return _own_best(name, problem, tables, deadline, chosen)
+    except DartsParallelError as error:
+        return Offer(name, None, why=str(error).rstrip("."))
 
 
 def _own_best(

@@ -44,6 +44,17 @@ def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes(traine
     assert sentence.startswith("No trainer takes this plan, and it is faster than ")
 
 
+def test_a_pin_that_a_trainer_cannot_run_is_a_row_with_its_reason() -> None:
+    problem = load_problem([*LLAMA, "space=uniform", "space.cp=2"])
+    planned = plan(problem)
+    assert planned.plan.cp == 2
+    seconds = evaluate(planned.plan, planned.problem).iteration_time_s
+    found = {offer.name: offer for offer in offers(planned.problem, planned, seconds)}
+    assert found["torch"].plan is None
+    assert found["torch"].why.startswith("space.cp=2 must be one of 1")
+    assert found["megatron"].takes
+
+
 def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Command) -> None:
     done = command(
         *(word for word in LLAMA if "verification" not in word),
