@@ -13,6 +13,7 @@ from darts_parallel.exact.layerwise import growth as growth
 from darts_parallel.exact.limits import SegmentBounds as SegmentBounds
 from darts_parallel.exact.outer_choice import AGREEMENT as AGREEMENT
 from darts_parallel.exact.outer_choice import OuterChoiceSolver as OuterChoiceSolver
+from darts_parallel.exact.result import TOO_LARGE as TOO_LARGE
 from darts_parallel.exact.result import USEFUL_SLACK as USEFUL_SLACK
 from darts_parallel.exact.result import Check as Check
 from darts_parallel.exact.result import Curve as Curve

@@ -44,7 +44,9 @@ from darts_parallel.exact.result import (
     DeadlineError,
     TableResult,
     deadline_check,
+    too_large_note,
 )
+from darts_parallel.exact.segments import too_many_segments
 from darts_parallel.exact.uniform import find_uniform_plan
 
 WITHOUT_INTERLEAVING = (
@@ -74,7 +76,8 @@ def find_layerwise_plan(
         uniform: Answer of `find_uniform_plan` on these tables; None: it is computed here.
 
     Returns:
-        Proven unless the deadline came first. Without a plan and proven, none costs at most `incumbent`.
+        Proven unless the deadline came first or a part is too large, which the note names. Without a plan
+        and proven, none costs at most `incumbent`.
     """
     if space_kind not in SPACES:
         raise ValueError(f"space_kind={space_kind} must be one of {', '.join(SPACES)}.")
@@ -96,7 +99,7 @@ def find_layerwise_plan(
 
 def _without_proof(result: TableResult, floor: float) -> TableResult:
     """Return the answer where interleaved plans, which need `floor` seconds at least, are not searched."""
-    note = WITHOUT_INTERLEAVING if result.proven else ""
+    note = WITHOUT_INTERLEAVING if result.proven else result.note
     lower_bound = min(result.lower_bound, floor)
     return replace(result, lower_bound=lower_bound, proven=False, note=note)
 
@@ -125,8 +128,14 @@ class _Search:
     best: PricedPlan | None = None
 
     def __post_init__(self) -> None:
-        """Look for no plan above the incumbent."""
+        """Look for no plan above the incumbent, and set outer choices aside that are too large."""
         self.limit = self.incumbent * (1 + COST_TOLERANCE)
+        self.too_large: list[OuterChoiceSolver] = []
+        solvable: list[OuterChoiceSolver] = []
+        for solver in self.solvers:
+            large = too_many_segments(solver.table.pp, solver.table.num_layers)
+            (self.too_large if large else solvable).append(solver)
+        self.solvers = solvable
 
     def run(self) -> TableResult:
         """Bound all outer choices, then search them until the proof or the deadline."""
@@ -135,14 +144,16 @@ class _Search:
             self._raise_limit()
         except DeadlineError:
             best = self.best or self.uniform
-            return TableResult(best, self._lower_bound(), False, self._labels())
+            lower_bound = self._lower_bound()
+            return TableResult(best, lower_bound, False, self._labels(), note=self._note())
         if self.best is None and self.uniform is not None:
             within = self.uniform.time <= self.limit
             self.best = self.uniform if within else None
         lower_bound = self._lower_bound()
-        if self.best is None and self.incumbent == inf:
+        note = self._note()
+        if not note and self.best is None and self.incumbent == inf:
             lower_bound = inf
-        return TableResult(self.best, lower_bound, True, self._labels())
+        return TableResult(self.best, lower_bound, not note, self._labels(), note=note)
 
     def _tighten_bounds(self) -> None:
         """Limit the search by the uniform plan, and bound the outer choices that this limit leaves."""
@@ -156,7 +167,8 @@ class _Search:
                 solver.bound = bound or solver.bound
         if limit == inf:
             # no plan at all costs more: where none is feasible the limit must stop somewhere
-            limit = max((solver.most_expensive() for solver in self.solvers), default=0.0)
+            every = [*self.solvers, *self.too_large]
+            limit = max((solver.most_expensive() for solver in every), default=0.0)
         self.limit = limit
 
     def _raise_limit(self) -> None:
@@ -187,7 +199,13 @@ class _Search:
 
     def _lower_bound(self) -> float:
         best = self.best or self.uniform
-        return min(self._lowest(), inf if best is None else best.time)
+        bounds = [solver.bound for solver in self.too_large]
+        return min([self._lowest(), inf if best is None else best.time, *bounds])
+
+    def _note(self) -> str:
+        """Name outer choices that are too large and may have a plan within the limit."""
+        left = [solver for solver in self.too_large if solver.bound <= self.limit]
+        return too_large_note((solver.table, solver.outer) for solver in left)
 
 
 def growth(labels: int) -> float:

@@ -1,7 +1,7 @@
 """Answers of planners: on the tables of a problem, and as a check of a plan that was found."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, nan
 from typing import Any, Protocol
@@ -13,6 +13,8 @@ Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
 OFFLOADING = "it knows no shares in host memory (space.offload); its bound assumes free offloading"
 """Note of exact methods on problems with offloading."""
+TOO_LARGE = "not proven: too many possible stages at"
+"""Begins the note that names pipeline configurations that exact methods left out."""
 SAVED = (
     "iteration_time_s",
     "gap",
@@ -49,6 +51,19 @@ def deadline_check(deadline: float) -> Check:
             raise DeadlineError
 
     return check
+
+
+def too_large_note(parts: Iterable[tuple[CostTable, int]]) -> str:
+    """Name tables and outer choices that are too large to solve; empty without any."""
+    micro_batches: dict[int, set[int]] = {}
+    for table, outer in parts:
+        count = int(table.num_micro_batches[outer])
+        micro_batches.setdefault(table.pp, set()).add(count)
+    names = []
+    for pp, counts in sorted(micro_batches.items()):
+        listed = ", ".join(map(str, sorted(counts)))
+        names.append(f"pp={pp} (micro-batches: {listed})")
+    return f"{TOO_LARGE} {' and '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True)

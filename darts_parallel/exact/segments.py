@@ -19,6 +19,12 @@ MAX_SEGMENTS = 4_000_000
 """Segments that are worth their time and memory; a chain of 370 layers has fewer at any pipeline degree."""
 
 
+def too_many_segments(num_stages: int, num_layers: int) -> bool:
+    """Return whether stages may hold more than `MAX_SEGMENTS` segments, each with a stage of its own."""
+    spare = num_layers - num_stages + 1
+    return num_stages * spare * (spare + 1) // 2 > MAX_SEGMENTS
+
+
 @dataclass(frozen=True)
 class NodeGroups:
     """Segments sorted by the node that stands for them: segments of equal layers share one."""
@@ -76,8 +82,7 @@ class StageSegments:
     @staticmethod
     def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
         """Return segments that leave a layer to every other stage; `DeadlineError` above `MAX_SEGMENTS`."""
-        spare = len(fused_to_previous) - num_stages + 1
-        if num_stages * spare * (spare + 1) // 2 > MAX_SEGMENTS:
+        if too_many_segments(num_stages, len(fused_to_previous)):
             raise DeadlineError
         return _legal(num_stages, fused_to_previous.tobytes())
 

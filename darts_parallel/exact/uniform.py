@@ -35,8 +35,9 @@ from darts_parallel.exact.result import (
     DeadlineError,
     TableResult,
     deadline_check,
+    too_large_note,
 )
-from darts_parallel.exact.segments import StageSegments
+from darts_parallel.exact.segments import StageSegments, too_many_segments
 
 FIRST_MARGIN = 0.002
 """A configuration is first searched for splits this close to its bound, relative."""
@@ -77,8 +78,14 @@ def find_uniform_plan(
     search = _Search(tables, ranking, check)
     proven = search.run()
     floor = ranking.floor
+    too_large = [entry for entry in search.too_large if entry.bound < floor]
     if not proven:
         floor = min(floor, search.reached)
+    floor = min([floor, *(entry.bound for entry in too_large)])
+    note = too_large_note((tables[entry.table], entry.outer) for entry in too_large)
+    proven = proven and not note
+    if proven and not settled:
+        note = EVEN_ONLY
     if not settled:
         floor = min(floor, bounds[0].seconds)
     return TableResult(
@@ -87,7 +94,7 @@ def find_uniform_plan(
         proven and settled,
         search.effort,
         tuple(ranking.plans),
-        note=EVEN_ONLY if proven and not settled else "",
+        note=note,
     )
 
 
@@ -145,8 +152,10 @@ def _rank_interleaved(
     return True
 
 
-def _even_plans(table: CostTable, bound: OuterBound, ranking: _Ranking) -> Iterator[PricedPlan]:
-    """Yield the best plans of even stages of one interleaved outer choice that the ranking admits."""
+def _even_plans(
+    table: CostTable, bound: "OuterBound | _Entry", ranking: _Ranking
+) -> Iterator[PricedPlan]:
+    """Yield the best plans of even stages of one outer choice that the ranking admits."""
     limit = ranking.limit
     one = table.select([bound.outer])
     # what the mean work of a device excludes is not simulated
@@ -192,6 +201,8 @@ class _Search:
         """Seconds that the wanted plans need at most."""
         self.quick = dict(_quick_bounds(tables))
         self.effort = sum(len(quick.seconds) for quick in self.quick.values())
+        self.too_large: list[_Entry] = []
+        """Outer choices that stay unsolved; their even plans are ranked."""
         self.queue: list[_Entry] = []
         for (number, outer), quick in self.quick.items():
             least = float(quick.seconds.min())
@@ -215,11 +226,16 @@ class _Search:
         return True
 
     def _bound_each(self, entry: _Entry) -> None:
-        """Queue the strategies of an outer choice by tighter bounds."""
+        """Queue the strategies of an outer choice by tighter bounds, or set a too large one aside."""
+        table = self.tables[entry.table]
+        if too_many_segments(table.pp, table.num_layers):
+            self.too_large.append(entry)
+            for plan in _even_plans(table, entry, self.ranking):
+                self.ranking.add(plan)
+            return
         quick = self.quick[entry.table, entry.outer]
         limit = min(self.ranking.limit, self.known)
         choices = quick.choices[quick.seconds <= limit]
-        table = self.tables[entry.table]
         tighter = uniform_bounds(table, entry.outer, choices, self.check)
         for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
             each = entry._replace(bound=bound, choice=choice)
@@ -296,7 +312,8 @@ def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -
     """
     costs = OuterCosts.whole(table, outer)
     segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
-    size = max(MAX_ELEMENTS // len(segments), 1)
+    # the working bytes of every pair of layers are kept next to the segments
+    size = max(MAX_ELEMENTS // max(len(segments), costs.num_layers**2), 1)
     result = np.empty(len(choices))
     for begin in range(0, len(choices), size):
         check()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, without_dominated
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact import TableResult, Verification
+from darts_parallel.exact import TOO_LARGE, TableResult, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner._descent_method import GRADIENT
 from darts_parallel.planner._exact_methods import DYNAMIC_PROGRAMMING, EXHAUSTIVE
@@ -117,7 +117,8 @@ def search_result(session: Session) -> SearchResult:
         raise ConfigError(
             f"search.method=exact has no plan: {reported.why}; try search.method=gradient."
         )
-    stopped_by = None if proven else "time_limit"
+    too_large = answer.note.startswith(TOO_LARGE)
+    stopped_by = None if proven or too_large else "time_limit"
     if reported.interrupted:
         stopped_by = "user"
     others = _of_other_degrees(answer.plan, found.others)
@@ -144,6 +145,9 @@ def _why_exact(session: Session, name: str) -> str:
     if asked.settings.method == "gradient":
         return "the descent met no plan that fits"
     if session.proven is None:
+        note = session.found.answers[name].note
+        if note.startswith(TOO_LARGE):
+            return note
         seconds = asked.budgets[SEARCH_SECONDS]
         return f"no proof within {SEARCH_SECONDS}={seconds:g}; best plan so far"
     if asked.settings.method == "exact":

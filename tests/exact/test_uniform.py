@@ -9,6 +9,7 @@ import torch
 from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.exact import segments
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import deadline_check
@@ -98,3 +99,50 @@ def test_even_plans_that_fit_limit_what_is_looked_for() -> None:
     table = random_table(0, tightness=2.0)
     cost = evaluate_batch(table, even_uniform_plans(table))
     assert _even_seconds([table], 1) == float(cost.iteration_time[cost.feasible].min())
+
+
+@pytest.mark.parametrize("space_kind", ["uniform", "layerwise"])
+def test_a_part_with_too_many_segments_is_named_and_the_others_are_solved(
+    space_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [random_table(3, pp=pp, num_layers=7, num_choices=4, tightness=2.0) for pp in (1, 4)]
+    solved = brute_force(tables[:1], space_kind)
+    optimum = brute_force(tables, space_kind)
+    # the optimum lies in the part that is left out
+    assert optimum.cost < solved.cost
+    # 28 segments of 1 stage, 40 of 4 stages
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 30)
+    found = find_layerwise_plan(tables, space_kind)
+    assert found.best is not None
+    assert optimum.cost * (1 - 1e-12) <= found.cost <= solved.cost * (1 + 1e-12)
+    assert 0 < found.lower_bound <= optimum.cost
+    assert not found.proven
+    assert "pp=4" in found.note
+    assert "pp=1" not in found.note
+
+
+def test_a_part_that_is_too_large_and_too_slow_does_not_end_the_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = [random_table(3, pp=pp, num_layers=7, num_choices=4, tightness=2.0) for pp in (1, 4)]
+    for values in (tables[1].forward, tables[1].backward):
+        values.mul_(1000.0)
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 30)
+    for space_kind in ("uniform", "layerwise"):
+        found = find_layerwise_plan(tables, space_kind)
+        assert found.proven
+        assert found.note == ""
+        assert found.cost == pytest.approx(brute_force(tables[:1], space_kind).cost, rel=1e-12)
+
+
+@pytest.mark.parametrize("space_kind", ["uniform", "layerwise"])
+def test_without_a_part_that_is_small_enough_the_even_plan_is_the_answer(
+    space_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = random_table(3, pp=4, num_layers=8, num_choices=4, tightness=2.0)
+    even = _even_seconds([table], 1)
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 0)
+    found = find_layerwise_plan([table], space_kind)
+    assert not found.proven
+    assert found.cost <= even * (1 + 1e-12)
+    assert found.lower_bound <= brute_force([table], "uniform").cost
