@@ -95,6 +95,10 @@ def main() -> None:
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return
+        if "model=module" in sys.argv:
+            from darts_parallel.graph import derived_keys
+
+            sys.argv += derived_keys(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
         sys.stdout.flush()
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from darts_parallel.cost.collectives import reduce_scatter as reduce_scatter
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE as ATTENTION_HALF_SIZE
 from darts_parallel.cost.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
 from darts_parallel.cost.compute import FUSED_BACKWARD_FACTOR as FUSED_BACKWARD_FACTOR
+from darts_parallel.cost.compute import exposed as exposed
 from darts_parallel.cost.compute import forward_kernels as forward_kernels
 from darts_parallel.cost.compute import fused_attention_seconds as fused_attention_seconds
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds

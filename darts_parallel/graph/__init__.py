@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from darts_parallel.graph.descent import DescentOptions as DescentOptions
     from darts_parallel.graph.descent import PairDescent as PairDescent
     from darts_parallel.graph.layers import captured_block as captured_block
+    from darts_parallel.graph.layers import derived_keys as derived_keys
     from darts_parallel.graph.plan import GraphPlan as GraphPlan
     from darts_parallel.graph.plan import PlannedGraph as PlannedGraph
     from darts_parallel.graph.plan import make_mesh as make_mesh
@@ -37,7 +38,7 @@ _LATE = {
     "capture": ("capture_module", "load_module", "make_inputs"),
     "command": ("main",),
     "descent": ("DescentOptions", "PairDescent"),
-    "layers": ("captured_block",),
+    "layers": ("captured_block", "derived_keys"),
     "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),
     "report": ("graph_dict",),
     "script": ("plan_script",),

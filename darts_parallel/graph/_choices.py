@@ -25,7 +25,6 @@ from darts_parallel.graph._states import (
 )
 from darts_parallel.graph.operators import (
     CONSTANT,
-    INPUT,
     OUTPUT,
     PARAMETER,
     RELAY,
@@ -97,9 +96,9 @@ class GraphJob:
 
     def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
         """Return the shapes of a rank's parts of values."""
-        values = self.graph.values
-        pairs = zip(names, states, strict=False)
-        return [local_shape(values[name].shape, state, self.mesh.ranks) for name, state in pairs]
+        shapes = self.graph.shapes(names)
+        pairs = zip(shapes, states, strict=False)
+        return [local_shape(shape, state, self.mesh.ranks) for shape, state in pairs]
 
     def operator_seconds(
         self,
@@ -119,9 +118,10 @@ def operator_choices(job: GraphJob, op: GraphOperator) -> list[OperatorChoice]:
     known: dict[tuple[State, ...], OperatorChoice] = {}
     by_axis = [_axis_splits(job, op, ranks) for ranks in job.mesh.ranks]
     for combined in product(*by_axis):
-        states = tuple(zip(*(split.states for split in combined), strict=True))
-        if not by_axis:
-            states = ((),) * len(op.tensors)
+        states: tuple[State, ...] = ((),) * len(op.tensors)
+        if combined:
+            by_split = [split.states for split in combined]
+            states = tuple(zip(*by_split, strict=True))
         if states not in known and _is_possible(job, op, combined, states):
             known[states] = _choice(job, op, combined, states)
     return list(known.values())
@@ -133,10 +133,12 @@ def _choice(
     """Price an operator in states of all its tensors."""
     given = states[: len(op.inputs)]
     made = states[len(op.inputs) :]
-    inner = tuple(_loss_steps(job, op, combined)) if op.op == "cross_entropy_loss" else ()
+    inner: tuple[Step, ...] = ()
+    if op.op == "cross_entropy_loss":
+        inner = tuple(_loss_steps(job, op, combined))
     seconds = job.operator_seconds(op, given, made)
     seconds += sum(map(job.mesh.seconds, inner))
-    if op.op in (INPUT, OUTPUT):  # one list for both: they may choose together
+    if op.is_end:  # one list for both: they may choose together
         given = made = states
     labels = tuple(split.label for split in combined)
     return OperatorChoice(labels, given, made, seconds, inner)
@@ -169,19 +171,21 @@ def _alike(op: GraphOperator, label: str, state: str) -> Split:
 def _axis_splits(job: GraphJob, op: GraphOperator, ranks: int) -> list[Split]:
     """Return an operator's splits over one axis, with no gradient where a tensor has none."""
     found = [_alike(op, "none", REPLICATED)]
-    if op.op in (INPUT, OUTPUT):
+    if op.is_end:
         found = _end_splits(job, op, found, ranks)
     elif op.op == PARAMETER:
         found += _dimension_splits(job, op, ranks)
     elif op.op == RELAY:
         found += _dimension_splits(job, op, ranks)
-        found += [_alike(op, state, state) for state in (VARYING, PARTIAL)]
-    elif op.op != CONSTANT:
+        found.append(_alike(op, VARYING, VARYING))
+        if job.graph.values[op.inputs[0]].floating:
+            found.append(_alike(op, PARTIAL, PARTIAL))
+    elif op.op not in (CONSTANT, OUTPUT):
         found += _with_slices(job, op, splits(op, job.graph, ranks))
         if job.graph.gradients(op.outputs):
             found.append(_alike(op, "none*", VARYING))
             found += _lossy(job, op, found)
-    return list(_without_needless_sums(job, op, found))
+    return list(_with_known_gradients(job, op, found))
 
 
 def _dimension_splits(job: GraphJob, op: GraphOperator, ranks: int) -> Iterator[Split]:
@@ -201,16 +205,13 @@ def _end_splits(job: GraphJob, op: GraphOperator, found: list[Split], ranks: int
     return demanded if demanded and floating else found
 
 
-def _without_needless_sums(
+def _with_known_gradients(
     job: GraphJob, op: GraphOperator, found: Iterable[Split]
 ) -> Iterator[Split]:
-    """Yield splits with no sums of whole numbers, and none of gradients that a tensor has not."""
+    """Yield splits with no sums of gradients that a tensor has not."""
     values = [job.graph.values[name] for name in op.tensors]
     for split in found:
         states = list(split.states)
-        whole_numbers = [k for k, value in enumerate(values) if not value.floating]
-        if any(states[k] == PARTIAL for k in whole_numbers):
-            continue
         for k, value in enumerate(values):
             if states[k] == VARYING and not value.needs_grad:
                 states[k] = REPLICATED
@@ -236,9 +237,12 @@ def _with_slices(job: GraphJob, op: GraphOperator, found: list[Split]) -> list[S
 
 def _gathers_a_slice(job: GraphJob, op: GraphOperator) -> bool:
     """Return whether a linear operator keeps its input for backward, and ranks can share that input."""
-    if op.op != "linear" or not job.graph.is_parameter(op.inputs[1]):
+    if op.op != "linear":
         return False
-    x = job.graph.values[op.inputs[0]]
+    given, weight, *_ = op.inputs
+    if not job.graph.is_parameter(weight):
+        return False
+    x = job.graph.values[given]
     kept = 0 in job.kernels.uses[op.name].kept
     shared = x.elements % prod(job.mesh.ranks) == 0
     return kept and shared and len(x.shape) > 1
@@ -250,7 +254,8 @@ def _lossy(job: GraphJob, op: GraphOperator, found: Iterable[Split]) -> list[Spl
     if job.graph.values[op.outputs[0]].elements > 1:
         for split in found:
             if split.outputs == (PARTIAL,) and PARTIAL not in split.inputs:
-                lossy += [_reduced_with(split, bits) for bits in job.bits if bits < LOSSLESS]
+                few = [bits for bits in job.bits if bits < LOSSLESS]
+                lossy += [_reduced_with(split, bits) for bits in few]
     return lossy
 
 
@@ -267,10 +272,14 @@ def _loss_steps(job: GraphJob, op: GraphOperator, combined: Sequence[Split]) -> 
     the number of targets that count.
     """
     rows = job.graph.values[op.inputs[1]].elements
-    by_rows = [axis for axis, split in enumerate(combined) if split.label == "rows"]
+    parts = 1
+    """Of the rows."""
+    for ranks, split in zip(job.mesh.ranks, combined, strict=True):
+        if split.label == "rows":
+            parts *= ranks
     for axis, split in enumerate(combined):
         if split.label == "vocabulary":
-            parts = prod(job.mesh.ranks[other] for other in by_rows)
-            yield from [Step(axis, ALL_REDUCE, 4.0 * rows / parts)] * 3
+            step = Step(axis, ALL_REDUCE, 4.0 * rows / parts)
+            yield from [step] * 3
         elif split.label == "rows" and op.argument("reduction", 1) == 1:
             yield Step(axis, ALL_REDUCE, 4.0)

@@ -38,8 +38,10 @@ def with_merged(job: GraphJob, groups: list[ChoiceGroup]) -> list[ChoiceGroup]:
             both = _weights_first(job, ops, one, two, merged)
             for group, choice in zip(merged, both, strict=False):
                 found[group].append(choice)
-    pairs = zip(groups, found, strict=True)
-    return [ChoiceGroup(group.operators, tuple(choices)) for group, choices in pairs]
+    with_found = []
+    for old, every in zip(groups, found, strict=True):
+        with_found.append(ChoiceGroup(old.operators, tuple(every)))
+    return with_found
 
 
 class _Linears:
@@ -55,16 +57,21 @@ class _Linears:
                     self.group_of[op.name] = number
 
     def _has_weight(self, op: GraphOperator) -> bool:
-        return op.op == "linear" and self.graph.is_parameter(op.inputs[1])
+        if op.op != "linear":
+            return False
+        _, weight, *_ = op.inputs
+        return self.graph.is_parameter(weight)
 
     def parallel(self) -> list[Numbers]:
         """Return any two or more groups of linear operators of one input, with a bias or without."""
         readers = defaultdict[object, list[int]](list)
         for op in self._operators():
-            trained = tuple(self.graph.values[name].needs_grad for name in op.inputs)
+            values = [self.graph.values[name] for name in op.inputs]
+            trained = tuple(value.needs_grad for value in values)
             key = op.inputs[0], trained
             readers[key].append(self.group_of[op.name])
-        together = self._complete(Counter(map(tuple, readers.values())))
+        tuples = map(tuple, readers.values())
+        together = self._complete(Counter(tuples))
         found: list[Numbers] = []
         for numbers in together:
             for size in range(2, len(numbers) + 1):
@@ -75,7 +82,8 @@ class _Linears:
         """Return pairs of groups of which the second alone reads the first, which has no bias."""
         found = Counter[Numbers]()
         for op in self._operators():
-            (after, slot), *others = self.graph.consumers[op.outputs[0]]
+            reader, *others = self.graph.consumers[op.outputs[0]]
+            after, slot = reader
             alone = len(op.inputs) == 2 and not others and slot == 0
             if alone and after.name in self.group_of:
                 pair = self.group_of[op.name], self.group_of[after.name]
@@ -114,8 +122,9 @@ def _side_by_side(
         if sliced or not all(states in one for one in known):
             continue
         each = _wide_seconds(job, ops, choice) / sum(elements)
-        for g, own, count in zip(merged, known, elements, strict=True):
-            yield g, replace(own[states], seconds=each * count, merged=merged)
+        for k, group in enumerate(merged):
+            seconds = each * elements[k]
+            yield group, replace(known[k][states], seconds=seconds, merged=merged)
 
 
 def _wide_seconds(job: GraphJob, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
@@ -127,7 +136,8 @@ def _wide_seconds(job: GraphJob, ops: Sequence[GraphOperator], choice: OperatorC
         shapes.append(product_shape(op, inputs, output))
     columns = sum(shape.weights.out_features for shape in shapes)
     wide = replace(shapes[0].weights, out_features=columns)
-    passes = 1 + job.graph.gradients(ops[0].inputs[:2])
+    factors = ops[0].inputs[:2]
+    passes = 1 + job.graph.gradients(factors)
     return passes * job.prices.product(shapes[0].rows, wide)
 
 
@@ -150,17 +160,19 @@ def _weights_first(
     bias = [_with_sums(state, sums) for state in bias]
     y = _with_sums(two.outputs[0], sums)
     chained = x, a, b, y
-    names = *ops[0].inputs, ops[1].inputs[1], *ops[1].outputs
+    after = ops[1]
+    names = *ops[0].inputs, after.inputs[1], *after.outputs
     own_x, own_a, own_b, own_y = job.local_shapes(names, chained)
     columns, between = own_b
     inner = own_a[1]
-    last = product_shape(ops[1], (own_x, (columns, inner)), own_y)
+    last = product_shape(after, (own_x, (columns, inner)), own_y)
     weights = replace(last.weights, out_features=inner, in_features=between)
     of_weights = job.graph.gradients(names[1:3])
     passes = 1 + of_weights
     seconds = passes * job.prices.product(columns, weights)
     first = replace(one, seconds=seconds, merged=merged, chained=chained)
-    passes = 1 + job.graph.gradients(names[:1]) + (of_weights > 0)
+    of_input = job.graph.gradients(names[:1])
+    passes = 1 + of_input + (of_weights > 0)
     seconds = passes * job.prices.product(last.rows, last.weights)
     second = replace(two, seconds=seconds, merged=merged, chained=chained)
     given = one.outputs[0], b, *bias
@@ -171,12 +183,12 @@ def _weights_first(
 def _summed_axes(one: OperatorChoice, two: OperatorChoice) -> list[bool] | None:
     """Return on which axes the product of both is a sum; None where a tensor between them would move."""
     sums = []
-    between = zip(one.outputs[0], two.inputs[0], strict=True)
-    labels = zip(one.labels, two.labels, strict=True)
-    for (before, after), (made, wanted) in zip(labels, between, strict=True):
-        summed = (before, after) == ("inner", "none*")
-        alike = before == after or (before, after) == ("none*", "columns")
-        if not summed and not (alike and made == wanted):
+    made, wanted = one.outputs[0], two.inputs[0]
+    for axis, pair in enumerate(zip(one.labels, two.labels, strict=True)):
+        before, after = pair
+        summed = pair == ("inner", "none*")
+        alike = before == after or pair == ("none*", "columns")
+        if not summed and not (alike and made[axis] == wanted[axis]):
             return None
         sums.append(summed)
     return sums
@@ -184,6 +196,8 @@ def _summed_axes(one: OperatorChoice, two: OperatorChoice) -> list[bool] | None:
 
 def _with_sums(state: State, sums: Sequence[bool]) -> State:
     """Return a state that is a sum on some axes."""
-    return tuple(
-        PARTIAL if summed else placement for placement, summed in zip(state, sums, strict=True)
-    )
+    found = list(state)
+    for axis, summed in enumerate(sums):
+        if summed:
+            found[axis] = PARTIAL
+    return tuple(found)

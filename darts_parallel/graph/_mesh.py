@@ -58,13 +58,13 @@ class DeviceMeshSpec:
             stride = prod(self.ranks[axis + 1 :])
             local = max(min(count, domain // stride), 1)
             sizes = (local, count // local, group.gpus)
-            found.append(RingGroup(*map(_tensor, sizes)))
+            found.append(RingGroup(*map(tensor, sizes)))
         return tuple(found)
 
     def seconds(self, step: Step) -> float:
         """Return the seconds of a collective by the project's alpha-beta model."""
         group = self.groups[step.axis]
-        size = _tensor(step.bytes)
+        size = tensor(step.bytes)
         if step.kind == ALL_REDUCE:
             return float(all_reduce(size, group, *self.links))
         if step.kind == ALL_TO_ALL:  # each rank sends all but one part of its share
@@ -90,7 +90,8 @@ class DeviceMeshSpec:
         return found
 
 
-def _tensor(value: float) -> Tensor:
+def tensor(value: float) -> Tensor:
+    """Return a number as the cost model takes it."""
     return torch.tensor([value], dtype=torch.float64)
 
 

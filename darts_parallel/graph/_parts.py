@@ -33,14 +33,22 @@ def distribute(
     found = {}
     for name, state in states.items():
         placements = [placement(one) for one in state]
-        found[name] = distribute_tensor(tensors[name], mesh, placements)
+        tensor = tensors[name]
+        # libraries of collectives send no complex numbers: every rank takes its own part
+        source = None if tensor.is_complex() else 0
+        found[name] = distribute_tensor(tensor, mesh, placements, src_data_rank=source)
     return found
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name."""
+    """Return parameters, buffers and other tensors of a module by name."""
     found: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    return found | dict(module.named_buffers())
+    found |= dict(module.named_buffers())
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                found[f"{path}.{name}" if path else name] = value
+    return found
 
 
 def move_axis(
@@ -55,6 +63,9 @@ def move_axis(
     """Bring a local tensor from one placement of an axis to another, maybe without waiting for it."""
     if old == new:
         return local
+    if local.is_complex():  # libraries of collectives know pairs of numbers
+        pairs = move_axis(mesh, torch.view_as_real(local), axis, old, new, reduction, wait)
+        return torch.view_as_complex(pairs)
     rank = mesh.get_local_rank(axis)
     if new == "P" and old == "R":  # the first rank has the sum
         return local if rank == 0 else torch.zeros_like(local)

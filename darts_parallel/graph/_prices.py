@@ -85,7 +85,9 @@ class Kernels:
         for op in graph.operators:
             self._join_kernels(op)
         self._read: set[tuple[str, str]] = set()
-        self.uses = {op.name: self._use(op) for op in graph.operators}
+        self.uses: dict[str, KernelUse] = {}
+        for op in graph.operators:
+            self.uses[op.name] = self._use(op)
 
     def _add_views(self, op: GraphOperator) -> None:
         """Note what an operator's outputs are views of, and which values it reads."""
@@ -130,8 +132,12 @@ class Kernels:
             if self.materialized(name) and read not in self._read:
                 self._read.add(read)
                 reads.append(k)
-        writes = [k for k, name in enumerate(op.outputs) if self.materialized(name)]
-        return KernelUse(tuple(reads), tuple(writes), tuple(self._kept(op)))
+        writes = []
+        for k, name in enumerate(op.outputs):
+            if self.materialized(name):
+                writes.append(k)
+        kept = tuple(self._kept(op))
+        return KernelUse(tuple(reads), tuple(writes), kept)
 
     def _kept(self, op: GraphOperator) -> list[int]:
         """Return the inputs and outputs that backward needs; parameters are there anyway."""
@@ -141,10 +147,12 @@ class Kernels:
             return []
         if op.op in SOFTMAXES:
             return [behind]
-        slots = list(range(behind))
-        if op.op in PAIRS and behind >= 2:
-            slots = [k for k in (0, 1) if values[op.inputs[1 - k]].needs_grad]
-        kept = [k for k in slots if self._keeps(op, op.inputs[k])]
+        kept = []
+        paired = op.op in PAIRS and behind >= 2
+        for k, name in enumerate(op.inputs[:2] if paired else op.inputs):
+            needed = not paired or values[op.inputs[1 - k]].needs_grad
+            if needed and self._keeps(op, name):
+                kept.append(k)
         if op.op == ATTENTION:
             kept.append(behind)
         return kept
@@ -192,18 +200,20 @@ class Prices:
             backward = FUSED_BACKWARD_FACTOR if gradients else 0.0
             return (1.0 + backward) * self._of_attention(op, inputs)
         backward = BACKWARD_FACTOR if gradients else 0.0
-        moved = ONE * self.device.streaming_factor * self._moved_bytes(op, inputs, outputs)
+        moved = ONE * self._moved_bytes(op, inputs, outputs)
+        moved = self.device.streaming_factor * moved
         return (1.0 + backward) * float(stream_seconds(moved, self.device))
 
     def product(self, rows: float, weights: Gemm) -> float:
         """Return the seconds of a product of `rows` rows with weights."""
-        return float(gemm_seconds(weights, ONE * rows, ONE, self.device, self.width))
+        seconds = gemm_seconds(weights, ONE * rows, ONE, self.device, self.width)
+        return float(seconds)
 
     def _of_experts(self, op: GraphOperator, inputs: Shapes) -> float:
         """Price equal products of the experts of a rank, each of an equal share of all rows."""
         experts, inner, columns = inputs[1]
-        all_experts = self.graph.values[op.inputs[1]].shape[0]
-        rows = max(inputs[0][0] / all_experts, 1.0)
+        weights = self.graph.values[op.inputs[1]]
+        rows = max(inputs[0][0] / weights.shape[0], 1.0)
         seconds = experts * self.product(rows, Gemm(columns, inner, "column"))
         return seconds / float(self.device.grouped_gemm_efficiency)
 
@@ -247,6 +257,8 @@ def product_shape(op: GraphOperator, inputs: Shapes, output: Shape) -> ProductSh
     """Return the matrix products that an operator is, of local shapes."""
     if op.op.startswith("conv"):
         image, kernel = inputs[:2]
+        if len(image) < len(kernel):  # no batch
+            image, output = (1, *image), (1, *output)
         groups = max(image[1] // kernel[1], 1)
         columns = max(kernel[0] // groups, 1)
         weights = Gemm(columns, prod(kernel[1:]), "column")

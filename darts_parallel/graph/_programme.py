@@ -122,20 +122,22 @@ class GraphProgramme:
 
     def _at_least(self, column: int, others: Sequence[int]) -> None:
         """Demand that a variable is no smaller than a sum of others."""
+        columns = [column, *others]
         factors = [1.0] + [-1.0] * len(others)
-        self.rows.append(Row([column, *others], factors, 0.0, np.inf))
+        self.rows.append(Row(columns, factors, 0.0, np.inf))
 
     def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
         costs = np.array(self.cost)
         tie = TIE * self.scale
-        costs[self.whole :] += tie * (costs[self.whole :] > 0)
-        for first, group in zip(self.first, self.space.groups, strict=True):
+        moves = costs[self.whole :]
+        moves += tie * (moves > 0)
+        for number, group in enumerate(self.space.groups):
             if group.operators[0].op not in (PARAMETER, RELAY):
                 continue
             for k, choice in enumerate(group.choices):
                 if any(label != "none" for label in choice.labels):
-                    costs[first + k] += tie / 10.0
+                    costs[self.first[number] + k] += tie / 10.0
         return costs
 
     def _add_fan(self, fan: Fan) -> None:
@@ -153,9 +155,11 @@ class GraphProgramme:
             used = np.unique(wanted)
             grid = self._grid(paid[:, used])
             for p, cells in enumerate(grid):
-                self._marginal(cells, fan.producer, np.flatnonzero(fan.made == p))
+                makers = np.flatnonzero(fan.made == p)
+                self._marginal(cells, fan.producer, makers)
             for cells, state in zip(grid.T, used, strict=True):
-                self._marginal(cells, group, np.flatnonzero(wanted == state))
+                readers = np.flatnonzero(wanted == state)
+                self._marginal(cells, group, readers)
             for moves in shared:
                 self._pay_once(moves, grid, used)
 

@@ -1,11 +1,15 @@
 """Named dimensions of operators: which dimensions of inputs and outputs are one, and may be split together.
 
-A rule yields `Split`s. A split of one named dimension over a mesh axis gives every tensor of the operator a
-state (`_states`): split where the tensor has the dimension, a varying copy where it lacks the dimension,
-as each rank adds to its gradient, and a partial sum where the dimension is summed over.
+A rule holds for overloads of torch's operators, i.e. for their schemas (`RULES`), and for the elementwise
+operators that torch tags `pointwise`. It says what else must hold: the number of dimensions, the values of
+arguments. A rule yields `Split`s. A split of one named dimension over a mesh axis gives every tensor of the
+operator a state (`_states`): split where the tensor has the dimension, a varying copy where it lacks the
+dimension, as each rank adds to its gradient, and a partial sum where the dimension is summed over. Only
+tensors of floating numbers are partial sums.
 An operator without a rule has no split: it is replicated, and reported.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -89,27 +93,30 @@ LABELS = {
     "R": "rows",
 }
 """Names of the letters of `SIGNATURES`."""
+GROUPED_CONVOLUTION = "bgX,gX,g->bgX"
 _BY_SIGNATURE = {
-    "Rk,ck,+c->Rc": "linear",
-    "Brk,Bkc->Brc": "mm bmm matmul",
-    "+Brc,Brk,Bkc->Brc": "addmm baddbmm",
-    "bkX,ckX,+c->bcX": "conv1d conv2d conv3d",
-    "bgX,gX,g->bgX": "grouped_convolution",
-    "bgX,g,g->bgX": "group_norm",
-    "vc,R->Rc": "embedding",
-    "Xk,ekc,X->Xc": "grouped_mm_fallback _grouped_mm grouped_mm",
-    "bnX->bnX": "max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d "
-    "upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices",
+    "Rk,ck,+c->Rc": "linear.default",
+    "Brk,Bkc->Brc": "mm.default bmm.default matmul.default",
+    "+Brc,Brk,Bkc->Brc": "addmm.default baddbmm.default",
+    "bkX,ckX,+c->bcX": "conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default "
+    "conv3d.padding",
+    "bgX,g,g->bgX": "group_norm.default",
+    "vc,R->Rc": "embedding.default",
+    "Xk,ekc,X->Xc": "grouped_mm_fallback.default _grouped_mm.default grouped_mm.default",
+    "bnX->bnX": "max_pool1d.default max_pool2d.default max_pool2d_with_indices.default "
+    "avg_pool1d.default avg_pool2d.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default "
+    "upsample_nearest2d.default upsample_nearest2d.vec upsample_bilinear2d.default "
+    "upsample_bilinear2d.vec",
 }
 SIGNATURES: dict[str, str] = {}
-for _signature, _names in _BY_SIGNATURE.items():
-    SIGNATURES |= dict.fromkeys(_names.split(), _signature)
-"""Dimensions of inputs and output, a letter each.
+"""Dimensions of inputs and output by overload, a letter each.
 
 `B` and `R` are any number of dimensions, aligned at the right, `X` any number that stay whole; `+`: the
 tensor is added. Dimensions that the output lacks are summed over. Of experts (sorted rows with their own
 weights) a rank computes the rows of its own experts and leaves zeros for the others.
 """
+for _signature, _names in _BY_SIGNATURE.items():
+    SIGNATURES |= dict.fromkeys(_names.split(), _signature)
 
 
 @dataclass(frozen=True)
@@ -154,13 +161,13 @@ def _spelled_term(term: str, rank: int) -> list[str]:
 
 def signature_of(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> Signature:
     """Return the names of the dimensions of an operator that has a signature, or is an einsum."""
-    kind = op.op
-    groups = int(op.argument("groups", 1))
-    if kind.startswith("conv") and groups > 1:
-        kind = "grouped_convolution"
-    text = str(op.argument("equation", SIGNATURES.get(kind)))
-    text = text.replace(" ", "")
-    left, _, right = text.partition("->")
+    text = SIGNATURES.get(op.overload) or str(op.argument("equation"))
+    if op.op.startswith("conv") and int(op.argument("groups", 1)) > 1:
+        text = GROUPED_CONVOLUTION
+    pixels = _pixels(op)
+    if pixels and len(inputs[0]) == 1 + pixels:  # no batch
+        text = text.replace("b", "")
+    left, _, right = text.replace(" ", "").partition("->")
     terms = left.split(",")[: len(inputs)]
     names = []
     for term, shape in zip(terms, inputs, strict=False):
@@ -169,10 +176,19 @@ def signature_of(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> S
     return Signature(names, added, _spelled_term(right, len(output)))
 
 
+def _pixels(op: GraphOperator) -> int:
+    """Return the dimensions behind channels of a convolution or a pool; 0 for others."""
+    named = re.search(r"(\d)d", op.op)
+    return int(named[1]) if named else 0
+
+
 def _has_signature(call: RuleCall) -> bool:
     """Return whether an operator's signature describes this call of it."""
     op = call.op
     ranks = [len(shape) for shape in call.inputs]
+    pixels = _pixels(op)
+    if pixels:
+        return ranks[0] in (1 + pixels, 2 + pixels)
     if op.op == "einsum":
         equation = str(op.argument("equation", ""))
         return _is_plain_equation(equation.replace(" ", ""))
@@ -180,6 +196,8 @@ def _has_signature(call: RuleCall) -> bool:
         return min(ranks) >= 2
     if op.op in GROUPED:
         return ranks == [2, 3, 1]
+    if op.op == "embedding":
+        return not op.argument("scale_grad_by_freq", False)
     return bool(op.argument("beta", 1) == op.argument("alpha", 1) == 1)
 
 
@@ -281,32 +299,44 @@ def permuted(call: RuleCall) -> Iterator[Split]:
         yield call.mapped(old, new)
 
 
+def viewed_as_complex(call: RuleCall) -> Iterator[Split]:
+    """Yield the dimensions in front of real and imaginary part."""
+    for d in range(min(len(call.inputs[0]), len(call.outputs[0]))):
+        yield call.mapped(d, d)
+
+
 def along(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions that an operator does not work along, and that all its tensors have."""
-    shape, kind = call.inputs[0], call.op.op
-    if kind in ("pad", "constant_pad_nd"):
-        whole = []
-    elif kind in ("tril", "triu"):
-        whole = [len(shape) - 2, len(shape) - 1]
-    else:
-        whole = call.dims()
+    shape = call.inputs[0]
     tensors = call.inputs + call.outputs
     if any(len(one) != len(shape) for one in tensors):
         return
+    worked = call.dims()
+    if call.op.op in ("tril", "triu"):
+        worked = [len(shape) - 2, len(shape) - 1]
+    elif call.op.op in ("pad", "constant_pad_nd"):
+        worked = list(_padded(call))
     for d, size in enumerate(shape):
-        if d not in whole and all(one[d] == size for one in tensors):
+        equal = all(one[d] == size for one in tensors)
+        if equal and d not in worked:
             yield call.mapped(d, d)
+
+
+def _padded(call: RuleCall) -> Iterator[int]:
+    """Yield the dimensions that lose or gain at an end, which may leave their size as it was."""
+    widths = call.op.argument("pad")
+    last = len(call.inputs[0]) - 1
+    for k, width in enumerate(widths):
+        if width:
+            yield last - k // 2
 
 
 def around(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions that are neither reduced, taken away nor put in; sums of a part are partial."""
-    if call.op.op in ("max", "min") and len(call.inputs) > 1:  # the larger one of two tensors
-        yield from pointwise(call)
-        return
-    old, new = len(call.inputs[0]), len(call.outputs[0])
-    rank = max(old, new)
-    worked = call.dims(rank)
-    others = [d for d in range(rank) if d not in worked]
+    old = len(call.inputs[0])
+    new = len(call.outputs[0])
+    worked = call.dims(max(old, new))
+    others = [d for d in range(max(old, new)) if d not in worked]
     for k, d in enumerate(others):
         given = d if old >= new else k
         made = d if new >= old else k
@@ -389,29 +419,37 @@ def index_selected(call: RuleCall) -> Iterator[Split]:
         yield call.split(f"d{d}", places, d)
 
 
-_FAMILIES: dict[Rule, str] = {
-    signed: "linear mm bmm matmul addmm baddbmm einsum conv1d conv2d conv3d group_norm embedding "
-    "grouped_mm_fallback _grouped_mm grouped_mm max_pool1d max_pool2d avg_pool1d avg_pool2d "
-    "adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d "
-    "max_pool2d_with_indices",
-    pointwise: "__and__ __or__ __xor__ where masked_fill dropout expand clone alias detach contiguous "
-    "lift_fresh_copy _to_copy to relay zeros_like ones_like full_like empty_like",
-    reshaped: "view reshape _unsafe_view flatten unflatten squeeze",
-    permuted: "permute transpose t",
-    along: "softmax _softmax log_softmax _log_softmax cumsum sort topk slice split split_with_sizes "
-    "chunk cat repeat_interleave flip roll logcumsumexp diff glu tril triu pad constant_pad_nd gather "
-    "scatter scatter_add",
-    around: "sum mean amax amin max min var std var_mean argmax argmin all any prod logsumexp select "
-    "unbind unsqueeze stack",
-    attention: "scaled_dot_product_attention",
-    normalized: "layer_norm rms_norm native_layer_norm",
-    batch_normalized: "batch_norm _native_batch_norm_legit_no_training",
-    cross_entropy: "cross_entropy_loss",
-    indexed: "index",
-    index_selected: "index_select",
+RESHAPES = "view.default reshape.default _unsafe_view.default flatten.using_ints unflatten.int"
+SQUEEZES = "squeeze.default squeeze.dim squeeze.dims"
+_BY_RULE: dict[Rule, str] = {
+    pointwise: "where.self masked_fill.Scalar masked_fill.Tensor dropout.default expand.default "
+    "alias.default detach.default contiguous.default lift_fresh_copy.default _to_copy.default "
+    "polar.default to.dtype to.device to.other to.dtype_layout zeros_like.default ones_like.default "
+    "full_like.default empty_like.default clone.default __and__.Tensor __and__.Scalar __or__.Tensor "
+    "__or__.Scalar __xor__.Tensor __xor__.Scalar",
+    permuted: "permute.default transpose.int t.default",
+    along: "softmax.int _softmax.default log_softmax.int _log_softmax.default cumsum.default "
+    "sort.default sort.stable topk.default slice.Tensor split.Tensor split.sizes "
+    "split_with_sizes.default chunk.default cat.default repeat_interleave.self_int flip.default "
+    "roll.default logcumsumexp.default diff.default glu.default tril.default triu.default pad.default "
+    "constant_pad_nd.default gather.default scatter.src scatter.value scatter_add.default",
+    around: "sum.dim_IntList sum.default mean.dim mean.default amax.default amin.default max.dim "
+    "max.default min.dim min.default var.default var.dim var.correction std.default std.dim "
+    "std.correction var_mean.default var_mean.dim var_mean.correction argmax.default argmin.default "
+    "all.default all.dim all.dims any.default any.dim any.dims prod.default prod.dim_int "
+    "logsumexp.default select.int unbind.int unsqueeze.default stack.default",
+    attention: "scaled_dot_product_attention.default",
+    normalized: "layer_norm.default rms_norm.default native_layer_norm.default",
+    batch_normalized: "batch_norm.default _native_batch_norm_legit_no_training.default",
+    cross_entropy: "cross_entropy_loss.default",
+    indexed: "index.Tensor",
+    index_selected: "index_select.default",
+    viewed_as_complex: "view_as_complex.default view_as_real.default",
 }
-RULES: dict[str, Rule] = {}
-for _rule, _names in _FAMILIES.items():
+RULES: dict[str, Rule] = dict.fromkeys([*SIGNATURES, "einsum.default"], signed)
+"""Rules by overload."""
+RULES |= dict.fromkeys(f"{RESHAPES} {SQUEEZES}".split(), reshaped)
+for _rule, _names in _BY_RULE.items():
     RULES |= dict.fromkeys(_names.split(), _rule)
 CREATORS = kinds(
     "arange full zeros ones empty scalar_tensor new_ones new_zeros new_full linspace eye tril_indices "
@@ -422,7 +460,7 @@ CREATORS = kinds(
 
 def rule_of(op: GraphOperator) -> Rule | None:
     """Return the rule of an operator, None where it is unknown."""
-    return RULES.get(op.op) or (pointwise if op.pointwise else None)
+    return RULES.get(op.overload) or (pointwise if op.pointwise else None)
 
 
 def is_known(op: GraphOperator) -> bool:
@@ -441,7 +479,8 @@ def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
     if _is_linear(op):
         places = [PARTIAL] * len(op.inputs)
         found.append(call.split("partial", places, PARTIAL))
-    return [split for split in dict.fromkeys(found) if _divides(split, call)]
+    floating = [graph.values[name].floating for name in op.tensors]
+    return [split for split in dict.fromkeys(found) if _is_possible(split, call, floating)]
 
 
 def _is_linear(op: GraphOperator) -> bool:
@@ -451,13 +490,15 @@ def _is_linear(op: GraphOperator) -> bool:
     return op.op not in ("add", "sub") or len(op.inputs) == 2
 
 
-def _divides(split: Split, call: RuleCall) -> bool:
-    """Return whether the ranks divide every split dimension evenly."""
+def _is_possible(split: Split, call: RuleCall, floating: Sequence[bool]) -> bool:
+    """Return whether the ranks divide every split dimension evenly, and sums are of floating numbers."""
     shapes = call.inputs + call.outputs
-    for state, shape in zip(split.states, shapes, strict=True):
+    for state, shape, is_floating in zip(split.states, shapes, floating, strict=True):
         if is_split(state):
             d = int(state[1:])
             size = shape[d] if d < len(shape) else 0
             if size == 0 or size % call.ranks:
                 return False
+        elif state == PARTIAL and not is_floating:
+            return False
     return True

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,10 +18,15 @@ from darts_parallel.graph._choices import GraphJob, OperatorChoice, operator_cho
 from darts_parallel.graph._merges import ChoiceGroup, with_merged
 from darts_parallel.graph._repeats import repeated_keys
 from darts_parallel.graph._states import SLICED, State, forward_state, gradient_state, local_share
-from darts_parallel.graph.operators import INPUT, OUTPUT, GraphOperator, GraphValue
+from darts_parallel.graph.operators import GraphOperator, GraphValue
 
 STATE_BYTES = 16.0
 """Bytes per trained parameter with Adam in mixed precision: 2 and 2 of weight and gradient, 12 in float32."""
+
+
+Key = TypeVar("Key")
+Demand = tuple[State, bool]
+"""State that a consumer wants, and whether a gradient comes back from it."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class _Reader:
     """A consumer of a tensor: its group, and the index of the input."""
 
     group: int
+    trains: bool
+    """A gradient comes back through it."""
     slot: int
 
 
@@ -90,7 +98,7 @@ class GraphSpace(GraphJob):
         members = defaultdict[str, list[GraphOperator]](list)
         for op in self.graph.operators:
             value = self.graph.values[op.tensors[0]]
-            shared = self.ends == "free" and op.op in (INPUT, OUTPUT) and value.floating
+            shared = self.ends == "free" and op.is_end and value.floating
             members[f"ends {value.shape}" if shared else keys[op.name]].append(op)
         apart = []
         for ops in members.values():
@@ -122,8 +130,12 @@ class GraphSpace(GraphJob):
         found = defaultdict[tuple[int, int, tuple[_Reader, ...]], list[str]](list)
         for name, users in self.graph.consumers.items():
             producer, index = self.graph.producers[name]
-            readers = tuple(_Reader(self.group_of[op.name], slot) for op, slot in users)
-            found[self.group_of[producer.name], index, readers].append(name)
+            readers = []
+            for op, slot in users:
+                trains = self.graph.passes_gradient(op)
+                readers.append(_Reader(self.group_of[op.name], trains, slot))
+            key = self.group_of[producer.name], index, tuple(readers)
+            found[key].append(name)
         fans = []
         for key, names in found.items():
             fan = self._fan(names, *key)
@@ -144,7 +156,8 @@ class GraphSpace(GraphJob):
         for layout, choices in users.items():
             weight = self.graph.is_parameter(layout.name)
             value = self.graph.values[layout.name]
-            size = STATE_BYTES * value.elements if weight else value.bytes(self.width)
+            trained = weight and value.needs_grad
+            size = STATE_BYTES * value.elements if trained else value.bytes(self.width)
             own = []
             for group, known in choices.items():
                 own.append((group, tuple(sorted(known))))
@@ -250,7 +263,7 @@ class GraphSpace(GraphJob):
         wanted = []
         for reader in readers:
             choices = self.groups[reader.group].choices
-            wanted.append([choice.inputs[reader.slot] for choice in choices])
+            wanted.append([(choice.inputs[reader.slot], reader.trains) for choice in choices])
         produced = list(dict.fromkeys(made))
         demanded = list(dict.fromkeys(chain(*wanted)))
         consumers = tuple(reader.group for reader in readers)
@@ -261,7 +274,7 @@ class GraphSpace(GraphJob):
         return Fan(len(names), producer, consumers, of_producer, of_consumers, moves)
 
     def _move_tables(
-        self, value: GraphValue, produced: list[State], demanded: list[State]
+        self, value: GraphValue, produced: list[State], demanded: list[Demand]
     ) -> Iterator[MoveTable]:
         """Yield the moves of a tensor, of its gradient, and of the slices of it that are kept."""
 
@@ -276,18 +289,19 @@ class GraphSpace(GraphJob):
                 seconds.append([self.mesh.move_seconds(*ends, size) for ends in paths])
             return MoveTable(np.array(seconds), _index(layouts, known))
 
-        ahead = [forward_state(state) for state in demanded]
+        states = [state for state, _ in demanded]
+        ahead = [forward_state(state) for state in states]
         yield table(ahead, lambda made, layout: (forward_state(made), layout))
-        back = [gradient_state(state) for state in demanded]
+        back = [gradient_state(state) if trains else () for state, trains in demanded]
         if value.needs_grad:
-            yield table(back, lambda made, layout: (layout, gradient_state(made)))
+            yield table(back, lambda made, layout: (layout, gradient_state(made) if layout else ()))
         else:
             yield table(back, lambda _, layout: (layout, layout))
-        slices = [state if SLICED in state else () for state in demanded]
+        slices = [state if SLICED in state else () for state in states]
         if any(slices):
             yield table(slices, lambda _, layout: (layout, forward_state(layout)))
 
 
-def _index(states: Iterable[State], known: list[State]) -> np.ndarray:
+def _index(states: Iterable[Key], known: list[Key]) -> np.ndarray:
     """Return the place of every state among the known ones."""
     return np.array([known.index(state) for state in states])

@@ -31,7 +31,10 @@ def template_plan(space: GraphSpace, time_limit: float = 60.0) -> GraphPlan | No
     for number, group in enumerate(space.groups):
         op = group.operators[0]
         wanted = fixed.get(op.name, () if op.op in SOURCES else WHOLE)
-        other = {k for k, choice in enumerate(group.choices) if choice.labels[0] not in wanted}
+        other = set()
+        for k, choice in enumerate(group.choices):
+            if choice.labels[0] not in wanted:
+                other.add(k)
         if len(other) < len(group.choices):
             programme.forbid(number, other)
     try:
@@ -45,7 +48,7 @@ class _Template:
 
     def __init__(self, graph: ModuleGraph) -> None:
         self.graph = graph
-        tables = [graph.values[op.inputs[0]] for op in graph.operators if op.op == "embedding"]
+        tables = [graph.values[op.inputs[0]] for op in graph.of_kind("embedding")]
         largest = max(tables, key=lambda value: value.elements, default=None)
         self.table = largest.name if largest else ""
         """The largest embedding."""
@@ -107,7 +110,8 @@ class _Template:
             own = self.inside[op.name] & self.paired
             label = self.found.get(op.name)
             if label == "columns":
-                narrow = self._width(op.outputs[0]) < self._width(op.inputs[0])
+                inner = self._width(op.inputs[0])
+                narrow = self._width(op.outputs[0]) < inner
                 allowed = ("columns", *WHOLE) if narrow else ("columns",)
                 yield op.name, allowed if own else WHOLE
             elif label in ("vocabulary", "experts") or (label and own):

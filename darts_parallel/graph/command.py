@@ -18,11 +18,15 @@ from darts_parallel.config import (
 )
 from darts_parallel.graph._picture import picture
 from darts_parallel.graph._template import template_plan
+from darts_parallel.graph.alternatives import alternative_lines, alternatives, fastest
 from darts_parallel.graph.capture import load_module, make_inputs
 from darts_parallel.graph.descent import DescentOptions
+from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.layers import command_lines
 from darts_parallel.graph.plan import ENDS, make_mesh, plan_module
 from darts_parallel.graph.report import graph_dict, report_lines
 from darts_parallel.graph.script import plan_script
+from darts_parallel.graph.verify import verification
 from darts_parallel.plans import write_json, write_text
 from darts_parallel.problem import Cluster
 
@@ -42,11 +46,15 @@ Importing the module runs its code.
   merge=true                     linear operators of one input may be one product (query, key and value), and
                                  of two that follow each other the weights may be multiplied first
   slices=false                   with memory, gathered inputs are kept whole (no style of torch keeps slices)
+  verify=true|false              run the plan on processes of this machine and compare it with one process
+                                 (default: modules of up to 100 million parameters)
   descent=true                   search by gradient descent too, and compare
   time_limit=60                  seconds of each programme
   train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
                                  of a module; further keys are overrides of that experiment
-  hydra.run.dir=FOLDER           gets graph.json, graph.svg, parallel_plan.py (default: outputs/DATE/TIME)
+  hydra.run.dir=FOLDER           gets graph.json, graph.svg, parallel_plan.py (default: outputs/DATE/TIME);
+                                 where a batch split is faster, parallel_plan.py does that, and the operators
+                                 are in tensor_plan.py
 
 Options, with their defaults:
 """
@@ -67,15 +75,17 @@ class GraphRequest:
     """Linear operators of one input, or two that follow each other, may be one product."""
     slices: bool = True
     """With memory, backward may keep a slice of a gathered input and gather it again."""
+    verify: bool | None = None
+    """Run the plan; null: modules of up to 100 million parameters."""
     descent: bool = True
     seed: int = 0
     time_limit: float = 60.0
 
     def __post_init__(self) -> None:
         require_member("ends", self.ends, ENDS)
-        for key, value in (("memory", self.memory), ("time_limit", self.time_limit)):
-            if value is not None:
-                require_within(key, value, 1e-6, 1e6)
+        require_within("time_limit", self.time_limit, 1e-6, 1e6)
+        if self.memory is not None:
+            require_within("memory", self.memory, 1e-6, 1e6)
 
 
 def run_request(arguments: Sequence[str]) -> list[str]:
@@ -97,13 +107,33 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     if request.descent:
         options["descent"] = DescentOptions(seed=request.seed)
     planned = plan_module(load_module(request.module), inputs, mesh, **options)
+    plan = planned.plan
+    text = plan_script(plan)
+    checked = verification(plan, request.module, request.inputs, request.verify)
+    if not checked.styles:
+        text = operators_script(plan)
+    template = template_plan(plan.space, request.time_limit)
+    found = alternatives(plan, text, request.module, request.inputs)
+    memory = plan.space.memory or mesh.device.memory
+    best = fastest(found, memory)
     folder = run_folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
-    template = template_plan(planned.plan.space, request.time_limit)
-    write_json(folder / "graph.json", graph_dict(planned, template))
+    data = graph_dict(planned, template)
+    data["verified"] = checked.verified
+    data["verified_reason"] = checked.reason
+    data["alternatives"] = [one.entry() for one in found]
+    data["fastest"] = best.name
+    write_json(folder / "graph.json", data)
     write_text(folder / "graph.svg", picture(planned))
-    write_text(folder / "parallel_plan.py", plan_script(planned.plan))
-    return [*report_lines(planned, template), f"files: {folder}"]
+    if best is not found[0]:
+        write_text(folder / "parallel_plan.py", best.text)
+    if checked.verified is not False:
+        name = "parallel_plan.py" if best is found[0] else "tensor_plan.py"
+        write_text(folder / name, text)
+    lines = report_lines(planned, template)
+    lines.append(checked.line)
+    lines += alternative_lines(found, best)
+    return [*lines, *command_lines(request.module, planned.graph), f"files: {folder}"]
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[GraphRequest, list[str]]:

@@ -5,6 +5,7 @@ Weights and inputs are DTensors; every rank calls torch's own operators on its p
 """
 
 import inspect
+import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from math import isfinite, prod
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from darts_parallel.graph import _parts, _states
+from darts_parallel.graph._rules import RESHAPES, SQUEEZES
 from darts_parallel.graph._states import PARTIAL, SLICED, State, is_split, local_shape
 from darts_parallel.graph.operators import (
     ATTENTION,
@@ -61,7 +63,7 @@ def forward(mesh, weights, inputs):
 {lines}
     return {{{outputs}}}
 '''
-RESHAPES = ("view", "_unsafe_view", "reshape", "expand")
+TOLD = {*RESHAPES.split(), *SQUEEZES.split(), "expand.default"}
 """Operators that are told the shape of their output."""
 RUNTIME = (
     _states.forward_state,
@@ -93,7 +95,12 @@ def operators_script(plan: GraphPlan) -> str:
     operators = plan.space.graph.operators
     ranks = plan.space.mesh.ranks
     body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
-    outputs = [f'"{op.target}": {writer.output(op)}' for op in operators if op.op == OUTPUT]
+    outputs = []
+    for op in operators:
+        if op.buffer:
+            body += f"\n    weights[{json.dumps(op.buffer)}] = {writer.output(op)}"
+        elif op.op == OUTPUT:
+            outputs.append(f'"{op.target}": {writer.output(op)}')
     names = tuple(f"axis{axis}" for axis in range(len(ranks)))
     weights = _source_states(plan, (PARAMETER, CONSTANT))
     inputs = _source_states(plan, (INPUT,))
@@ -125,7 +132,7 @@ def _source_states(plan: GraphPlan, kinds: Collection[str]) -> str:
     for op in plan.space.graph.operators:
         if op.op in kinds and not op.arguments:
             states[op.target] = plan.choice(op).outputs[0]
-    return "".join(f'    "{name}": {state},\n' for name, state in states.items())
+    return "".join(f"    {json.dumps(name)}: {state},\n" for name, state in states.items())
 
 
 class _Writer:
@@ -217,7 +224,7 @@ class _Writer:
             tensor = f"torch.tensor({_literal(op)}, device=mesh.device_type)"
             return f"move(mesh, {tensor}, {whole}, {state})"
         group = "inputs" if op.op == INPUT else "weights"
-        return f'{group}["{op.target}"].to_local()'
+        return f"{group}[{json.dumps(op.target)}].to_local()"
 
     def _one_product(
         self, op: GraphOperator, together: Sequence[GraphOperator]
@@ -256,7 +263,7 @@ class _Writer:
         """Spell an operator's call on local tensors, with the arguments that its splits change."""
         choice = self.plan.choice(op)
         labels = choice.labels
-        if op.op in RESHAPES:
+        if op.overload in TOLD:
             shape = self.graph.values[op.outputs[0]].shape
             method = "expand" if op.op == "expand" else "reshape"
             return f"{given[0]}.{method}({local_shape(shape, choice.outputs[0], self.ranks)})"

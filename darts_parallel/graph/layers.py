@@ -6,6 +6,7 @@ priced on one and on two sequences; a micro-batch of more takes as much longer f
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,13 +18,17 @@ from darts_parallel.graph._mesh import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import STATE_BYTES, GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
-from darts_parallel.graph.operators import ATTENTION, INPUT, PARAMETER, ModuleGraph
+from darts_parallel.graph.operators import ATTENTION, INPUT, OUTPUT, PARAMETER, ModuleGraph
 from darts_parallel.graph.plan import BACKWARD, FORWARD, WIDTHS, GraphPlan
 from darts_parallel.problem import AttentionCore, Cluster, Gemm, LayerSpec, Measured, MeasuredTimes
 
 KIND = "module"
 SPLITS = {"columns": "column", "inner": "row"}
 """Words of the cost model for what a linear layer splits."""
+CANDIDATES = 8
+"""Sizes of weights that are tried as the hidden size, the most frequent first."""
+SHORT = 64
+"""Tokens of the sequence on which a hidden size is tried."""
 FAR = 4096.0
 """Sequences of a micro-batch up to which its seconds and bytes follow one line."""
 
@@ -57,6 +62,63 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
         times[name] = block.times
     assert block is not None
     return block.layer, MeasuredTimes(f"model.path={path}", times)
+
+
+def block_keys(tokens: int | str, hidden: int) -> list[str]:
+    """Return the keys of `model=module` for a block of a hidden size."""
+    return [f"model.inputs=[[1,{tokens},{hidden}]]", f"model.hidden_size={hidden}"]
+
+
+def command_lines(path: str, graph: ModuleGraph) -> list[str]:
+    """Return the main command that plans a stack of the module, where it is a block of a Transformer."""
+    inputs = graph.of_kind(INPUT)
+    if len(inputs) != 1:
+        return []
+    first = graph.values[inputs[0].outputs[0]]
+    last = graph.values[graph.of_kind(OUTPUT)[0].inputs[0]]
+    block = len(first.shape) == 3 and first.floating
+    if not block or first.shape != last.shape:
+        return []
+    _, tokens, hidden = first.shape
+    keys = " ".join(block_keys(tokens, hidden))
+    job = "model.num_layers=32 model.vocab_size=32000"
+    return [
+        f"a stack of it: darts-parallel model=module model.path={path} {keys} {job} "
+        f"training.seq_len={tokens}"
+    ]
+
+
+def derived_keys(arguments: Sequence[str]) -> list[str]:
+    """Return the keys of `model=module` that are not given, as the module itself says them.
+
+    The hidden size is the size of a weight with which the module makes outputs like its input.
+
+    Errors:
+        UnsupportedError: no size does.
+    """
+    given = {}
+    for one in arguments:
+        name, _, value = one.partition("=")
+        given[name] = value
+    path = given.get("model.path", "")
+    if given.get("model") != "module" or not path or "model.inputs" in given:
+        return []
+    module = load_module(path, "model.path")
+    sizes = Counter(size for weight in module.parameters() for size in weight.shape)
+    for hidden, _ in sizes.most_common(CANDIDATES):
+        try:
+            graph = capture_module(module, make_inputs([[1, SHORT, hidden]]))
+        except UnsupportedError:
+            continue
+        output = graph.of_kind(OUTPUT)[0]
+        made = graph.values[output.inputs[0]]
+        if made.shape == (1, SHORT, hidden):
+            keys = block_keys("${training.seq_len}", hidden)
+            return [key for key in keys if key.partition("=")[0] not in given]
+    raise UnsupportedError(
+        f"model.path={path}: no size of its weights is the hidden size of a block; "
+        f"try {' '.join(block_keys('${training.seq_len}', 4096))} with its own size."
+    )
 
 
 def _listed(value: object) -> list[Any]:
@@ -109,9 +171,8 @@ def _plans(
     graphs: Sequence[ModuleGraph], mesh: DeviceMeshSpec, width: int, ends: str
 ) -> tuple[GraphPlan, GraphPlan]:
     """Plan one sequence, and price that plan on one and on two."""
-    small, large = (
-        GraphSpace(graph, mesh, width, ends=ends, sliced=ends == "d1") for graph in graphs
-    )
+    sliced = ends == "d1"
+    small, large = (GraphSpace(graph, mesh, width, ends=ends, sliced=sliced) for graph in graphs)
     plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
     same = []
     for number, group in enumerate(large.groups):
@@ -123,7 +184,7 @@ def _plans(
 
 def _measured(plans: Sequence[GraphPlan], launches: float) -> Measured:
     """Return the figures of micro-batches of one and two sequences, and of many on their line."""
-    one, two = (_figures(plan, launches) for plan in plans)
+    one, two = (plan_figures(plan, launches) for plan in plans)
     many = []
     for small, large in zip(one, two, strict=True):
         many.append(large + (large - small) * (FAR - 2.0))
@@ -131,7 +192,7 @@ def _measured(plans: Sequence[GraphPlan], launches: float) -> Measured:
     return Measured((1.0, 2.0, FAR), *figures)
 
 
-def _figures(plan: GraphPlan, launches: float) -> list[float]:
+def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
     """Return seconds forward and backward, kept bytes, seconds of collectives forward and backward."""
     space = plan.space
     whole = forward = 0.0
@@ -174,8 +235,8 @@ def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
     """
     ranks = max(shared.space.mesh.ranks, default=1)
     graph = alone.space.graph
-    first = next(op for op in graph.operators if op.op == INPUT)
-    count, hidden = graph.values[first.outputs[0]].shape[-2:]
+    first = graph.of_kind(INPUT)[0].outputs[0]
+    count, hidden = graph.values[first].shape[-2:]
     kept = []
     elements = []
     for plan in (alone, shared):
@@ -209,8 +270,7 @@ def _weight_products(plan: GraphPlan) -> Iterator[Gemm]:
 
 
 def _attention_cores(graph: ModuleGraph) -> Iterator[AttentionCore]:
-    for op in graph.computing:
-        if op.op == ATTENTION:
-            q, k = graph.shapes(op.inputs[:2])
-            causal = bool(op.argument("is_causal", False))
-            yield AttentionCore(q[-3], k[-3], q[-1], causal)
+    for op in graph.of_kind(ATTENTION):
+        q, k = graph.shapes(op.inputs[:2])
+        causal = bool(op.argument("is_causal", False))
+        yield AttentionCore(q[-3], k[-3], q[-1], causal)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "output", "relay"
 """Operators that are none of torch's: where values come from and go to, and a copy that may change layout."""
 SOURCES = (PARAMETER, CONSTANT, INPUT)
+BUFFER = "buffer"
+"""Argument of outputs that are new values of a buffer."""
 GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
 """Products of sorted rows with the weights of their own experts."""
 ATTENTION = "scaled_dot_product_attention"
@@ -58,11 +60,23 @@ class GraphOperator:
     """Path of the module that called it, joined by points."""
     target: str = ""
     """Name of a parameter, buffer or input as the module spells it."""
+    overload: str = ""
+    """Torch's name with the overload, without namespace."""
     pointwise: bool = False
     arguments: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
     """Tensors are nodes of torch's graph."""
     node: Any = field(default=None, hash=False, compare=False)
     """The call in torch's graph."""
+
+    @property
+    def buffer(self) -> str:
+        """Name of the buffer that an output of the graph becomes, empty for outputs of the module."""
+        return str(self.arguments.get(BUFFER, ""))
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is an input or an output of the module."""
+        return self.op in (INPUT, OUTPUT) and not self.buffer
 
     @property
     def owner(self) -> str:
@@ -118,6 +132,10 @@ class ModuleGraph:
                 found[name].append((op, k))
         return found
 
+    def of_kind(self, kind: str) -> list[GraphOperator]:
+        """Return the operators of one kind."""
+        return [op for op in self.operators if op.op == kind]
+
     def maker(self, name: str) -> GraphOperator:
         """Return the operator that makes a value."""
         return self.producers[name][0]
@@ -126,9 +144,24 @@ class ModuleGraph:
         """Return whether a value is a parameter of the module."""
         return self.maker(name).op == PARAMETER
 
+    def elements(self, trained: bool = False) -> int:
+        """Return the number of parameters; of `trained` ones alone."""
+        found = 0
+        for op in self.of_kind(PARAMETER):
+            value = self.values[op.outputs[0]]
+            if value.needs_grad or not trained:
+                found += value.elements
+        return found
+
     def gradients(self, names: Iterable[str]) -> int:
         """Return how many of some values have a gradient."""
         return sum(self.values[name].needs_grad for name in names)
+
+    def passes_gradient(self, op: GraphOperator) -> bool:
+        """Return whether a gradient comes back through an operator."""
+        if op.op == OUTPUT:
+            return not op.buffer
+        return self.gradients(op.outputs) > 0
 
     def shapes(self, names: Iterable[str]) -> list[tuple[int, ...]]:
         """Return the shapes of values."""
@@ -137,4 +170,5 @@ class ModuleGraph:
     @property
     def computing(self) -> tuple[GraphOperator, ...]:
         """Operators of torch: neither sources nor outputs nor relays."""
-        return tuple(op for op in self.operators if op.op not in (*SOURCES, OUTPUT, RELAY))
+        others = (*SOURCES, OUTPUT, RELAY)
+        return tuple(op for op in self.operators if op.op not in others)

@@ -80,11 +80,14 @@ class GraphPlan:
         """All collectives of a step in the order of their tensors."""
         return tuple(self._moves()) + tuple(self._inner())
 
-    def demands(self, name: str) -> list[State]:
-        """Return the distinct states that the consumers of a value want."""
-        users = self.space.graph.consumers[name]
-        states = [self.choice(op).inputs[slot] for op, slot in users]
-        return list(dict.fromkeys(states))
+    def demands(self, name: str, training: bool = False) -> list[State]:
+        """Return the distinct states that the consumers of a value want; `training` ones alone."""
+        graph = self.space.graph
+        states: dict[State, None] = {}
+        for op, slot in graph.consumers[name]:
+            if not training or graph.passes_gradient(op):
+                states[self.choice(op).inputs[slot]] = None
+        return list(states)
 
     def produced(self, name: str) -> State:
         """Return the state that a value's producer makes."""
@@ -137,7 +140,8 @@ class GraphPlan:
         for target in dict.fromkeys(map(forward_state, wanted)):
             yield FORWARD, forward_state(made), target
         if self.space.graph.values[name].needs_grad:
-            for source in dict.fromkeys(map(gradient_state, wanted)):
+            trained = self.demands(name, training=True)
+            for source in dict.fromkeys(map(gradient_state, trained)):
                 yield BACKWARD, source, gradient_state(made)
         for state in wanted:
             if SLICED in state:

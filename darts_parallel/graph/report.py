@@ -55,7 +55,8 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
         "mesh": list(plan.space.mesh.ranks),
         "cluster": plan.space.mesh.cluster.name,
     }
-    found["operators"] = [_operator(plan, op) for op in planned.graph.operators]
+    operators = planned.graph.operators
+    found["operators"] = [_operator(plan, op) for op in operators]
     found["collectives"] = [one.entry() for one in plan.collectives]
     for key, name in DESCENT.items():
         found[key] = getattr(planned.descent, name, None)
@@ -97,7 +98,8 @@ def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
     choice = plan.choice(op)
     names = ("name", "op", "module", "target")
     found: dict[str, Any] = {name: getattr(op, name) for name in names}
-    value = plan.space.graph.values[(op.outputs + op.inputs)[0]]
+    first = (op.outputs or op.inputs)[0]
+    value = plan.space.graph.values[first]
     found["shape"] = list(value.shape)
     found["split"] = list(choice.labels)
     found["merged"] = [one.name for one in plan.merged(op)]
@@ -111,7 +113,10 @@ def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
 def summary(plan: GraphPlan) -> dict[str, float]:
     """Return seconds of a step, number of collectives and their bytes."""
     sizes = [one.step.bytes for one in plan.collectives]
-    return {"seconds": plan.seconds, "collectives": len(sizes), "bytes": sum(sizes)}
+    found: dict[str, float] = {"seconds": plan.seconds}
+    found["collectives"] = len(sizes)
+    found["bytes"] = sum(sizes)
+    return found
 
 
 def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> list[str]:
@@ -137,19 +142,19 @@ def _capture_line(planned: PlannedGraph) -> str:
     computing = planned.graph.computing
     kinds = {op.op for op in computing}
     ranks = " x ".join(map(str, mesh.ranks))
-    return (
-        f"captured: {len(computing)} operators of {len(kinds)} kinds in {planned.graph.seconds:.1f} s; "
-        f"{len(planned.plan.space.groups)} choices on a mesh of {ranks} ({mesh.cluster.name})"
-    )
+    graph = planned.graph
+    found = f"captured: {len(computing)} operators of {len(kinds)} kinds in {graph.seconds:.1f} s"
+    choices = len(planned.plan.space.groups)
+    return f"{found}; {choices} choices on a mesh of {ranks} ({mesh.cluster.name})"
 
 
 def _plan_line(planned: PlannedGraph) -> str:
     programme = planned.programme
-    return (
-        f"improved: {MILLI * planned.plan.seconds:.4f} ms a step, forward and backward; linear "
-        f"programme: {MILLI * programme.lp_seconds:.4f} ms ({programme.variables} variables, "
-        f"{programme.solve_seconds:.1f} s); {claim(programme)}"
-    )
+    word = "proven" if programme.proven else "not proven"
+    seconds = f"{MILLI * planned.plan.seconds:.4f} ms per step, forward and backward"
+    bound = f"bound {MILLI * programme.lp_seconds:.4f} ms"
+    size = f"{programme.variables} variables, {programme.solve_seconds:.1f} s"
+    return f"{seconds}; {word}: {claim(programme)}; {bound}, {size}"
 
 
 def _template_line(plan: GraphPlan, template: GraphPlan) -> str:
@@ -210,7 +215,8 @@ def _collective_lines(plan: GraphPlan) -> list[str]:
         key = one.when, one.step.kind, one.of
         sums[key].append(one.step.bytes)
     lines = []
-    for (when, kind, of), sizes in sorted(sums.items(), reverse=True):
+    for key, sizes in sorted(sums.items(), reverse=True):
+        when, kind, of = key
         lines.append(f"{when}: {len(sizes)} x {kind} of {of}s, {sum(sizes) / MIB:.2f} MiB")
     return lines or ["collectives: none"]
 

@@ -1,7 +1,7 @@
 """The plan as a readable Python file: `parallelize_module` with torch's styles, where these say it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from darts_parallel.graph._states import State, forward_state
@@ -58,6 +58,11 @@ class Styles:
     by_module: dict[str, str] = field(default_factory=dict)
     moves: int = 0
 
+    @property
+    def styles(self) -> list[str]:
+        """All styles."""
+        return list(self.by_module.values())
+
     def add(self, paths: Sequence[str], style: str, moves: int = 0) -> None:
         """Give modules a style that brings some collectives."""
         self.by_module |= dict.fromkeys(paths, style)
@@ -80,14 +85,18 @@ def plan_script(plan: GraphPlan) -> str:
     first = _first_input(plan)
     last = _last_output(plan)
     # gradients of norms on shards are summed when they are read, not in the backward pass
-    late = {op.name for op in _of_kind(plan, PARAMETER) if op.owner in norms}
+    late = []
+    for op in plan.space.graph.of_kind(PARAMETER):
+        if op.owner in norms:
+            late.append(op.name)
     listed = sum(one.name not in late for one in plan.collectives)
     if styles.moves + first.moves + last.moves != listed:
         return operators_script(plan)
     entries = ""
-    for path, style in sorted(merged(styles.by_module | norms).items()):
+    by_path = merged(styles.by_module | norms)
+    for path, style in sorted(by_path.items()):
         entries += f'    "{path}": {style},\n'
-    ends = ", ".join([*first.by_module.values(), *last.by_module.values()])
+    ends = ", ".join([*first.styles, *last.styles])
     ranks = plan.space.mesh.ranks[-1]
     return FILE.format(ranks=ranks, entries=entries, ends=ends)
 
@@ -95,7 +104,8 @@ def plan_script(plan: GraphPlan) -> str:
 def _may_have_styles(plan: GraphPlan) -> bool:
     """Return whether a plan has one axis, no merged products and no slices that are gathered again."""
     sliced = any(one.again for one in plan.collectives)
-    joined = any(plan.merged(op) for op in plan.space.graph.operators)
+    graph = plan.space.graph
+    joined = any(plan.merged(op) for op in graph.operators)
     return len(plan.space.mesh.ranks) == 1 and not sliced and not joined
 
 
@@ -167,38 +177,37 @@ def _common_module(paths: Sequence[str]) -> str:
 def _norms(plan: GraphPlan) -> dict[str, str]:
     """Return the styles of modules with weights that work on shards of a dimension behind the first."""
     graph = plan.space.graph
-    owners = {op.owner for op in _of_kind(plan, PARAMETER)}
+    owners = {op.owner for op in plan.space.graph.of_kind(PARAMETER)}
     parts = defaultdict[str, list[GraphOperator]](list)
     for op in graph.computing:
         if op.module in owners and graph.gradients(op.outputs):
             parts[op.module].append(op)
     found = {}
     for path, ops in parts.items():
-        label, *others = {plan.choice(op).labels[-1] for op in ops}
-        given = plan.choice(ops[0]).inputs[0][-1]
-        made = plan.choice(ops[-1]).outputs[0][-1]
-        if not others and label != "d0" and given == made == label.replace("d", "S"):
+        choices = [plan.choice(op) for op in ops]
+        label, *others = {choice.labels[-1] for choice in choices}
+        given = choices[0].inputs[0][-1]
+        made = choices[-1].outputs[0][-1]
+        split = label.replace("d", "S")
+        if not others and label != "d0" and given == made == split:
             found[path] = f"tp.SequenceParallel(sequence_dim={label[1:]}, use_local_output=True)"
     return found
-
-
-def _of_kind(plan: GraphPlan, kind: str) -> Iterator[GraphOperator]:
-    return (op for op in plan.space.graph.operators if op.op == kind)
 
 
 def _first_input(plan: GraphPlan) -> Styles:
     """Return the style that splits the module's first input, and its collectives."""
     graph = plan.space.graph
     styles = Styles()
-    given = next(_of_kind(plan, INPUT), None)
-    name = given.outputs[0] if given else ""
+    given = graph.of_kind(INPUT)
+    name = given[0].outputs[0] if given else ""
     used = name in graph.consumers and graph.values[name].needs_grad
     if not used or "" not in graph.calls:
         return styles
     made = _place([plan.produced(name)])
     reader = graph.consumers[name][0][0]
     copy = reader.outputs[0] if reader.op == RELAY else name
-    target, *others = dict.fromkeys(_place([state]) for state in plan.demands(copy))
+    places = [_place([state]) for state in plan.demands(copy)]
+    target, *others = dict.fromkeys(places)
     if target == WHOLE:
         target = _place([plan.produced(copy)])
     if made != target and not others:
@@ -211,12 +220,13 @@ def _first_input(plan: GraphPlan) -> Styles:
 def _last_output(plan: GraphPlan) -> Styles:
     """Return the style that joins the module's one output, and its collectives."""
     styles = Styles()
-    outputs = list(_of_kind(plan, OUTPUT))
+    outputs = plan.space.graph.of_kind(OUTPUT)
     if len(outputs) != 1:
         return styles
     name = outputs[0].inputs[0]
     made = _place([plan.produced(name)])
-    wanted = _place([plan.choice(outputs[0]).inputs[0]])
+    choice = plan.choice(outputs[0])
+    wanted = _place([choice.inputs[0]])
     if made != wanted:
         style = f"tp.PrepareModuleOutput(output_layouts={made}, desired_output_layouts={wanted})"
         moves = [one for one in plan.collectives if one.name == name]

@@ -1,11 +1,12 @@
 """Does anything break, and is every claim true? Random problems, bad values and killed processes.
 
-    make fuzz                                    # 200 problems, 300 bad values, 100 spoilt files, 3 kills
+    make fuzz      # 200 problems, 300 bad values, 100 spoilt files, all splits of operators, 3 kills
     make fuzz ARGS="--problems 1000 --inputs 0 --kills 0 --seed 7"
 
 Random tiny problems are solved by the exact methods and by an enumeration that shares no code with them
 (`tests/fuzz/oracle.py`): claimed seconds, "optimal" and "infeasible" must agree. Every key of the schema gets
 bad values, words and files of other commands are spoilt: each must end in one sentence or in a result.
+Every split that a rule of `darts-parallel graph` offers is run on two processes, forward and backward.
 Processes are killed, interrupted, and run without room or folder. Ctrl-C ends with the table so far; the
 exit status is 1 where anything is wrong.
 """
@@ -21,10 +22,18 @@ import torch
 
 from darts_parallel.report.tables import markdown_table
 from experiments.results_page import Page, publish
-from tests.fuzz import files, inputs, problems, processes
+from tests.fuzz import files, inputs, problems, processes, splits
 from tests.fuzz.case import GOOD, FuzzCase, FuzzOutcome
 
-SIZES = {"problems": 200, "inputs": 300, "files": 100, "kills": 3, "limit": 300, "seed": 0}
+SIZES = {
+    "problems": 200,
+    "inputs": 300,
+    "files": 100,
+    "splits": 200,
+    "kills": 3,
+    "limit": 300,
+    "seed": 0,
+}
 """Default of every option; `limit`: plans of a random problem at most."""
 
 
@@ -41,6 +50,7 @@ def cases(sizes: argparse.Namespace) -> Iterator[FuzzCase]:
     """Yield all cases, the cheap ones first."""
     yield from inputs.cases(sizes.inputs, sizes.seed)
     yield from files.cases(sizes.files, sizes.seed)
+    yield from splits.cases(sizes.splits, sizes.seed)
     if sizes.kills:
         yield from processes.cases(sizes.kills, sizes.seed)
     yield from problems.cases(sizes.problems, sizes.seed, sizes.limit)

@@ -25,6 +25,8 @@ def test_some_problems_and_bad_values_are_answered_and_counted(
         "6",
         "--files",
         "2",
+        "--splits",
+        "12",
         "--kills",
         "0",
     ]
@@ -33,6 +35,7 @@ def test_some_problems_and_bad_values_are_answered_and_counted(
     assert "Nothing was wrong." in said
     assert "| bad values of keys | 6 | 0 |" in said
     assert "| spoilt words and files | 2 | 0 |" in said
+    assert "| splits of operators | 12 | 0 |" in said
     assert "| random problems | 8 | 0 |" in said
 
 

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from darts_parallel.graph.execute import operators_script
 from darts_parallel.graph.plan import GraphPlan
+from darts_parallel.graph.verify import Made
 from darts_parallel.run.workers import Workers
 from experiments.graph_blocks import Whole
-from tests.graph.running import Made, check_file, plan_made
+from tests.graph.running import check_file, plan_made
 from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
 
 

@@ -9,8 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
 from darts_parallel.graph import GraphPlan, load_module, make_inputs, plan_module, plan_script
+from darts_parallel.graph.verify import Made
 from darts_parallel.run.workers import Workers
-from tests.graph.running import Made, check_file, mesh, plan_made
+from tests.graph.running import check_file, mesh, plan_made
 from tests.graph.test_rediscovery import Ends
 
 

@@ -1,0 +1,174 @@
+"""Other ways to train a module on the same ranks: a part of the batch each, with whole weights or shards.
+
+Seconds are those of the main command's formulas: `cost` prices the operators on a rank's part of the batch,
+the collectives of gradients and weights, and how much of them runs next to the computation.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from darts_parallel.cost import all_reduce, exposed, reduce_scatter
+from darts_parallel.errors import UnsupportedError
+from darts_parallel.graph._mesh import DeviceMeshSpec, tensor
+from darts_parallel.graph._programme import GIB
+from darts_parallel.graph._space import STATE_BYTES, GraphSpace
+from darts_parallel.graph.capture import capture_module, load_module, make_inputs
+from darts_parallel.graph.layers import plan_figures
+from darts_parallel.graph.operators import PARAMETER, ModuleGraph
+from darts_parallel.graph.plan import GraphPlan
+
+TENSOR = "tensor parallelism"
+BATCH = "batch split (DDP)"
+SHARDED = "batch split with sharded weights (FSDP)"
+HEAD = '''\
+"""{name} on {ranks} ranks; written by darts-parallel.
+
+    mesh = torch.distributed.device_mesh.init_device_mesh("cuda", ({ranks},))
+    module = parallelize(module, mesh)
+
+Every rank passes its own part of the batch; gradients are means over the ranks.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+'''
+DDP = '''\
+from torch.nn.parallel import DistributedDataParallel
+
+
+def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Average the gradients of all ranks."""
+    return DistributedDataParallel(module, process_group=mesh.get_group())
+'''
+FSDP = '''\
+from torch.distributed.fsdp import fully_shard
+
+UNITS = {units}
+"""Modules whose weights are gathered together."""
+
+
+def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard the weights over the ranks."""
+    for path in UNITS:
+        fully_shard(module.get_submodule(path), mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+'''
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to train a module on some ranks."""
+
+    name: str
+    seconds: float
+    """Of a step."""
+    bytes: float
+    """On a rank."""
+    text: str
+    """File that does so."""
+
+    def entry(self) -> dict[str, Any]:
+        """Return it as `graph.json` lists it."""
+        return {"name": self.name, "seconds": self.seconds, "bytes": self.bytes}
+
+
+def fastest(found: Sequence[Alternative], memory: float) -> Alternative:
+    """Return the fastest alternative within the bytes of a rank; the lightest where none is."""
+    fitting = [one for one in found if one.bytes <= memory]
+    if fitting:
+        return min(fitting, key=lambda one: one.seconds)
+    return min(found, key=lambda one: one.bytes)
+
+
+def alternatives(plan: GraphPlan, text: str, path: str, shapes: Sequence[Any]) -> list[Alternative]:
+    """Return tensor parallelism with the file of a plan, and what splits the batch, where ranks divide it."""
+    space = plan.space
+    size = space.memory_bytes(plan.assignment)
+    found = [Alternative(TENSOR, plan.seconds, size, text)]
+    ranks = prod(space.mesh.ranks)
+    parts = _parts_of_batch(shapes, ranks)
+    if parts is None:
+        return found
+    try:
+        graph = capture_module(load_module(path), make_inputs(parts))
+    except UnsupportedError:  # the module's code knows the size of its batch
+        return found
+    nothing = replace(space.mesh, ranks=())
+    alone = GraphSpace(graph, nothing, space.width)
+    own = GraphPlan(alone, (0,) * len(alone.groups))
+    every = replace(space.mesh, ranks=(ranks,))
+    return found + _batch_splits(own, every)
+
+
+def _parts_of_batch(shapes: Sequence[Any], ranks: int) -> list[list[Any]] | None:
+    """Return the inputs of a rank that has its part of the batch; None where ranks do not divide it."""
+    batch = shapes[0][0]
+    if not isinstance(batch, int) or batch % ranks:
+        return None
+    parts = []
+    for shape in shapes:
+        first, *others = shape
+        parts.append([batch // ranks if first == batch else first, *others])
+    return parts
+
+
+def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
+    """Price both ways to split the batch, from the plan of one rank's part."""
+    space = own.space
+    overlap = mesh.device.overlap_exponent
+    forward, backward, kept, *_ = (tensor(figure) for figure in plan_figures(own, 0.0))
+    units = _units(space.graph)
+    trained = space.graph.elements(trained=True)
+    gradients = tensor(trained * space.width)
+    scatter = reduce_scatter(gradients, mesh.groups[0], *mesh.links)
+    reduced = all_reduce(gradients, mesh.groups[0], *mesh.links)
+    gather = torch.zeros_like(forward)
+    for elements in units.values():
+        size = tensor(elements * space.width)
+        gather = gather + reduce_scatter(size, mesh.groups[0], *mesh.links)
+    whole = forward + backward + exposed(backward, reduced, overlap)
+    sharded = forward + exposed(forward, gather, overlap)
+    sharded = sharded + backward + exposed(backward, gather + scatter, overlap)
+    ranks = mesh.ranks[0]
+    states = STATE_BYTES * trained
+    gathered = max(units.values(), default=0) * space.width
+    paths = [path for path in units if path]
+    ddp = HEAD.format(name=BATCH, ranks=ranks) + DDP
+    fsdp = HEAD.format(name=SHARDED, ranks=ranks)
+    fsdp += FSDP.format(units=paths)
+    size = states + float(kept)
+    part = states / ranks + gathered + float(kept)
+    split = Alternative(BATCH, float(whole), size, ddp)
+    return [split, Alternative(SHARDED, float(sharded), part, fsdp)]
+
+
+def _units(graph: ModuleGraph) -> dict[str, int]:
+    """Return the parameters of the blocks whose weights travel together, by path; the rest has none.
+
+    A block is a module with an index in a list of modules, the outermost one.
+    """
+    units: dict[str, int] = defaultdict(int)
+    for op in graph.of_kind(PARAMETER):
+        parts = op.owner.split(".")
+        path = ""
+        for k, part in enumerate(parts, 1):
+            if part.isdigit():
+                path = ".".join(parts[:k])
+                break
+        units[path] += graph.values[op.outputs[0]].elements
+    return units
+
+
+def alternative_lines(found: Sequence[Alternative], best: Alternative) -> list[str]:
+    """Compare tensor parallelism with splits of the batch, where ranks divide it."""
+    lines = []
+    for one in found:
+        mark = " (fastest that fits)" if one is best and len(found) > 1 else ""
+        seconds = 1e3 * one.seconds
+        lines.append(f"{one.name}: {seconds:.4f} ms, {one.bytes / GIB:.2f} GiB a rank{mark}")
+    return lines

@@ -1,0 +1,412 @@
+"""Run the file of a plan on processes of this machine, and compare it with one process.
+
+The same choices are written anew for two ranks an axis, on the smallest inputs that the module accepts. Every
+process runs the file and the whole module, forward and backward, and counts the collectives.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.graph._choices import OperatorChoice
+from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph.capture import capture_module, load_module, make_inputs
+from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.operators import ModuleGraph
+from darts_parallel.graph.plan import GraphPlan
+from darts_parallel.graph.script import plan_script
+
+Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
+"""A module, its inputs, and its inputs by keyword."""
+MOST_PARAMETERS = 100_000_000
+"""Parameters up to which a plan is run by default."""
+MOST_ELEMENTS = 2**27
+"""Numbers of all tensors of a graph up to which a plan is run on the inputs that were given."""
+TOLERANCE = 1e-4
+"""Largest difference over the largest entry: above reordered sums in float32, below any wrong split."""
+UNSEEN = 1e-3
+"""Share of the largest gradient below which gradients count as rounding errors."""
+SEQUENCES = (4, 16, 64)
+"""Sizes of a sequence that are tried, the smallest first."""
+TIMEOUT_S = 120.0
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+ON_GLOO = {"all_to_all": "all_gather"}
+"""Gloo has no all-to-all: DTensor gathers and takes its part."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Whether the file of a plan computes the module."""
+
+    verified: bool | None
+    """None: it was not run."""
+    reason: str
+    styles: bool = True
+    """The file with torch's styles computes the module, too."""
+
+    @property
+    def line(self) -> str:
+        """A line of the report."""
+        if self.verified is None:
+            return f"not verified: {self.reason}"
+        if self.verified:
+            return f"verified: {self.reason}"
+        return f"the plan is WRONG, and its file is not written: {self.reason}"
+
+
+@dataclass(frozen=True)
+class FileRun:
+    """A file next to the whole module."""
+
+    differences: dict[str, float]
+    """Of outputs, gradients and buffers, over their largest entries; infinite where one is missing."""
+    collectives: dict[str, int]
+
+
+def verification(
+    plan: GraphPlan, path: str, shapes: Sequence[Any], wanted: bool | None
+) -> Verification:
+    """Run a plan for two ranks an axis.
+
+    Args:
+        path: Where the module is made (`package.file:make_block`).
+        shapes: Shapes of its inputs, as the command gets them.
+        wanted: None: where the module has at most `MOST_PARAMETERS`.
+    """
+    parameters = plan.space.graph.elements()
+    if wanted is False:
+        return Verification(None, "verify=false")
+    if wanted is None and parameters > MOST_PARAMETERS:
+        reason = f"{parameters:,} parameters are more than {MOST_PARAMETERS:,}; try verify=true"
+        return Verification(None, reason)
+    try:
+        for small in _small_shapes(shapes, len(plan.space.mesh.ranks)):
+            twin = _twin(plan, path, small)
+            if twin is not None:
+                make = partial(_made, path, small, _largest_index(twin.space.graph))
+                return _verified(twin, make, small)
+    except DartsParallelError as error:
+        return Verification(None, str(error))
+    return Verification(None, "no inputs that are small enough have the operators of the plan")
+
+
+def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) -> Verification:
+    """Run a small plan on processes of this machine."""
+    from darts_parallel.run import Workers
+
+    ranks = twin.space.mesh.ranks
+    listed = collectives_on_gloo(twin)
+    operators = operators_script(twin)
+    text = plan_script(twin)
+    try:
+        with Workers(prod(ranks), timeout_s=TIMEOUT_S) as workers:
+            for run in workers.run(run_file, make, operators, ranks):
+                if fault := _fault(run, listed):
+                    return Verification(False, fault)
+            styles = text == operators or _styles_work(workers, make, text, ranks)
+    except RuntimeError as error:
+        return Verification(False, f"the file fails: {error}")
+    return Verification(
+        True,
+        f"outputs, gradients and {sum(listed.values())} collectives of {prod(ranks)} processes on "
+        f"inputs={list(map(list, shapes))} are as planned",
+        styles,
+    )
+
+
+def _fault(run: FileRun, listed: dict[str, int] | None = None) -> str:
+    """Say what a file does wrong; it is empty where nothing is."""
+    found = run.differences
+    name = max(found, key=lambda one: found[one])
+    largest = found[name]
+    if not largest <= TOLERANCE:
+        return f"{name} differs by {largest:.2g} of its largest entry"
+    if listed is not None and run.collectives != listed:
+        return f"the file runs the collectives {run.collectives}, the plan has {listed}"
+    return ""
+
+
+def _styles_work(workers: Any, make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> bool:
+    """Return whether a file with torch's styles computes the module, whose own code sees parts of tensors."""
+    try:
+        return not any(map(_fault, workers.run(run_file, make, text, ranks)))
+    except (RuntimeError, DartsParallelError):
+        return False
+
+
+def collectives_on_gloo(plan: GraphPlan) -> dict[str, int]:
+    """Count the collectives of a plan as gloo runs them."""
+    kinds = [one.step.kind for one in plan.collectives]
+    return dict(Counter(ON_GLOO.get(kind, kind) for kind in kinds))
+
+
+def _small_shapes(shapes: Sequence[Any], axes: int) -> Iterator[list[list[Any]]]:
+    """Yield shapes of the inputs with small batches and sequences, then the given ones.
+
+    The batch is the first dimension of the first input, the sequence its second one; equal sizes of other
+    dimensions become equal ones, but for the last dimension of floating numbers.
+    """
+    first = list(shapes[0])
+    batch = first[0]
+    sequence = first[1] if len(first) > 2 else batch
+    for size in SEQUENCES:
+        small = {sequence: size * axes, batch: 2 * axes}
+        found = []
+        for shape in shapes:
+            own = []
+            last = len(shape) - 1
+            for k, known in enumerate(shape):
+                changes = known in small and (k < last or isinstance(shape[-1], str))
+                own.append(min(known, small[known]) if changes else known)
+            found.append(own)
+        yield found
+    yield [list(shape) for shape in shapes]
+
+
+def _twin(plan: GraphPlan, path: str, shapes: Sequence[Any]) -> GraphPlan | None:
+    """Return the choices of a plan for two ranks an axis and other inputs; None where they do not fit."""
+    try:
+        graph = capture_module(load_module(path), make_inputs(shapes))
+    except UnsupportedError:
+        return None
+    if sum(value.elements for value in graph.values.values()) > MOST_ELEMENTS:
+        return None
+    space = plan.space
+    mesh = replace(space.mesh, ranks=(2,) * len(space.mesh.ranks))
+    own = replace(space, graph=graph, mesh=mesh, width=4)
+    if _names(own) != _names(space):
+        return None
+    assignment = []
+    for number, group in enumerate(space.groups):
+        found = _alike(own, number, group.choices[plan.assignment[number]])
+        if found is None:
+            return None
+        assignment.append(found)
+    return GraphPlan(own, own.agreed(assignment))
+
+
+def _names(space: GraphSpace) -> list[list[str]]:
+    """Return the operators of every group."""
+    return [[op.name for op in group.operators] for group in space.groups]
+
+
+def _alike(space: GraphSpace, group: int, choice: OperatorChoice) -> int | None:
+    """Return the choice of a group that splits the same; None where none does.
+
+    Ranks that outnumber key-value heads have states of their own: there the labels decide.
+    """
+    states = choice.chained or choice.states
+    found = space.twins[group].get((choice.merged, states))
+    if found is None:
+        for k, one in enumerate(space.groups[group].choices):
+            if one.labels == choice.labels and not one.merged:
+                return k
+    return found
+
+
+def _largest_index(graph: ModuleGraph) -> int:
+    """Return the number of rows of the smallest table that whole numbers point into; 2 where none is."""
+    rows = []
+    for op in graph.of_kind("embedding"):
+        table = graph.values[op.inputs[0]]
+        rows.append(table.shape[0])
+    for op in graph.of_kind("cross_entropy_loss"):
+        logits = graph.values[op.inputs[0]]
+        rows.append(logits.shape[-1])
+    return min(rows, default=2)
+
+
+def _made(path: str, shapes: Sequence[Any], largest: int) -> Made:
+    """Make a module on this machine with numbers in all of its weights, and random inputs."""
+    torch.manual_seed(0)
+    module = load_module(path, device="cpu")
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            nn.init.normal_(tensor.detach(), std=0.1)
+    for bound in (largest, 2):
+        inputs = [_drawn(one, bound) for one in make_inputs(shapes)]
+        try:
+            module(*inputs)
+        except IndexError:
+            continue
+        break
+    return module, inputs, {}
+
+
+def _drawn(like: Tensor, bound: int) -> Tensor:
+    """Draw an input with the shape and type of another tensor."""
+    if like.is_floating_point():
+        return torch.randn(like.shape)
+    bound = 2 if like.dtype == torch.bool else bound
+    return torch.randint(0, bound, like.shape).to(like.dtype)
+
+
+def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> FileRun:
+    """Run the file of a plan and the whole module in this process of a group, and compare them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    file: dict[str, Any] = {}
+    exec(text, file)
+    torch.manual_seed(0)
+    module, inputs, kwargs = make()
+    module.eval()
+    names = tuple(f"axis{axis}" for axis in range(len(ranks)))
+    mesh = init_device_mesh("cpu", ranks, mesh_dim_names=names)
+    prepare = _operators if "forward" in file else _styles
+    prepared = prepare(file, deepcopy(module), inputs, mesh)
+    leaves = [_leaf(tensor) for tensor in inputs]
+    try:
+        made = _flat(module(*leaves, **kwargs))
+        expected = list({id(one): one for one in made}.values())
+        _backward([_product(one) for one in expected])
+    except Exception as error:  # an answer about the module, whatever it raises
+        raise UnsupportedError(f"one process fails: {error}; try verify=false.") from error
+    with CommDebugMode() as comms:  # type: ignore[no-untyped-call]
+        outputs = prepared.run()
+        _backward([_product(one) for one in outputs])
+    parts = prepared.inputs | prepared.weights
+    differences = _of_outputs(outputs, expected)
+    tensors = _numbered(leaves) | dict(module.named_parameters(remove_duplicate=False))
+    differences |= _of_gradients(parts, tensors)
+    for name, tensor in module.named_buffers():
+        if name in parts:
+            differences[f"buffer {name}"] = _difference(_whole(parts[name]), tensor, 0.0)
+    ran: Counter[str] = Counter()
+    for kind, count in comms.get_comm_counts().items():
+        ran[next(known for known in KINDS if known in str(kind))] += count
+    return FileRun(differences, dict(ran))
+
+
+class _Prepared(NamedTuple):
+    """A file that is ready to run."""
+
+    run: Callable[[], list[Tensor]]
+    inputs: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def _operators(file: dict[str, Any], module: nn.Module, inputs: Any, mesh: Any) -> _Prepared:
+    """Prepare a file that is written operator by operator."""
+    leaves = [_leaf(tensor) for tensor in inputs]
+    whole = dict(zip(file["INPUTS"], leaves, strict=True))
+    given = file["distribute"](whole, file["INPUTS"], mesh)
+    weights = file["distribute"](file["tensors_of"](module), file["WEIGHTS"], mesh)
+
+    def run() -> list[Tensor]:
+        return list(file["forward"](mesh, weights, given).values())
+
+    return _Prepared(run, _numbered(given.values()), weights)
+
+
+def _styles(file: dict[str, Any], module: nn.Module, inputs: Any, mesh: Any) -> _Prepared:
+    """Prepare a file with torch's styles."""
+    leaves = [_leaf(tensor) for tensor in inputs]
+    split = file["parallelize"](module, mesh)
+
+    def run() -> list[Tensor]:
+        return _flat(split(*leaves))
+
+    return _Prepared(run, _numbered(leaves), dict(split.named_parameters()))
+
+
+def _numbered(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    return {f"input {k}": tensor for k, tensor in enumerate(tensors)}
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    trained = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.detach().clone().requires_grad_(trained)
+
+
+def _flat(made: Any) -> list[Tensor]:
+    """Return the tensors of a result in their order."""
+    if isinstance(made, Tensor):
+        return [made]
+    if isinstance(made, dict):
+        made = list(made.values())
+    parts = made if isinstance(made, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _flat(part)]
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _product(tensor: Any) -> Tensor:
+    """Return the loss of an output, a random sum of its numbers; of a distributed one this rank's share."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    local = _numbers(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+    shape = [*tensor.shape, 2] if tensor.is_complex() else tensor.shape
+    generator = torch.Generator().manual_seed(1)
+    factors = torch.randn(shape, generator=generator).to(local.dtype)
+    if isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+        whole = [Replicate()] * mesh.ndim
+        factors = DTensor.from_local(factors, mesh, whole, run_check=False)
+        factors = factors.redistribute(placements=tensor.placements).to_local()
+    return (local * factors).sum()
+
+
+def _whole(tensor: Any) -> Tensor:
+    """Return all of a tensor that may be distributed."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+
+
+def _backward(losses: Sequence[Tensor]) -> None:
+    """Add gradients of all losses to leaves."""
+    trained = [loss.double() for loss in losses if loss.requires_grad]
+    if trained:
+        torch.stack(trained).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _of_outputs(outputs: Sequence[Any], expected: Sequence[Tensor]) -> dict[str, float]:
+    """Compare outputs by their order, and whether they have gradients."""
+    found = {}
+    if len(outputs) != len(expected):
+        found["number of outputs"] = inf
+    for k, (output, one) in enumerate(zip(outputs, expected, strict=False)):
+        found[f"output {k}"] = _difference(_whole(output), one, 0.0)
+        if output.requires_grad != one.requires_grad:
+            found[f"gradient of output {k}"] = inf
+    return found
+
+
+def _of_gradients(parts: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, float]:
+    """Compare the gradients of weights and inputs."""
+    largest = 0.0
+    for tensor in tensors.values():
+        if tensor.grad is not None:
+            largest = max(largest, float(tensor.grad.abs().max()))
+    found = {}
+    for name, part in parts.items():
+        expected = tensors[name].grad if name in tensors else None
+        own = part.grad
+        present = [_whole(one) for one in (own, expected) if one is not None]
+        if len(present) == 1 and present[0].any():
+            found[f"gradient of {name}"] = inf
+        elif len(present) == 2:
+            found[f"gradient of {name}"] = _difference(*present, UNSEEN * largest)
+    return found
+
+
+def _difference(made: Tensor, expected: Tensor, unseen: float) -> float:
+    """Return the largest difference over the largest entry; of numbers that are not real, the share."""
+    made, expected = made.detach(), expected.detach()
+    if made.shape != expected.shape or made.dtype != expected.dtype:
+        return inf
+    if not (made.is_floating_point() or made.is_complex()):
+        return float((made != expected).double().mean())
+    if not made.numel():
+        return 0.0
+    scale = max(float(expected.abs().max()), unseen, 1e-12)
+    return float((made - expected).abs().max()) / scale

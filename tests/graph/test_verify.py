@@ -1,0 +1,154 @@
+"""What the command calls proven is what the file computes, and what cannot be written is refused."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.graph import verify
+from darts_parallel.graph.alternatives import BATCH, SHARDED, TENSOR, alternatives
+from darts_parallel.graph.capture import capture_module, load_module, make_inputs
+from darts_parallel.graph.command import run_request
+from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.layers import derived_keys
+from darts_parallel.graph.plan import GraphPlan, plan_module
+from darts_parallel.run.workers import Workers
+from tests.graph import named_modules
+from tests.graph.named_modules import COMPUTED, REFUSED, WIDTH, made
+from tests.graph.running import FAST, check_file, mesh, plan_made
+
+HERE = "tests.graph.named_modules"
+
+
+@pytest.mark.parametrize("kind", COMPUTED, ids=lambda kind: kind.__name__)
+def test_named_modules_are_one_process(two: Workers, kind: type[nn.Module]) -> None:
+    """The plan on fast links, and random choices of every operator."""
+    make = partial(made, kind)
+    for seed in (None, 0, 1):
+        plan = plan_made(make, (2,), seed)
+        check_file(two, make, operators_script(plan), plan)
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_written_is_refused_in_one_sentence(kind: type[nn.Module]) -> None:
+    with torch.device("meta"):
+        module = kind()
+    with pytest.raises(UnsupportedError, match=REFUSED[kind]) as caught:
+        capture_module(module, make_inputs([[2, 16, WIDTH]]))
+    assert "\n" not in str(caught.value)
+    assert "; try " in str(caught.value)
+
+
+def test_a_factory_that_exits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"exiting\(\) fails \(SystemExit"):
+        load_module(f"{HERE}:exiting")
+
+
+def run_command(folder: Path, name: str, *more: str) -> tuple[list[str], dict[str, Any]]:
+    arguments = [f"module={HERE}:{name}", "mesh=[2]", "descent=false", f"hydra.run.dir={folder}"]
+    lines = run_request([*arguments, *FAST, *more])
+    return lines, json.loads((folder / "graph.json").read_text())
+
+
+def test_a_plan_is_run_before_it_is_reported(tmp_path: Path) -> None:
+    """The mask has 16 tokens: fewer do not export."""
+    lines, data = run_command(tmp_path, "masked", f"inputs=[[3,16,{WIDTH}]]")
+    assert data["verified"] is True
+    assert data["proven"]
+    assert any(line.startswith("verified: ") for line in lines)
+    assert any("; proven: " in line for line in lines)
+    assert (tmp_path / "parallel_plan.py").exists()
+
+
+def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that computes another function is found."""
+
+    def other(plan: GraphPlan) -> str:
+        return operators_script(plan).replace("aten.relu", "aten.sigmoid")
+
+    monkeypatch.setattr(verify, "operators_script", other)
+    lines, data = run_command(tmp_path, "pair", f"inputs=[[3,16,{WIDTH}]]")
+    assert data["verified"] is False
+    assert any("WRONG" in line for line in lines)
+    assert not (tmp_path / "parallel_plan.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"), [(["verify=false"], "verify=false"), ([], "parameters are more than 1,000")]
+)
+def test_a_plan_that_is_not_run_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], reason: str
+) -> None:
+    monkeypatch.setattr(verify, "MOST_PARAMETERS", 1000)
+    lines, data = run_command(tmp_path, "pair", f"inputs=[[3,16,{WIDTH}]]", *more)
+    assert data["verified"] is None
+    assert reason in data["verified_reason"]
+    assert any(line.startswith("not verified: ") for line in lines)
+    assert (tmp_path / "parallel_plan.py").exists()
+
+
+def train_split(text: str, batch: int) -> list[float]:
+    """Train on this rank's part of a batch; return its gradients next to those of the whole batch."""
+    file: dict[str, Any] = {}
+    exec(text, file)
+    torch.manual_seed(0)
+    whole, split = named_modules.stack(), named_modules.stack()
+    split.load_state_dict(whole.state_dict())
+    group = init_device_mesh("cpu", (2,))
+    x = torch.randn(batch, 4, WIDTH)
+    part = x.chunk(2)[group.get_local_rank()]
+    trained = file["parallelize"](split.eval(), group)
+    trained(part).sin().mean().backward()
+    whole.eval()(x).sin().mean().backward()
+    differences = []
+    for own, one in zip(split.parameters(), whole.parameters(), strict=True):
+        gradient = own.grad.full_tensor() if hasattr(own.grad, "full_tensor") else own.grad
+        differences.append(float((gradient - one.grad).abs().max() / one.grad.abs().max()))
+    return differences
+
+
+def test_a_stack_that_tensor_parallelism_does_not_speed_up_has_an_answer(two: Workers) -> None:
+    """Twelve narrow blocks and a large batch: parts of the batch are faster, and their files train."""
+    path, shapes = f"{HERE}:stack", [[4096, 64, WIDTH]]
+    plan = plan_module(load_module(path), make_inputs(shapes), mesh(2)).plan
+    found = alternatives(plan, operators_script(plan), path, shapes)
+    assert [one.name for one in found] == [TENSOR, BATCH, SHARDED]
+    tensor, batch, sharded = found
+    assert batch.seconds < tensor.seconds
+    assert sharded.bytes < batch.bytes
+    for one in (batch, sharded):
+        for differences in two.run(train_split, one.text, 4):
+            assert max(differences) < 1e-4
+    assert len(alternatives(plan, "", path, [[3, 64, WIDTH]])) == 1
+
+
+def test_the_command_names_the_fastest_and_writes_its_file(tmp_path: Path) -> None:
+    _, data = run_command(tmp_path, "stack", f"inputs=[[4096,64,{WIDTH}]]", "verify=false")
+    assert data["fastest"] == BATCH
+    assert "DistributedDataParallel(module" in (tmp_path / "parallel_plan.py").read_text()
+    assert (tmp_path / "tensor_plan.py").exists()
+
+
+def test_a_module_says_its_hidden_size() -> None:
+    """The keys that are not given make a command that works."""
+    job = ["model=module", f"model.path={HERE}:pair", "model.num_layers=4", "model.vocab_size=1000"]
+    keys = derived_keys(job)
+    assert keys[1] == f"model.hidden_size={WIDTH}"
+    config = load_config([*job, *keys, "training.seq_len=64"])
+    assert list(config.model.inputs[0]) == [1, 64, WIDTH]
+    assert derived_keys([*job, "model.hidden_size=32"]) == keys[:1]
+    assert derived_keys([*job, *keys]) == []
+    assert derived_keys(["model=llama3_8b"]) == []
+
+
+def test_a_module_that_is_no_block_is_refused() -> None:
+    job = ["model=module", f"model.path={HERE}:convolution"]
+    with pytest.raises(UnsupportedError, match=r"try model.inputs=.*model.hidden_size="):
+        derived_keys(job)
