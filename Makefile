@@ -33,7 +33,7 @@ endef
 export PAGES
 
 pages: develop  ## every page of results, with the seconds that each takes; ARGS=compare: those of one command alone
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[rivals]'
+	$(VENV)/bin/pip install --quiet -c constraints.txt -r experiments/requirements.txt
 	@echo "$$PAGES" | grep "^$(ARGS)" | while read -r page; do began=$$(date +%s); set -f; \
 	$(VENV)/bin/python -m experiments.$$page < /dev/null || exit 1; \
 	echo "$$(($$(date +%s) - began)) s: $$page"; done

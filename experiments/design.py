@@ -442,7 +442,7 @@ def run(options: DesignStudyOptions) -> int:
     """Run every method on every case; returns the exit status."""
     for method, library in LIBRARY.items():
         if method in options.methods and find_spec(library) is None:
-            near = "pip install -e '.[rivals]'"
+            near = "pip install -r experiments/requirements.txt"
             raise ConfigError(
                 f"methods=[{method}] needs {library}, which is not installed; try {near}."
             )

@@ -77,6 +77,14 @@ def test_the_wheel_holds_the_configuration_the_licence_and_no_tests(wheel: Path)
     assert tops == {"darts_parallel"}
 
 
+def test_extras_can_be_installed_together() -> None:
+    """The optuna sweeper of Hydra wants an optuna below 3, the rivals of an experiment a later one."""
+    text = (ROOT / "pyproject.toml").read_text()
+    extras = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    assert "hydra-optuna-sweeper" in extras
+    assert '"optuna' not in extras
+
+
 def test_wheel_in_a_fresh_process_refuses_in_one_sentence_then_finds_the_plan_of_a_warm_one(
     installed: Path, tmp_path: Path, command: Command
 ) -> None:

@@ -21,6 +21,7 @@ from darts_parallel.config.composition import ANY as ANY
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.composition import readable_folder as readable_folder
 from darts_parallel.config.composition import refuse_silent_overrides as refuse_silent_overrides
+from darts_parallel.config.composition import require_few_values as require_few_values
 from darts_parallel.config.composition import to_config as to_config
 from darts_parallel.config.composition import with_own_job as with_own_job
 from darts_parallel.config.huggingface import OWN_FILE as OWN_FILE

@@ -85,16 +85,21 @@ def readable_folder(folder: str) -> str:
             memory.
     """
     for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
-        count = 0
-        with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-            root = yaml.compose(read_text(path), yaml.SafeLoader)  # type: ignore[no-untyped-call]
-            count = _values(root, {})
-        if count > MOST_VALUES:
-            rule = (
-                f"hold at most {MOST_VALUES:,} values, and its aliases stand for {float(count):.3g}"
-            )
-            require(False, str(path), rule, "it without aliases")
+        require_few_values(str(path), path)
     return current_folder(folder)
+
+
+def require_few_values(setting: str, path: Path) -> None:
+    """Refuse a YAML file whose aliases stand for more than `MOST_VALUES`.
+
+    Whoever loads the file says what else is wrong with it.
+    """
+    count = 0
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        root = yaml.compose(read_text(path), yaml.SafeLoader)  # type: ignore[no-untyped-call]
+        count = _values(root, {})
+    rule = f"hold at most {MOST_VALUES:,} values, and its aliases stand for {float(count):.3g}"
+    require(count <= MOST_VALUES, setting, rule, "it without aliases")
 
 
 def _values(node: Any, known: dict[int, int]) -> int:

@@ -14,6 +14,7 @@ from darts_parallel.config import (
     config_dir,
     require,
     require_at_least,
+    require_few_values,
     require_member,
     require_members,
 )
@@ -84,9 +85,10 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
         names = sorted(path.stem for path in shipped.glob("*"))
         require_member("design", request, tuple(names))
         file = shipped / f"{request}.yaml"
+    require_few_values(f"design={request}", file)
     try:
         raw = OmegaConf.to_container(OmegaConf.load(file))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise ConfigError(
             f"design={request} cannot be read ({error}); try YAML in UTF-8."
         ) from None

@@ -245,10 +245,11 @@ class GraphProgramme:
         """Return the sparse matrix of all rows, and the least and largest value of each."""
         from scipy.sparse import csr_array
 
-        columns = list(chain.from_iterable(row.columns for row in self.rows))
+        # the solver of scipy before 1.15 takes indices of 32 bits alone
+        columns = np.fromiter(chain.from_iterable(row.columns for row in self.rows), np.int32)
         factors = list(chain.from_iterable(row.factors for row in self.rows))
         lengths = [len(row.columns) for row in self.rows]
-        ends = np.cumsum([0, *lengths])
+        ends = np.cumsum([0, *lengths], dtype=np.int32)
         shape = len(self.rows), len(self.cost)
         low = np.array([row.low for row in self.rows])
         high = np.array([row.high for row in self.rows])

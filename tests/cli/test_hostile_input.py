@@ -7,7 +7,7 @@ import pytest
 
 from darts_parallel.errors import MOST_SAID, begin_command, one_line
 from darts_parallel.report import Tracker
-from tests.support.commands import TOY, Command
+from tests.support.commands import TOY, Command, alias_bomb
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,8 @@ def test_a_file_without_an_end_is_refused(
 
 
 def test_aliases_that_stand_for_more_than_the_memory_holds_are_refused(command: Command) -> None:
-    lines = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
     (command.folder / "model").mkdir()
-    (command.folder / "model/mine.yaml").write_text("\n".join(["a0: &a0 [x]", *lines]))
+    (command.folder / "model/mine.yaml").write_text(alias_bomb())
     outcome = command("--config-dir", ".", "model=mine")
     assert outcome.status == 2
     assert "model/mine.yaml must hold at most 100,000 values" in outcome.err

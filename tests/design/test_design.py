@@ -16,6 +16,7 @@ from darts_parallel.design.bound import Array, Knobs, Lines, dual_bound, log_tan
 from darts_parallel.design.figures import sense
 from darts_parallel.design.pricing import Pricing
 from darts_parallel.problem import Problem, load_problem
+from tests.support.commands import alias_bomb
 
 JOB = [
     "model=toy",
@@ -300,6 +301,24 @@ def test_bad_input_is_one_sentence(
     assert ended.value.code == 2
     sentence = capsys.readouterr().err
     assert (said in sentence, "try" in sentence, sentence.count("\n")) == (True, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (alias_bomb(), "must hold at most 100,000 values"),
+        ("[" * 10**5, "cannot be read (maximum recursion depth"),
+    ],
+)
+def test_a_file_without_an_end_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main([f"design={file}"])
+    assert ended.value.code == 2
+    assert f"design={file} {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -261,6 +262,12 @@ def test_of_merged_linears_the_programme_is_as_fast_as_every_plan() -> None:
     assert answer.seconds == pytest.approx(best, rel=1e-6)
     assert answer.lp_seconds <= best * (1.0 + 1e-9)
     assert descend(one).seconds == pytest.approx(answer.seconds, rel=5e-3)
+
+
+def test_the_solver_of_older_versions_of_scipy_reads_the_matrix() -> None:
+    """Before 1.15 it takes indices of 32 bits alone."""
+    matrix, _, _ = GraphProgramme(space()).constraints()
+    assert {matrix.indices.dtype, matrix.indptr.dtype} == {np.dtype(np.int32)}
 
 
 class Factors(nn.Module):

@@ -21,6 +21,12 @@ TOY = (
 QUIET = ("output.tensorboard=false", "verification.enabled=false")
 
 
+def alias_bomb() -> str:
+    """Return a short YAML text whose aliases stand for 9^29 values."""
+    lines = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    return "\n".join(["a0: &a0 [x]", *lines])
+
+
 @dataclass(frozen=True)
 class CommandOutcome:
     """Hold what one command left behind."""
