@@ -134,7 +134,12 @@ class PlanSpace:
         table = torch.full((len(plans),), index)
         return Chains(table, plans.outer, plans.choices, starts)
 
-    def random_choice(self, table: Tensor, outer: Tensor, generator: torch.Generator) -> Tensor:
+    def random_choice(
+        self,
+        table: Tensor,
+        outer: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
         """Draw a legal strategy for every configuration; all arguments and the result `(N,)`."""
         allowed = self.allowed[table, outer]
         drawn = torch.rand(allowed.shape, generator=generator)
@@ -241,7 +246,12 @@ class MoveWeights:
 class RandomMoves:
     """Draw random plans and changes of plans."""
 
-    def __init__(self, space: PlanSpace, weights: MoveWeights, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        space: PlanSpace,
+        weights: MoveWeights,
+        generator: torch.Generator,
+    ) -> None:
         self.space = space
         self.generator = generator
         values = list(vars(weights).values())

@@ -89,7 +89,9 @@ def bottleneck_split(segments: StageSegments, values: Array) -> list[int] | None
 
 
 def cheapest_split(
-    segments: StageSegments, seconds: Array, rest: float
+    segments: StageSegments,
+    seconds: Array,
+    rest: float,
 ) -> tuple[float, list[int]] | None:
     """Find the split of least `sum + rest * max`, by trying bottlenecks from below (Alpa, section 5.2).
 

@@ -25,7 +25,11 @@ CLUSTERS = 12
 """Layer clusters of a model; the paper finds that a few are enough."""
 
 
-def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+def offer_plans(
+    incumbent: Incumbent,
+    space_kind: str,
+    seed: int,
+) -> None:
     """Offer the plan of every configuration that may beat the best, the most promising first."""
     ranked = []
     for outer in outer_choices(incumbent):
@@ -42,7 +46,11 @@ solve = on_tables(offer_plans, layerwise=True)
 Mask = NDArray[np.bool_]
 
 
-def clusters(fused_to_previous: Mask, pp: int, most: int = CLUSTERS) -> list[int]:
+def clusters(
+    fused_to_previous: Mask,
+    pp: int,
+    most: int = CLUSTERS,
+) -> list[int]:
     """Return first layers of clusters, and the number of layers: first unit, last, even runs between.
 
     Args:
@@ -86,7 +94,9 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
 
 
 def _segment_seconds(
-    program: "_IntraOperator", segments: StageSegments, incumbent: Incumbent
+    program: "_IntraOperator",
+    segments: StageSegments,
+    incumbent: Incumbent,
 ) -> Array:
     """Return the seconds of every segment of clusters, `(N,)`; infinite where nothing fits."""
     seconds = np.full(len(segments), np.inf)
@@ -121,7 +131,12 @@ class _IntraOperator:
         self.edges = edges
         self.known: dict[tuple[object, ...], _Answer | None] = {}
 
-    def solve(self, stage: int, first: int, end: int) -> _Answer | None:
+    def solve(
+        self,
+        stage: int,
+        first: int,
+        end: int,
+    ) -> _Answer | None:
         """Solve the stage of some clusters; None where nothing fits."""
         costs = self.costs
         in_flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
@@ -140,7 +155,13 @@ class _IntraOperator:
         message = costs.p2p[boundary, self.edges[first] - 1]
         return _Answer(answer.seconds + float(message.min()), answer.choices)
 
-    def _program(self, stage: int, in_flight: float, first: int, end: int) -> _Answer | None:
+    def _program(
+        self,
+        stage: int,
+        in_flight: float,
+        first: int,
+        end: int,
+    ) -> _Answer | None:
         """Choose one strategy for each cluster: least seconds within the memory."""
         costs = self.costs
         kind = int(costs.stage_kind[stage])
@@ -177,7 +198,11 @@ class _IntraOperator:
 
 
 def choose(
-    load: Array, switches: list[Array], layout: Index, memory: Array, working: Array
+    load: Array,
+    switches: list[Array],
+    layout: Index,
+    memory: Array,
+    working: Array,
 ) -> list[int] | None:
     """Solve the integer program of a chain of operators: least load and resharding that fit.
 
@@ -226,7 +251,12 @@ def choose(
     return chosen
 
 
-def _flows(layout: Index, shape: tuple[int, int], width: int, size: int) -> Array:
+def _flows(
+    layout: Index,
+    shape: tuple[int, int],
+    width: int,
+    size: int,
+) -> Array:
     """Return rows that tie the flows between neighbours to their strategies' layouts.
 
     Args:

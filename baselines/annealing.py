@@ -23,7 +23,11 @@ COOLING = 1e-4
 WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, outer=0.05, jump=0.05)
 
 
-def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+def offer_plans(
+    incumbent: Incumbent,
+    space_kind: str,
+    seed: int,
+) -> None:
     """Anneal until the time is over; a step changes every chain once."""
     space = PlanSpace(incumbent, space_kind)
     generator = torch.Generator().manual_seed(seed)
@@ -46,7 +50,10 @@ solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
 
 
 def _restart(
-    space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor
+    space: PlanSpace,
+    moves: RandomMoves,
+    chains: Chains,
+    energy: Tensor,
 ) -> tuple[Chains, Tensor]:
     """Return the better half of the chains, and random plans."""
     kept = energy.argsort(stable=True)[: len(chains) // 2]
@@ -63,7 +70,12 @@ def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
     return starts[order], energy[order]
 
 
-def uphill(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor) -> float:
+def uphill(
+    space: PlanSpace,
+    moves: RandomMoves,
+    chains: Chains,
+    energy: Tensor,
+) -> float:
     """Return the scale of temperatures: a rise that a fifth of the rising moves stay below.
 
     The median would be set by moves that break the memory, which no temperature should accept.
@@ -74,7 +86,11 @@ def uphill(space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor)
 
 
 def metropolis(
-    space: PlanSpace, moves: RandomMoves, chains: Chains, energy: Tensor, temperature: float
+    space: PlanSpace,
+    moves: RandomMoves,
+    chains: Chains,
+    energy: Tensor,
+    temperature: float,
 ) -> tuple[Chains, Tensor]:
     """Change every chain once, accepted with probability `exp(-rise / temperature)` (Metropolis 1953)."""
     proposed = moves.propose(chains)

@@ -27,7 +27,9 @@ def first_partition(num_layers: int, stages: int) -> Integers:
 
 
 def minmax_partition(
-    ticks: Integers, stage_type: Integers, comm: Integers
+    ticks: Integers,
+    stage_type: Integers,
+    comm: Integers,
 ) -> tuple[Integers, Integers]:
     """Return the partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
 
@@ -53,7 +55,11 @@ def minmax_partition(
     return reported[back], priced[back]
 
 
-def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Integers, Integers]:
+def _descend(
+    ticks: Integers,
+    stage_type: Integers,
+    comm: Integers,
+) -> tuple[Integers, Integers]:
     """Descend from the first partition, for rows that differ."""
     batch, stages = stage_type.shape
     even = first_partition(ticks.shape[1] - 1, stages)
@@ -103,7 +109,11 @@ def _descend(ticks: Integers, stage_type: Integers, comm: Integers) -> tuple[Int
     return reported, priced
 
 
-def _move(counts: Integers, source: Integers, target: Integers) -> Integers:
+def _move(
+    counts: Integers,
+    source: Integers,
+    target: Integers,
+) -> Integers:
     """Move one layer between stages, row by row; nothing where both are the same."""
     rows = np.arange(len(counts))
     result = counts.copy()
@@ -129,7 +139,11 @@ def middle_comm(p2p: Floats) -> Integers:
     return comm
 
 
-def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+def offer_plans(
+    incumbent: Incumbent,
+    space_kind: str,
+    seed: int,
+) -> None:
     """Offer FASOP's uniform plans of every table, which lie in every space."""
     for index, table in enumerate(incumbent.tables):
         if incumbent.over():
@@ -166,7 +180,10 @@ def fasop_plans(table: CostTable) -> HardPlans:
 
 
 def _receive_seconds(
-    table: CostTable, outer: torch.Tensor, choice: torch.Tensor, units: torch.Tensor
+    table: CostTable,
+    outer: torch.Tensor,
+    choice: torch.Tensor,
+    units: torch.Tensor,
 ) -> torch.Tensor:
     """Return seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
     result = torch.zeros(len(outer), table.num_stages, dtype=torch.float64)

@@ -14,7 +14,11 @@ from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost import even_uniform_plans
 
 
-def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+def offer_plans(
+    incumbent: Incumbent,
+    space_kind: str,
+    seed: int,
+) -> None:
     """Offer the plans of the largest tp and the fewest stages that fit; a smaller tp only if nothing fits.
 
     Tables know no nodes: the largest tp among them counts as that of the node.
@@ -31,7 +35,11 @@ def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
                 return
 
 
-def _offer_even(incumbent: Incumbent, number: int, tp: int) -> None:
+def _offer_even(
+    incumbent: Incumbent,
+    number: int,
+    tp: int,
+) -> None:
     """Offer the plans of even stages and one strategy of tensor-parallel degree `tp`."""
     table = incumbent.tables[number]
     every = plain(table.choices, recompute=RECOMPUTE)

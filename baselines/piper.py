@@ -18,7 +18,11 @@ LEAST_SECONDS = 1e-12
 """Added to the seconds of recomputation, so that bytes per second stay finite."""
 
 
-def offer_plans(incumbent: Incumbent, space_kind: str, seed: int) -> None:
+def offer_plans(
+    incumbent: Incumbent,
+    space_kind: str,
+    seed: int,
+) -> None:
     """Offer the best stages of every configuration."""
     for outer in outer_choices(incumbent):
         degrees = sorted({strategy.tp for strategy in outer.strategies})
@@ -41,7 +45,12 @@ solve = on_tables(offer_plans, keep_all=True, layerwise=True)
 class _Recomputation:
     """Price stages of one tensor-parallel degree whose layers are recomputed as memory demands."""
 
-    def __init__(self, outer: OuterChoice, keep: int, again: int) -> None:
+    def __init__(
+        self,
+        outer: OuterChoice,
+        keep: int,
+        again: int,
+    ) -> None:
         costs = outer.costs
         self.costs = costs
         self.keep = keep

@@ -58,7 +58,11 @@ def read(name: str, file: str) -> str:
     return path(name, file).read_text(encoding="utf-8")
 
 
-def answers(words: list[str], rows: Any, checkout: str) -> list[Any]:
+def answers(
+    words: list[str],
+    rows: Any,
+    checkout: str,
+) -> list[Any]:
     """Return what a program on a checkout reads of every row."""
     env = {**os.environ, "PYTHONPATH": checkout}
     run = [sys.executable, *words]

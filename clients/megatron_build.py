@@ -60,7 +60,11 @@ for module in (rotary_pos_embedding, yarn_rotary_pos_embedding):  # it would pin
     module.get_pos_emb_on_this_cp_rank = lambda positions, *words: positions
 
 
-def read(words: list[str], world: int, one_queue: bool) -> Any:
+def read(
+    words: list[str],
+    world: int,
+    one_queue: bool,
+) -> Any:
     """Return the arguments as the program checks them."""
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     if one_queue:  # as the script exports it
@@ -75,7 +79,11 @@ def read(words: list[str], world: int, one_queue: bool) -> Any:
     return args
 
 
-def degree(args: Any, name: str, parameter: Any) -> int:
+def degree(
+    args: Any,
+    name: str,
+    parameter: Any,
+) -> int:
     """Return the parts of a parameter."""
     if ".experts." in name:
         return args.expert_model_parallel_size * args.expert_tensor_parallel_size
@@ -126,7 +134,12 @@ def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
     return found
 
 
-def built(words: list[str], world: int, one_queue: bool, names: list[str]) -> dict[str, Any]:
+def built(
+    words: list[str],
+    world: int,
+    one_queue: bool,
+    names: list[str],
+) -> dict[str, Any]:
     """Return what is read and built, or why not."""
     found: dict[str, Any] = {}
     try:

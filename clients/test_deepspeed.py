@@ -35,7 +35,11 @@ def test_deepspeed_accepts_the_file_in_the_whole_world(
     assert read.train_micro_batch_size_per_gpu == values["train_micro_batch_size_per_gpu"]
 
 
-def _check_experts(given: Any, world: int, strategy: LayerStrategy) -> None:
+def _check_experts(
+    given: Any,
+    world: int,
+    strategy: LayerStrategy,
+) -> None:
     """Run what the engine asks of AutoEP before it makes any process group."""
     from deepspeed.module_inject.auto_ep_config import validate_autoep_config
     from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
@@ -47,7 +51,11 @@ def _check_experts(given: Any, world: int, strategy: LayerStrategy) -> None:
 
 
 @pytest.mark.parametrize(("tp", "zero", "ep"), product((1, 2), range(4), (1, 2, 4)))
-def test_autoep_takes_the_degrees_that_the_export_takes(tp: int, zero: int, ep: int) -> None:
+def test_autoep_takes_the_degrees_that_the_export_takes(
+    tp: int,
+    zero: int,
+    ep: int,
+) -> None:
     from deepspeed.module_inject.auto_ep_config import AutoEPConfig
 
     problem = problem_of(tuple(MIXTURE))

@@ -34,7 +34,13 @@ def pipeline_settings(folder: str, layers: int) -> Any:
     return scope["apply_plan"](config).parallelism
 
 
-def rank_grads(rank: int, world: int, folder: str, layers: int, count: int) -> None:
+def rank_grads(
+    rank: int,
+    world: int,
+    folder: str,
+    layers: int,
+    count: int,
+) -> None:
     """Take one step as a rank of the plan's pipeline, and compare its gradients with those of one process."""
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     settings = pipeline_settings(folder, layers)
@@ -68,7 +74,10 @@ def rank_grads(rank: int, world: int, folder: str, layers: int, count: int) -> N
 
 @pytest.mark.parametrize(("layers", "pp", "count"), [(22, 4, 8), (43, 8, 16), (30, 8, 8)])
 def test_an_order_runs_as_one_process_does(
-    layers: int, pp: int, count: int, tmp_path: Path
+    layers: int,
+    pp: int,
+    count: int,
+    tmp_path: Path,
 ) -> None:
     job = ["model=llama3_8b", "training=llama3_8b", "cluster=h100_1x8", "trainer=torchtitan"]
     job.append(f"model.num_layers={layers}")

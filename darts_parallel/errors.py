@@ -77,7 +77,12 @@ def read_text(path: str | Path) -> str:
     return text
 
 
-def read_json(path: str | Path, place: str, near: str, refusal: type[DartsParallelError]) -> Any:
+def read_json(
+    path: str | Path,
+    place: str,
+    near: str,
+    refusal: type[DartsParallelError],
+) -> Any:
     """Return the content of a user's JSON file, or raise a `refusal` that says to try `near`."""
     try:
         return json.loads(read_text(path))

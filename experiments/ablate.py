@@ -198,26 +198,19 @@ def report(runs: Sequence[MethodRun], options: AblateOptions) -> Report:
     ]
     lines = []
     for name, variant in VARIANTS.items():
-        rows = [
-            [run for run in runs if (run.problem, run.method) == (problem, name)]
-            for problem in problems
-        ]
+        rows = []
+        for problem in problems:
+            rows.append([run for run in runs if (run.problem, run.method) == (problem, name)])
         if any(rows):
-            lines.append(
-                (
-                    name,
-                    variant.question,
-                    *(_cell(own, runs, variant) if own else "-" for own in rows),
-                )
-            )
+            cells = [_cell(own, runs, variant) if own else "-" for own in rows]
+            lines.append((name, variant.question, *cells))
     caption = "gap of every run of every variant to the optimum"
-    return Report(
-        note,
-        markdown_table(("variant", "question", *problems), lines, (0, 1)) if lines else "",
-        bilevel_lines(runs),
-        pictures={"ablate.png": (figure(runs, problems), caption)} if lines else {},
-        files={"curves.csv": curves_csv(runs)},
-    )
+    files = {"curves.csv": curves_csv(runs)}
+    if not lines:
+        return Report(note, "", bilevel_lines(runs), files=files)
+    table = markdown_table(("variant", "question", *problems), lines, (0, 1))
+    pictures = {"ablate.png": (figure(runs, problems), caption)}
+    return Report(note, table, bilevel_lines(runs), pictures=pictures, files=files)
 
 
 def _cell(own: Sequence[MethodRun], runs: Sequence[MethodRun], variant: Variant) -> str:
@@ -233,12 +226,14 @@ def gaps_at_equal_seconds(own: Sequence[MethodRun], runs: Sequence[MethodRun]) -
     """Read every curve at the default's median seconds on the same problem; at its end without a default."""
     times = [run.seconds for run in runs if (run.problem, run.method) == (own[0].problem, DEFAULT)]
     end = quantile(times, 50) if times else float("inf")
-    return [
-        (1.0 + run.gap) * read_curve(run.curve, end) / run.iteration_time_s - 1.0
-        if run.gap < float("inf")
-        else run.gap
-        for run in own
-    ]
+    gaps = []
+    for run in own:
+        if run.gap < float("inf"):
+            slower = read_curve(run.curve, end) / run.iteration_time_s
+            gaps.append((1.0 + run.gap) * slower - 1.0)
+        else:
+            gaps.append(run.gap)
+    return gaps
 
 
 def _spread(gaps: Sequence[float]) -> str:
@@ -253,10 +248,8 @@ def bilevel_lines(runs: Sequence[MethodRun]) -> list[str]:
     for name in ORDERS:
         mine = [run for run in runs if run.method == name]
         if mine:
-            ratios, seconds = (
-                [1.0 + run.gap for run in mine],
-                quantile([run.seconds for run in mine], 50),
-            )
+            ratios = [1.0 + run.gap for run in mine]
+            seconds = quantile([run.seconds for run in mine], 50)
             lines.append(
                 f"- {name}: predicted time to the target loss {quantile(ratios, 50):.3f} times the "
                 f"all-16-bit plan's ({min(ratios):.3f} to {max(ratios):.3f}); {seconds:.0f} CPU seconds."

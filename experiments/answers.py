@@ -114,7 +114,12 @@ def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
     return [read_answer(problem, trainer, found, seconds)]
 
 
-def read_answer(problem: str, trainer: str, found: dict[str, Any], seconds: float) -> TrainerAnswer:
+def read_answer(
+    problem: str,
+    trainer: str,
+    found: dict[str, Any],
+    seconds: float,
+) -> TrainerAnswer:
     """Read a plan file."""
     predicted = found["predicted"]
     degrees = found["parallelism"]

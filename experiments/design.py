@@ -121,7 +121,13 @@ class Account:
         least: Calls that a rival has in any case.
     """
 
-    def __init__(self, case: str, bound: float, least: float, options: DesignStudyOptions) -> None:
+    def __init__(
+        self,
+        case: str,
+        bound: float,
+        least: float,
+        options: DesignStudyOptions,
+    ) -> None:
         self.bound = bound
         self.least = least
         self.options = options

@@ -30,8 +30,9 @@ from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
 
 TWO: dict[str, Any] = {"num_hidden_layers": 2}
-LARGE = TWO | {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-LLAMA = TWO | {
+LARGE = {**TWO, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+LLAMA = {
+    **TWO,
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "num_attention_heads": 32,
@@ -54,11 +55,11 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "convnext_tiny": ("ConvNext", {}, IMAGES),
     "gpt2_xl": ("GPT2", {"n_layer": 2, "n_embd": 1600, "n_head": 25}, [2, 1024, "long"]),
     "llama3_8b": ("Llama", LLAMA, TOKENS),
-    "llama_2_kv_heads": ("Llama", LLAMA | {"num_key_value_heads": 2}, TOKENS),
-    "qwen3_8b": ("Qwen3", LLAMA | {"intermediate_size": 12288, "vocab_size": 151936}, TOKENS),
+    "llama_2_kv_heads": ("Llama", {**LLAMA, "num_key_value_heads": 2}, TOKENS),
+    "qwen3_8b": ("Qwen3", {**LLAMA, "intermediate_size": 12288, "vocab_size": 151936}, TOKENS),
     "gemma2_2b": ("Gemma2", TWO, TOKENS),
-    "phi_2": ("Phi", TWO | {"hidden_size": 2560, "intermediate_size": 10240}, TOKENS),
-    "mixtral_8x7b": ("Mixtral", LLAMA | {"num_hidden_layers": 1, "vocab_size": 32000}, TOKENS),
+    "phi_2": ("Phi", {**TWO, "hidden_size": 2560, "intermediate_size": 10240}, TOKENS),
+    "mixtral_8x7b": ("Mixtral", {**LLAMA, "num_hidden_layers": 1, "vocab_size": 32000}, TOKENS),
     "mamba2": ("Mamba2", {"num_hidden_layers": 1}, TOKENS),
 }
 """Class of transformers, its sizes where they are not its own, and the input."""
@@ -163,13 +164,7 @@ def report(rows: Sequence[Row]) -> Report:
         "its collectives",
         "its MiB",
     )
-    cells = [
-        tuple(
-            "-" if one != one else str(one) if isinstance(one, (str, int)) else f"{one:.2f}"
-            for one in astuple(row)
-        )
-        for row in rows
-    ]
+    cells = [tuple(map(_cell, astuple(row))) for row in rows]
     both = [row.template_ms / row.improved_ms for row in rows if row.template_ms > 0]
     proven = sum(row.improved_ms < row.lp_ms * (1 + 1e-6) for row in rows)
     equal = sum(ratio < 1 + 1e-6 for ratio in both)
@@ -178,6 +173,13 @@ def report(rows: Sequence[Row]) -> Report:
         f"optimum in {equal} of {len(both)}, and takes at worst {max(both, default=1.0):.2f} times as long.",
         markdown_table(header, cells, (0, 3)),
     )
+
+
+def _cell(value: Any) -> str:
+    """Write a value of a row; a dash where there is none."""
+    if value != value:
+        return "-"
+    return str(value) if isinstance(value, (str, int)) else f"{value:.2f}"
 
 
 def run(options: BlockOptions) -> int:

@@ -178,7 +178,11 @@ class Strategies:
     """
 
     def __init__(
-        self, case: FasopCase, degrees: Degrees, placements: Integers, ticks: Integers
+        self,
+        case: FasopCase,
+        degrees: Degrees,
+        placements: Integers,
+        ticks: Integers,
     ) -> None:
         self.case = case
         self.degrees = degrees
@@ -328,7 +332,12 @@ class Strategies:
             plan = best
 
 
-def stage_ends(seconds: Floats, send: Floats, send_back: Floats, count: int) -> Floats:
+def stage_ends(
+    seconds: Floats,
+    send: Floats,
+    send_back: Floats,
+    count: int,
+) -> Floats:
     """Return when every stage has ended its last backward pass under FASOP's 1F1B, seconds `(pp, B)`.
 
     Forward is a third of a stage's seconds. Stage i warms up with `min(pp - i - 1, m)` forwards. A send ends

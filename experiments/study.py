@@ -122,7 +122,12 @@ def _csv(rows: Sequence[Any]) -> str:
     return csv_of(kind, rows, without=[entry.name for entry in fields(kind) if not entry.repr])
 
 
-def _write(study: Study[Task, Row], report: Report, folder: Path, page: bool) -> None:
+def _write(
+    study: Study[Task, Row],
+    report: Report,
+    folder: Path,
+    page: bool,
+) -> None:
     """Print the text and write it, the pictures and, where asked, the page."""
     for name, text in {f"{study.title}.md": report.text, **report.files}.items():
         write_text(folder / name, text)

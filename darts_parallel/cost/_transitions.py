@@ -14,7 +14,10 @@ from darts_parallel.problem import BoundaryTopology, Cluster, LayerSpec, StageTo
 
 
 def stored_bytes(
-    layers: Sequence[LayerSpec], layouts: list[LayerStrategy], tokens: Tensor, width: int
+    layers: Sequence[LayerSpec],
+    layouts: list[LayerStrategy],
+    tokens: Tensor,
+    width: int,
 ) -> Tensor:
     """Return the bytes of each layer's output on one device under each layout, `(O, L - 1, Y)`.
 
@@ -46,7 +49,10 @@ def _missing_share(a: LayerStrategy, b: LayerStrategy) -> float:
 
 
 def reshard_seconds(
-    cluster: Cluster, places: list[tuple[int, int]], stored: Tensor, layouts: list[LayerStrategy]
+    cluster: Cluster,
+    places: list[tuple[int, int]],
+    stored: Tensor,
+    layouts: list[LayerStrategy],
 ) -> Tensor:
     """Return the seconds to change layout between neighbours, forward and backward, `(O, Q, L - 1, Y, Y)`.
 
@@ -103,7 +109,10 @@ def _crossing_seconds(cluster: Cluster, boundary: BoundaryTopology, size: Tensor
 
 
 def _gather_seconds(
-    cluster: Cluster, place: tuple[int, int], stored: Tensor, parts: Tensor
+    cluster: Cluster,
+    place: tuple[int, int],
+    stored: Tensor,
+    parts: Tensor,
 ) -> Tensor:
     """Return the seconds to gather `parts` slices of `stored` bytes, both ways, `(O, L - 1, Y, Y)`.
 

@@ -86,7 +86,11 @@ def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
 
 
 def reduce_scatter(
-    size: Tensor, group: RingGroup, intra: Link, inter: Link, messages: Scalar = 1.0
+    size: Tensor,
+    group: RingGroup,
+    intra: Link,
+    inter: Link,
+    messages: Scalar = 1.0,
 ) -> Tensor:
     """Return the seconds to reduce-scatter, or to all-gather, a tensor over a group.
 
@@ -107,14 +111,23 @@ def reduce_scatter(
 
 
 def all_reduce(
-    size: Tensor, group: RingGroup, intra: Link, inter: Link, messages: Scalar = 1.0
+    size: Tensor,
+    group: RingGroup,
+    intra: Link,
+    inter: Link,
+    messages: Scalar = 1.0,
 ) -> Tensor:
     """Return the seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
     return 2.0 * reduce_scatter(size, group, intra, inter, messages)
 
 
 def all_to_all(
-    inside: Tensor, across: Tensor, group: RingGroup, intra: Link, inter: Link, share: Scalar = 1.0
+    inside: Tensor,
+    across: Tensor,
+    group: RingGroup,
+    intra: Link,
+    inter: Link,
+    share: Scalar = 1.0,
 ) -> Tensor:
     """Return the seconds of an all-to-all, whose messages inside and between nodes travel at once.
 
@@ -130,7 +143,13 @@ def all_to_all(
     return torch.maximum(within, between)
 
 
-def p2p(size: Tensor, senders: int, link: Link, *, inside_node: bool) -> Tensor:
+def p2p(
+    size: Tensor,
+    senders: int,
+    link: Link,
+    *,
+    inside_node: bool,
+) -> Tensor:
     """Return the seconds of one message of `size` bytes from each of `senders` GPUs of a node."""
     sharing: Scalar = senders if link.shared or not inside_node else 1
     bandwidth = link.towards(torch.ones(())) if inside_node else link.bandwidth

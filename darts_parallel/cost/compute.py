@@ -43,7 +43,13 @@ CAST_BYTES = 3.0
 """Memory traffic per element that is cast from 16 to 8 bits."""
 
 
-def gemm_seconds(gemm: Gemm, tokens: Tensor, tp: Tensor, device: Device, width: int) -> Tensor:
+def gemm_seconds(
+    gemm: Gemm,
+    tokens: Tensor,
+    tp: Tensor,
+    device: Device,
+    width: int,
+) -> Tensor:
     """Return the forward seconds of a weight product on `tokens` rows, shape of `tokens * tp` broadcast.
 
     Args:
@@ -100,7 +106,11 @@ def alignment(size: Tensor, device: Device) -> Tensor:
 
 
 def products_seconds(
-    gemms: Sequence[Gemm], tokens: Tensor, tp: Tensor, device: Device, width: int
+    gemms: Sequence[Gemm],
+    tokens: Tensor,
+    tp: Tensor,
+    device: Device,
+    width: int,
 ) -> Tensor:
     """Return the forward seconds of weight products one after the other, shape `(O, C)`.
 
@@ -121,7 +131,12 @@ def stream_seconds(size: Tensor, device: Device) -> Tensor:
 
 
 def fused_attention_seconds(
-    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, eight_bit: bool
+    core: AttentionCore,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    device: Device,
+    eight_bit: bool,
 ) -> Tensor:
     """Return the forward seconds of scores, softmax and weighted sum, shape of `tokens * tp` broadcast.
 
@@ -139,7 +154,12 @@ def fused_attention_seconds(
 
 
 def unfused_attention_seconds(
-    core: AttentionCore, tokens: Tensor, seq_len: int, tp: Tensor, device: Device, width: int
+    core: AttentionCore,
+    tokens: Tensor,
+    seq_len: int,
+    tp: Tensor,
+    device: Device,
+    width: int,
 ) -> Tensor:
     """Return the forward seconds of two batched products and five passes over the score matrix.
 

@@ -251,7 +251,12 @@ class CostTable:
         return table
 
 
-def _index_axis(value: Any, axes: str, axis: str, index: Tensor) -> Any:
+def _index_axis(
+    value: Any,
+    axes: str,
+    axis: str,
+    index: Tensor,
+) -> Any:
     """Index one axis of a tensor, or of every tensor in a dict or dataclass; None stays None."""
     if value is None:
         return None

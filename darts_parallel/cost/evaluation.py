@@ -135,7 +135,12 @@ def _memory(table: CostTable, places: _Places, devices: Tensor) -> Tensor:
     return device_bytes(static, working, devices, table.pp) + in_order
 
 
-def _stage_bytes(table: CostTable, before: Tensor, between: Tensor, stages: Tensor) -> Tensor:
+def _stage_bytes(
+    table: CostTable,
+    before: Tensor,
+    between: Tensor,
+    stages: Tensor,
+) -> Tensor:
     """Return bytes of stages before their backward and between its two parts, `(B, 2 K)`."""
     parts = [summed(part, stages, table.num_stages) for part in (before, between)]
     return torch.cat(parts, 1)
@@ -364,7 +369,10 @@ def _time_terms(model: Model, cp: int) -> list[str]:
 
 
 def _breakdown(
-    table: CostTable, plans: HardPlans, cost: BatchCost, names: list[str]
+    table: CostTable,
+    plans: HardPlans,
+    cost: BatchCost,
+    names: list[str],
 ) -> dict[str, float]:
     """Return the seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 

@@ -65,7 +65,10 @@ def parameters_per_rank(layer: LayerSpec, vocab_size: int, tp: Tensor) -> Tensor
 
 
 def static_bytes(
-    parameters: Tensor, shards: Tensor, zero_stage: Tensor, state: StateBytes
+    parameters: Tensor,
+    shards: Tensor,
+    zero_stage: Tensor,
+    state: StateBytes,
 ) -> Tensor:
     """Return the parameters, gradients and optimizer state of a layer on one device, shape of `parameters`.
 
@@ -87,14 +90,23 @@ def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) ->
     return parameters * (gradient + torch.where(zero_stage == 3, state.parameter, 0.0))
 
 
-def key_value_bytes(layer: LayerSpec, tokens: Tensor, tp: Tensor, width: int) -> Tensor:
+def key_value_bytes(
+    layer: LayerSpec,
+    tokens: Tensor,
+    tp: Tensor,
+    width: int,
+) -> Tensor:
     """Return the bytes of keys and values of `tokens` tokens on one rank, shape of `tokens * tp`."""
     features = sum(2 * core.kv_heads * core.head_dim for core in layer.cores)
     return width * features * tokens / tp
 
 
 def weight_gradient_bytes(
-    layer: LayerSpec, tokens: Tensor, tp: Tensor, sequence_shards: Tensor, width: int
+    layer: LayerSpec,
+    tokens: Tensor,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    width: int,
 ) -> Tensor:
     """Return the bytes of a micro-batch from which gradients of weights are computed, without terms.
 
@@ -117,7 +129,12 @@ def weight_gradient_bytes(
     return width * tokens * features
 
 
-def between_passes(layer: LayerSpec, needed: Tensor, whole: Tensor, activation: Tensor) -> Tensor:
+def between_passes(
+    layer: LayerSpec,
+    needed: Tensor,
+    whole: Tensor,
+    activation: Tensor,
+) -> Tensor:
     """Return the bytes of a micro-batch between the gradient of its input and the gradient of the weights.
 
     Recomputed tensors exist again, as far as products of weights need them. A block that keeps more
@@ -188,7 +205,10 @@ def activation_bytes(
 
 
 def _linear_bytes(
-    layer: LayerSpec, tp: Tensor, sequence_shards: Tensor, software: Software
+    layer: LayerSpec,
+    tp: Tensor,
+    sequence_shards: Tensor,
+    software: Software,
 ) -> Tensor:
     """Return the bytes per token whose number does not depend on the sequence's length, `(C,)`."""
     replicated = layer.replicated_activation_bytes / sequence_shards

@@ -84,7 +84,10 @@ def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def in_flight(
-    pp: int, num_micro_batches: Tensor, schedule: str = CLOSED_FORM, chunks: int = 1
+    pp: int,
+    num_micro_batches: Tensor,
+    schedule: str = CLOSED_FORM,
+    chunks: int = 1,
 ) -> Tensor:
     """Return micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
     counts = num_micro_batches.tolist()

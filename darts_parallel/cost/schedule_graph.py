@@ -90,7 +90,12 @@ class Graph:
 
 
 @lru_cache(maxsize=CACHED_GRAPHS)
-def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Graph:
+def compiled(
+    schedule: str,
+    pp: int,
+    num_micro_batches: int,
+    chunks: int,
+) -> Graph:
     """Return the graph of a schedule (a pure function, remembered).
 
     Args:
@@ -130,7 +135,12 @@ def compiled(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Gra
 
 
 @lru_cache(maxsize=CACHED_ORDERS)
-def _orders(schedule: str, pp: int, num_micro_batches: int, chunks: int) -> Indices:
+def _orders(
+    schedule: str,
+    pp: int,
+    num_micro_batches: int,
+    chunks: int,
+) -> Indices:
     """Return kind, stage and micro-batch of the passes of every device in order, `(pp, N / pp, 3)`."""
     known = find(schedule)
     number = {kind: index for index, kind in enumerate(known.kinds)}
@@ -176,7 +186,13 @@ def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
     return previous, place[_sources(kind, stage, batch, stages, count)]
 
 
-def _sources(kind: Indices, stage: Indices, batch: Indices, stages: int, count: int) -> Indices:
+def _sources(
+    kind: Indices,
+    stage: Indices,
+    batch: Indices,
+    stages: int,
+    count: int,
+) -> Indices:
     """Return the code of the pass that gives the input of each one; the largest code: none."""
     turns = (kind == BACKWARD) & (stage == stages - 1)  # follow the forward pass of their stage
     neighbour = np.where(kind == FORWARD, stage - 1, stage + 1)
@@ -231,7 +247,12 @@ def _counted_hops(source: Indices, pp: int) -> Indices:
     return np.array(hops[:-1])
 
 
-def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indices:
+def _frames(
+    schedule: str,
+    order: Indices,
+    source: Indices,
+    chunks: int,
+) -> Indices:
     """Return the passes at the end of the steady part, in rows that are one frame apart.
 
     On every device the steady part repeats the passes of one frame. It ends where the order of one
@@ -274,7 +295,13 @@ def _frames(schedule: str, order: Indices, source: Indices, chunks: int) -> Indi
     return frames
 
 
-def _needed(longer: Indices, source: Indices, end: Indices, frame: int, stages: int) -> Indices:
+def _needed(
+    longer: Indices,
+    source: Indices,
+    end: Indices,
+    frame: int,
+    stages: int,
+) -> Indices:
     """Return the first pass of every device for which its drain, or the added frame, waits, `(pp,)`."""
     pp, length = source.shape
     kind, stage, batch = longer.reshape(-1, 3).T

@@ -30,7 +30,12 @@ class ScheduleMemory:
 
 
 def schedule_memory(
-    name: str, pp: int, chunks: int, num_micro_batches: Tensor, before: Tensor, for_weights: Tensor
+    name: str,
+    pp: int,
+    chunks: int,
+    num_micro_batches: Tensor,
+    before: Tensor,
+    for_weights: Tensor,
 ) -> ScheduleMemory:
     """Return the activation-memory fields of a cost table.
 
@@ -77,7 +82,12 @@ def _layers_where(holds: Tensor) -> Tensor:
 
 
 def _on_fullest_device(
-    schedule: Schedule, pp: int, chunks: int, counts: list[int], before: Tensor, after: Tensor
+    schedule: Schedule,
+    pp: int,
+    chunks: int,
+    counts: list[int],
+    before: Tensor,
+    after: Tensor,
 ) -> Tensor:
     """Return bytes per micro-batch in flight where the weights' gradients need more, `(O, L, C)`."""
     moments = [schedule.fullest_moments(pp, count, chunks) for count in counts]

@@ -97,7 +97,10 @@ class _Collectives:
 
 
 def sharding_seconds(
-    stage: StageContext, parts: list[ShardGroup], forward: Tensor, backward: Tensor
+    stage: StageContext,
+    parts: list[ShardGroup],
+    forward: Tensor,
+    backward: Tensor,
 ) -> dict[str, Tensor]:
     """Return the exposed seconds of data-parallel communication: per micro-batch and per iteration.
 

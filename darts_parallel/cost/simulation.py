@@ -104,7 +104,12 @@ class Event(NamedTuple):
 
 
 def device_ends(
-    passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int, *, whole: bool = False
+    passes: PassSeconds,
+    schedule: str,
+    pp: int,
+    num_micro_batches: int,
+    *,
+    whole: bool = False,
 ) -> Tensor:
     """Return the seconds from the start of an iteration until every device has ended its last pass.
 
@@ -136,7 +141,11 @@ def device_ends(
 
 
 def _solved(
-    rows: Tensor, schedule: str, pp: int, num_micro_batches: int, chunks: int
+    rows: Tensor,
+    schedule: str,
+    pp: int,
+    num_micro_batches: int,
+    chunks: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield plans `(b,)` and the ends of their devices `(pp, b)`, until every plan is done."""
     step = find(schedule).frame_batches(pp)
@@ -168,7 +177,12 @@ def _parts(plans: Tensor, graph: Graph) -> int:
     return ceil(max(len(plans), 1) * len(graph) / MAX_NUMBERS)
 
 
-def _continued(rows: Tensor, graph: Graph, periods: int, length: int) -> Tensor:
+def _continued(
+    rows: Tensor,
+    graph: Graph,
+    periods: int,
+    length: int,
+) -> Tensor:
     """Return the ends `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
     run = _run(graph, rows.detach().numpy())
     wanted = np.concatenate([graph.last, graph.frames[[-1, -1 - length], 0]])
@@ -210,7 +224,12 @@ def simulated_seconds(
     return (ends + sync).amax(1), ends
 
 
-def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int) -> list[Event]:
+def timeline(
+    passes: PassSeconds,
+    schedule: str,
+    pp: int,
+    num_micro_batches: int,
+) -> list[Event]:
     """Return every pass of one plan with its start and end, in an order that respects every dependency.
 
     Args:
@@ -234,7 +253,11 @@ def timeline(passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int
 
 
 def critical_operations(
-    passes: PassSeconds, schedule: str, pp: int, num_micro_batches: int, sync: Tensor
+    passes: PassSeconds,
+    schedule: str,
+    pp: int,
+    num_micro_batches: int,
+    sync: Tensor,
 ) -> frozenset[Operation]:
     """Return the passes of one longest path of one plan, from the start to the device that is awaited.
 
@@ -335,7 +358,13 @@ class _Longest(torch.autograd.Function):
     """Ends of some passes; the gradient counts how often the longest path to each takes every row."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, graph: Graph, run: PassTimes, wanted: Indices) -> Tensor:
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        graph: Graph,
+        run: PassTimes,
+        wanted: Indices,
+    ) -> Tensor:
         ctx.graph = graph
         ctx.run = run
         ctx.wanted = wanted
@@ -370,7 +399,12 @@ class _Paths(NamedTuple):
     """Whether each pass waited for its message, not for the pass before, `(H, E)`."""
 
 
-def _critical_paths(graph: Graph, run: PassTimes, last: Indices, plan: Indices) -> _Paths:
+def _critical_paths(
+    graph: Graph,
+    run: PassTimes,
+    last: Indices,
+    plan: Indices,
+) -> _Paths:
     """Return the longest paths to some passes.
 
     Args:
@@ -398,7 +432,12 @@ def _critical_paths(graph: Graph, run: PassTimes, last: Indices, plan: Indices) 
     return _Paths(places // plans, by_message[places])
 
 
-def _walked_paths(graph: Graph, run: PassTimes, last: Indices, plan: Indices) -> _Paths:
+def _walked_paths(
+    graph: Graph,
+    run: PassTimes,
+    last: Indices,
+    plan: Indices,
+) -> _Paths:
     """Return the paths of `_critical_paths`, looking up dependencies of the passes on them alone."""
     count = len(graph)
     previous = np.append(graph.previous, count)
@@ -477,7 +516,12 @@ class PathMemory:
     paths: list[Criticalities] = field(default_factory=list, init=False)
 
     def seconds(
-        self, passes: PassSeconds, sync: Tensor, counts: Tensor, pp: int, model: PipelineModel
+        self,
+        passes: PassSeconds,
+        sync: Tensor,
+        counts: Tensor,
+        pp: int,
+        model: PipelineModel,
     ) -> tuple[Tensor, Tensor]:
         """Return the seconds of an iteration along the longest remembered path, differentiable.
 

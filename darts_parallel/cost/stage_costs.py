@@ -47,7 +47,12 @@ def kept_bytes(static: Numbers, activation: Numbers, in_flight: Numbers) -> Numb
     return static + in_flight * activation
 
 
-def device_bytes(kept: Tensor, working: Tensor, devices: Tensor, pp: int) -> Tensor:
+def device_bytes(
+    kept: Tensor,
+    working: Tensor,
+    devices: Tensor,
+    pp: int,
+) -> Tensor:
     """Return the peak bytes of every device of B plans, `(B, pp)`.
 
     Args:

@@ -205,7 +205,10 @@ def _place(
 
 
 def _price_layers(
-    pins: SpaceConfig, space: OuterSpace, stages: list[StageContext], links: list[BoundaryTopology]
+    pins: SpaceConfig,
+    space: OuterSpace,
+    stages: list[StageContext],
+    links: list[BoundaryTopology],
 ) -> CostTable:
     """Price all kinds of stages and boundaries; which stage is of which kind is still open."""
     model = stages[0].model

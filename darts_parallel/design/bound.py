@@ -119,7 +119,12 @@ class Knobs:
         return Spent(np.where(paid, value, np.inf), z)
 
 
-def _rate(worth: Array, least: Array, most: Array, money: Array) -> Array:
+def _rate(
+    worth: Array,
+    least: Array,
+    most: Array,
+    money: Array,
+) -> Array:
     """Return the largest t at which `clip(worth * t, least, most)` sums to no more than the money, `(P,)`.
 
     The sum is linear between the 2n values of t at which a knob leaves its least or reaches its
@@ -158,7 +163,12 @@ def _quotient(above: Array, below: Array) -> Array:
     return result
 
 
-def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> Lines:
+def log_tangents(
+    heights: Array,
+    slopes: Array,
+    points: Array,
+    at: Array,
+) -> Lines:
     """Return lines below log T(z): the tangents at `at` of the bounds of points.
 
     At the points `(..., n)` log seconds have these heights `(...)` and slopes `(..., n)`.
@@ -172,7 +182,11 @@ def log_tangents(heights: Array, slopes: Array, points: Array, at: Array) -> Lin
     return Lines(at_zero, tangents)
 
 
-def dual_bound(knobs: Knobs, lines: Lines, money: float) -> Bound:
+def dual_bound(
+    knobs: Knobs,
+    lines: Lines,
+    money: float,
+) -> Bound:
     """Return the largest bound of mixtures of K lines."""
     heights, slopes = lines
 

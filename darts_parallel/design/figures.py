@@ -131,7 +131,11 @@ def scaled_config(problem: Problem, factors: Mapping[str, float]) -> Config:
     return config
 
 
-def _scale(owner: Any, key: str, factor: float) -> None:
+def _scale(
+    owner: Any,
+    key: str,
+    factor: float,
+) -> None:
     """Multiply a figure of the configuration; peaks are many, by precision."""
     new = getattr(owner, key)
     if isinstance(new, dict):

@@ -114,7 +114,12 @@ class Pricing:
         InfeasibleError: no plan fits the largest memory.
     """
 
-    def __init__(self, problem: Problem, knobs: Knobs, memories: Knobs) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        knobs: Knobs,
+        memories: Knobs,
+    ) -> None:
         self.problem = tightened(problem)
         self._factors = _Factors(knobs, problem.cluster)
         self.factors = self._factors.matrix

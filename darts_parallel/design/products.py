@@ -72,7 +72,11 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
 
 
 def _seconds(
-    plan: Plan, problem: Problem, uniform: Problem, name: str, factor: float
+    plan: Plan,
+    problem: Problem,
+    uniform: Problem,
+    name: str,
+    factor: float,
 ) -> tuple[float, float]:
     """Return the seconds of a plan, and of the best even uniform one, where a figure is better."""
     better = [Factor(name, place, factor) for place in places(name, problem.cluster)]
@@ -106,7 +110,11 @@ def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
         yield better[least], least / present
 
 
-def _product_values(part: str, key: str, precision: str) -> Iterator[tuple[float, str]]:
+def _product_values(
+    part: str,
+    key: str,
+    precision: str,
+) -> Iterator[tuple[float, str]]:
     """Yield the values of a figure over all presets; of equal ones the first name comes last."""
     folder = Path(config_dir()) / part.replace("intra_node", "cluster")
     for path in sorted(folder.glob("*.yaml"), reverse=True):
@@ -118,7 +126,11 @@ def _product_values(part: str, key: str, precision: str) -> Iterator[tuple[float
             yield _value(owner, key, precision), path.stem
 
 
-def _value(owner: Any, key: str, precision: str) -> float:
+def _value(
+    owner: Any,
+    key: str,
+    precision: str,
+) -> float:
     """Return a figure; of peaks the one for a precision, 0 where there is none."""
     found = getattr(owner, key)
     if not isinstance(found, (int, float)):

@@ -121,7 +121,12 @@ def design_of(name: str, raw: Any) -> Design:
     return Design(name, unit, budget, target, factors, gap, weights, tuple(options))
 
 
-def _option(name: Any, raw: Any, knobs: dict[str, Any], jobs: Sequence[dict[str, Any]]) -> Option:
+def _option(
+    name: Any,
+    raw: Any,
+    knobs: dict[str, Any],
+    jobs: Sequence[dict[str, Any]],
+) -> Option:
     """Check one discrete choice and build its problems."""
     place = f"design.options.{name}"
     given = _fields(place, raw, OPTION)
@@ -174,7 +179,11 @@ class _Knob(NamedTuple):
     reference: float
 
 
-def _knob(name: str, raw: Any, problem: Problem) -> _Knob:
+def _knob(
+    name: str,
+    raw: Any,
+    problem: Problem,
+) -> _Knob:
     """Check one knob."""
     place = f"design.knobs.{name}"
     value = reference(name, problem.cluster)
@@ -195,7 +204,11 @@ def _knob(name: str, raw: Any, problem: Problem) -> _Knob:
     return _Knob(price, given["exponent"], low, high, value)
 
 
-def _fields(place: str, raw: Any, rules: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(
+    place: str,
+    raw: Any,
+    rules: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the values of a mapping, checked by the rules of its keys, and the defaults of missing ones."""
     require(isinstance(raw, dict), f"{place}={raw}", "hold keys", ", ".join(rules))
     require_members(f"{place}: key", map(str, raw), tuple(rules))
@@ -205,7 +218,11 @@ def _fields(place: str, raw: Any, rules: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _field(place: str, value: Any, rule: Any) -> Any:
+def _field(
+    place: str,
+    value: Any,
+    rule: Any,
+) -> Any:
     """Return one value, checked by the rule of its key."""
     if isinstance(rule, tuple):
         value = rule[0] if value is None else str(value)
@@ -225,7 +242,12 @@ def _field(place: str, value: Any, rule: Any) -> Any:
     return value
 
 
-def _number(place: str, value: Any, *, strict: bool = True) -> float:
+def _number(
+    place: str,
+    value: Any,
+    *,
+    strict: bool = True,
+) -> float:
     """Return a number above 0, or from 0 on."""
     require(type(value) in (int, float), f"{place}={value}", "be a number", "1.0")
     require_at_least(place, value, 0, strict=strict)

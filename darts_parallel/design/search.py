@@ -83,7 +83,12 @@ class Branch:
             columns.append(priced.heights[plans])
         return np.stack(columns, axis=1)
 
-    def lines(self, point: int, rows: Rows, at: Array) -> Lines:
+    def lines(
+        self,
+        point: int,
+        rows: Rows,
+        at: Array,
+    ) -> Lines:
         """Return the tangents at `at` of what slopes at a point say of c combinations."""
         heights = np.zeros(len(rows))
         slopes = np.zeros((len(rows), len(self.knobs)))
@@ -132,7 +137,13 @@ class Branch:
             bounds[row] = max(found.value, bounds[row])
         return Bound(inf, self.points[0])
 
-    def _raise_bounds(self, bounds: Array, point: int, money: Array, limit: float) -> None:
+    def _raise_bounds(
+        self,
+        bounds: Array,
+        point: int,
+        money: Array,
+        limit: float,
+    ) -> None:
         """Raise the bounds of combinations below a limit by the slopes at one point, in place."""
         at = np.tile(self.points[point], (len(money), 1))
         for turn in range(ROUNDS):
@@ -157,7 +168,12 @@ class Branch:
                 break
         return Bound(best, at)
 
-    def _bound_by_all(self, row: int, at: Sequence[Array], money: float) -> Bound:
+    def _bound_by_all(
+        self,
+        row: int,
+        at: Sequence[Array],
+        money: float,
+    ) -> Bound:
         """Return the bound by the tangents of all points, each at its own place."""
         rows = np.array([row])
         tangents = [self.lines(point, rows, z) for point, z in enumerate(at)]
@@ -326,7 +342,12 @@ class Designer:
         """Yield the discrete choices of which a budget pays the least of every knob."""
         return (branch for branch in self.branches if branch.least <= budget)
 
-    def _closed(self, branches: Sequence[Branch], budget: float, best: Use) -> tuple[Use, float]:
+    def _closed(
+        self,
+        branches: Sequence[Branch],
+        budget: float,
+        best: Use,
+    ) -> tuple[Use, float]:
         """Price the most promising discrete choice until none can be better; return the lowest bound, too."""
         open_ = list(branches)
         bounds = dict.fromkeys(branches, -inf)
@@ -361,7 +382,12 @@ class Designer:
                 return replace(answer, planner_calls=len(self.history))
             low = budget
 
-    def _least_allowed(self, low: float, high: float, log_seconds: float) -> float:
+    def _least_allowed(
+        self,
+        low: float,
+        high: float,
+        log_seconds: float,
+    ) -> float:
         """Return the least budget between two whose bounds, by the tangents so far, allow some seconds."""
         goal = log_seconds - log1p(self.design.tolerance / 2)
         step = log1p(self.design.tolerance / 10)
@@ -374,7 +400,13 @@ class Designer:
                 low = middle
         return high
 
-    def price(self, branch: Branch, z: Array, budget: float, best: Use) -> Use:
+    def price(
+        self,
+        branch: Branch,
+        z: Array,
+        budget: float,
+        best: Use,
+    ) -> Use:
         """Price all plans of a branch at a point, and return the best that the budget pays by then."""
         if branch.points:
             priced = [job.at(z) for job in branch.pricings]
@@ -389,7 +421,12 @@ class Designer:
         return best
 
 
-def _answer(use: Use, bound: float, budget: float, calls: int) -> Answer:
+def _answer(
+    use: Use,
+    bound: float,
+    budget: float,
+    calls: int,
+) -> Answer:
     """Return what was found in the units of the figures, without slopes."""
     branch = use.branch
     z = np.zeros(len(branch.is_memory))

@@ -255,7 +255,12 @@ def _largest(values: Array, choices: Sequence[Index]) -> Array:
     return np.array(largest)
 
 
-def _forms(costs: OuterCosts, kind: int, memory: Array, capacity: float) -> list[_Form]:
+def _forms(
+    costs: OuterCosts,
+    kind: int,
+    memory: Array,
+    capacity: float,
+) -> list[_Form]:
     """Return the forms of stages of a kind whose layers keep `memory` bytes, `(L, C)`."""
     count = float(costs.num_micro_batches)
     members = np.unique(costs.layer_class, return_index=True)[1]

@@ -14,7 +14,10 @@ MAX_PRICES = 24
 
 
 def pareto(
-    values: Array, keys: Index | None = None, offsets: Array | None = None, paid: int = 1
+    values: Array,
+    keys: Index | None = None,
+    offsets: Array | None = None,
+    paid: int = 1,
 ) -> Index:
     """Return indices of the labels that no other dominates, one of each group of equals.
 

@@ -195,7 +195,11 @@ class LayerwiseFronts:
     """Stage fronts of one outer choice when every layer has its own strategy."""
 
     def __init__(
-        self, costs: OuterCosts, uses: UsableSegments, check: Check, structure: LayerStructure
+        self,
+        costs: OuterCosts,
+        uses: UsableSegments,
+        check: Check,
+        structure: LayerStructure,
     ) -> None:
         self.costs = costs
         self._check = check
@@ -220,7 +224,13 @@ class LayerwiseFronts:
         node = int(self.trie.node[first, end])
         return self._fronts[signature].get(node)
 
-    def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
+    def strategies(
+        self,
+        stage: int,
+        first: int,
+        end: int,
+        origin: int,
+    ) -> list[int]:
         """Return strategies, as numbers of the table, of the layers of one row of a front."""
         by_node = self._labels[self.of_stage[stage]]
         node = int(self.trie.node[first, end])
@@ -311,7 +321,12 @@ class LayerwiseFronts:
         return result
 
 
-def _layer_values(costs: OuterCosts, growth: "_Growth", layer: int, choice: Index) -> Array:
+def _layer_values(
+    costs: OuterCosts,
+    growth: "_Growth",
+    layer: int,
+    choice: Index,
+) -> Array:
     """Return what strategies `(n,)` of a layer add to the columns of a label, `(n, 5)`."""
     kind = growth.kind
     static = costs.static[layer, choice]
@@ -421,7 +436,13 @@ class StagewiseFronts:
             self._known[key] = self._build(stage, first, end)
         return self._known[key]
 
-    def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
+    def strategies(
+        self,
+        stage: int,
+        first: int,
+        end: int,
+        origin: int,
+    ) -> list[int]:
         """Return strategies, as numbers of the table, of the layers of one row of a front."""
         return [int(self.costs.choices[origin])] * (end - first)
 

@@ -47,7 +47,11 @@ def _least(table: CostTable, values: Tensor) -> Tensor:
 
 
 def spread_bounds(
-    seconds: Tensor, sync: Tensor, per_iteration: Tensor, count: Tensor, pp: int
+    seconds: Tensor,
+    sync: Tensor,
+    per_iteration: Tensor,
+    count: Tensor,
+    pp: int,
 ) -> Tensor:
     """Sum and bottleneck of the closed form where any layer may lie on any stage, in seconds, `(B,)`.
 
@@ -128,7 +132,12 @@ def outer_lower_bounds(
     return bounds
 
 
-def outer_bound(table: CostTable, outer: int, space_kind: str, known: float = inf) -> float:
+def outer_bound(
+    table: CostTable,
+    outer: int,
+    space_kind: str,
+    known: float = inf,
+) -> float:
     """Return `lower_bound` of an outer choice; 0 where the layers are too many for it.
 
     The table remembers it: a search and its check both need it.

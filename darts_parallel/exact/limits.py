@@ -29,7 +29,12 @@ class Completions:
     sync_after: Array
 
     @staticmethod
-    def build(stages: StageSegments, summed: Array, seconds: Array, sync: Array) -> "Completions":
+    def build(
+        stages: StageSegments,
+        summed: Array,
+        seconds: Array,
+        sync: Array,
+    ) -> "Completions":
         """Build from bounds of the possible segments, each `(N,)`."""
         sum_before = stages.before(summed, np.add)
         sum_after = stages.after(summed, np.add)

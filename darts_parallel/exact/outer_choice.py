@@ -48,7 +48,13 @@ class FrontSource(Protocol):
         """Return the useful ways to run layers [first, end) on `stage`; None where there is none."""
         ...
 
-    def strategies(self, stage: int, first: int, end: int, origin: int) -> list[int]:
+    def strategies(
+        self,
+        stage: int,
+        first: int,
+        end: int,
+        origin: int,
+    ) -> list[int]:
         """Return the strategies of those layers for one row of a front."""
         ...
 
@@ -110,7 +116,11 @@ class Partition:
     """Exact search over the boundaries of one outer choice, for plans that cost at most a limit."""
 
     def __init__(
-        self, costs: OuterCosts, uses: UsableSegments, source: FrontSource, check: Check
+        self,
+        costs: OuterCosts,
+        uses: UsableSegments,
+        source: FrontSource,
+        check: Check,
     ) -> None:
         self.costs = costs
         self.source = source
@@ -163,7 +173,13 @@ class Partition:
                 merged[end] = plans.keep(kept)
         return merged
 
-    def _join(self, before: _Partials, stage: int, first: int, end: int) -> _Partials:
+    def _join(
+        self,
+        before: _Partials,
+        stage: int,
+        first: int,
+        end: int,
+    ) -> _Partials:
         """Return every partial plan with every way to run the next stage."""
         front = self.fronts[stage, first, end]
         self._check(len(before.values) * len(front))

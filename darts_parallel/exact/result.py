@@ -90,7 +90,11 @@ class TableResult:
         return inf if self.best is None else self.best.time
 
     def verification(
-        self, tables: Sequence[CostTable], seconds: float, name: str = "", space: str = ""
+        self,
+        tables: Sequence[CostTable],
+        seconds: float,
+        name: str = "",
+        space: str = "",
     ) -> "Verification":
         """Put the answer in terms of the problem; `seconds` of wall-clock went into it."""
         plan = None if self.best is None else self.best.to_plan(tables)

@@ -181,7 +181,13 @@ class StageSegments:
     def _to_firsts(self) -> "list[_StageStep]":
         return self._steps(self.first[self._by_first])
 
-    def _start(self, join: np.ufunc, stage: int, layer: int, more: tuple[int, ...] = ()) -> Array:
+    def _start(
+        self,
+        join: np.ufunc,
+        stage: int,
+        layer: int,
+        more: tuple[int, ...] = (),
+    ) -> Array:
         shape = (self.num_stages + 1, self.num_layers + 1)
         result = np.full((*shape, *more), np.inf)
         result[stage, layer] = -np.inf if join is np.maximum else 0.0

@@ -123,7 +123,11 @@ def in_any_order(table: CostTable) -> CostTable:
 
 
 def simulated_lower_bound(
-    tables: Sequence[CostTable], space_kind: str, *, known: float = inf, deadline: float = inf
+    tables: Sequence[CostTable],
+    space_kind: str,
+    *,
+    known: float = inf,
+    deadline: float = inf,
 ) -> float:
     """Return seconds that no feasible plan of any table undercuts by its schedule, or any order where free.
 

@@ -134,7 +134,10 @@ class _Ranking:
 
 
 def _rank_interleaved(
-    tables: Sequence[CostTable], bounds: list[OuterBound], ranking: _Ranking, check: Check
+    tables: Sequence[CostTable],
+    bounds: list[OuterBound],
+    ranking: _Ranking,
+    check: Check,
 ) -> bool:
     """Add the best interleaved plans of even stages; return whether time sufficed.
 
@@ -300,7 +303,12 @@ def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int]
             yield (number, own), _QuickBounds(choices, bounds[mine].numpy())
 
 
-def uniform_bounds(table: CostTable, outer: int, choices: Index, check: Check) -> Array:
+def uniform_bounds(
+    table: CostTable,
+    outer: int,
+    choices: Index,
+    check: Check,
+) -> Array:
     """Lower bounds on the iteration time of uniform configurations over all splits.
 
     Args:

@@ -128,7 +128,10 @@ def operator_choices(job: GraphJob, op: GraphOperator) -> list[OperatorChoice]:
 
 
 def _choice(
-    job: GraphJob, op: GraphOperator, combined: Sequence[Split], states: tuple[State, ...]
+    job: GraphJob,
+    op: GraphOperator,
+    combined: Sequence[Split],
+    states: tuple[State, ...],
 ) -> OperatorChoice:
     """Price an operator in states of all its tensors."""
     given = states[: len(op.inputs)]
@@ -145,7 +148,10 @@ def _choice(
 
 
 def _is_possible(
-    job: GraphJob, op: GraphOperator, combined: Sequence[Split], states: Sequence[State]
+    job: GraphJob,
+    op: GraphOperator,
+    combined: Sequence[Split],
+    states: Sequence[State],
 ) -> bool:
     """Return whether the axes together divide all tensors, and give a rank the same parts of each."""
     shapes = job.graph.shapes(op.tensors)
@@ -196,7 +202,12 @@ def _dimension_splits(job: GraphJob, op: GraphOperator, ranks: int) -> Iterator[
             yield _alike(op, f"d{d}", shard(d))
 
 
-def _end_splits(job: GraphJob, op: GraphOperator, found: list[Split], ranks: int) -> list[Split]:
+def _end_splits(
+    job: GraphJob,
+    op: GraphOperator,
+    found: list[Split],
+    ranks: int,
+) -> list[Split]:
     """Return how an input or output of the module may be split, as `ends` says."""
     if job.ends != "replicated":
         found = [*found, *_dimension_splits(job, op, ranks)]

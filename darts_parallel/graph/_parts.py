@@ -82,7 +82,12 @@ def move_axis(
     return moved.to_local().contiguous()
 
 
-def move(mesh: DeviceMesh, local: Tensor, source: State, target: State) -> Tensor:
+def move(
+    mesh: DeviceMesh,
+    local: Tensor,
+    source: State,
+    target: State,
+) -> Tensor:
     """Bring a local tensor from one placement to another, axis by axis."""
     for axis, old, new in axis_moves(source, target):
         local = move_axis(mesh, local, axis, old, new)
@@ -94,7 +99,11 @@ class Edges(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mesh: DeviceMesh, made: State, wanted: Sequence[State], local: Tensor
+        ctx: Any,
+        mesh: DeviceMesh,
+        made: State,
+        wanted: Sequence[State],
+        local: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return a local tensor for every wanted state; equal placements are reached once."""
         ctx.mesh = mesh
@@ -175,7 +184,11 @@ class Products(torch.autograd.Function):
 
 
 def own_rows(
-    mesh: DeviceMesh, axis: int, table: Tensor, index: Tensor, padding: int = -1
+    mesh: DeviceMesh,
+    axis: int,
+    table: Tensor,
+    index: Tensor,
+    padding: int = -1,
 ) -> Tensor:
     """Look up the rows of a table that this rank has; zeros for the others."""
     rows = len(table)
@@ -212,7 +225,11 @@ def split_cross_entropy(
 
 
 def vocabulary_losses(
-    mesh: DeviceMesh, axis: int, logits: Tensor, target: Tensor, ignored: int
+    mesh: DeviceMesh,
+    axis: int,
+    logits: Tensor,
+    target: Tensor,
+    ignored: int,
 ) -> Tensor:
     """Return the loss of every row from a rank's classes: maxima, sums and target logits are reduced."""
     own = target - mesh.get_local_rank(axis) * logits.shape[1]

@@ -182,7 +182,11 @@ class Prices:
         self.width = width
 
     def seconds(
-        self, op: GraphOperator, inputs: Shapes, outputs: Shapes, training: bool = True
+        self,
+        op: GraphOperator,
+        inputs: Shapes,
+        outputs: Shapes,
+        training: bool = True,
     ) -> float:
         """Return the seconds of an operator on a rank, forward and where it is `training` backward."""
         if op.op in FREE:

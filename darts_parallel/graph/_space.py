@@ -256,7 +256,11 @@ class GraphSpace(GraphJob):
         return max(self.memory_bytes(assignment) - self.memory, 0.0)
 
     def _fan(
-        self, names: list[str], producer: int, index: int, readers: tuple[_Reader, ...]
+        self,
+        names: list[str],
+        producer: int,
+        index: int,
+        readers: tuple[_Reader, ...],
     ) -> Fan:
         """Price the moves of equal tensors from a producer to its consumers."""
         made = [choice.outputs[index] for choice in self.groups[producer].choices]

@@ -206,7 +206,12 @@ def _noted_calls(
     """Note how a module and its parts get their first tensor."""
     calls: dict[str, FirstTensor] = {}
 
-    def note(path: str, _: nn.Module, args: Sequence[Any], named: Keywords) -> None:
+    def note(
+        path: str,
+        _: nn.Module,
+        args: Sequence[Any],
+        named: Keywords,
+    ) -> None:
         given = {"": args[0]} | named if args else named
         tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
         if tensors:

@@ -105,7 +105,10 @@ class PairDescent:
 
 
 def _rounded(
-    programme: GraphProgramme, options: DescentOptions, balance: float, rng: np.random.Generator
+    programme: GraphProgramme,
+    options: DescentOptions,
+    balance: float,
+    rng: np.random.Generator,
 ) -> Iterator[tuple[int, ...]]:
     """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
     descent = PairDescent(programme, balance, rng)

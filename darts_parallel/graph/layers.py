@@ -147,7 +147,11 @@ def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ...]:
 
 @lru_cache(maxsize=64)
 def _on_device(
-    path: str, shapes: str, precision: str, launches: float, cluster: Cluster
+    path: str,
+    shapes: str,
+    precision: str,
+    launches: float,
+    cluster: Cluster,
 ) -> _PricedBlock:
     """Plan and price the block for every tensor-parallel degree of one node."""
     graphs = _graphs(path, shapes)
@@ -168,7 +172,10 @@ def _on_device(
 
 
 def _plans(
-    graphs: Sequence[ModuleGraph], mesh: DeviceMeshSpec, width: int, ends: str
+    graphs: Sequence[ModuleGraph],
+    mesh: DeviceMeshSpec,
+    width: int,
+    ends: str,
 ) -> tuple[GraphPlan, GraphPlan]:
     """Plan one sequence, and price that plan on one and on two."""
     sliced = ends == "d1"

@@ -137,7 +137,11 @@ def _column_readers(plan: GraphPlan) -> Mapping[str, list[str]]:
 
 
 def _add_columns(
-    plan: GraphPlan, styles: Styles, name: str, paths: list[str], norms: Mapping[str, str]
+    plan: GraphPlan,
+    styles: Styles,
+    name: str,
+    paths: list[str],
+    norms: Mapping[str, str],
 ) -> None:
     """Add the styles of the modules that read a value and split columns."""
     graph = plan.space.graph
@@ -245,7 +249,12 @@ def _inside(module: str, path: str) -> bool:
     return not path or f"{module}.".startswith(f"{path}.")
 
 
-def _prepared(called: FirstTensor, given: str, wanted: str, more: str = "") -> str:
+def _prepared(
+    called: FirstTensor,
+    given: str,
+    wanted: str,
+    more: str = "",
+) -> str:
     """Return the style that brings the first tensor of a call from one placement to another."""
     if called.name:
         layouts = f'input_kwarg_layouts={{"{called.name}": {given}}}'

@@ -64,7 +64,12 @@ def programme(session: Session, deadline: float) -> None:
     session.record("dynamic_programming", asked.space_kind, answer, time.monotonic() - began)
 
 
-def _simulated(session: Session, name: str, space_kind: str, deadline: float) -> Verification:
+def _simulated(
+    session: Session,
+    name: str,
+    space_kind: str,
+    deadline: float,
+) -> Verification:
     """Return the answer for simulated pipelines."""
 
     def closed_form() -> Plan | None:

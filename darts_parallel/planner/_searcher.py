@@ -268,7 +268,11 @@ class ProductSearch:
         return logits.scatter_add_(-1, preferred, strength).requires_grad_()
 
     def _record(
-        self, step: int, temperature: float, weights: Tensor, seconds: Tensor
+        self,
+        step: int,
+        temperature: float,
+        weights: Tensor,
+        seconds: Tensor,
     ) -> StepRecord:
         """Describe the leading restart at a step."""
         lead = int(seconds.argmin())

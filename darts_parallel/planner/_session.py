@@ -217,7 +217,13 @@ class Session:
                 return answer
         return None
 
-    def record(self, name: str, space: str, answer: Verification, seconds: float) -> None:
+    def record(
+        self,
+        name: str,
+        space: str,
+        answer: Verification,
+        seconds: float,
+    ) -> None:
         """Keep an answer, in the place of an earlier one of the same method."""
         self.found.answers.pop(name, None)
         self.found.answers[name] = replace(answer, name=name, space=space, seconds=seconds)

@@ -247,7 +247,12 @@ def family(device: str) -> str:
     return FAMILIES.get(device, device)
 
 
-def link_place(quantity: str, framework: str, side: str, rate: float) -> Place:
+def link_place(
+    quantity: str,
+    framework: str,
+    side: str,
+    rate: float,
+) -> Place:
     """Return the place of a link's quantity, by the data sheet's 10^9 bytes/s."""
     kind = KINDS[side].get(rate, "")
     return Place(quantity, "", framework, **{side: kind})

@@ -296,7 +296,12 @@ def _asked_at(problem: Problem, headroom: float, tables: Sequence[CostTable]) ->
     return Asked.of(own, [with_memory(table, own.cluster, own.margin) for table in tables])
 
 
-def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str) -> Rung | None:
+def _safe(
+    problem: Problem,
+    chosen: Rung,
+    tables: Sequence[CostTable],
+    kind: str,
+) -> Rung | None:
     """Return the safe plan: memory is tightened from the chosen plan's on, step by step."""
     deadline = time.monotonic() + RUNG_SECONDS
     cost = evaluate(chosen.plan, problem)
@@ -319,7 +324,12 @@ def _safe(problem: Problem, chosen: Rung, tables: Sequence[CostTable], kind: str
     return None
 
 
-def _rung(name: str, asked: Asked, known: Planned | None, seconds: float) -> Rung | None:
+def _rung(
+    name: str,
+    asked: Asked,
+    known: Planned | None,
+    seconds: float,
+) -> Rung | None:
     """Return the best plan by exact methods; None where none was found in time.
 
     Args:

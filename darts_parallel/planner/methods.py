@@ -170,7 +170,10 @@ def _of_other_degrees(plan: Plan, ranked: Sequence[NamedPlan]) -> tuple[NamedPla
 
 
 def solve(
-    tables: Sequence[CostTable], space_kind: str, settings: SearchConfig, method: str = "auto"
+    tables: Sequence[CostTable],
+    space_kind: str,
+    settings: SearchConfig,
+    method: str = "auto",
 ) -> Verification:
     """Solve cost tables, priced by the closed form, in the order of a `search.method`.
 

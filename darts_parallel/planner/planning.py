@@ -46,7 +46,10 @@ def plan(
 
 
 def _searched(
-    problem: Problem, rental: Rental | None, watcher: Watcher, headroom: float
+    problem: Problem,
+    rental: Rental | None,
+    watcher: Watcher,
+    headroom: float,
 ) -> Planned:
     """Search and check a plan of a problem that leaves a share of the memory free."""
     tight = replace(problem, headroom=headroom)

@@ -68,7 +68,10 @@ class Intervals:
 
 
 def intervals(
-    plan: Plan, problem: Problem, cost: CostBreakdown, elasticities: Mapping[str, float]
+    plan: Plan,
+    problem: Problem,
+    cost: CostBreakdown,
+    elasticities: Mapping[str, float],
 ) -> Intervals | None:
     """Return 80 % intervals of a plan's seconds and bytes.
 

@@ -75,7 +75,12 @@ def memory_run(trial: Trial, problem: Problem) -> RunConfig | None:
     return _run(trial.name, error, posterior(problem).residuals.memory, slopes)
 
 
-def _run(name: str, error: float, sd: float, slopes: Slopes) -> RunConfig:
+def _run(
+    name: str,
+    error: float,
+    sd: float,
+    slopes: Slopes,
+) -> RunConfig:
     texts = {"|".join(place): slope for place, slope in slopes.items() if slope}
     return RunConfig(name, error, sd, texts)
 
@@ -137,7 +142,10 @@ def _before_moves(run: RunConfig, means: dict[Place, float]) -> RunConfig:
 
 
 def _means(
-    known: Posterior, cluster: ClusterConfig, framework: str, runs: list[RunConfig]
+    known: Posterior,
+    cluster: ClusterConfig,
+    framework: str,
+    runs: list[RunConfig],
 ) -> dict[Place, float]:
     """Return how far runs move every calibrated figure of a cluster."""
     places = [figure.place for figure in _figures(known, cluster, framework)]

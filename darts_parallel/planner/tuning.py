@@ -74,7 +74,10 @@ class Tuning:
 
 
 def tune(
-    problem: Problem, first: Plan, trials: Sequence[Trial], others: Sequence[Plan] = ()
+    problem: Problem,
+    first: Plan,
+    trials: Sequence[Trial],
+    others: Sequence[Plan] = (),
 ) -> Tuning:
     """Return the expected seconds of the best plans after some trials.
 

@@ -247,14 +247,14 @@ class Plan:
         self,
         names: Sequence[str],
         devices: int,
-        ranks: Sequence[int] | None = None,
-        *,
+        ranks: Sequence[int] = (),
         experts: bool = False,
     ) -> dict[str, Any]:
         """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
         Args:
-            ranks: Ranks in the order of the pipeline; needed where the plan has a `node_order`.
+            ranks: Ranks in the order of the pipeline, 0 to `devices` - 1 without any; needed where the
+                plan has a `node_order`.
             experts: The model has experts: every layer names its `ep` and `etp`.
         """
         layers = [
@@ -268,7 +268,7 @@ class Plan:
         result: dict[str, Any] = {key: getattr(self, key) for key in keys}
         result["schedule"] = self.schedule_name
         result["num_micro_batches"] = self.num_micro_batches
-        result["stages"] = self._stages(devices, range(devices) if ranks is None else ranks)
+        result["stages"] = self._stages(devices, ranks or range(devices))
         result["layers"] = layers
         if isinstance(self.passes, Searched):
             result["placement"] = self.passes.placement

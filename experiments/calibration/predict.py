@@ -66,7 +66,12 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
 
 
-def _fits(problem: Problem, plan: Plan, memory: Tensor, reserve: Tensor) -> bool:
+def _fits(
+    problem: Problem,
+    plan: Plan,
+    memory: Tensor,
+    reserve: Tensor,
+) -> bool:
     """Tell whether the bytes of every stage, `(pp,)`, leave room for what the framework holds."""
     devices = [problem.cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
     room = torch.tensor([device.memory for device in devices]) - memory.detach()

@@ -111,7 +111,12 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
     )
 
 
-def framework_text(name: str, facts: Mapping[str, Any], fitted: Calibrated, when: str) -> str:
+def framework_text(
+    name: str,
+    facts: Mapping[str, Any],
+    fitted: Calibrated,
+    when: str,
+) -> str:
     """Write a framework's file: its habits, its own figures, and what it adds to those of a device."""
     lines = [
         f"# {name}: habits on the wire, and what was fitted to its runs.",

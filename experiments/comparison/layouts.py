@@ -56,7 +56,12 @@ def megatron_default(blocks: int, stages: int) -> list[str] | None:
     return _chunks(stages, each, each, last) if last > 0 else None
 
 
-def _chunks(stages: int, first: int, each: int, last: int) -> list[str]:
+def _chunks(
+    stages: int,
+    first: int,
+    each: int,
+    last: int,
+) -> list[str]:
     inner = ["t" * each] * (stages - 2)
     return ["E" + "t" * first, *inner, "t" * last + "L"]
 

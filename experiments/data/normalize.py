@@ -341,7 +341,10 @@ def _model_flops(row: TableRow, sizes: Sizes) -> float:
 
 
 def _model(
-    row: TableRow, siblings: Sequence[TableRow], sizes: Sizes | None, framework: dict[str, Any]
+    row: TableRow,
+    siblings: Sequence[TableRow],
+    sizes: Sizes | None,
+    framework: dict[str, Any],
 ) -> Sizes:
     """Fill the sizes of a dense model, and those of a mixture that its cells show."""
     family = _family(row, sizes)
@@ -530,7 +533,12 @@ def _virtual_stages(row: TableRow, layers: int, pp: int) -> int:
     return stated or next(dividing, 2)
 
 
-def _blocks(row: TableRow, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
+def _blocks(
+    row: TableRow,
+    layers: int,
+    pp: int,
+    chunks: int,
+) -> tuple[int, ...]:
     """Count the blocks of every chunk; embedding is a layer before them, head and loss two after them."""
     stages = pp * chunks
     counts = _layout_blocks(row, layers, stages)
@@ -552,7 +560,12 @@ def _layout_blocks(row: TableRow, layers: int, stages: int) -> list[int] | None:
     return printed if len(printed) == stages and sum(printed) == layers else None
 
 
-def _even_blocks(row: TableRow, layers: int, stages: int, pp: int) -> list[int]:
+def _even_blocks(
+    row: TableRow,
+    layers: int,
+    stages: int,
+    pp: int,
+) -> list[int]:
     """Count blocks of equal stages, the first ones larger; embedding and head may count as a layer each."""
     uneven = layers % stages and (layers + 2) % stages == 0 and pp > 1
     ends = "type:transformer|embedding" in row.text("notes") or uneven
@@ -657,7 +670,12 @@ def _counted_gpus(text: str) -> list[CountedGpu]:
     return found
 
 
-def _kind_of(row: TableRow, entry: CountedGpu, size: int, gpus_per_node: int) -> NodeKind:
+def _kind_of(
+    row: TableRow,
+    entry: CountedGpu,
+    size: int,
+    gpus_per_node: int,
+) -> NodeKind:
     gpu = entry.gpu
     inside = _instance(row, gpu).get("inside", gpu["inside"])
     network = _network(row, gpus_per_node, gpu, several=True)
@@ -670,7 +688,12 @@ def _instance(row: TableRow, gpu: dict[str, Any]) -> dict[str, Any]:
     return (first("networks", named[0]) if named else None) or {}
 
 
-def _network(row: TableRow, gpus_per_node: int, gpu: dict[str, Any], several: bool = False) -> Link:
+def _network(
+    row: TableRow,
+    gpus_per_node: int,
+    gpu: dict[str, Any],
+    several: bool = False,
+) -> Link:
     """Find the link out of a node: its instance's where nodes are of `several` kinds.
 
     Else, in this order: what the row's own notes or source print, what its cluster is known to have
@@ -704,7 +727,12 @@ def _printed_rate(text: str, gpus_per_node: int) -> float | None:
     return None
 
 
-def _measured(row: TableRow, batch: int, seq_len: int, gpus: int) -> dict[str, Any]:
+def _measured(
+    row: TableRow,
+    batch: int,
+    seq_len: int,
+    gpus: int,
+) -> dict[str, Any]:
     """Read the seconds of an iteration and the GiB; at least one of them is there."""
     flagged = re.search(r"anomalous|suspicious", row.words("notes"))
     if flagged:

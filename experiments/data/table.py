@@ -200,7 +200,12 @@ def _record(lines: list[str], start: int, width: int) -> tuple[list[str] | None,
     return None, 1
 
 
-def usual(row: TableRow, siblings: Sequence[TableRow], key: str, like: str) -> int | None:
+def usual(
+    row: TableRow,
+    siblings: Sequence[TableRow],
+    key: str,
+    like: str,
+) -> int | None:
     """Return the number that rows with the same `like` give most often for `key` (ties: the smallest)."""
     found: Counter[int] = Counter()
     for other in siblings:

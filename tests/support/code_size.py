@@ -38,9 +38,10 @@ DATA_NODES = (
     ast.UnaryOp,
     ast.USub,
     ast.Starred,
+    ast.keyword,
     ast.expr_context,
 )
-"""Nodes of a table of data: literals and names, no calls and no arithmetic."""
+"""Nodes of a table of data next to records: literals and names, no functions, no arithmetic."""
 MAX_STATEMENT = 40
 """Tokens of a statement outside tables of data; of a compound statement the header counts."""
 COMPLEX = 11
@@ -118,7 +119,14 @@ def is_table_of_data(statement: ast.stmt) -> bool:
     """Return whether a statement assigns literals and names alone."""
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
         return False
-    return all(isinstance(node, DATA_NODES) for node in ast.walk(statement.value))
+    return all(is_data(node) for node in ast.walk(statement.value))
+
+
+def is_data(node: ast.AST) -> bool:
+    """Return whether a node may stand in a table of data: a literal, a name, or a record of them."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id.lstrip("_")[:1].isupper()
+    return isinstance(node, DATA_NODES)
 
 
 def statement_tokens(statement: ast.stmt, tokens: list[tokenize.TokenInfo]) -> int:
