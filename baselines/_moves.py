@@ -45,17 +45,28 @@ class Chains:
         return len(self.table)
 
     def __getitem__(self, index: Tensor | slice) -> "Chains":
-        return Chains(*(values[index] for values in vars(self).values()))
+        rows = [values[index] for values in vars(self).values()]
+        return Chains(*rows)
 
-    def where(self, mask: Tensor, other: "Chains") -> "Chains":
+    def where(
+        self,
+        mask: Tensor,
+        other: "Chains",
+    ) -> "Chains":
         """Return these plans where `mask` (N,) holds, those of `other` elsewhere."""
         rows = torch.nonzero(mask).squeeze(1)
         return other.put(rows, self[rows])
 
-    def put(self, index: Tensor, other: "Chains") -> "Chains":
+    def put(
+        self,
+        index: Tensor,
+        other: "Chains",
+    ) -> "Chains":
         """Return these plans with those of `other` in the rows `index`."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Chains(*(mine.index_copy(0, index, theirs) for mine, theirs in pairs))
+        own = vars(self).values()
+        pairs = zip(own, vars(other).values(), strict=True)
+        mixed = [mine.index_copy(0, index, theirs) for mine, theirs in pairs]
+        return Chains(*mixed)
 
     @staticmethod
     def concatenate(parts: "list[Chains]") -> "Chains":
@@ -78,7 +89,11 @@ class PlanSpace:
         incumbent: Holds the tables, which divide into the same units, and the best plan so far.
     """
 
-    def __init__(self, incumbent: Incumbent, space_kind: str) -> None:
+    def __init__(
+        self,
+        incumbent: Incumbent,
+        space_kind: str,
+    ) -> None:
         tables = incumbent.tables
         self.incumbent = incumbent
         self.space_kind = space_kind
@@ -126,7 +141,11 @@ class PlanSpace:
             parts.append(self.of_table(index, plans))
         return Chains.concatenate(parts)
 
-    def of_table(self, index: int, plans: HardPlans) -> Chains:
+    def of_table(
+        self,
+        index: int,
+        plans: HardPlans,
+    ) -> Chains:
         """Return hard plans of one table as chains."""
         missing = self.most_stages - plans.first_layers.shape[1]
         padding = (0, missing)
@@ -146,14 +165,24 @@ class PlanSpace:
         # legal strategies rank above all others
         return (drawn * allowed + allowed).argmax(1)
 
-    def random_outer(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def random_outer(
+        self,
+        count: int,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor]:
         """Draw tables and their rows, `(count,)` each; every pipeline degree is equally likely."""
         table, _ = self.outer_choices.unbind(1)
         weights = 1.0 / torch.bincount(table).double()[table]
         drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
-        return self.outer_choices[drawn, 0], self.outer_choices[drawn, 1]
+        table = self.outer_choices[drawn, 0]
+        outer = self.outer_choices[drawn, 1]
+        return table, outer
 
-    def split(self, pp: Tensor, jitter: Tensor) -> Tensor:
+    def split(
+        self,
+        pp: Tensor,
+        jitter: Tensor,
+    ) -> Tensor:
         """Return stage starts at even distances, moved by a jitter.
 
         Args:
@@ -176,7 +205,11 @@ class PlanSpace:
         starts = self.units[position.clamp(max=units - 1)]
         return torch.where(inner, starts, self.num_layers)
 
-    def legal(self, chains: Chains, generator: torch.Generator) -> Chains:
+    def legal(
+        self,
+        chains: Chains,
+        generator: torch.Generator,
+    ) -> Chains:
         """Put an allowed strategy, one for each plan, in place of forbidden ones."""
         allowed = self.allowed[chains.table, chains.outer].gather(1, chains.choices)
         other = self.random_choice(chains.table, chains.outer, generator).unsqueeze(1)
@@ -193,7 +226,10 @@ class PlanSpace:
         return replace(chains, choices=chains.choices.gather(1, first))
 
 
-def _translation(tables: list[CostTable], width: int) -> Tensor:
+def _translation(
+    tables: list[CostTable],
+    width: int,
+) -> Tensor:
     """Return the most similar strategy of every other table, `(T, T, C)`; 0 beyond a table's own."""
     result = torch.zeros(len(tables), len(tables), width, dtype=torch.long)
     for a, table in enumerate(tables):
@@ -203,13 +239,19 @@ def _translation(tables: list[CostTable], width: int) -> Tensor:
     return result
 
 
-def _most_similar(choice: LayerStrategy, others: Sequence[LayerStrategy]) -> int:
+def _most_similar(
+    choice: LayerStrategy,
+    others: Sequence[LayerStrategy],
+) -> int:
     """Return the index of the most similar strategy."""
     distances = [_distance(choice, other) for other in others]
     return distances.index(min(distances))
 
 
-def _distance(a: LayerStrategy, b: LayerStrategy) -> tuple[float, ...]:
+def _distance(
+    a: LayerStrategy,
+    b: LayerStrategy,
+) -> tuple[float, ...]:
     """Compare strategies, the most expensive difference first."""
     tp = abs(a.tp - b.tp)
     zero = abs(a.zero_stage - b.zero_stage)
@@ -302,7 +344,11 @@ class RandomMoves:
             result = result.put(rows, changed)
         return result
 
-    def _changed(self, chains: Chains, name: str) -> Chains:
+    def _changed(
+        self,
+        chains: Chains,
+        name: str,
+    ) -> Chains:
         """Make one kind of change, a field of `MoveWeights`."""
         if name == "edge":
             return self._edges(chains)
@@ -312,7 +358,11 @@ class RandomMoves:
             return self._jump(chains)
         return self._region(chains, name)
 
-    def _region(self, chains: Chains, name: str) -> Chains:
+    def _region(
+        self,
+        chains: Chains,
+        name: str,
+    ) -> Chains:
         """Give a layer, run, stage, or everything one other strategy."""
         if self.space.space_kind == "stagewise" and name in ("layer", "run"):
             name = "stage"
@@ -324,7 +374,11 @@ class RandomMoves:
         choices = torch.where(inside, choice.unsqueeze(1), chains.choices)
         return replace(chains, choices=choices)
 
-    def _range(self, chains: Chains, name: str) -> tuple[Tensor, Tensor]:
+    def _range(
+        self,
+        chains: Chains,
+        name: str,
+    ) -> tuple[Tensor, Tensor]:
         """Draw the first layer of a region, and the one after its last, `(N,)` each."""
         size = self.space.num_layers
         count = len(chains)
@@ -372,7 +426,8 @@ class RandomMoves:
         """Take another number of micro-batches of the same pipeline degree."""
         possible = self.space.allowed[chains.table].any(2)
         outer = (self._uniform(*possible.shape) * possible + possible).argmax(1)
-        return self.space.legal(replace(chains, outer=outer), self.generator)
+        changed = replace(chains, outer=outer)
+        return self.space.legal(changed, self.generator)
 
     def _jump(self, chains: Chains) -> Chains:
         """Take another pipeline degree: like strategies, stages even or nearly so."""
@@ -381,4 +436,5 @@ class RandomMoves:
         choices = space.translation[chains.table, table].gather(1, chains.choices)
         noise = self._normal(len(chains), space.most_stages)
         starts = space.split(space.pp[table], JUMP_SPREAD * noise)
-        return space.legal(Chains(table, outer, choices, starts), self.generator)
+        jumped = Chains(table, outer, choices, starts)
+        return space.legal(jumped, self.generator)

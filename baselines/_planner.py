@@ -69,7 +69,11 @@ class Incumbent:
                 return
             yield step
 
-    def offer(self, table: int, plans: HardPlans) -> BatchCost:
+    def offer(
+        self,
+        table: int,
+        plans: HardPlans,
+    ) -> BatchCost:
         """Price plans of one table and keep the best feasible one."""
         cost = evaluate_batch(self.tables[table], plans)
         self.evaluated += len(plans)

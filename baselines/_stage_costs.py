@@ -30,15 +30,25 @@ class OuterChoice:
         """Return micro-batches less one: how often the slowest stage counts beside the sum."""
         return self.costs.num_micro_batches - 1.0
 
-    def plans(self, starts: list[int], choices: list[int]) -> HardPlans:
+    def plans(
+        self,
+        starts: list[int],
+        choices: list[int],
+    ) -> HardPlans:
         """Make one plan; `choices` are numbers of `strategies`, one for each layer."""
         outer = torch.tensor([self.outer])
         table_choices = torch.from_numpy(self.costs.choices[choices])
-        return HardPlans(outer, table_choices[None], torch.tensor([starts]))
+        first_layers = torch.tensor([starts])
+        return HardPlans(outer, table_choices[None], first_layers)
 
-    def uniform(self, starts: list[int], choice: int) -> HardPlans:
+    def uniform(
+        self,
+        starts: list[int],
+        choice: int,
+    ) -> HardPlans:
         """Make one plan of one strategy."""
-        return self.plans(starts, [choice] * self.costs.num_layers)
+        choices = [choice] * self.costs.num_layers
+        return self.plans(starts, choices)
 
 
 def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
@@ -62,7 +72,9 @@ def plain_tables(tables: Sequence[CostTable]) -> list[int]:
 
 
 def plain(
-    strategies: tuple[LayerStrategy, ...], *, recompute: tuple[str, ...] = ("none",)
+    strategies: tuple[LayerStrategy, ...],
+    *,
+    recompute: tuple[str, ...] = ("none",),
 ) -> list[int]:
     """Return strategies of systems without ZeRO, sequence parallelism and compressed communication.
 
@@ -82,7 +94,10 @@ def plain(
     return [min(groups[key], key=features) for key in sorted(groups)]
 
 
-def bottleneck_split(segments: StageSegments, values: Array) -> list[int] | None:
+def bottleneck_split(
+    segments: StageSegments,
+    values: Array,
+) -> list[int] | None:
     """Return first layers of the stages whose largest value is least (ties: the sum); None: no split."""
     limit = segments.least_maximum(values)
     return segments.split_below(values, limit)[1] if np.isfinite(limit) else None

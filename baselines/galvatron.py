@@ -52,7 +52,10 @@ def offer_plans(
 solve = on_tables(offer_plans, layerwise=True)
 
 
-def _cuts(outer: OuterChoice, even: list[int]) -> list[list[int]]:
+def _cuts(
+    outer: OuterChoice,
+    even: list[int],
+) -> list[list[int]]:
     """Return even stages, stages of about equal seconds, and of about equal memory; each at most once."""
     costs = outer.costs
     fastest = int(costs.time.sum(axis=(0, 1)).argmin())

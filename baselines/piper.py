@@ -72,7 +72,10 @@ class _Recomputation:
         self.missing = peak - costs.capacity[segments.stage]
 
     @staticmethod
-    def of(outer: OuterChoice, tp: int) -> "_Recomputation":
+    def of(
+        outer: OuterChoice,
+        tp: int,
+    ) -> "_Recomputation":
         """Choose the strategies of a degree; without recomputation, or nothing else, both are the same."""
         found = []
         for kind in ("none", "selective", "full"):

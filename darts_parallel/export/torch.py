@@ -81,8 +81,8 @@ def export(job: Request) -> Exported:
     }
     program = PROGRAM.format(headline="\n".join(job.headline()), **values)
     names = [layer.name for layer in problem.model.layers]
-    devices = problem.cluster.num_devices
-    plan = job.plan.to_dict(names, devices, experts=problem.model.has_experts)
+    ranks = range(problem.cluster.num_devices)
+    plan = job.plan.to_dict(names, ranks, experts=problem.model.has_experts)
     data = {"schema": SCHEMA, **plan, "config": asdict(problem.config)}
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     notes = (

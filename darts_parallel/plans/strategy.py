@@ -246,15 +246,14 @@ class Plan:
     def to_dict(
         self,
         names: Sequence[str],
-        devices: int,
-        ranks: Sequence[int] = (),
+        ranks: Sequence[int],
         experts: bool = False,
     ) -> dict[str, Any]:
         """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
         Args:
-            ranks: Ranks in the order of the pipeline, 0 to `devices` - 1 without any; needed where the
-                plan has a `node_order`.
+            names: Names of the layers.
+            ranks: Ranks of all devices in the order of the pipeline (`Cluster.pipeline_ranks`).
             experts: The model has experts: every layer names its `ep` and `etp`.
         """
         layers = [
@@ -268,16 +267,16 @@ class Plan:
         result: dict[str, Any] = {key: getattr(self, key) for key in keys}
         result["schedule"] = self.schedule_name
         result["num_micro_batches"] = self.num_micro_batches
-        result["stages"] = self._stages(devices, ranks or range(devices))
+        result["stages"] = self._stages(ranks)
         result["layers"] = layers
         if isinstance(self.passes, Searched):
             result["placement"] = self.passes.placement
             result["order"] = self.pass_names
         return result
 
-    def _stages(self, devices: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    def _stages(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """Return what `plan.json` says of every stage, or chunk of a stage."""
-        size = devices // self.pp
+        size = len(ranks) // self.pp
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
             device = self.chunk_devices[chunk]

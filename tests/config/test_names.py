@@ -132,7 +132,7 @@ def test_plan_and_hugging_face_files_with_a_line_break_in_a_name_are_refused(
     names = tuple(layer.name for layer in problem.model.layers)
     config = asdict(problem.config)
     config["model"]["name"] = "y\nimport os; os.system('touch PWNED')\n#"
-    data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, 8), "config": config}
+    data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, range(8)), "config": config}
     (command.folder / "plan.json").write_text(json.dumps(data))
     llama = {
         "model_type": "llama",

@@ -106,7 +106,7 @@ def test_simulated_pipelines_are_cut_there_too() -> None:
     assert halves.proven
     assert halves.iteration_time_s < layers.iteration_time_s * 0.999
     assert halves.plan is not None
-    assert Plan.from_dict(halves.plan.to_dict([""] * 5, 8)) == halves.plan
+    assert Plan.from_dict(halves.plan.to_dict([""] * 5, range(8))) == halves.plan
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_every_plan_of_the_space_is_legal_and_written_with_its_expert_degrees() 
     for index in range(5):
         plan = plans.to_plan(index, table)
         evaluate(plan, problem)  # refuses what is illegal
-        written = plan.to_dict(names, 8, experts=True)
+        written = plan.to_dict(names, range(8), experts=True)
         assert all(layer["ep"] * layer["etp"] in (1, 2, 4) for layer in written["layers"])
         assert Plan.from_dict(written) == plan
 

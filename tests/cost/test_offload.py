@@ -156,7 +156,7 @@ def test_a_search_that_offloads_fits_where_none_else_does_and_its_file_says_all(
     assert max(max(pair) for pair in plan.offload) > 0
     assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
     names = tuple(layer.name for layer in problem.model.layers)
-    data = plan.to_dict(names, problem.cluster.num_devices)
+    data = plan.to_dict(names, range(problem.cluster.num_devices))
     assert Plan.from_dict(data) == plan
     data["stages"][0]["offload"] = {"activation": 1.5}
     with pytest.raises(

@@ -307,7 +307,7 @@ def test_the_module_refuses_with_one_sentence(
 ) -> None:
     problem, plan = CASES["uneven_pipeline"].build()
     names = tuple(layer.name for layer in problem.model.layers)
-    data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, 8)}
+    data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, range(8))}
     (tmp_path / "bare.json").write_text(json.dumps(data))
     (tmp_path / "plan.json").write_text(json.dumps({**data, "config": asdict(problem.config)}))
     monkeypatch.chdir(tmp_path)

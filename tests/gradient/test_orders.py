@@ -226,7 +226,7 @@ def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pas
     assert found.plan.schedule_name == "searched"
     assert found.iteration_time_s < rules.iteration_time_s * 0.999
     names = tuple(layer.name for layer in problem.model.layers)
-    data = found.plan.to_dict(names, problem.cluster.num_devices)
+    data = found.plan.to_dict(names, range(problem.cluster.num_devices))
     assert data["schedule"] == "searched"
     assert data["placement"] in ("loop", "v")
     read = Plan.from_dict(data)

@@ -129,7 +129,7 @@ def test_schedules_are_outer_choices_and_the_plan_names_its_own(tmp_path: object
     best = brute_force(tables, "uniform")
     assert result.iteration_time_s == pytest.approx(best.cost, rel=1e-9)
     names = tuple(layer.name for layer in problem.model.layers)
-    data = json.loads(json.dumps(result.plan.to_dict(names, problem.cluster.num_devices)))
+    data = json.loads(json.dumps(result.plan.to_dict(names, range(problem.cluster.num_devices))))
     assert data["schedule"] == result.plan.schedule_name
     again = Plan.from_dict(data)
     assert again == result.plan

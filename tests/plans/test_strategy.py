@@ -25,7 +25,7 @@ def names(problem: Problem) -> tuple[str, ...]:
 
 def test_a_plan_survives_its_dictionary(toy_problem: Problem) -> None:
     plan = plan_of()
-    data = plan.to_dict(names(toy_problem), 8)
+    data = plan.to_dict(names(toy_problem), range(8))
     assert Plan.from_dict(data) == plan
     assert data["stages"][1] == {"layers": [3, 7], "ranks": [4, 5, 6, 7]}
 
@@ -81,7 +81,7 @@ WRONG: dict[tuple[str | int, ...], list[Any]] = {
 def test_a_wrong_field_is_named(
     toy_problem: Problem, path: tuple[str | int, ...], value: Any
 ) -> None:
-    data = plan_of().to_dict(names(toy_problem), 8)
+    data = plan_of().to_dict(names(toy_problem), range(8))
     place = reduce(getitem, path[:-1], data)
     if value is MISSING:
         del place[path[-1]]
@@ -107,7 +107,7 @@ def test_what_is_no_plan_is_refused(foreign: Any) -> None:
 
 
 def changed(**fields: Any) -> Plan:
-    data = copy.deepcopy(plan_of().to_dict(tuple("abcdefg"), 8))
+    data = copy.deepcopy(plan_of().to_dict(tuple("abcdefg"), range(8)))
     for stage in data["stages"]:
         del stage["ranks"]
     data.update({key: value for key, value in fields.items() if key in data})
@@ -137,7 +137,7 @@ def test_an_interleaved_plan_survives_its_dictionary_and_names_its_chunks() -> N
     plan = Plan(4, (0, 2, 3, 5, LAYERS), (strategy,) * LAYERS, cp=2, virtual_stages=2)
     assert (plan.pp, plan.num_chunks) == (2, 4)
     assert plan.stage_of_layer == (0, 0, 1, 0, 0, 1, 1)
-    data = plan.to_dict(tuple("abcdefg"), 8)
+    data = plan.to_dict(tuple("abcdefg"), range(8))
     assert Plan.from_dict(data) == plan
     assert data["stages"][2] == {"layers": [3, 5], "ranks": [0, 1, 2, 3], "chunk": 1}
     assert data["layers"][0]["grad_comm_bits"] == 4
@@ -148,7 +148,7 @@ def test_an_interleaved_plan_survives_its_dictionary_and_names_its_chunks() -> N
 
 
 def test_a_file_without_the_newer_fields_reads_as_it_did(toy_problem: Problem) -> None:
-    data = plan_of().to_dict(names(toy_problem), 8)
+    data = plan_of().to_dict(names(toy_problem), range(8))
     for key in ("cp", "virtual_stages"):
         del data[key]
     for layer in data["layers"]:
