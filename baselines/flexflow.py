@@ -3,7 +3,7 @@
 Section 6.2 of the paper: a proposal replaces the configuration of one operation, drawn at random, by a
 random one; it is accepted by the Metropolis rule at a constant temperature; chains begin at known
 strategies (here those that the gradient search begins at) and at random ones, and a chain that has not
-improved for half of its time begins anew.
+improved for half of its time begins again.
 
 Restricted to our plans: an operation is a layer, its devices are its stage, so that besides strategies a
 layer may move to the neighbouring stage, and the outer choices change too. The simulator is our `evaluate`.

@@ -52,7 +52,7 @@ def load_corpus(folder: Path | None = None) -> Corpus:
     texts["train"] = texts["train"][:MOST_TRAINING_BYTES]
     if min(len(text) for text in texts.values()) < 10_000:
         raise UnsupportedError(
-            f"bilevel: {root} holds too little Python source to train on; try another."
+            f"bilevel: {root} holds too little Python source to train on; try a larger folder."
         )
     return Corpus(*(torch.frombuffer(bytearray(texts[name]), dtype=torch.uint8) for name in PARTS))
 

@@ -79,7 +79,7 @@ def _prices(
     pairs: Sequence[Pair],
     by_block: Tensor,
 ) -> dict[str, float]:
-    """Return the price of every pair in every block, log steps; `word` is filled with the pair."""
+    """Return the log slowdown by every pair in every block; `word` is filled with the pair."""
     values = {}
     for block, row in enumerate(by_block.tolist()):
         for pair, price in zip(pairs, row, strict=True):

@@ -150,7 +150,9 @@ class Job(Watcher):
             best, distance = distance_to_best(self.problem, cost, self.folder)
         data = self._write(findings, best)
         if ANY in self.overrides:
-            self.say(f"{ANY}: the job of models that no file of that group has the name of.")
+            training = problem.training
+            job = f"batch {training.global_batch_size} × {training.seq_len} tokens"
+            self.say(f"{ANY}: no training job for this model; assuming {job}.")
         with self._plan_stands():
             self._report(findings, data, distance)
         render_ending(planned, problem, self.folder, self.console)
@@ -200,7 +202,7 @@ class Job(Watcher):
         try:
             yield
         except KeyboardInterrupt:
-            self.say("interrupted: plan.json is whole, the report or the curves are not.")
+            self.say("interrupted: plan.json is complete; the report or the curves are not.")
 
     def _refuse(self, plan: Plan, cost: CostBreakdown) -> None:
         """Refuse a plan over budget or a failing export, before anything is written."""

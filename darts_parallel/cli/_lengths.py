@@ -20,7 +20,7 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     file = folder / "plan.json"
     entries = []
     kind = "packed" if training.packed else "padded"
-    by = training.software or "an average framework"
+    by = training.software or "a generic framework"
     title = (
         f"{problem.config.model.name} on {problem.config.cluster.name}, {training.global_batch_size:,} "
         f"sequences of {training.lengths}, {kind} · {training.precision} · {training.optimizer} · by {by}\n"

@@ -99,8 +99,8 @@ def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[
     named = problem.config.space.trainer
     kept = [override for override in given if not override.startswith("trainer=")]
     again = " ".join(["darts-parallel", *kept, "trainer=NAME"])
-    whose = f"the other trainers' plans are of those that {named} has; " if named else ""
-    return [*lines, f"{whose}another's own plan, by its own figures: {again}"]
+    whose = f"rows consider plans of {named} only; " if named else ""
+    return [*lines, f"{whose}best plan for another trainer: {again}"]
 
 
 def _within_error(best: Offer, problem: Problem) -> list[str]:

@@ -22,7 +22,7 @@ from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees
 from darts_parallel.problem import Cluster, LayerSpec, MeasuredTimes, Model, Problem
 
 PARTS = {
-    "inputs": "blocks of your own",
+    "inputs": "custom blocks (model.inputs)",
     "hybrid_override_pattern": "layers of different kinds",
     "mamba_dt_rank": "Mamba-1 layers",
     "sliding_window": "windowed attention",

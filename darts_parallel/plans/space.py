@@ -114,7 +114,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     Interleaved stages need a number of micro-batches that pp divides (Megatron-LM's rule).
 
     Errors:
-        ConfigError: the pins leave no legal product; names the key and the nearest value.
+        ConfigError: the pins leave no legal product; names the key and the closest valid value.
         UnsupportedError: `space.executable` holds for a model that cannot run.
     """
     config = problem.config

@@ -113,7 +113,7 @@ def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
         width = predicted["iteration_time_interval_s"][1] / cost.iteration_time_s - 1.0
         sure = f" ± {percent(width, 0)}"
         chance = 1 - predicted["out_of_memory_probability"]
-        fits = f", and the job fits its memory with {percent(chance, 0)}"
+        fits = f", with a chance of {percent(chance, 0)} to fit in memory"
         least = percent(predicted["indistinguishable_below"], 0)
         means = f"; ± holds with 80 %, and differences below {least} (≈) mean nothing"
     time = f"an iteration takes {seconds(cost.iteration_time_s)}{sure}"
@@ -135,7 +135,7 @@ def _assumed(problem: Problem) -> str:
     """Return the batch, the precision, the optimizer and the framework of the job."""
     job = problem.config.training
     trainer = problem.config.trainer.name
-    framework = "an average framework" if trainer == "none" else trainer
+    framework = "a generic framework" if trainer == "none" else trainer
     batch = f"{job.global_batch_size:,} sequences of {job.seq_len:,} tokens an iteration"
     return f"{batch}, {job.precision}, {job.optimizer}; figures of {framework}"
 
@@ -372,7 +372,7 @@ def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
     most = min(MOST_LABELS, int(tall / 12))
     for place in thinned(len(names), most):
         parts.append(_words(0, row * (place + 0.5) + 4, names[place]))
-    note = "Leading strategy of every layer by step; the paler, the less certain. "
+    note = "Most likely strategy of every layer by step (pale: undecided). "
     where = f"Winning restart: {search.winner.name}. Lines: stages of the plan."
     return [
         "<h2>Search, layer by layer</h2>",

@@ -38,7 +38,7 @@ class Journey:
     colours: dict[str, str]
     """Colour of a strategy, those that lead at the end and that the plan takes first."""
     pixels: Pixels
-    """Red, green and blue from 0 to 1, shape `(L, S, 3)`; the paler, the less certain."""
+    """Red, green and blue from 0 to 1, shape `(L, S, 3)`; pale is undecided."""
     plan: Pixels
     """Colours of the plan, `(L, 1, 3)`."""
     hardened: int | None

@@ -78,7 +78,7 @@ def journey_figure(search: Journey, plan: Plan, layer_names: Sequence[str]) -> F
     axes.text(search.end + 2 * gap, -0.6, "plan", ha="center", va="bottom", fontsize=8)
     _mark_hardening(axes, search.hardened)
     where = f"winning restart, {search.winner.name}; lines: stages of the plan"
-    title = f"Leading strategy of every layer; the paler, the less certain\n{where}"
+    title = f"Most likely strategy of every layer (pale: undecided)\n{where}"
     axes.set_title(title, loc="left", fontsize=10)
     legend = [Patch(color=colour, label=name) for name, colour in search.legend()]
     axes.legend(
@@ -142,9 +142,9 @@ def curves_figure(
 
 
 MEMORY = "memory over capacity, by stage (points: the plan)"
-READING = """The plan is the best rounded one that was met, not the last step's. The surrogate may rise:
-as the temperature falls, mixtures of strategies become whole strategies. Where another pipeline
-configuration leads, its seconds are shown. Once edges harden, a layer that moves shifts all its seconds."""
+READING = """The plan is the best rounded one of the search, not the one of the last step. The surrogate can
+rise late in the search: probabilities become 0 or 1, and stage boundaries become whole layers
+(dashed line). Its seconds are those of the leading pipeline configuration, which can change."""
 
 
 def _panels(

@@ -104,10 +104,8 @@ class Tracker:
         """Draw the whole search: lines in colours, whole, as no chart of TensorBoard shows them."""
         from darts_parallel.report.plots import READING, curves_figure, journey_figure
 
-        cut = "Charts of SCALARS cut their highest and lowest points while *Ignore outliers* is ticked."
-        self._writer.add_text(
-            "reading", f"{READING}\n\n{cut} `search/curves` of IMAGES has all.", self._step
-        )
+        whole = "Untick *Ignore outliers* under SCALARS, or see `search/curves` under IMAGES."
+        self._writer.add_text("reading", f"{READING}\n\n{whole}", self._step)
         found = journey(result, plan)
         shares = None
         if found is not None:

@@ -213,7 +213,7 @@ def _print_indistinguishable(outcome: Outcome, known: Intervals | None, console:
     best = outcome.cost.iteration_time_s
     if any(known.indistinguishable(best, seconds) for seconds, _ in outcome.result.alternatives):
         width = 100 * (exp(known.difference) - 1.0)
-        line = f"≈ the model cannot tell plans of one job apart below {width:.0f} % (80 %)"
+        line = f"≈ too close to call: below {width:.0f} % the model may rank plans wrongly"
         console.print(line, style="dim", highlight=False)
 
 
@@ -262,9 +262,9 @@ def _job_words(problem: Problem) -> str:
 def _training_words(problem: Problem) -> str:
     """Name batch, precision, optimizer, and the framework whose efficiencies were assumed."""
     training = problem.training
-    framework = f"{training.software}'s figures"
+    framework = f"efficiencies of {training.software}"
     if training.software is None:
-        framework = f"an average framework's figures (trainer={problem.config.trainer.name})"
+        framework = f"a generic framework (trainer={problem.config.trainer.name})"
     batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
     return f"{batch} · {training.precision} · {training.optimizer} · {framework}"
 
@@ -389,7 +389,7 @@ def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _sensitivity_table(elasticities: dict[str, float]) -> Table:
-    table = table_of("\nTen percent more of", ("figure", "left"), ("time", "right"))
+    table = table_of("\nIf 10 % larger", ("quantity", "left"), ("iteration changes by", "right"))
     for words, change in strongest(elasticities):
         table.add_row(escape(words), f"{100 * change:+.2f} %")
     return table
@@ -412,7 +412,7 @@ def _search_lines(result: SearchResult, console: Console) -> None:
 
 
 def _taken_steps(result: SearchResult, descended: float) -> str:
-    """Describe the rounded plan of the descent, the polished one, and the plan that was taken."""
+    """Describe the rounded plan of the descent, the polished one, and the plan that was kept."""
     final = result.iteration_time_s
 
     def step(word: str, seconds: float) -> str:
@@ -420,11 +420,11 @@ def _taken_steps(result: SearchResult, descended: float) -> str:
 
     way = f"{step('raw', result.raw_iteration_time_s)} → {step('polished', descended)}"
     if final > descended * (1.0 + 1e-9):
-        return f"{way}; taken: one of fewer strategies or more even stages, {_number(final)} s"
+        return f"{way}; kept: a simpler plan of equal time, {_number(final)} s"
     if result.method == "gradient":
-        return f"{way}; taken: the polished plan of the gradient search"
+        return f"{way}; kept: the polished plan of the gradient search"
     name = result.method.replace("_", " ")
-    return f"{way} → {name} {_number(final)} s; taken: the plan of {name}, which is better"
+    return f"{way} → {name} {_number(final)} s; kept: the plan of {name}, which is better"
 
 
 VERIFICATION_COLUMNS = (
@@ -459,7 +459,7 @@ def _verification_notes(verifications: Sequence[Verification], console: Console)
         if entry.note and entry.note != _baseline_claim(entry):
             line = f"{entry.name.replace('_', ' ')}: {escape(entry.note)}"
             console.print(line, style="dim", highlight=False)
-    legend = "gap: this plan against the baseline's; negative where this plan is faster"
+    legend = "gap: this plan's seconds relative to the baseline; below 0 this plan is faster"
     console.print(legend, style="dim")
 
 

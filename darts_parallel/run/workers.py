@@ -250,8 +250,8 @@ class Workers(AbstractContextManager["Workers"]):
         code = self._processes[rank].exitcode or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return WorkerDied(
-            f"rank {rank} died ({how}), and the others were stopped; try start again, with a smaller "
-            "model or batch if memory ran out."
+            f"rank {rank} died ({how}); the other ranks were stopped. Try again, with a smaller model or "
+            "batch if memory ran out."
         )
 
     def close(self) -> None:

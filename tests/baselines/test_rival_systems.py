@@ -99,7 +99,7 @@ def test_splits_are_the_best_of_all_splits() -> None:
 def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
     # 1 + 2 + 3 against 4 is better than 1 + 2 against 3 + 4
     assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8)], "uniform")) == [0, 3]
-    # a dear boundary after the third layer: 6 | 4 + 4 is slower than 3 | 7
+    # an expensive boundary after the third layer: 6 | 4 + 4 is slower than 3 | 7
     expensive = torch.zeros(1, 1, 3, 1, 1, dtype=torch.float64)
     expensive[:, :, 2] = 4.0
     assert starts_of(

@@ -45,7 +45,7 @@ def test_no_exchange_rate_without_points_or_without_progress() -> None:
 
 
 def test_a_training_that_takes_twice_the_steps_is_log_two_behind() -> None:
-    """On a curve that is a parabola in log steps the delay is exact, small or large."""
+    """On a curve that is a parabola in the logarithm of steps the delay is exact, small or large."""
 
     def loss(step: float) -> float:
         return 4.0 - 0.9 * log(step) + 0.06 * log(step) ** 2

@@ -1,4 +1,4 @@
-"""The Searcher report's formulas, by hand: toy model (220,544 parameters), 1,024 tokens, 8 toy GPUs.
+"""Formulas of the closed-form searcher, by hand: toy model (220,544 parameters), 1,024 tokens, 8 toy GPUs.
 
 Model FLOP per token: 6 * (4 * (4 * 64^2 + 2 * 64 * 256) + 64 * 256) = 1,277,952 for the matrices and
 6 * 4 * 2 * 64 * 64 = 196,608 for the attention scores; 10 GB/s inside a node of 4, 1 GB/s between.

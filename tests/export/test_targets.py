@@ -26,7 +26,7 @@ def llama() -> Problem:
 
 @pytest.mark.parametrize(("name", "target"), NAMES)
 def test_an_export_is_its_golden_file(name: str, target: str) -> None:
-    # `python -m tests.support.export_plans` writes them anew
+    # `python -m tests.support.export_plans` writes them again
     for file, text in files_of(name, target).items():
         assert text == (GOLDEN / name / file).read_text(encoding="utf-8"), file
 

@@ -68,7 +68,7 @@ def test_one_hot_surrogate_and_evaluate_give_the_cost_of_the_batch(
         table = table.select(list(range(table.num_outer)) * 3)
         plans = random_plans(table, table.num_outer, rng)
         hard = assert_surrogate_is_exact(table, plans)
-        for index in {0, len(plans) - 1}:  # every one builds its table anew
+        for index in {0, len(plans) - 1}:  # every one builds its own table
             plan = plans.to_plan(index, table)
             assert (plan.cp, plan.pp, plan.virtual_stages) == (
                 table.cp,

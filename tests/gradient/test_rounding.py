@@ -1,4 +1,4 @@
-"""Rounded plans fitted to the memory: filled where it is left, strategies anew under prices of bytes."""
+"""Rounded plans made to fit: left memory is used, strategies are chosen again under prices of bytes."""
 
 from dataclasses import replace
 

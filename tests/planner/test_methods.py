@@ -76,7 +76,7 @@ def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path:
     assert search["gradient_gap"] == 0.0
     assert set(checks) == {"exhaustive", "dynamic_programming"}
     assert checks["dynamic_programming"]["proven"]
-    assert "taken: the polished plan of the gradient search" in " ".join(report.split())
+    assert "kept: the polished plan of the gradient search" in " ".join(report.split())
     assert "optimal in the model, over the layerwise space" in report
 
 
@@ -172,7 +172,7 @@ def test_what_an_exact_method_finds_is_the_answer(
     # the best plan of the toy is uniform
     assert data["search"]["taken_from"] == "exhaustive"
     assert data["search"]["gradient_gap"] > 0
-    assert "taken: the plan of exhaustive, which is better" in " ".join(report.split())
+    assert "kept: the plan of exhaustive, which is better" in " ".join(report.split())
     assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
     assert data["predicted"]["iteration_time_s"] == pytest.approx(
         exact["iteration_time_s"], rel=1e-9

@@ -123,7 +123,7 @@ def files_of(name: str, target: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the golden files anew."""
+    """Write the golden files."""
     for name, target in NAMES:
         for file, text in files_of(name, target).items():
             path = GOLDEN / name / file

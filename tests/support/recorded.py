@@ -1,6 +1,6 @@
-"""Figures that tests hold fast; `python -m tests.support.recorded` writes them anew where a change is meant.
+"""Figures that tests record; `python -m tests.support.recorded` writes them after a change on purpose.
 
-Prices of whole tables, the way of a descent and the work of the exact search are too many to work out by
+Prices of whole tables, the steps of a descent and the work of the exact search are too many to work out by
 hand: tests/golden/figures.json holds, by the overrides of each job, what this code gave.
 """
 
