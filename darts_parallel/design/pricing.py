@@ -164,7 +164,7 @@ class Pricing:
         """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
         cluster = self.problem.cluster
         columns = [set(places(name, cluster)) for name in memories.names]
-        groups = set(range(len(cluster.groups)))
+        groups: set[Place] = set(range(len(cluster.groups)))
         columns.append(groups.difference(*columns))
         rows = []
         for priced in self._begun:

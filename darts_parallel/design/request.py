@@ -95,7 +95,7 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
     if changes and isinstance(raw, dict):
         if EXCLUSIVE & set(changes):
             raw |= dict.fromkeys(EXCLUSIVE)
-        raw |= changes
+        raw |= dict(changes)
     return design_of(file.stem, raw)
 
 

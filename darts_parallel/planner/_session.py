@@ -32,7 +32,7 @@ NamedPlan = tuple[float, Plan]
 
 @dataclass(frozen=True)
 class JobFunctions:
-    """What cost tables alone cannot answer about a job."""
+    """Functions of a job that cost tables alone cannot answer."""
 
     price: Callable[[Plan], tuple[CostTable, HardPlans, BatchCost]]
     """Price a plan, whether or not the tables of the search hold it."""
@@ -41,12 +41,12 @@ class JobFunctions:
     chance: Callable[[Plan], float | None]
     """Probability that the job runs out of memory; None where the cost model has no memory."""
     closed_form: Callable[[], "Asked"]
-    """The same job priced by the closed form, which knows the usual schedules alone."""
+    """Ask for the same job priced by the closed form, which knows the usual schedules alone."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a session is asked: the best plan of some cost tables."""
+    """A question: the best plan of some cost tables."""
 
     tables: Sequence[CostTable]
     """Without strategies that others dominate."""
@@ -122,7 +122,7 @@ def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:
 
 @dataclass
 class Found:
-    """What methods have found so far."""
+    """Findings of the methods so far."""
 
     result: SearchResult | None = None
     """Result of the gradient search."""
@@ -151,7 +151,7 @@ class Found:
 
 @dataclass
 class Reported:
-    """What is told of a session besides its plans."""
+    """Everything that a session tells besides its plans."""
 
     watcher: Watcher = field(default_factory=Watcher)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -122,7 +122,7 @@ class _Leaves:
 
     def of(self, owner: Device | Link, name: str) -> Any:
         """Return a device or link whose figures are leaf tensors, shared by all of that name."""
-        changed = {}
+        changed: dict[str, Any] = {}
         for own in fields(owner):
             value = getattr(owner, own.name)
             if not isinstance(value, (float, Tensor)) or own.name in NO_SECONDS:

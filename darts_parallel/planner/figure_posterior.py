@@ -1,4 +1,4 @@
-"""What the calibration knows of figures of the hardware: means are presets, errors are this posterior.
+"""Posterior of the calibrated figures of the hardware, whose means are the presets.
 
 The logarithm of a predicted figure is normal. Its variance has three parts: the fitted parameters
 (Laplace posterior of `conf/calibrated.yaml` and `.npz`, widened as held-out runs ask for), the
@@ -56,7 +56,7 @@ KINDS = {
 """Calibrated link by the data sheet's 10^9 bytes/s."""
 
 
-class Place(NamedTuple):
+class LatentPlace(NamedTuple):
     """Where a calibrated quantity applies; empty where it does not depend on that."""
 
     quantity: str
@@ -68,7 +68,7 @@ class Place(NamedTuple):
     """Link between nodes."""
 
 
-Slopes = Mapping[Place, float]
+Slopes = Mapping[LatentPlace, float]
 """d logarithm / d latent parameter: elasticities in the transformed (unconstrained) quantities."""
 LatentKey = tuple[str, str, str]
 """Quantity, scope and name of a latent number of the calibration."""
@@ -79,20 +79,20 @@ def doubles(values: Iterable[float]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.float64)
 
 
-class Residuals(NamedTuple):
+class ResidualSpreads(NamedTuple):
     """Standard deviations of the logarithm that no parameter explains, for one kind of model."""
 
     seconds: float
-    """Of the seconds of a plan."""
+    """Standard deviation for the seconds of a plan."""
     shared: float
     """The part of `seconds` that all plans of a job have in common."""
     own: float
     """The part of `seconds` that is a plan's own."""
     memory: float
-    """Of the bytes of a device."""
+    """Standard deviation for the bytes of a device."""
 
     @staticmethod
-    def read(spread: Mapping[str, Any], *, experts: bool) -> "Residuals":
+    def read(spread: Mapping[str, Any], *, experts: bool) -> "ResidualSpreads":
         """Read `spread` of the calibration; releases of MoE models differ more."""
         seconds, memory = (
             spread[part][EXPERTS] if experts else spread[part] for part in ("seconds", "memory")
@@ -102,7 +102,7 @@ class Residuals(NamedTuple):
         own = min(pair / sqrt(2.0), whole)
         shared = sqrt(max(whole**2 - own**2, 0.0))
         of_memory = max(float(memory["own"]), LEAST_MEMORY_SPREAD)
-        return Residuals(whole, shared, own, of_memory)
+        return ResidualSpreads(whole, shared, own, of_memory)
 
     @property
     def measured_seconds(self) -> float:
@@ -111,7 +111,7 @@ class Residuals(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What runs say of N logarithms."""
+    """N logarithms after the runs of a user."""
 
     means: Tensor
     """How far they move, `(N,)`."""
@@ -128,7 +128,7 @@ class Posterior:
     """Row of a latent number in `covariance`."""
     covariance: Tensor
     """Shape `(P, P)`."""
-    residuals: Residuals
+    residuals: ResidualSpreads
     runs: Sequence[RunConfig] = ()
     """Runs of the user, on which all methods condition."""
 
@@ -189,7 +189,7 @@ class Posterior:
             result = result + sd**2 * torch.outer(column, column)
         return result
 
-    def _latent_keys(self, place: Place) -> list[LatentKey]:
+    def _latent_keys(self, place: LatentPlace) -> list[LatentKey]:
         """Return the latent numbers whose sum is the quantity at a place."""
         named = place._asdict() | {"memory_metric": METRIC}
         keys = []
@@ -214,8 +214,8 @@ class Posterior:
             reserved = min(float(device.reserved / device.memory) / room, 1.0)
             where = (family(device.name), framework)
             for factor in FACTORS:
-                shares = {Place(RESERVED, *where): reserved}
-                shares[Place(factor, *where)] = 1.0 - reserved
+                shares = {LatentPlace(RESERVED, *where): reserved}
+                shares[LatentPlace(factor, *where)] = 1.0 - reserved
                 worst = max(worst, self.variance(shares))
         return sqrt(worst + self.residuals.memory**2)
 
@@ -239,7 +239,7 @@ class Posterior:
 
 def slopes_of(run: RunConfig) -> Slopes:
     """Read the slopes of a run by place."""
-    return {Place(*key.split("|")): slope for key, slope in run.slopes.items()}
+    return {LatentPlace(*key.split("|")): slope for key, slope in run.slopes.items()}
 
 
 def family(device: str) -> str:
@@ -252,10 +252,10 @@ def link_place(
     framework: str,
     side: str,
     rate: float,
-) -> Place:
+) -> LatentPlace:
     """Return the place of a link's quantity, by the data sheet's 10^9 bytes/s."""
     kind = KINDS[side].get(rate, "")
-    return Place(quantity, "", framework, **{side: kind})
+    return LatentPlace(quantity, "", framework, **{side: kind})
 
 
 def posterior(problem: Problem) -> Posterior:
@@ -269,7 +269,7 @@ def posterior(problem: Problem) -> Posterior:
     for run in runs:
         for key in run.slopes:
             parts = key.split("|")
-            if parts[0] not in known.quantities or len(parts) != len(Place._fields):
+            if parts[0] not in known.quantities or len(parts) != len(LatentPlace._fields):
                 raise ConfigError(
                     "cluster.runs has slopes of no figure; try a file that tune --from-log wrote."
                 )
@@ -295,7 +295,7 @@ def _shipped() -> dict[bool, Posterior]:
     covariance = correlation * torch.outer(scale, scale)
     kinds = {}
     for experts in (False, True):
-        residuals = Residuals.read(data["spread"], experts=experts)
+        residuals = ResidualSpreads.read(data["spread"], experts=experts)
         kinds[experts] = Posterior(data["quantities"], keys, covariance, residuals)
     return kinds
 

@@ -63,7 +63,7 @@ class LengthPlan(NamedTuple):
 
     plan: Plan
     seconds: tuple[float, ...]
-    """Of a step: mean and `QUANTILE`."""
+    """Seconds of a step: mean and `QUANTILE`."""
     memory: tuple[float, ...]
     """Share of the fullest device that is full in a step: mean, `QUANTILE` and largest."""
     chance: float | None
@@ -151,12 +151,12 @@ class _Draws:
 
 
 class _Costs(NamedTuple):
-    """What N even uniform plans of a table cost at G lengths."""
+    """Costs of N even uniform plans of a table at G lengths."""
 
     table: CostTable
     plans: HardPlans
     seconds: Floats
-    """Of an iteration, `(G, N)`."""
+    """Seconds of an iteration, `(G, N)`."""
     passes: Floats
     """Seconds of passes forward and backward, `(2, G, N, stages)`."""
     memory: Floats
@@ -173,7 +173,7 @@ class _Costs(NamedTuple):
 
 
 class _PlanCost(NamedTuple):
-    """What a plan costs at G lengths."""
+    """Costs of a plan at G lengths."""
 
     plan: Plan
     limit: Floats

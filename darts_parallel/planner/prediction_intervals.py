@@ -21,7 +21,7 @@ from darts_parallel.planner.figure_posterior import (
     FACTORS,
     NORMAL,
     RESERVED,
-    Place,
+    LatentPlace,
     Posterior,
     Slopes,
     doubles,
@@ -157,7 +157,7 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
     Args:
         elasticities: Of the plan's seconds in every figure of the hardware, by their names.
     """
-    slopes: dict[Place, float] = {}
+    slopes: dict[LatentPlace, float] = {}
     for name, elasticity in elasticities.items():
         owner, _, field = name.rpartition(".")
         if not elasticity or not field:
@@ -172,7 +172,7 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
     return slopes
 
 
-def _device_figure(problem: Problem, name: str, field: str) -> tuple[Place, float]:
+def _device_figure(problem: Problem, name: str, field: str) -> tuple[LatentPlace, float]:
     """Return where a field of a device is calibrated, and its value in the unit of the quantity."""
     groups = problem.cluster.groups
     device = next(group.device for group in groups if group.device.name == name)
@@ -182,10 +182,10 @@ def _device_figure(problem: Problem, name: str, field: str) -> tuple[Place, floa
         value *= 1e6
     if field == "fp8_efficiency":
         quantity = f"{problem.training.precision}_efficiency"
-    return Place(quantity, family(name), problem.software.name), value
+    return LatentPlace(quantity, family(name), problem.software.name), value
 
 
-def _link_figure(problem: Problem, owner: str, field: str) -> tuple[Place, float]:
+def _link_figure(problem: Problem, owner: str, field: str) -> tuple[LatentPlace, float]:
     """Return where a field of a link is calibrated, and its value; latencies count from their preset."""
     cluster = problem.config.cluster
     index = int(owner.split(".")[1]) if owner.startswith("nodes.") else 0
@@ -211,7 +211,7 @@ def stage_devices(plan: Plan, cluster: Cluster) -> list[Device]:
     return [arranged.stage_group(k, plan.pp).device for k in range(plan.pp)]
 
 
-def memory_slopes(plan: Plan, problem: Problem) -> list[dict[Place, float]]:
+def memory_slopes(plan: Plan, problem: Problem) -> list[dict[LatentPlace, float]]:
     """Return d log(bytes) / d latent parameter of every stage; bytes are linear in each of the factors."""
     devices = stage_devices(plan, problem.cluster)
     bytes_ = hard_plan(plan, problem)[2].memory[0]
@@ -229,7 +229,7 @@ def memory_slopes(plan: Plan, problem: Problem) -> list[dict[Place, float]]:
     for stage, device in enumerate(devices):
         own = {}
         for quantity, share in shares.items():
-            own[Place(quantity, family(device.name), framework)] = float(share[stage])
+            own[LatentPlace(quantity, family(device.name), framework)] = float(share[stage])
         slopes.append(own)
     return slopes
 

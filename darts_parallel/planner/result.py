@@ -54,7 +54,7 @@ class Planned:
     warning: str = ""
     """Changes that would help where no plan keeps that chance, one clause."""
     asked: Asked | None = field(default=None, repr=False)
-    """What was searched; None for a given plan."""
+    """The question that was searched; None for a given plan."""
     files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Content of the files that belong next to `plan.json`, by name."""
 

@@ -17,7 +17,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import (
     RESERVED,
-    Place,
+    LatentPlace,
     Posterior,
     Slopes,
     family,
@@ -128,7 +128,7 @@ def with_run(problem: Problem, trial: Trial) -> Problem:
     return found
 
 
-def _before_moves(run: RunConfig, means: dict[Place, float]) -> RunConfig:
+def _before_moves(run: RunConfig, means: dict[LatentPlace, float]) -> RunConfig:
     """Return a run whose error counts from the calibrated figures, not from those moved by `means`.
 
     Errors:
@@ -146,7 +146,7 @@ def _means(
     cluster: ClusterConfig,
     framework: str,
     runs: list[RunConfig],
-) -> dict[Place, float]:
+) -> dict[LatentPlace, float]:
     """Return how far runs move every calibrated figure of a cluster."""
     places = [figure.place for figure in _figures(known, cluster, framework)]
     rows = [{place: 1.0} for place in places]
@@ -160,7 +160,7 @@ class _Figure(NamedTuple):
     owner: Any
     """Device or link that holds it."""
     field: str
-    place: Place
+    place: LatentPlace
 
     def move(self, known: Posterior, distance: float) -> None:
         """Move the figure on its unbounded scale."""
@@ -174,7 +174,7 @@ def _figures(known: Posterior, cluster: ClusterConfig, framework: str) -> Iterat
     for name, device in cluster.devices.items():
         for quantity in known.quantities:
             if quantity in vars(device):
-                yield _Figure(device, quantity, Place(quantity, family(name), framework))
+                yield _Figure(device, quantity, LatentPlace(quantity, family(name), framework))
     links = [("intra", group.intra_node) for group in cluster.nodes]
     links.append(("inter", cluster.inter_node))
     for group in cluster.nodes:

@@ -202,7 +202,8 @@ def _errors_given_trials(problem: Problem, plans: Sequence[Plan], trials: Sequen
         elasticities = time_elasticities(plan, problem)
         slopes.append(time_slopes(known, problem, elasticities))
     given = replace(known, runs=[*runs, *earlier])
-    whole = torch.block_diag(residual + repeats.diag(), noise.diag())
+    blocks = (residual + repeats.diag(), noise.diag())
+    whole = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return given.given_runs(slopes, whole)
 
 

@@ -12,7 +12,7 @@ from darts_parallel import LayerStrategy, Plan, load_problem
 from darts_parallel.config import RunConfig
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance, tuning
-from darts_parallel.planner.figure_posterior import Place, Posterior, Residuals
+from darts_parallel.planner.figure_posterior import LatentPlace, Posterior, ResidualSpreads
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.prediction_intervals import time_slopes
 from darts_parallel.planner.result import Planned
@@ -40,7 +40,7 @@ def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) ->
         [[1.0, exp(-1.5), exp(-2.0)], [exp(-1.5), 1.0, exp(-3.5)], [exp(-2.0), exp(-3.5), 1.0]]
     )
     torch.testing.assert_close(_nearness(64, plans), near.double(), rtol=1e-6, atol=0)
-    residuals = Residuals(seconds=0.0, shared=0.2, own=0.1, memory=0.0)
+    residuals = ResidualSpreads(seconds=0.0, shared=0.2, own=0.1, memory=0.0)
     known = Posterior({}, {}, torch.zeros(0, 0, dtype=torch.float64), residuals)
     monkeypatch.setattr(tuning, "posterior", lambda problem: known)
     monkeypatch.setattr(tuning, "time_elasticities", lambda plan, problem: {})
@@ -80,8 +80,8 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     quantities |= {name: {"scale": "share"} for name in ("gemm_efficiency", "intra_efficiency")}
     above = {"inter_latency_us": 0.25, "layer_overhead_us": 1.0}
     quantities |= {name: {"scale": {"above": least}} for name, least in above.items()}
-    residuals = Residuals.read(spread, experts=False)
-    assert Residuals.read(spread, experts=True).seconds == 0.2
+    residuals = ResidualSpreads.read(spread, experts=False)
+    assert ResidualSpreads.read(spread, experts=True).seconds == 0.2
     known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), residuals)
     fast, slow = "cluster.nodes.0.intra_node", "cluster.inter_node.bandwidth_GBps=200"
     links = [f"{fast}.bandwidth_GBps=450", f"{fast}.efficiency=0.8", slow]
@@ -104,10 +104,10 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}
     framework = problem.software.name
     slopes = {
-        Place("gemm_efficiency", "toy", framework): -0.1,
-        Place("layer_overhead_us", "toy", framework): 0.15,
-        Place("inter_latency_us", framework=framework, inter="infiniband"): 0.075,
-        Place("intra_efficiency", framework=framework, intra="nvlink4"): -0.1,
+        LatentPlace("gemm_efficiency", "toy", framework): -0.1,
+        LatentPlace("layer_overhead_us", "toy", framework): 0.15,
+        LatentPlace("inter_latency_us", framework=framework, inter="infiniband"): 0.075,
+        LatentPlace("intra_efficiency", framework=framework, intra="nvlink4"): -0.1,
     }
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
 

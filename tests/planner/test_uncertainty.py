@@ -8,7 +8,7 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.figure_posterior import Place, Posterior, posterior
+from darts_parallel.planner.figure_posterior import LatentPlace, Posterior, posterior
 from darts_parallel.planner.prediction_intervals import Intervals, intervals
 from darts_parallel.planner.run_figures import Trial, with_run
 from darts_parallel.plans.strategy import LayerStrategy, Plan
@@ -64,7 +64,7 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
         shipped.residuals,
     )
     seen, other = (
-        {Place("gemm_efficiency", device, "nemo"): slope}
+        {LatentPlace("gemm_efficiency", device, "nemo"): slope}
         for device, slope in (("h100", 2.0), ("x", 1.0))
     )
     # base and device by their covariance, software by its prior; another device by its prior too
