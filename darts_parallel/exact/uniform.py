@@ -24,6 +24,7 @@ from darts_parallel.cost import (
     OuterCosts,
     PricedPlan,
     even_uniform_plans,
+    lightest_plans,
 )
 from darts_parallel.exact.bounds import OuterBound, least_bound, rising_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
@@ -148,24 +149,33 @@ def _rank_interleaved(
             if bound.seconds > ranking.limit or bound.seconds == inf:
                 break
             check()
-            for plan in _even_plans(tables[bound.table], bound, ranking):
-                ranking.add(plan)
+            _rank_simple(tables, bound, ranking)
     except DeadlineError:
         return False
     return True
 
 
-def _even_plans(
+def _rank_simple(
+    tables: Sequence[CostTable], bound: "OuterBound | _Entry", ranking: _Ranking
+) -> None:
+    """Add the plans of one outer choice that need no search."""
+    for plan in _simple_plans(tables[bound.table], bound, ranking):
+        ranking.add(plan)
+
+
+def _simple_plans(
     table: CostTable, bound: "OuterBound | _Entry", ranking: _Ranking
 ) -> Iterator[PricedPlan]:
-    """Yield the best plans of even stages of one outer choice that the ranking admits."""
+    """Yield the best plans of even stages that the ranking admits; without interleaving also the lightest."""
     limit = ranking.limit
     one = table.select([bound.outer])
+    splits = [even_uniform_plans(one, ends_apart=apart) for apart in (True, False)]
+    if one.virtual_stages == 1:
+        splits += lightest_plans([one], "uniform")
     # what the mean work of a device excludes is not simulated
     layers = one.time[0].detach().amin(0)
     work = layers.sum(0) * one.num_micro_batches / one.pp
-    for ends_apart in (True, False):
-        plans = even_uniform_plans(one, ends_apart=ends_apart)
+    for plans in splits:
         plans = plans[work[plans.choices[:, 0]] <= limit]
         seconds = feasible_seconds(one, plans)
         best = seconds.argsort(stable=True)[: ranking.count]
@@ -225,16 +235,25 @@ class _Search:
                 else:
                     self._solve(entry)
         except DeadlineError:
+            self._rank_any()
             return False
         return True
+
+    def _rank_any(self) -> None:
+        """Find a plan where the time was over before the first one, whatever outer choice has it."""
+        quick = {key: float(bounds.seconds.min()) for key, bounds in self.quick.items()}
+        for number, outer in sorted(quick, key=quick.__getitem__):
+            if self.ranking.plans:
+                break
+            entry = _Entry(quick[number, outer], number, outer, EVERY)
+            _rank_simple(self.tables, entry, self.ranking)
 
     def _bound_each(self, entry: _Entry) -> None:
         """Queue the strategies of an outer choice by tighter bounds, or set a too large one aside."""
         table = self.tables[entry.table]
         if too_many_segments(table.pp, table.num_layers):
             self.too_large.append(entry)
-            for plan in _even_plans(table, entry, self.ranking):
-                self.ranking.add(plan)
+            _rank_simple(self.tables, entry, self.ranking)
             return
         quick = self.quick[entry.table, entry.outer]
         limit = min(self.ranking.limit, self.known)

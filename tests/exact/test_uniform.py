@@ -8,7 +8,7 @@ import torch
 
 from darts_parallel.cost import build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import even_uniform_plans
+from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.exact import segments
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
@@ -146,3 +146,20 @@ def test_without_a_part_that_is_small_enough_the_even_plan_is_the_answer(
     assert not found.proven
     assert found.cost <= even * (1 + 1e-12)
     assert found.lower_bound <= brute_force([table], "uniform").cost
+
+
+@pytest.mark.parametrize("limit", ["deadline", "size"])
+def test_a_plan_that_only_uneven_stages_fit_is_found_without_a_search(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = random_table(3, pp=2, num_layers=8, num_choices=1, num_outer=1)
+    choices = torch.zeros(1, 8, dtype=torch.long)
+    uneven = HardPlans(torch.tensor([0]), choices, torch.tensor([[0, 6]]))
+    table.capacity.copy_(evaluate_batch(table, uneven).memory[0] * 1.01)
+    assert math.isinf(_even_seconds([table], 1))
+    if limit == "size":
+        monkeypatch.setattr(segments, "MAX_SEGMENTS", 0)
+    deadline = 0.0 if limit == "deadline" else math.inf
+    found = find_uniform_plan([table], deadline=deadline)
+    assert not found.proven
+    assert math.isfinite(found.cost)
