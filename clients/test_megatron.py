@@ -43,7 +43,7 @@ def flags(name: str) -> list[str]:
 
 
 Read = dict[str, dict[str, Any]]
-"""What Megatron-LM reads of every plan."""
+"""Arguments that Megatron-LM reads of every plan."""
 
 
 @pytest.fixture(scope="module")

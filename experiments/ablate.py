@@ -79,7 +79,7 @@ QUESTIONS = {
     "annealing": EQUAL_TIME,
     "flexflow": EQUAL_TIME,
 }
-"""What each variant answers, by its name."""
+"""Question that each variant answers, by its name."""
 CHANGES: dict[str, dict[str, Any]] = {
     "temperature_high": {"temperature": [2.0, 0.5]},
     "temperature_low": {"temperature": [0.2, 0.05]},

@@ -289,7 +289,7 @@ LIBRARY = {"bayesian": "optuna", "cmaes": "cmaes", "tpe": "optuna", "random": "o
 
 
 class Truth(NamedTuple):
-    """What is proven of a case."""
+    """Proof of a case."""
 
     reference_s: float
     """Seconds of the best plan on the reference hardware."""

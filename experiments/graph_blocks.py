@@ -99,7 +99,7 @@ class BlockOptions(StudyOptions):
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """Hold one plan and the template's, which has NaN where it does not fit the module."""
 
     block: str
@@ -118,9 +118,9 @@ class Row:
     template_mib: float
 
 
-def plans(block: str) -> list[Row]:
+def plans(block: str) -> list[BlockRow]:
     """Capture a block and plan it on every mesh."""
-    (kind, sizes, shape), rows = BLOCKS[block], list[Row]()
+    (kind, sizes, shape), rows = BLOCKS[block], list[BlockRow]()
     with torch.device("meta"):
         graph = capture_module(Whole(kind, sizes), make_inputs([shape]))
     for cluster, tp in product(CLUSTERS, (2, 4, 8)):
@@ -142,11 +142,11 @@ def plans(block: str) -> list[Row]:
         own, other = (
             (1e3 * one["seconds"], one["collectives"], one["bytes"] / MIB) for one in both
         )
-        rows.append(Row(*known, *times, *own[1:], *other))
+        rows.append(BlockRow(*known, *times, *own[1:], *other))
     return rows
 
 
-def report(rows: Sequence[Row]) -> Report:
+def report(rows: Sequence[BlockRow]) -> Report:
     """Return a line a plan."""
     header = (
         "block",

@@ -51,7 +51,7 @@ ROUNDING = 1e-9
 """Relative gain of a move that is rounding."""
 
 
-class Degrees(NamedTuple):
+class FasopDegrees(NamedTuple):
     """Degrees of a strategy; ties of seconds go to the smallest, in this order."""
 
     micro_batch_size: int
@@ -158,11 +158,11 @@ class FasopCase:
         shifts = len(nodes) if np.count_nonzero(self.counts) > 1 else 1
         placements = np.stack([np.roll(nodes, -shift) for shift in range(shifts)])
         gpus = self.gpus_per_node * len(nodes)
-        found: list[Degrees] = []
+        found: list[FasopDegrees] = []
         for tp, dp in product(divisors(min(self.gpus_per_node, MAX_TP)), divisors(gpus)):
             pp = gpus // (tp * dp)
             if tp * dp * pp == gpus and batch % dp == 0 and pp <= self.job.num_blocks:
-                found += [Degrees(size, tp, dp, pp) for size in divisors(batch // dp)]
+                found += [FasopDegrees(size, tp, dp, pp) for size in divisors(batch // dp)]
         for degrees in sorted(found):
             ticks = self.ticks(degrees.tp, degrees.micro_batch_size)
             yield Strategies(self, degrees, placements, ticks)
@@ -180,7 +180,7 @@ class Strategies:
     def __init__(
         self,
         case: FasopCase,
-        degrees: Degrees,
+        degrees: FasopDegrees,
         placements: Integers,
         ticks: Integers,
     ) -> None:

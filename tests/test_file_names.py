@@ -30,17 +30,14 @@ WRITTEN = {
     "parallel_plan.py",
     "report.md",
     "results.md",
+    "tensor_plan.py",
 }
 """Files that commands write, or Hydra does."""
 OTHER_PROJECTS = {
-    "comm.py",
     "config_registry.py",
     "deepspeed/runtime/config.py",
-    "docs/user-guide/features/pipeline_parallel_layout.md",
     "examples/bert/pretrain_bert.py",
     "galvatron/core/runtime/hybrid_parallel_config.py",
-    "llama31_workload_base_configs.py",
-    "llama3_workload_base_configs.py",
     "megatron/core/models/hybrid/hybrid_layer_allocation.py",
     "megatron/training/arguments.py",
     "pretrain_gpt.py",

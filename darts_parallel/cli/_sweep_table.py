@@ -37,7 +37,7 @@ class SweepJob:
 
     overrides: dict[str, Value]
     measures: dict[str, float | None]
-    """By the names of `TITLES`."""
+    """Values by the names of `TITLES`."""
     degrees: str
     """dp/tp/pp; ranges where layers differ."""
     gpus: int = 0
@@ -70,11 +70,11 @@ def _range(values: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """Jobs that differ by their seeds alone."""
 
     values: dict[str, Value]
-    """What was swept."""
+    """Values of the keys that the sweep changes."""
     jobs: list[SweepJob]
 
     def known(self, measure: str) -> list[float]:
@@ -177,7 +177,7 @@ def _print_scaling(jobs: Sequence[SweepJob], console: Console) -> None:
     console.print(filled_table("Scaling", ["GPUs", "tokens/s", "of linear"], cells, ()))
 
 
-def _draw_curve(folder: Path, key: str, rows: Sequence[Row], console: Console) -> None:
+def _draw_curve(folder: Path, key: str, rows: Sequence[SweepRow], console: Console) -> None:
     """Draw the measures over a key whose values are numbers."""
     points = []
     for row in rows:
@@ -201,12 +201,12 @@ def swept_keys(jobs: Sequence[SweepJob]) -> list[str]:
     return [key for key, found in values.items() if len(found) > 1]
 
 
-def joined_seeds(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Row]:
+def joined_seeds(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[SweepRow]:
     """Join jobs that differ by their seeds alone in one row, in the order of the sweep."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, SweepRow] = {}
     for job in jobs:
         values = {key: job.overrides.get(key, "") for key in columns}
-        rows.setdefault(str(values), Row(values, [])).jobs.append(job)
+        rows.setdefault(str(values), SweepRow(values, [])).jobs.append(job)
     return list(rows.values())
 
 

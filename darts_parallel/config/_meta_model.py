@@ -21,7 +21,7 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 SEQUENCE = 256
 """Tokens of the forward pass that counts matrix products."""
 SCANNED = 32
-"""The same with state spaces, which scan token by token."""
+"""Tokens of that pass for models with state spaces, which scan token by token."""
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of published files that `transformers` knows by another name."""
 TOP_K = (

@@ -32,7 +32,7 @@ PACKAGE = re.compile(r"^# *@package +(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class OldKey:
-    """What became of one key."""
+    """One key that a version removed or renamed."""
 
     key: str
     """Dotted key in the configuration; `*` stands for any entry of a list or a mapping."""

@@ -154,7 +154,7 @@ def between_passes(
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """What a job keeps for backward."""
+    """The tensors that a job keeps for backward."""
 
     width: int
     """Bytes of one element; the specification of layers counts 2."""

@@ -11,8 +11,7 @@ from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.schedules import Schedule, Searched, find
 
 Moments = Sequence[Sequence[tuple[float, float]]]
-"""By outer choice: micro-batches before their backward, and between its two parts, at every
-moment."""
+"""Micro-batches before their backward, and between its two parts, by outer choice and moment."""
 
 
 @dataclass(frozen=True)

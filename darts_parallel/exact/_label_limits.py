@@ -234,13 +234,13 @@ class _Form:
     """One linear form over the columns of a label."""
 
     weights: tuple[float, ...]
-    """Of the five columns."""
+    """Weights of the five columns."""
     part: int
     """Budget of its limit."""
     added: float
     """Addition to the budget."""
     needed: Array
-    """What every layer needs of it at least, `(L,)`."""
+    """Smallest value of the form in every layer, `(L,)`."""
 
 
 def _column(forms: Sequence[_Form], name: str) -> Array:

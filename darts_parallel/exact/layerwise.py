@@ -92,7 +92,7 @@ def find_layerwise_plan(
     if uniform is None:
         uniform = find_uniform_plan(tables, incumbent, deadline)
     check = deadline_check(deadline)
-    search = _Search(space_kind, incumbent, uniform.best, check, _solvers(tables))
+    search = _LayerwiseSearch(space_kind, incumbent, uniform.best, check, _solvers(tables))
     result = search.run()
     return _without_proof(result, floor) if interleaved else result
 
@@ -116,7 +116,7 @@ def _solvers(tables: Sequence[CostTable]) -> list[OuterChoiceSolver]:
 
 
 @dataclass
-class _Search:
+class _LayerwiseSearch:
     """State of one exact search."""
 
     space_kind: str

@@ -203,11 +203,11 @@ class UsableSegments:
 
 @dataclass(frozen=True)
 class Budgets:
-    """What stages of one signature may need; n stages."""
+    """Largest seconds that n stages of one signature may need."""
 
     first: Index
     """First layers, `(n,)`."""
     end: Index
     """Layers after the last ones, `(n,)`."""
     seconds: Array
-    """Of a stage's seconds t; of m t and what it pays once; of t and what it pays once: `(3, n)`."""
+    """Limits of a stage's seconds t; of m t plus its single costs; of t plus its single costs: `(3, n)`."""

@@ -253,7 +253,7 @@ class OuterChoiceSolver:
 
     @cached_property
     def layers(self) -> LayerStructure:
-        """What the fronts of a layer-wise space share under any limit."""
+        """The structure that the fronts of a layer-wise space share under any limit."""
         return LayerStructure.build(self.costs)
 
     def attempt(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:

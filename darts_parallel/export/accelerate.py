@@ -39,7 +39,7 @@ _BESIDE_FSDP = """\
     if not hasattr(tensor_parallel, "ReplicateParallel"):
         raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")
 """
-"""`Accelerator.prepare` of release 1.15 imports it there; transformers 5.1.0 lacks it."""
+"""accelerate 1.15 imports it when it prepares a model; transformers 5.1.0 lacks it."""
 _CONTEXT_PARALLEL = '''
 
 def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:

@@ -284,7 +284,7 @@ def _loss_steps(job: GraphJob, op: GraphOperator, combined: Sequence[Split]) -> 
     """
     rows = job.graph.values[op.inputs[1]].elements
     parts = 1
-    """Of the rows."""
+    """Parts of the rows."""
     for ranks, split in zip(job.mesh.ranks, combined, strict=True):
         if split.label == "rows":
             parts *= ranks

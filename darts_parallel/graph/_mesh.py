@@ -96,6 +96,6 @@ def tensor(value: float) -> Tensor:
 
 
 def _bits(placement: str) -> int:
-    """Return the bits of an element on the wire: `P4` is reduced with 4."""
+    """Return the bits of an element on the wire: the sum "P4" has 4."""
     named = placement.removeprefix(PARTIAL) if is_sum(placement) else ""
     return int(named or LOSSLESS)

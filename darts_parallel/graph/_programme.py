@@ -67,7 +67,7 @@ class _SharedMoves(NamedTuple):
     """Moves of a tensor that are paid once, however many consumers want them."""
 
     variables: np.ndarray
-    """Of every produced state and layout."""
+    """Variable of every produced state and layout."""
     layout: np.ndarray
     """Layout of every demanded state."""
 

@@ -54,7 +54,7 @@ class Fan:
     wanted: tuple[np.ndarray, ...]
     """Index of the state that every consumer demands, by choice."""
     moves: tuple[MoveTable, ...]
-    """Of the tensor, of its gradient, and of the tensor again where slices are kept."""
+    """Moves of the tensor, of its gradient, and of the tensor again where slices are kept."""
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ class Alternative:
 
     name: str
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     bytes: float
-    """On a rank."""
+    """Bytes on a rank."""
     text: str
     """File that does so."""
 

@@ -199,7 +199,7 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What a plan may do, and how it is searched."""
+    """Options of a plan and of its search."""
 
     precision: str = "bf16"
     """`bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors."""

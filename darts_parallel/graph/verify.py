@@ -1,6 +1,6 @@
 """Run the file of a plan on processes of this machine, and compare it with one process.
 
-The same choices are written anew for two ranks an axis, on the smallest inputs that the module accepts. Every
+The same choices are written again for two ranks an axis, on the smallest inputs that fit the module. Every
 process runs the file and the whole module, forward and backward, and counts the collectives.
 """
 
@@ -43,7 +43,7 @@ ON_GLOO = {"all_to_all": "all_gather"}
 
 
 @dataclass(frozen=True)
-class Verification:
+class RunVerification:
     """Whether the file of a plan computes the module."""
 
     verified: bool | None
@@ -67,13 +67,13 @@ class FileRun:
     """A file next to the whole module."""
 
     differences: dict[str, float]
-    """Of outputs, gradients and buffers, over their largest entries; infinite where one is missing."""
+    """Errors of outputs, gradients and buffers, over their largest entries; infinite if one is missing."""
     collectives: dict[str, int]
 
 
 def verification(
     plan: GraphPlan, path: str, shapes: Sequence[Any], wanted: bool | None
-) -> Verification:
+) -> RunVerification:
     """Run a plan for two ranks an axis.
 
     Args:
@@ -83,10 +83,10 @@ def verification(
     """
     parameters = plan.space.graph.elements()
     if wanted is False:
-        return Verification(None, "verify=false")
+        return RunVerification(None, "verify=false")
     if wanted is None and parameters > MOST_PARAMETERS:
         reason = f"{parameters:,} parameters are more than {MOST_PARAMETERS:,}; try verify=true"
-        return Verification(None, reason)
+        return RunVerification(None, reason)
     try:
         for small in _small_shapes(shapes, len(plan.space.mesh.ranks)):
             twin = _twin(plan, path, small)
@@ -94,11 +94,11 @@ def verification(
                 make = partial(_made, path, small, _largest_index(twin.space.graph))
                 return _verified(twin, make, small)
     except DartsParallelError as error:
-        return Verification(None, str(error))
-    return Verification(None, "no inputs that are small enough have the operators of the plan")
+        return RunVerification(None, str(error))
+    return RunVerification(None, "no inputs that are small enough have the operators of the plan")
 
 
-def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) -> Verification:
+def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) -> RunVerification:
     """Run a small plan on processes of this machine."""
     from darts_parallel.run import Workers
 
@@ -110,11 +110,11 @@ def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) 
         with Workers(prod(ranks), timeout_s=TIMEOUT_S) as workers:
             for run in workers.run(run_file, make, operators, ranks):
                 if fault := _fault(run, listed):
-                    return Verification(False, fault)
+                    return RunVerification(False, fault)
             styles = text == operators or _styles_work(workers, make, text, ranks)
     except RuntimeError as error:
-        return Verification(False, f"the file fails: {error}")
-    return Verification(
+        return RunVerification(False, f"the file fails: {error}")
+    return RunVerification(
         True,
         f"outputs, gradients and {sum(listed.values())} collectives of {prod(ranks)} processes on "
         f"inputs={list(map(list, shapes))} are as planned",

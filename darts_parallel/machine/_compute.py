@@ -100,7 +100,7 @@ class ComputeProfile:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class MeasuredKernels:
     """Kernels of one precision on a device; their sizes follow from the largest product."""
 
     machine: MeasuredMachine
@@ -196,13 +196,13 @@ def measure_compute(
     names: list[tuple[str, int, int, int]] = []
     works = []
     for precision in precisions:
-        own = Kernels(machine, precision, largest)
+        own = MeasuredKernels(machine, precision, largest)
         for shape in gemm_shapes(largest):
             names.append((precision, *shape))
             works.append(own.gemm(*shape))
     times = machine.measure("matrix products", works, 0.5 * seconds)
     gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
-    kernels = Kernels(machine, precisions[0], largest)
+    kernels = MeasuredKernels(machine, precisions[0], largest)
     works = kernels.others()
     copied, *streamed, attended, launched = machine.measure(
         "streams, attention, launches", works, 0.2 * seconds

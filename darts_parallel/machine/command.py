@@ -78,7 +78,7 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProfileFindings:
     """All that was measured."""
 
     machine: MeasuredMachine
@@ -105,7 +105,7 @@ def run(options: ProfileOptions) -> int:
             for words, inside in LINKS.items()
         }
         if machine.rank == 0:
-            _write(options, Measured(machine, compute, links))
+            _write(options, ProfileFindings(machine, compute, links))
     return 0
 
 
@@ -156,7 +156,7 @@ def _block_overrides(layer: BlockTime, precision: str) -> list[str]:
     ]
 
 
-def _write(options: ProfileOptions, measured: Measured) -> None:
+def _write(options: ProfileOptions, measured: ProfileFindings) -> None:
     """Write the files, and print what they say."""
     folder = Path(options.out)
     name = options.name
@@ -177,7 +177,7 @@ def _write(options: ProfileOptions, measured: Measured) -> None:
     print("\n".join(_summary(options, measured)))
 
 
-def _summary(options: ProfileOptions, measured: Measured) -> Iterator[str]:
+def _summary(options: ProfileOptions, measured: ProfileFindings) -> Iterator[str]:
     """Yield the lines that the command prints."""
     fit = measured.compute.fit
     device = fit.device

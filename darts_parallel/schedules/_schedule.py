@@ -18,7 +18,7 @@ BEFORE_WEIGHTS = {"F": 0, "B": 1, "W": -1}
 
 
 class Moment(NamedTuple):
-    """What a stage holds: counts of micro-batches, or shares of a device's largest count."""
+    """Content of a stage: counts of micro-batches, or shares of a device's largest count."""
 
     before_backward: float
     before_weights: float

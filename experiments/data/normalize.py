@@ -84,7 +84,7 @@ NO_FIGURE = ("no seconds", "out of memory", "a relative figure")
 PRINTED_FIGURES = ("iteration_s", "memory_gb", "tokens_per_s_per_gpu")
 
 
-class Link(NamedTuple):
+class PrintedLink(NamedTuple):
     """A link of a node: the name whose fit it shares, and its rate."""
 
     name: str
@@ -693,7 +693,7 @@ def _network(
     gpus_per_node: int,
     gpu: dict[str, Any],
     several: bool = False,
-) -> Link:
+) -> PrintedLink:
     """Find the link out of a node: its instance's where nodes are of `several` kinds.
 
     Else, in this order: what the row's own notes or source print, what its cluster is known to have
@@ -702,14 +702,14 @@ def _network(
     text = row.words(*(("gpu",) if several else ()), "notes", "source")
     own = _instance(row, gpu) if several else None
     if own:
-        return Link(own["network"], own["out"])
+        return PrintedLink(own["network"], own["out"])
     printed = _printed_rate(text, gpus_per_node)
     if printed:
-        return Link("ethernet" if printed <= SLOW else "roce", printed)
+        return PrintedLink("ethernet" if printed <= SLOW else "roce", printed)
     known = None if several else first("networks", f"{text} {row.words('gpu')}")
     if known:
-        return Link(known["network"], known["out"])
-    return Link("ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"])
+        return PrintedLink(known["network"], known["out"])
+    return PrintedLink("ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"])
 
 
 def _printed_rate(text: str, gpus_per_node: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What the command calls proven is what the file computes, and what cannot be written is refused."""
+"""The file computes the plan that the command calls proven; plans that cannot be written are refused."""
 
 import json
 from functools import partial

@@ -11,7 +11,7 @@ from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 
 
-class Found(NamedTuple):
+class FoundPlan(NamedTuple):
     """Hold a problem, what was found for it, the plan and its cost."""
 
     problem: Problem
@@ -21,9 +21,9 @@ class Found(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def found() -> Found:
+def found() -> FoundPlan:
     """A search of 20 steps for the toy on four stages."""
     overrides = ["model=toy", "cluster=toy", "training=toy", "space.pp=4"]
     problem = load_problem([*overrides, "search.num_steps=20", "search.num_restarts=2"])
     result = search(problem, seed=0)
-    return Found(problem, result, result.plan, evaluate(result.plan, problem))
+    return FoundPlan(problem, result, result.plan, evaluate(result.plan, problem))

@@ -15,12 +15,12 @@ from darts_parallel.problem.problem import Problem
 from darts_parallel.report import plan_dict, render, report_page
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
-from tests.report.conftest import Found
+from tests.report.conftest import FoundPlan
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 
 
-class Page(HTMLParser):
+class ParsedPage(HTMLParser):
     """Checks that every element is closed in order, and collects elements and words."""
 
     def __init__(self, text: str) -> None:
@@ -45,7 +45,7 @@ class Page(HTMLParser):
         self.words += " ".join(data.split()) + " "
 
 
-def page(found: Found, problem: Problem | None = None, plan: Plan | None = None) -> str:
+def page(found: FoundPlan, problem: Problem | None = None, plan: Plan | None = None) -> str:
     problem, plan = problem or found.problem, plan or found.plan
     result = found.result if plan == found.plan else None
     elasticities = time_elasticities(plan, problem)
@@ -56,13 +56,13 @@ def page(found: Found, problem: Problem | None = None, plan: Plan | None = None)
 
 
 def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_words(
-    found: Found,
+    found: FoundPlan,
 ) -> None:
     config = found.problem.config
     name = "<script>alert(1)</script>&amp;[red]"
     hostile = replace(config, model=replace(config.model, name=name))
     text = page(found, replace(found.problem, config=hostile))
-    shown = Page(text)
+    shown = ParsedPage(text)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in shown.found}
     assert all(words in shown.words for words in (name, "a&b.json"))
     links = [
@@ -76,9 +76,9 @@ def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_
 
 
 def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_json(
-    found: Found,
+    found: FoundPlan,
 ) -> None:
-    shown = Page(page(found))
+    shown = ParsedPage(page(found))
     rects = (own for tag, own in shown.found if tag == "rect")
     parts = [own for own in rects if (own["y"], own["height"]) == ("1.00", "14.00")]
     most, bars = max(found.cost.capacity_bytes), 5
@@ -102,21 +102,23 @@ def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "gpipe"])
-def test_the_schedule_is_named_and_many_micro_batches_are_cut(found: Found, schedule: str) -> None:
+def test_the_schedule_is_named_and_many_micro_batches_are_cut(
+    found: FoundPlan, schedule: str
+) -> None:
     problem = load_problem(
         [*TOY, "space.pp=4", "cost.pipeline=simulated", f"cost.schedule={schedule}"]
     )
     plan = Plan(
         16, found.plan.boundaries, tuple(replace(layer, dp=1, tp=2) for layer in found.plan.layers)
     )
-    words = Page(page(found, problem, plan)).words
+    words = ParsedPage(page(found, problem, plan)).words
     assert "one iteration, the first 8 of 16 micro-batches" in words
     assert ("weight gradient" in words) == (schedule == "zero_bubble")
 
 
-def test_below_a_searched_order_stands_the_closest_rule(found: Found) -> None:
+def test_below_a_searched_order_stands_the_closest_rule(found: FoundPlan) -> None:
     code = find("zero_bubble_h1").code(found.plan.pp, found.plan.num_micro_batches)
-    words = Page(page(found, plan=replace(found.plan, schedule=code))).words
+    words = ParsedPage(page(found, plan=replace(found.plan, schedule=code))).words
     assert words.index("searched, one iteration") < words.index("1f1b, one iteration")
 
 
@@ -125,6 +127,6 @@ def test_every_run_folder_has_the_page_that_the_ending_names(tmp_path: Path) -> 
     quick = ["search.method=exact", "output.tensorboard=false"]
     Job(load_problem([*TOY, *quick]), tmp_path, Console(file=out, width=200)).run()
     assert f"page: {tmp_path / 'report.html'}" in out.getvalue()
-    words = Page((tmp_path / "report.html").read_text()).words
+    words = ParsedPage((tmp_path / "report.html").read_text()).words
     for said in ("Trainers", f"darts-parallel tune {tmp_path / 'plan.json'} --top 3"):
         assert said in words

@@ -16,15 +16,17 @@ from darts_parallel.report.journey import (
     thinned,
 )
 from darts_parallel.report.plots import MEMORY, curves_figure, journey_figure, to_image
-from tests.report.conftest import Found
+from tests.report.conftest import FoundPlan
 
 
-def searched(found: Found) -> tuple[Journey, WinnerHistory]:
+def searched(found: FoundPlan) -> tuple[Journey, WinnerHistory]:
     search = journey(found.result, found.plan)
     return search, search.winner
 
 
-def test_the_journey_ends_in_the_plan_s_colours_and_marks_where_edges_harden(found: Found) -> None:
+def test_the_journey_ends_in_the_plan_s_colours_and_marks_where_edges_harden(
+    found: FoundPlan,
+) -> None:
     search, winner = searched(found)
     colours = [search.colours[layer.label()] for layer in found.plan.layers]
     assert OTHERS not in colours
@@ -41,12 +43,12 @@ def test_the_journey_ends_in_the_plan_s_colours_and_marks_where_edges_harden(fou
     assert search.hardened in axes.lines[-1].get_xdata()
 
 
-def test_one_stage_has_no_edges_that_harden(found: Found) -> None:
+def test_one_stage_has_no_edges_that_harden(found: FoundPlan) -> None:
     alone: list[StepRecord] = [replace(record, pp=1) for record in found.result.history]
     assert hardened_at(alone) is None
 
 
-def test_strategies_beyond_the_palette_share_a_colour(found: Found) -> None:
+def test_strategies_beyond_the_palette_share_a_colour(found: FoundPlan) -> None:
     _, winner = searched(found)
     steps, layers = 40, len(found.plan.layers)
     leaders = torch.eye(12)[torch.arange(steps) % 12].unsqueeze(1).expand(steps, layers, 12)
@@ -63,7 +65,7 @@ def test_strategies_beyond_the_palette_share_a_colour(found: Found) -> None:
 
 
 def test_lines_of_a_chart_have_their_own_colours_none_is_cut_and_memory_is_the_report_s(
-    found: Found,
+    found: FoundPlan,
 ) -> None:
     search, winner = searched(found)
     shares = memory_shares(winner.memory, found.plan, found.problem)

@@ -19,7 +19,7 @@ from darts_parallel.report.text import (
     render,
     why_it_loses,
 )
-from tests.report.conftest import Found
+from tests.report.conftest import FoundPlan
 
 NAN, INF = float("nan"), float("inf")
 
@@ -39,7 +39,7 @@ def render_text(
 
 
 def entry(
-    found: Found, space: str, factor: float, *, proven: bool = True, note: str = ""
+    found: FoundPlan, space: str, factor: float, *, proven: bool = True, note: str = ""
 ) -> Verification:
     """An answer whose plan takes `factor` times as long; unproven ones have a bound 10 % lower."""
     seconds = found.result.iteration_time_s * factor
@@ -50,7 +50,7 @@ def entry(
     )
 
 
-def test_the_report_says_everything_once(found: Found) -> None:
+def test_the_report_says_everything_once(found: FoundPlan) -> None:
     answers = [
         entry(found, "uniform", 1.013),
         entry(found, "layerwise", 1.0, note="took [a] while."),
@@ -70,21 +70,21 @@ def test_the_report_says_everything_once(found: Found) -> None:
         assert text.count(words) == 1, words
 
 
-def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(found: Found) -> None:
+def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(found: FoundPlan) -> None:
     answers = [entry(found, "uniform", 1.013), entry(found, "layerwise", 1.0, proven=False)]
     text = render_text(*found, answers)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
 
 
-def test_a_given_plan_is_reported_without_a_search(found: Found) -> None:
+def test_a_given_plan_is_reported_without_a_search(found: FoundPlan) -> None:
     text = render_text(*found._replace(result=None), [])
     assert "given plan, not searched" in text
     for words in ("polish", "Alternatives", "Verification", "freedom"):
         assert words not in text
 
 
-def test_alternatives_are_at_most_five_other_plans_with_a_reason(found: Found) -> None:
+def test_alternatives_are_at_most_five_other_plans_with_a_reason(found: FoundPlan) -> None:
     same = (found.result.iteration_time_s, found.plan)
     several = replace(found.result, alternatives=(same, *found.result.alternatives * 9))
     text = render_text(*found._replace(result=several), [])
@@ -96,7 +96,7 @@ def test_alternatives_are_at_most_five_other_plans_with_a_reason(found: Found) -
     assert shown.count("dp ") == MAX_ALTERNATIVES
 
 
-def test_why_it_loses_names_the_term_that_grows_most(found: Found) -> None:
+def test_why_it_loses_names_the_term_that_grows_most(found: FoundPlan) -> None:
     terms = found.cost.breakdown_s
     slower = terms | {
         "pipeline_bubble": terms["pipeline_bubble"] + 0.112,
@@ -119,7 +119,7 @@ def test_why_it_loses_names_the_term_that_grows_most(found: Found) -> None:
     ],
 )
 def test_the_sentence_on_freedom_is_honest(
-    found: Found, factor: float, proven: bool, sentence: str
+    found: FoundPlan, factor: float, proven: bool, sentence: str
 ) -> None:
     said = layerwise_sentence(
         found.problem, found.cost, [entry(found, "uniform", factor, proven=proven)]
@@ -129,7 +129,7 @@ def test_the_sentence_on_freedom_is_honest(
     assert ("as fast" in said) == (factor == 1.0)
 
 
-def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: Found) -> None:
+def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: FoundPlan) -> None:
     none = replace(entry(found, "uniform", 1.0), plan=None, iteration_time_s=INF, gap=NAN)
     assert layerwise_sentence(found.problem, found.cost, [none]) is None
     assert layerwise_sentence(found.problem, found.cost, []) is None
@@ -145,7 +145,7 @@ def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: Found) ->
     ],
 )
 def test_a_claim_is_optimal_only_where_proven(
-    found: Found, factor: float, proven: bool, words: str
+    found: FoundPlan, factor: float, proven: bool, words: str
 ) -> None:
     assert (
         claim(found.problem, found.cost, [entry(found, "layerwise", factor, proven=proven)])
@@ -153,25 +153,27 @@ def test_a_claim_is_optimal_only_where_proven(
     )
 
 
-def test_a_close_lower_bound_is_named(found: Found) -> None:
+def test_a_close_lower_bound_is_named(found: FoundPlan) -> None:
     seconds = found.cost.iteration_time_s
     answer = replace(entry(found, "layerwise", 1.0, proven=False), lower_bound_s=seconds / 1.04)
     said = claim(found.problem, found.cost, [answer])
     assert said == "best found; 4.00 % above a proven lower bound, over the layerwise space"
 
 
-def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(found: Found) -> None:
+def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(
+    found: FoundPlan,
+) -> None:
     said = claim(found.problem, found.cost, [entry(found, "uniform", 1.0)])
     assert said == "best found; no lower bound is known"
 
 
-def test_a_note_that_repeats_the_claim_is_not_printed(found: Found) -> None:
+def test_a_note_that_repeats_the_claim_is_not_printed(found: FoundPlan) -> None:
     answer = entry(found, "uniform", 1.0, note="optimal in the model")
     text = render_text(*found, [answer])
     assert text.count("optimal in the model") == 1
 
 
-def test_a_baseline_without_a_plan_is_reported(found: Found) -> None:
+def test_a_baseline_without_a_plan_is_reported(found: FoundPlan) -> None:
     none = replace(
         entry(found, "layerwise", 1.0, proven=False),
         plan=None,
@@ -185,7 +187,7 @@ def test_a_baseline_without_a_plan_is_reported(found: Found) -> None:
     assert "inf" not in text
 
 
-def test_a_plan_over_its_memory_is_marked(found: Found) -> None:
+def test_a_plan_over_its_memory_is_marked(found: FoundPlan) -> None:
     over = replace(
         found.cost,
         feasible=False,

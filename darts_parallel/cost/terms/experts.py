@@ -159,7 +159,7 @@ def _exposed_exchange(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RoutedRows:
     """Copies of tokens on the busiest rank, each `(O, C)`."""
 
     sent: Tensor
@@ -168,9 +168,9 @@ class _Rows:
     """Copies that the rank's experts compute."""
 
 
-def _routed_rows(stage: StageContext, experts: Experts) -> _Rows:
+def _routed_rows(stage: StageContext, experts: Experts) -> _RoutedRows:
     sent = _load(stage, experts) * (_tokens(stage) * experts.top_k)
-    return _Rows(sent, sent * stage.choices.etp)
+    return _RoutedRows(sent, sent * stage.choices.etp)
 
 
 def _load(stage: StageContext, experts: Experts) -> float:
