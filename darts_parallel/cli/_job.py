@@ -23,7 +23,7 @@ from darts_parallel.cli._trainers import (
 from darts_parallel.cli._tune import run_tuning
 from darts_parallel.config import ANY
 from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.errors import UnsupportedError, one_line
+from darts_parallel.errors import DartsParallelError, UnsupportedError, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
 from darts_parallel.planner import (
@@ -138,24 +138,28 @@ class Job(Watcher):
         problem = planned.problem or self.problem
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
-        elasticities = self._sensitivity(planned.plan, problem)
+        elasticities: dict[str, float] = {}
+        with self._beside("the sensitivity"):
+            elasticities = self._sensitivity(planned.plan, problem)
         outcome = Outcome(
             problem, planned.plan, cost, planned.result, planned.answers, elasticities
         )
         found = list(offers(problem, planned, cost.iteration_time_s))
-        findings = Findings(planned, outcome, found, ladder(planned, self.problem))
+        findings = Findings(planned, outcome, found, self._rungs(planned))
         best: dict[str, Any] = {}
         distance: list[str] = []
         if self.problem.config.price:
-            best, distance = distance_to_best(self.problem, cost, self.folder)
+            with self._beside("the best plan of the space"):
+                best, distance = distance_to_best(self.problem, cost, self.folder)
         data = self._write(findings, best)
         if ANY in self.overrides:
             training = problem.training
             job = f"batch {training.global_batch_size} × {training.seq_len} tokens"
             self.say(f"{ANY}: no training job for this model; assuming {job}.")
-        with self._plan_stands():
+        with self._plan_stands(), self._beside("the report"):
             self._report(findings, data, distance)
-        render_ending(planned, problem, self.folder, self.console)
+        with self._beside("the explanation"):
+            render_ending(planned, problem, self.folder, self.console)
         if problem.config.export is None:
             for line in self._start_lines(findings):
                 self._print_line(f"start it: {line}")
@@ -166,6 +170,14 @@ class Job(Watcher):
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
+
+    @contextmanager
+    def _beside(self, what: str) -> Iterator[None]:
+        """Say what of the things next to the plan is missing, and why: it costs no plan."""
+        try:
+            yield
+        except DartsParallelError as error:
+            self._print_line(f"{what} is missing: {one_line(str(error))}")
 
     def _start_lines(self, findings: Findings) -> list[str]:
         """Return the command that starts the plan, where a trainer takes it."""
@@ -240,8 +252,22 @@ class Job(Watcher):
         except KeyboardInterrupt:
             return {}
 
+    def _rungs(self, planned: Planned) -> list[Rung]:
+        """Return the plans of all risk levels, and write the files of all but the chosen one."""
+        found: Sequence[Rung] = ()
+        with self._beside("the risk table"):
+            found = ladder(planned, self.problem)
+        written = []
+        for rung in found:
+            with self._beside(rung.file):
+                if rung.name != CHOSEN:
+                    own = Outcome(self.problem, rung.plan, evaluate(rung.plan, self.problem))
+                    write_json(self.folder / rung.file, plan_dict(own))
+                written.append(rung)
+        return written
+
     def _write(self, findings: Findings, best: dict[str, Any]) -> dict[str, Any]:
-        """Write the plans of all risk levels; return the content of `plan.json`."""
+        """Write `plan.json` and what belongs next to it; return its content."""
         planned = findings.planned
         outcome = findings.outcome
         result = planned.result
@@ -249,13 +275,11 @@ class Job(Watcher):
             outcome = replace(outcome, result=replace(result, stopped_by="user"))
         data = plan_dict(outcome)
         for name, content in planned.files.items():
-            write_json(self.folder / name, content)
+            with self._beside(name):
+                write_json(self.folder / name, content)
         entries = []
         for rung in findings.rungs:
             entries.append({"plan": rung.file, "seconds": rung.seconds, "chance": rung.chance})
-            if rung.name != CHOSEN:
-                own = Outcome(self.problem, rung.plan, evaluate(rung.plan, self.problem))
-                write_json(self.folder / rung.file, plan_dict(own))
         data["trainers"] = {offer.name: offer.to_dict() for offer in findings.offers}
         data["ladder"] = entries
         write_json(self.folder / "plan.json", data | planned.entries() | best)

@@ -156,7 +156,7 @@ class SpaceConfig:
     tp: Any = ranged(None)
     zero_stage: Any = one_of(None, (0, 1, 2, 3))
     recompute: Any = one_of(None, RECOMPUTE)
-    sequence_parallel: Any = None
+    sequence_parallel: Any = one_of(None, (False, True))
     tp_comm_bits: Any = one_of(16, COMM_BITS)
     """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
     grad_comm_bits: Any = one_of(16, COMM_BITS)
@@ -166,7 +166,7 @@ class SpaceConfig:
     virtual_stages: Any = ranged(1)
     """Stages of a device (interleaved schedule); null: every number that divides the blocks
     evenly."""
-    schedules: Any = None
+    schedules: Any = one_of(None, (*schedules.NAMES, schedules.SEARCHED))
     """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`,
     and `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list,
     `virtual_stages: 1` tries 2 chunks and numbers dividing the blocks. `searched`: any order of
@@ -205,9 +205,15 @@ class SpaceConfig:
             for value in self.pinned(entry.name) or ():
                 if entry.name in WHOLE:
                     self._require_whole(entry.name, value)
+                elif entry.name == "sequence_parallel":
+                    switch = isinstance(value, bool)
+                    require(switch, f"space.sequence_parallel={value}", "be true or false", "true")
+        if self.schedules is not None:
+            named = map(schedules.full_name, self.pinned("schedules") or ())
+            self.schedules = list(dict.fromkeys(named))
         check_fields("space", self)
         self._settle_kind()
-        self._settle_lists()
+        self._settle_offload()
 
     def _settle_kind(self) -> None:
         """Set what an executable space, and one of a trainer, are without being asked for."""
@@ -222,21 +228,14 @@ class SpaceConfig:
             for key in ("tp_comm_bits", "grad_comm_bits"):
                 require_members(f"space.{key}", self.pinned(key) or (), COMM_BITS[:1])
 
-    def _settle_lists(self) -> None:
-        """Give lists of names one spelling and order each."""
-        if self.schedules is not None:
-            named = [schedules.full_name(value) for value in self.pinned("schedules") or ()]
-            require_members("space.schedules", named, (*schedules.NAMES, schedules.SEARCHED))
-            self.schedules = list(dict.fromkeys(named))
+    def _settle_offload(self) -> None:
+        """Give kinds of offloaded state one order."""
         offload = self.pinned("offload")
         if offload is not None:
             self.offload = sorted(set(offload), key=OFFLOADS.index)
             rule = "be null with space.executable or space.trainer, which run none of its shares"
             free = not self.executable and self.trainer is None
             require(free, f"space.offload={self.offload}", rule, "null")
-        for value in self.pinned("sequence_parallel") or ():
-            switch = isinstance(value, bool)
-            require(switch, f"space.sequence_parallel={value}", "be true or false", "true")
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """Return the values that the user allows for `key`, or None where all are."""

@@ -1,13 +1,14 @@
 """Files without an end, signs for terminals, a disk without room, no output: a sentence, and the plan."""
 
 import errno
+import json
 import sys
 
 import pytest
 
-from darts_parallel.errors import MOST_SAID, begin_command, one_line
+from darts_parallel.errors import MOST_SAID, DartsParallelError, begin_command, one_line
 from darts_parallel.report import Tracker
-from tests.support.commands import TOY, Command, alias_bomb
+from tests.support.commands import QUIET, TOY, Command, alias_bomb
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,39 @@ def test_curves_without_room_cost_no_plan(
     assert (outcome.status, outcome.err) == (0, "")
     assert "the curves cannot be written (No space left on device)" in outcome.out
     assert command.plan_file().is_file()
+
+
+def test_what_cannot_be_found_or_written_next_to_the_plan_is_a_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise DartsParallelError("space.cp=2 must be one of [none].")
+
+    for name in ("sensitivity", "ladder"):
+        monkeypatch.setattr(f"darts_parallel.cli._job.{name}", refused)
+    (command.folder / "run/report.html").mkdir(parents=True)
+    outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
+    assert (outcome.status, outcome.err) == (0, "")
+    for what in ("the sensitivity", "the risk table"):
+        assert f"{what} is missing: space.cp=2 must be one of [none].\n" in outcome.out
+    said = " ".join(outcome.out.split())
+    assert "report.html cannot be written (Is a directory)" in said
+    assert command.plan_file().is_file()
+
+
+def test_a_risk_level_that_cannot_be_written_is_left_out(command: Command) -> None:
+    (command.folder / "run/plan_fastest.json").mkdir(parents=True)
+    outcome = command(
+        *TOY,
+        "output.tensorboard=false",
+        "cluster.devices.toy.memory_GiB=0.15",
+        "space.out_of_memory=0.3",
+        "hydra.run.dir=run",
+    )
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "plan_fastest.json is missing: output: " in outcome.out
+    ladder = json.loads(command.plan_file().read_text())["ladder"]
+    assert "plan_fastest.json" not in {rung["plan"] for rung in ladder}
 
 
 def test_a_closed_output_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
