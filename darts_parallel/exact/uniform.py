@@ -77,14 +77,10 @@ def find_uniform_plan(
     complete = _rank_interleaved(tables, bounds, ranking, check)
     settled = not interleaved or (even and complete)
     search = _Search(tables, ranking, check)
-    proven = search.run()
-    floor = ranking.floor
-    too_large = [entry for entry in search.too_large if entry.bound < floor]
-    if not proven:
-        floor = min(floor, search.reached)
-    floor = min([floor, *(entry.bound for entry in too_large)])
-    note = too_large_note((tables[entry.table], entry.outer) for entry in too_large)
-    proven = proven and not note
+    complete = search.run()
+    floor = search.floor(complete)
+    note = search.note()
+    proven = complete and not note
     if proven and not settled:
         note = EVEN_ONLY
     if not settled:
@@ -238,6 +234,19 @@ class _Search:
             self._rank_any()
             return False
         return True
+
+    def floor(self, complete: bool) -> float:
+        """Return seconds that no plan undercuts; `complete`: the time sufficed."""
+        bounds = [entry.bound for entry in self.too_large]
+        if not complete:
+            bounds.append(self.reached)
+        return min([self.ranking.floor, *bounds])
+
+    def note(self) -> str:
+        """Name outer choices that are too large and may have a better plan."""
+        floor = self.ranking.floor
+        left = [entry for entry in self.too_large if entry.bound < floor]
+        return too_large_note((self.tables[entry.table], entry.outer) for entry in left)
 
     def _rank_any(self) -> None:
         """Find a plan where the time was over before the first one, whatever outer choice has it."""
