@@ -47,8 +47,9 @@ def detach_regions(exported: ExportedProgram) -> None:
             continue
         if node.target is NO_GRADIENT and node.args[0] is False:
             for user in list(node.users):
+                detach = torch.ops.aten.detach.default
                 with graph.inserting_after(user):
-                    detached = graph.call_function(torch.ops.aten.detach.default, (user,))
+                    detached = graph.call_function(detach, (user,))
                 detached.meta.update(user.meta)
                 user.replace_all_uses_with(detached, lambda one, own=detached: one is not own)
         else:
@@ -143,7 +144,9 @@ class GraphBuilder:
 
     def _tied_values(self) -> dict[str, str]:
         """Return the values that are the same parameter as another one, with that one."""
-        first = {id(one): name for name, one in self.module.named_parameters()}
+        first = {}
+        for name, one in self.module.named_parameters():
+            first[id(one)] = name
         values = {}
         for node, spec in self.specs.items():
             values[spec.target] = node.name
@@ -182,7 +185,10 @@ class GraphBuilder:
     def _reach(self) -> tuple[Counter[str], set[str]]:
         """Return how often values are used on the way to outputs, and those with a gradient from there."""
         uses = Counter(map(self._name, self.outputs))
-        trained = {self._name(node) for node, buffer in self.outputs.items() if not buffer}
+        trained = set()
+        for node, buffer in self.outputs.items():
+            if not buffer:
+                trained.add(self._name(node))
         for node in reversed(self.nodes):
             if node.op != "call_function" or node.target is operator.getitem:
                 continue
@@ -205,8 +211,8 @@ class GraphBuilder:
         given = {}
         if spec.kind == InputKind.CONSTANT_TENSOR and not self._has_tensor(target):
             given["value"] = self.constants[target]
-        op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=given)
-        self._add(op, tensors)
+        op = GraphOperator(node.name, kind, (), tuple(tensors), target=target)
+        self._add(replace(op, arguments=given), tensors)
 
     def _has_tensor(self, target: str) -> bool:
         """Return whether the module has a plain tensor as an attribute: its file reads it from there."""
@@ -299,7 +305,8 @@ def numbered(node: Node, made: Any) -> dict[str, Tensor]:
     if isinstance(made, Tensor):
         return {node.name: made}
     found = {}
-    for k, one in enumerate(made if isinstance(made, (tuple, list)) else ()):
+    parts = made if isinstance(made, (tuple, list)) else ()
+    for k, one in enumerate(parts):
         if isinstance(one, Tensor):
             found[f"{node.name}.{k}"] = one
     return found
@@ -309,4 +316,8 @@ def _sources(node: Node) -> list[Node]:
     """Return the tensors that a node reads in the order of its arguments."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
-    return [one for one in found if isinstance(one.meta.get("val"), Tensor)]
+    tensors = []
+    for one in found:
+        if isinstance(one.meta.get("val"), Tensor):
+            tensors.append(one)
+    return tensors

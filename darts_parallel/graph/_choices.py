@@ -8,7 +8,7 @@ from math import prod
 
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
-from darts_parallel.graph._prices import Kernels, Prices
+from darts_parallel.graph._prices import KernelGroups, Prices
 from darts_parallel.graph._rules import Split, splits
 from darts_parallel.graph._states import (
     ALL_REDUCE,
@@ -85,9 +85,9 @@ class GraphJob:
     """Backward keeps slices of the inputs that split columns gather; None: it may where memory is given."""
 
     @cached_property
-    def kernels(self) -> Kernels:
+    def kernels(self) -> KernelGroups:
         """Which operators share a kernel."""
-        return Kernels(self.graph)
+        return KernelGroups(self.graph)
 
     @cached_property
     def prices(self) -> Prices:
@@ -97,8 +97,10 @@ class GraphJob:
     def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
         """Return the shapes of a rank's parts of values."""
         shapes = self.graph.shapes(names)
-        pairs = zip(shapes, states, strict=False)
-        return [local_shape(shape, state, self.mesh.ranks) for shape, state in pairs]
+        found = []
+        for shape, state in zip(shapes, states, strict=False):
+            found.append(local_shape(shape, state, self.mesh.ranks))
+        return found
 
     def operator_seconds(
         self,
@@ -284,7 +286,7 @@ def _loss_steps(job: GraphJob, op: GraphOperator, combined: Sequence[Split]) -> 
     """
     rows = job.graph.values[op.inputs[1]].elements
     parts = 1
-    """Parts of the rows."""
+    """Ranks that share the rows."""
     for ranks, split in zip(job.mesh.ranks, combined, strict=True):
         if split.label == "rows":
             parts *= ranks

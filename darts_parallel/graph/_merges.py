@@ -114,9 +114,14 @@ def _side_by_side(
     ops = [groups[g].operators[0] for g in merged]
     known = []
     for g in merged:
-        known.append({choice.states: choice for choice in groups[g].choices})
-    weights = [job.graph.values[op.inputs[1]] for op in ops]
-    elements = [weight.elements for weight in weights]
+        own = {}
+        for choice in groups[g].choices:
+            own[choice.states] = choice
+        known.append(own)
+    elements = []
+    for op in ops:
+        weight = job.graph.values[op.inputs[1]]
+        elements.append(weight.elements)
     for states, choice in known[0].items():
         sliced = SLICED in states[0]
         if sliced or not all(states in one for one in known):
@@ -124,7 +129,8 @@ def _side_by_side(
         each = _wide_seconds(job, ops, choice) / sum(elements)
         for k, group in enumerate(merged):
             seconds = each * elements[k]
-            yield group, replace(known[k][states], seconds=seconds, merged=merged)
+            choice = known[k][states]
+            yield group, replace(choice, seconds=seconds, merged=merged)
 
 
 def _wide_seconds(job: GraphJob, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
@@ -176,7 +182,8 @@ def _weights_first(
     seconds = passes * job.prices.product(last.rows, last.weights)
     second = replace(two, seconds=seconds, merged=merged, chained=chained)
     given = one.outputs[0], b, *bias
-    second = replace(second, inputs=given, outputs=(y,), weights=columns * inner)
+    second = replace(second, inputs=given, outputs=(y,))
+    second = replace(second, weights=columns * inner)
     return [first, second]
 
 

@@ -73,7 +73,8 @@ class DeviceMeshSpec:
 
     def move_seconds(self, source: State, target: State, size: float) -> float:
         """Return the seconds between placements of a tensor of some bytes."""
-        return sum(map(self.seconds, self.steps(source, target, size)))
+        steps = self.steps(source, target, size)
+        return sum(map(self.seconds, steps))
 
     def steps(self, source: State, target: State, size: float) -> list[Step]:
         """Return the collectives between placements of a tensor of some bytes, axis by axis."""
@@ -96,6 +97,6 @@ def tensor(value: float) -> Tensor:
 
 
 def _bits(placement: str) -> int:
-    """Return the bits of an element on the wire: the sum "P4" has 4."""
+    """Return the bits of an element on the wire: a state P4 is reduced with 4."""
     named = placement.removeprefix(PARTIAL) if is_sum(placement) else ""
     return int(named or LOSSLESS)

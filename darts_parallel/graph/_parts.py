@@ -23,7 +23,9 @@ def placement(state: str, reduction: str = "sum") -> Placement:
     """Return DTensor's placement of a state."""
     if state == "P":
         return Partial(reduction)
-    return Replicate() if not state.startswith("S") else Shard(int(state[1:]))
+    if state.startswith("S"):
+        return Shard(int(state[1:]))
+    return Replicate()
 
 
 def distribute(
@@ -78,7 +80,8 @@ def move_axis(
         group = mesh[mesh.mesh_dim_names[axis]]  # type: ignore[index]
     placements = [placement(old, reduction)]
     whole = DTensor.from_local(local.contiguous(), group, placements, run_check=False)
-    moved = whole.redistribute(placements=[placement(new, reduction)], async_op=not wait)
+    wanted = [placement(new, reduction)]
+    moved = whole.redistribute(placements=wanted, async_op=not wait)
     return moved.to_local().contiguous()
 
 
@@ -142,8 +145,9 @@ def edges(mesh: DeviceMesh, local: Tensor, made: State, *wanted: State) -> tuple
 def summed(mesh: DeviceMesh, local: Tensor, axis: int) -> Tensor:
     """Return the sum over an axis, whose gradient every rank has."""
     whole = ("R",) * mesh.ndim
-    made = (*whole[:axis], "P", *whole[axis + 1 :])
-    return edges(mesh, local, made, whole)[0]
+    made = list(whole)
+    made[axis] = "P"
+    return edges(mesh, local, tuple(made), whole)[0]
 
 
 class Products(torch.autograd.Function):
@@ -241,7 +245,8 @@ def vocabulary_losses(
     index = torch.where(inside, own, 0)
     picked = logits.gather(1, index[:, None])[:, 0]
     picked = summed(mesh, torch.where(inside, picked, 0.0), axis)
-    return torch.where(target != ignored, torch.log(total) + top - picked, 0.0)
+    losses = torch.log(total) + top - picked
+    return torch.where(target != ignored, losses, 0.0)
 
 
 def own_head(mesh: DeviceMesh, axis: int, heads: Tensor) -> Tensor:
@@ -266,4 +271,5 @@ def own_experts(
     stop = int(bounds[-1])
     own_ends = (bounds[1:] - start).to(ends.dtype)
     made = product(rows[start:stop], weights, own_ends)
-    return functional.pad(made, (0, 0, start, len(rows) - stop))
+    after = len(rows) - stop
+    return functional.pad(made, (0, 0, start, after))

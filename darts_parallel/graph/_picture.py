@@ -85,11 +85,14 @@ def _drawn_boxes(
         splits = " · ".join(planned.plan.choice(op).labels)
         colour = WHOLE
         if splits.replace("none", "").strip(" ·*"):
-            colour = colours.setdefault(splits, COLOURS[len(colours) % len(COLOURS)])
+            new = COLOURS[len(colours) % len(COLOURS)]
+            colour = colours.setdefault(splits, new)
         name = op.target if op.op in (INPUT, OUTPUT) else op.op
         module = op.module.rpartition(".")[2] or op.name
-        corner = {"left": x - 90, "top": y - 16, "above": y - 3, "below": y + 10}
-        texts = {"name": escape(name[:30]), "splits": escape(f"{module[:18]}: {splits}")}
+        corner = {"left": x - 90, "top": y - 16}
+        corner |= {"above": y - 3, "below": y + 10}
+        texts = {"name": escape(name[:30])}
+        texts["splits"] = escape(f"{module[:18]}: {splits}")
         shape = BOX.format(x=x, colour=colour, **corner, **texts)
         shapes.append(shape)
     return shapes
@@ -102,7 +105,8 @@ def _boxes(planned: PlannedGraph) -> list[GraphOperator]:
     for group in planned.plan.space.groups:
         op = group.operators[0]
         hidden = op.op in (PARAMETER, RELAY, *VIEWS)
-        if op.op == INPUT or (not hidden and graph.gradients(op.outputs or op.inputs)):
+        trained = graph.gradients(op.outputs or op.inputs) > 0
+        if op.op == INPUT or (trained and not hidden):
             drawn.add(op.name)
     return [op for op in graph.operators if op.name in drawn][:LARGEST]
 

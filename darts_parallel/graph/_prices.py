@@ -70,7 +70,7 @@ class KernelUse:
     """Indices of inputs, and behind them of outputs."""
 
 
-class Kernels:
+class KernelGroups:
     """Which operators of a graph share a kernel."""
 
     def __init__(self, graph: ModuleGraph) -> None:
@@ -113,8 +113,9 @@ class Kernels:
         base = self.base[name]
         users = self._users[base]
         maker = self.graph.maker(base)
-        inside = _fusible(maker) and len(users) == 1 and _fusible(users[0])
-        return not inside
+        if len(users) != 1 or not _fusible(users[0]):
+            return True
+        return not _fusible(maker)
 
     def _find(self, name: str) -> str:
         while self._kernel[name] != name:
@@ -175,7 +176,7 @@ class Prices:
         width: Bytes of a floating element.
     """
 
-    def __init__(self, kernels: Kernels, device: Device, width: int) -> None:
+    def __init__(self, kernels: KernelGroups, device: Device, width: int) -> None:
         self.kernels = kernels
         self.graph = kernels.graph
         self.device = device
@@ -198,9 +199,11 @@ class Prices:
             passes = 1 + self.graph.gradients(factors) * training
             shape = product_shape(op, inputs, outputs[0])
             return passes * shape.count * self.product(shape.rows, shape.weights)
-        if op.op in GROUPED and len(inputs) >= 2 and len(inputs[1]) == 3:
-            return (1 + min(gradients, 2)) * self._of_experts(op, inputs)
-        if op.op == ATTENTION and len(inputs[0]) >= 3:
+        ranks = [len(shape) for shape in inputs]
+        if op.op in GROUPED and ranks[1:2] == [3]:
+            passes = 1 + min(gradients, 2)
+            return passes * self._of_experts(op, inputs)
+        if op.op == ATTENTION and ranks[0] >= 3:
             backward = FUSED_BACKWARD_FACTOR if gradients else 0.0
             return (1.0 + backward) * self._of_attention(op, inputs)
         backward = BACKWARD_FACTOR if gradients else 0.0
@@ -276,7 +279,8 @@ def product_shape(op: GraphOperator, inputs: Shapes, output: Shape) -> ProductSh
         b = ["k"]
     sizes: dict[str, int] = {}
     for k in factors:
-        for letter, size in zip(signature.inputs[k], inputs[k], strict=False):
+        named = zip(signature.inputs[k], inputs[k], strict=False)
+        for letter, size in named:
             sizes[letter] = max(sizes.get(letter, 0), size)
     count = dict.fromkeys(("batch", "inner", "rows", "columns"), 1)
     for letter, size in sizes.items():

@@ -54,7 +54,7 @@ class ProgrammeAnswer:
     variables: int
 
 
-class Row(NamedTuple):
+class ConstraintRow(NamedTuple):
     """One constraint: bounds of a weighted sum of variables."""
 
     columns: Sequence[int]
@@ -82,7 +82,7 @@ class GraphProgramme:
         self.cost: list[float] = []
         self.upper: list[float] = []
         """Largest value of every variable: 0 for forbidden choices."""
-        self.rows: list[Row] = []
+        self.rows: list[ConstraintRow] = []
         self.first = [self._new(seconds) for seconds in space.seconds]
         """First variable of every group's choices."""
         self.whole = len(self.cost)
@@ -103,7 +103,7 @@ class GraphProgramme:
     def _choose_once(self) -> None:
         for first, end in self.spans:
             factors = [1.0] * (end - first)
-            self.rows.append(Row(range(first, end), factors, 1.0, 1.0))
+            self.rows.append(ConstraintRow(range(first, end), factors, 1.0, 1.0))
 
     def _merge_together(self) -> None:
         """Demand that the operators of a merged product choose it together with the first of them."""
@@ -113,7 +113,7 @@ class GraphProgramme:
                 if leader != group:
                     twin = self.space.twin(leader, choice, choice.merged)
                     columns = self.first[group] + k, self.first[leader] + twin
-                    self.rows.append(Row(columns, (1.0, -1.0), 0.0, 0.0))
+                    self.rows.append(ConstraintRow(columns, (1.0, -1.0), 0.0, 0.0))
 
     def forbid(self, group: int, choices: Iterable[int]) -> None:
         """Take choices out of a group."""
@@ -124,7 +124,7 @@ class GraphProgramme:
         """Demand that a variable is no smaller than a sum of others."""
         columns = [column, *others]
         factors = [1.0] + [-1.0] * len(others)
-        self.rows.append(Row(columns, factors, 0.0, np.inf))
+        self.rows.append(ConstraintRow(columns, factors, 0.0, np.inf))
 
     def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
@@ -184,7 +184,7 @@ class GraphProgramme:
         own = self.first[group] + choices
         columns = [*cells.tolist(), *own.tolist()]
         factors = [1.0] * len(cells) + [-1.0] * len(choices)
-        self.rows.append(Row(columns, factors, 0.0, 0.0))
+        self.rows.append(ConstraintRow(columns, factors, 0.0, 0.0))
 
     def _add_memory(self, memory: float) -> None:
         """Bound the bytes that are kept, each item once (in GiB, which scales the row)."""
@@ -196,7 +196,8 @@ class GraphProgramme:
                 self._at_least(first + k, columns)
         sizes = [item.bytes / GIB for item in items]
         every = range(first, first + len(sizes))
-        self.rows.append(Row(every, sizes, -np.inf, memory / GIB))
+        most = memory / GIB
+        self.rows.append(ConstraintRow(every, sizes, -np.inf, most))
 
     def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
         """Solve the relaxation, and the integer programme where that is not whole.
@@ -238,7 +239,10 @@ class GraphProgramme:
 
     def rounded(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the likeliest choice of every group."""
-        likeliest = [int(values[a:b].argmax()) for a, b in self.spans]
+        likeliest = []
+        for first, end in self.spans:
+            own = values[first:end]
+            likeliest.append(int(own.argmax()))
         return self.space.agreed(likeliest)
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:

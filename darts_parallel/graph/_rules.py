@@ -56,7 +56,8 @@ class RuleCall:
     def split(self, label: str, inputs: Iterable[Place], made: Place) -> Split:
         """Return the split of a named dimension from its place in every input, and in all outputs."""
         given = tuple(map(_state, inputs))
-        return Split(label, given, (_state(made),) * len(self.outputs))
+        state = _state(made)
+        return Split(label, given, (state,) * len(self.outputs))
 
     def mapped(self, old: int, new: int) -> Split:
         """Return the split of one dimension of all inputs that is another one of all outputs."""
@@ -68,8 +69,9 @@ class RuleCall:
         told = self.op.argument("dims", self.op.argument("dim"))
         if isinstance(told, int):
             told = [told]
-        dims = [int(d) % max(rank, 1) for d in told or range(rank)]
-        return sorted(dims)
+        dims = told or range(rank)
+        count = max(rank, 1)
+        return sorted(int(d) % count for d in dims)
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
@@ -140,11 +142,12 @@ class Signature:
             sizes.append(shape[names.index(letter)] if letter in names else 0)
         summed = letter not in self.output
         places = list[Place]()
-        for names, added, size in zip(self.inputs, self.added, sizes, strict=True):
+        for k, size in enumerate(sizes):
             if size > 1 or (size == 1 == max(sizes)):
-                places.append(names.index(letter))
+                places.append(self.inputs[k].index(letter))
             else:
-                places.append(PARTIAL if added and summed else None)
+                partial = summed and self.added[k]
+                places.append(PARTIAL if partial else None)
         return places
 
 
@@ -162,7 +165,8 @@ def _spelled_term(term: str, rank: int) -> list[str]:
 def signature_of(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> Signature:
     """Return the names of the dimensions of an operator that has a signature, or is an einsum."""
     text = SIGNATURES.get(op.overload) or str(op.argument("equation"))
-    if op.op.startswith("conv") and int(op.argument("groups", 1)) > 1:
+    groups = int(op.argument("groups", 1))
+    if groups > 1 and op.op.startswith("conv"):
         text = GROUPED_CONVOLUTION
     pixels = _pixels(op)
     if pixels and len(inputs[0]) == 1 + pixels:  # no batch
@@ -198,7 +202,8 @@ def _has_signature(call: RuleCall) -> bool:
         return ranks == [2, 3, 1]
     if op.op == "embedding":
         return not op.argument("scale_grad_by_freq", False)
-    return bool(op.argument("beta", 1) == op.argument("alpha", 1) == 1)
+    factors = {op.argument(name, 1) for name in ("alpha", "beta")}
+    return factors == {1}
 
 
 def _is_plain_equation(equation: str) -> bool:
@@ -265,13 +270,15 @@ def _equal_products(old: Shape, new: Shape) -> Iterator[tuple[range, range]]:
     i = j = 0
     while i < len(old) or j < len(new):
         a, b = i + 1, j + 1
-        while prod(old[i:a]) != prod(new[j:b]):
-            if prod(old[i:a]) < prod(new[j:b]):
+        before, after = prod(old[i:a]), prod(new[j:b])
+        while before != after:
+            if before < after:
                 a += 1
             else:
                 b += 1
-        before = range(i, min(a, len(old)))
-        yield before, range(j, min(b, len(new)))
+            before, after = prod(old[i:a]), prod(new[j:b])
+        joined = range(i, min(a, len(old)))
+        yield joined, range(j, min(b, len(new)))
         i, j = a, b
 
 
@@ -301,7 +308,8 @@ def permuted(call: RuleCall) -> Iterator[Split]:
 
 def viewed_as_complex(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions in front of real and imaginary part."""
-    for d in range(min(len(call.inputs[0]), len(call.outputs[0]))):
+    ranks = len(call.inputs[0]), len(call.outputs[0])
+    for d in range(min(ranks)):
         yield call.mapped(d, d)
 
 
@@ -335,8 +343,9 @@ def around(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions that are neither reduced, taken away nor put in; sums of a part are partial."""
     old = len(call.inputs[0])
     new = len(call.outputs[0])
-    worked = call.dims(max(old, new))
-    others = [d for d in range(max(old, new)) if d not in worked]
+    rank = max(old, new)
+    worked = call.dims(rank)
+    others = [d for d in range(rank) if d not in worked]
     for k, d in enumerate(others):
         given = d if old >= new else k
         made = d if new >= old else k
@@ -353,7 +362,8 @@ def attention(call: RuleCall) -> Iterator[Split]:
     """
     q, k, _, *masks = call.inputs
     heads, queries = len(q) - 3, len(q) - 2
-    shared = q[heads] != k[heads] and k[heads] % call.ranks != 0
+    fewer = q[heads] != k[heads]
+    shared = fewer and k[heads] % call.ranks != 0
     """Several ranks would share a key-value head."""
     for d in range(heads):
         places = _aligned(masks, q, d)
@@ -377,9 +387,11 @@ def normalized(call: RuleCall) -> Iterator[Split]:
 def batch_normalized(call: RuleCall) -> Iterator[Split]:
     """Yield channels, and the batch where running statistics are used."""
     others = len(call.inputs) - 1
-    found = [call.split("channels", [1, *[0] * others], 1)]
+    channels = [1] + [0] * others
+    found = [call.split("channels", channels, 1)]
     if not call.op.argument("training", False):
-        found.append(call.split("batch", [0, *[None] * others], 0))
+        batch: list[Place] = [0, *[None] * others]
+        found.append(call.split("batch", batch, 0))
     for split in found:
         statistics = (REPLICATED,) * (len(call.outputs) - 1)
         yield replace(split, outputs=split.outputs[:1] + statistics)
@@ -398,7 +410,10 @@ def cross_entropy(call: RuleCall) -> Iterator[Split]:
 def indexed(call: RuleCall) -> Iterator[Split]:
     """Yield the chosen rows and the other dimensions, where one dimension is indexed by whole numbers."""
     indices = call.op.argument("indices", [])
-    places = [k for k, one in enumerate(indices) if isinstance(one, Node)]
+    places = []
+    for k, one in enumerate(indices):
+        if isinstance(one, Node):
+            places.append(k)
     if len(places) != 1 or len(call.inputs) != 2:
         return
     at, chosen = places[0], len(call.inputs[1])
@@ -480,7 +495,8 @@ def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
         places = [PARTIAL] * len(op.inputs)
         found.append(call.split("partial", places, PARTIAL))
     floating = [graph.values[name].floating for name in op.tensors]
-    return [split for split in dict.fromkeys(found) if _is_possible(split, call, floating)]
+    distinct = dict.fromkeys(found)
+    return [split for split in distinct if _is_possible(split, call, floating)]
 
 
 def _is_linear(op: GraphOperator) -> bool:

@@ -78,6 +78,9 @@ class _Reader:
     slot: int
 
 
+Readers = tuple[_Reader, ...]
+
+
 @dataclass(frozen=True)
 class _KeptLayout:
     """A tensor in one layout, which is kept once, however many operators need it."""
@@ -127,7 +130,7 @@ class GraphSpace(GraphJob):
     @cached_property
     def fans(self) -> list[Fan]:
         """Every tensor that may cost something, equal ones of repeated blocks together."""
-        found = defaultdict[tuple[int, int, tuple[_Reader, ...]], list[str]](list)
+        found: dict[tuple[int, int, Readers], list[str]] = defaultdict(list)
         for name, users in self.graph.consumers.items():
             producer, index = self.graph.producers[name]
             readers = []
@@ -192,15 +195,18 @@ class GraphSpace(GraphJob):
         """Take products apart that not all of their operators chose."""
         found = []
         for group, choice in enumerate(self._chosen(plan)):
-            merged = choice.merged
-            if all(self.twin(other, choice, merged) == plan[other] for other in merged):
+            twins = {other: self.twin(other, choice, choice.merged) for other in choice.merged}
+            if all(plan[other] == twin for other, twin in twins.items()):
                 found.append(plan[group])
             else:
                 found.append(self.twin(group, choice, ()))
         return tuple(found)
 
     def _chosen(self, plan: Sequence[int]) -> list[OperatorChoice]:
-        return [group.choices[k] for group, k in zip(self.groups, plan, strict=True)]
+        found = []
+        for group, choice in zip(self.groups, plan, strict=True):
+            found.append(group.choices[choice])
+        return found
 
     def twin(self, group: int, choice: OperatorChoice, merged: tuple[int, ...]) -> int:
         """Return the choice of a group in the states of another group's, merged so; 0 where none is."""
@@ -255,19 +261,14 @@ class GraphSpace(GraphJob):
             return 0.0
         return max(self.memory_bytes(assignment) - self.memory, 0.0)
 
-    def _fan(
-        self,
-        names: list[str],
-        producer: int,
-        index: int,
-        readers: tuple[_Reader, ...],
-    ) -> Fan:
+    def _fan(self, names: list[str], producer: int, index: int, readers: Readers) -> Fan:
         """Price the moves of equal tensors from a producer to its consumers."""
         made = [choice.outputs[index] for choice in self.groups[producer].choices]
         wanted = []
         for reader in readers:
             choices = self.groups[reader.group].choices
-            wanted.append([(choice.inputs[reader.slot], reader.trains) for choice in choices])
+            states = [choice.inputs[reader.slot] for choice in choices]
+            wanted.append([(state, reader.trains) for state in states])
         produced = list(dict.fromkeys(made))
         demanded = list(dict.fromkeys(chain(*wanted)))
         consumers = tuple(reader.group for reader in readers)
@@ -297,10 +298,13 @@ class GraphSpace(GraphJob):
         ahead = [forward_state(state) for state in states]
         yield table(ahead, lambda made, layout: (forward_state(made), layout))
         back = [gradient_state(state) if trains else () for state, trains in demanded]
-        if value.needs_grad:
-            yield table(back, lambda made, layout: (layout, gradient_state(made) if layout else ()))
-        else:
-            yield table(back, lambda _, layout: (layout, layout))
+
+        def backward(made: State, layout: State) -> tuple[State, State]:
+            if not layout or not value.needs_grad:
+                return layout, layout
+            return layout, gradient_state(made)
+
+        yield table(back, backward)
         slices = [state if SLICED in state else () for state in states]
         if any(slices):
             yield table(slices, lambda _, layout: (layout, forward_state(layout)))

@@ -84,8 +84,11 @@ def divides(shape: Shape, state: State, ranks: tuple[int, ...]) -> bool:
     for one, count in zip(state, ranks, strict=True):
         if one in parts:
             parts[one] *= count
-    remainders = [shape[int(one[1:])] % count for one, count in parts.items()]
-    return not any(remainders)
+    for one, count in parts.items():
+        size = shape[int(one[1:])]
+        if size % count:
+            return False
+    return True
 
 
 def ordered_moves(
@@ -116,7 +119,8 @@ def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
         moves = ordered_moves(source, target, order)
         if moves is not None:
             return moves
-    distinct = len(axes) > 1 and source[axes[1]] != source[axes[0]]
+    placements = [source[axis] for axis in axes[:2]]
+    distinct = len(set(placements)) > 1
     first = axes[0] if distinct else len(source) - 1
     middle = list(source)
     middle[first] = REPLICATED

@@ -30,7 +30,8 @@ def template_plan(space: GraphSpace, time_limit: float = 60.0) -> GraphPlan | No
     programme = GraphProgramme(space)
     for number, group in enumerate(space.groups):
         op = group.operators[0]
-        wanted = fixed.get(op.name, () if op.op in SOURCES else WHOLE)
+        rest = () if op.op in SOURCES else WHOLE
+        wanted = fixed.get(op.name, rest)
         other = set()
         for k, choice in enumerate(group.choices):
             if choice.labels[0] not in wanted:
@@ -48,9 +49,9 @@ class _Template:
 
     def __init__(self, graph: ModuleGraph) -> None:
         self.graph = graph
-        tables = [graph.values[op.inputs[0]] for op in graph.of_kind("embedding")]
-        largest = max(tables, key=lambda value: value.elements, default=None)
-        self.table = largest.name if largest else ""
+        tables = [op.inputs[0] for op in graph.of_kind("embedding")]
+        sizes = {name: graph.values[name].elements for name in tables}
+        self.table = max(tables, key=lambda name: sizes[name], default="")
         """The largest embedding."""
         self.split: dict[str, Products] = {}
         """Products whose columns a value's parts come from."""
@@ -94,7 +95,8 @@ class _Template:
 
     def _is_router(self, op: GraphOperator) -> bool:
         given = op.inputs[1 if op.op == "addmm" else 0]
-        return self._width(op.outputs[0]) * NARROW < self._width(given)
+        columns = self._width(op.outputs[0])
+        return columns * NARROW < self._width(given)
 
     def _is_largest_table(self, op: GraphOperator) -> bool:
         return op.op == "embedding" and op.inputs[0] == self.table

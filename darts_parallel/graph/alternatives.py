@@ -68,7 +68,7 @@ class Alternative:
     seconds: float
     """Seconds of a step."""
     bytes: float
-    """Bytes on a rank."""
+    """Bytes of a rank."""
     text: str
     """File that does so."""
 
@@ -121,7 +121,8 @@ def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     """Price both ways to split the batch, from the plan of one rank's part."""
     space = own.space
     overlap = mesh.device.overlap_exponent
-    forward, backward, kept, *_ = (tensor(figure) for figure in plan_figures(own, 0.0))
+    figures = map(tensor, plan_figures(own, 0.0))
+    forward, backward, kept, *_ = figures
     units = _units(space.graph)
     trained = space.graph.elements(trained=True)
     gradients = tensor(trained * space.width)
@@ -141,8 +142,9 @@ def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     ddp = HEAD.format(name=BATCH, ranks=ranks) + DDP
     fsdp = HEAD.format(name=SHARDED, ranks=ranks)
     fsdp += FSDP.format(units=paths)
-    size = states + float(kept)
-    part = states / ranks + gathered + float(kept)
+    activations = float(kept)
+    size = states + activations
+    part = states / ranks + gathered + activations
     split = Alternative(BATCH, float(whole), size, ddp)
     return [split, Alternative(SHARDED, float(sharded), part, fsdp)]
 

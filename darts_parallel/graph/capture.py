@@ -108,7 +108,8 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
         for size in sizes:
             whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
             require(whole, f"{setting}: the size {size}", "be a whole number from 1 on", 1)
-        made.append(torch.empty(sizes, dtype=DTYPES[kind], device="meta"))
+        dtype = DTYPES[kind]
+        made.append(torch.empty(sizes, dtype=dtype, device="meta"))
     return made
 
 
@@ -121,7 +122,8 @@ def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords) -> Exp
     module.eval()
     try:
         with _quiet():
-            exported = torch.export.export(module, tuple(inputs), kwargs, strict=False)
+            given = tuple(inputs)
+            exported = torch.export.export(module, given, kwargs, strict=False)
             detach_regions(exported)
             return exported.run_decompositions({})  # type: ignore[no-any-return]
     except (
@@ -213,9 +215,10 @@ def _noted_calls(
         named: Keywords,
     ) -> None:
         given = {"": args[0]} | named if args else named
-        tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
-        if tensors:
-            calls[path] = FirstTensor(tensors[0], len(args))
+        for name, value in given.items():
+            if isinstance(value, Tensor):
+                calls[path] = FirstTensor(name, len(args))
+                break
 
     note("", module, inputs, kwargs)
     handles = []

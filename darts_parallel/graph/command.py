@@ -100,8 +100,9 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     cluster = Cluster.from_config(config.cluster, precision)
     mesh = make_mesh(cluster, tuple(request.mesh) or None)
     inputs = make_inputs(request.inputs)
-    options = {key: getattr(request, key) for key in ("memory", "ends", "merge", "time_limit")}
-    options["precision"] = precision
+    options: dict[str, Any] = {"precision": precision}
+    for key in ("memory", "ends", "merge", "time_limit"):
+        options[key] = getattr(request, key)
     if not request.slices:
         options["sliced"] = False
     if request.descent:

@@ -91,7 +91,8 @@ class PairDescent:
         """Move down the gradient of the mean seconds, by the costs of all variables."""
         unit = costs[: self.programme.whole].mean().clip(1e-30)
         slope = costs / unit + self.matrix.T @ self.multipliers
-        then = (self.now - self.size * slope).clip(0.0, self.programme.upper)
+        then = self.now - self.size * slope
+        then = then.clip(0.0, self.programme.upper)
         ahead = 2.0 * then - self.now
         rows = self.multipliers / self.reach + self.matrix @ ahead
         outside = rows - rows.clip(self.low, self.high)
@@ -100,8 +101,11 @@ class PairDescent:
 
     def probabilities(self) -> list[np.ndarray]:
         """Return those of every group's choices."""
-        parts = [self.now[a:b].clip(1e-12) for a, b in self.programme.spans]
-        return [part / part.sum() for part in parts]
+        found = []
+        for first, end in self.programme.spans:
+            part = self.now[first:end].clip(1e-12)
+            found.append(part / part.sum())
+        return found
 
 
 def _rounded(
@@ -130,8 +134,9 @@ def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50
     for _ in range(sweeps):
         before = list(plan)
         for group, seconds in enumerate(space.seconds):
-            merits = [moves.merit(plan, group, choice) for choice in range(len(seconds))]
-            plan = moves.changed(plan, group, min(merits)[-1])
+            choices = range(len(seconds))
+            best = min(moves.merit(plan, group, choice) for choice in choices)
+            plan = moves.changed(plan, group, best[-1])
         if plan == before:
             break
     return plan
@@ -145,11 +150,16 @@ class _Neighbourhoods:
         merged = []
         """Groups that may be one product with a group, itself included."""
         for number, group in enumerate(space.groups):
-            merged.append({number}.union(*(choice.merged for choice in group.choices)))
+            own = {number}
+            for choice in group.choices:
+                own.update(choice.merged)
+            merged.append(own)
         self.near = []
         """Groups whose choice a change of a group may change."""
         for own in merged:
-            changed = set[int]().union(*(merged[g] for g in own))
+            changed = set[int]()
+            for other in own:
+                changed |= merged[other]
             self.near.append(sorted(changed))
         self.fans: dict[int, list[Fan]] = defaultdict(list)
         for fan in space.fans:
@@ -162,7 +172,8 @@ class _Neighbourhoods:
     def changed(self, plan: Sequence[int], group: int, choice: int) -> list[int]:
         """Return a plan with another choice of a group."""
         trial = list(plan)
-        for other, k in self.space.changes(plan, group, choice).items():
+        changes = self.space.changes(plan, group, choice)
+        for other, k in changes.items():
             trial[other] = k
         return trial
 

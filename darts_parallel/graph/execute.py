@@ -94,7 +94,10 @@ def operators_script(plan: GraphPlan) -> str:
     writer = _Writer(plan)
     operators = plan.space.graph.operators
     ranks = plan.space.mesh.ranks
-    body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
+    steps = []
+    for op in operators:
+        steps += [f"    {line}" for line in writer.lines(op)]
+    body = "\n".join(steps)
     outputs = []
     for op in operators:
         if op.buffer:
@@ -104,7 +107,8 @@ def operators_script(plan: GraphPlan) -> str:
     names = tuple(f"axis{axis}" for axis in range(len(ranks)))
     weights = _source_states(plan, (PARAMETER, CONSTANT))
     inputs = _source_states(plan, (INPUT,))
-    text = HEAD.format(ranks=" x ".join(map(str, ranks)), shape=ranks, names=names)
+    sizes = " x ".join(map(str, ranks))
+    text = HEAD.format(ranks=sizes, shape=ranks, names=names)
     text += _imports()
     text += TABLES.format(weights=weights, inputs=inputs)
     text += _functions(body)
@@ -174,7 +178,8 @@ class _Writer:
     def _inputs(self, op: GraphOperator) -> list[str]:
         """Return the variables of an operator's inputs."""
         states = self.plan.choice(op).inputs
-        return [self.variables[pair] for pair in zip(op.inputs, states, strict=False)]
+        pairs = zip(op.inputs, states, strict=False)
+        return [self.variables[pair] for pair in pairs]
 
     def _distributed(self, op: GraphOperator, name: str, made: str) -> str:
         """Return the line that brings a value to the states of its consumers."""
@@ -304,9 +309,10 @@ class _Writer:
         """Divide the mean of a rank's part by the number of parts that are summed."""
         choice = self.plan.choice(op)
         parts = 1
-        for axis, ranks in enumerate(self.ranks):
-            if is_split(choice.inputs[0][axis]) and choice.outputs[0][axis] == PARTIAL:
-                parts *= ranks
+        ends = zip(choice.inputs[0], choice.outputs[0], strict=True)
+        for axis, (given, made) in enumerate(ends):
+            if is_split(given) and made == PARTIAL:
+                parts *= self.ranks[axis]
         return f"{text} / {parts}" if parts > 1 else text
 
     def _spelled(self, op: GraphOperator, given: Sequence[str]) -> str:

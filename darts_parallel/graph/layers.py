@@ -40,7 +40,9 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
         ConfigError: the module cannot be made, or its first input is none of the job's.
         UnsupportedError: it does not export, or the precision is below 16 bits.
     """
-    job, model, path = config.training, config.model, config.model.path or ""
+    job = config.training
+    model = config.model
+    path = model.path or ""
     if job.precision not in WIDTHS:
         raise UnsupportedError(
             f"training.precision={job.precision} cannot price blocks of model.inputs; try bf16."
@@ -140,7 +142,9 @@ def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ...]:
     module = load_module(path, "model.path")
     graphs = []
     for sequences in (1, 2):
-        sized = [[sequences, *shape[1:]] for shape in json.loads(shapes)]
+        sized = []
+        for _, *others in json.loads(shapes):
+            sized.append([sequences, *others])
         graphs.append(capture_module(module, make_inputs(sized)))
     return tuple(graphs)
 

@@ -81,7 +81,9 @@ class GraphOperator:
     @property
     def owner(self) -> str:
         """Path of the module that called an operator, or that has a parameter."""
-        return self.target.rpartition(".")[0] if self.op == PARAMETER else self.module
+        if self.op == PARAMETER:
+            return self.target.rpartition(".")[0]
+        return self.module
 
     @property
     def tensors(self) -> tuple[str, ...]:

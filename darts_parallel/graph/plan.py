@@ -199,7 +199,7 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """Options of a plan and of its search."""
+    """Freedom of a plan, and how it is searched."""
 
     precision: str = "bf16"
     """`bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors."""
@@ -256,4 +256,5 @@ def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> Plan
     answer = GraphProgramme(space).solve(chosen.time_limit)
     searched = None if chosen.descent is None else descend(space, chosen.descent)
     plan = GraphPlan(space, answer.assignment)
-    return PlannedGraph(plan, answer, searched, time.perf_counter() - began + graph.seconds)
+    spent = time.perf_counter() - began + graph.seconds
+    return PlannedGraph(plan, answer, searched, spent)

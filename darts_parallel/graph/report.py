@@ -84,11 +84,12 @@ def _counts(planned: PlannedGraph) -> dict[str, Any]:
     """Return sizes of the search as `graph.json` lists them."""
     graph = planned.graph
     unknown = sorted({op.op for op in planned.unknown})
+    groups = planned.plan.space.groups
     return {
         "unknown_operators": unknown,
         "unknown_count": len(planned.unknown),
         "computing_operators": len(graph.computing),
-        "choice_groups": len(planned.plan.space.groups),
+        "choice_groups": len(groups),
         "capture_s": graph.seconds,
     }
 
@@ -97,7 +98,9 @@ def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
     """Return an operator as `graph.json` lists it."""
     choice = plan.choice(op)
     names = ("name", "op", "module", "target")
-    found: dict[str, Any] = {name: getattr(op, name) for name in names}
+    found: dict[str, Any] = {}
+    for name in names:
+        found[name] = getattr(op, name)
     first = (op.outputs or op.inputs)[0]
     value = plan.space.graph.values[first]
     found["shape"] = list(value.shape)

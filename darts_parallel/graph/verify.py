@@ -1,7 +1,7 @@
 """Run the file of a plan on processes of this machine, and compare it with one process.
 
-The same choices are written again for two ranks an axis, on the smallest inputs that fit the module. Every
-process runs the file and the whole module, forward and backward, and counts the collectives.
+The same choices are written again for two ranks an axis, on the smallest inputs that the module accepts.
+Every process runs the file and the whole module, forward and backward, and counts the collectives.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ ON_GLOO = {"all_to_all": "all_gather"}
 
 
 @dataclass(frozen=True)
-class RunVerification:
+class PlanCheck:
     """Whether the file of a plan computes the module."""
 
     verified: bool | None
@@ -67,13 +67,16 @@ class FileRun:
     """A file next to the whole module."""
 
     differences: dict[str, float]
-    """Errors of outputs, gradients and buffers, over their largest entries; infinite if one is missing."""
+    """Largest differences of outputs, gradients and buffers over their largest entries.
+
+    Infinite where one is missing.
+    """
     collectives: dict[str, int]
 
 
 def verification(
     plan: GraphPlan, path: str, shapes: Sequence[Any], wanted: bool | None
-) -> RunVerification:
+) -> PlanCheck:
     """Run a plan for two ranks an axis.
 
     Args:
@@ -83,10 +86,10 @@ def verification(
     """
     parameters = plan.space.graph.elements()
     if wanted is False:
-        return RunVerification(None, "verify=false")
+        return PlanCheck(None, "verify=false")
     if wanted is None and parameters > MOST_PARAMETERS:
         reason = f"{parameters:,} parameters are more than {MOST_PARAMETERS:,}; try verify=true"
-        return RunVerification(None, reason)
+        return PlanCheck(None, reason)
     try:
         for small in _small_shapes(shapes, len(plan.space.mesh.ranks)):
             twin = _twin(plan, path, small)
@@ -94,11 +97,11 @@ def verification(
                 make = partial(_made, path, small, _largest_index(twin.space.graph))
                 return _verified(twin, make, small)
     except DartsParallelError as error:
-        return RunVerification(None, str(error))
-    return RunVerification(None, "no inputs that are small enough have the operators of the plan")
+        return PlanCheck(None, str(error))
+    return PlanCheck(None, "no inputs that are small enough have the operators of the plan")
 
 
-def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) -> RunVerification:
+def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) -> PlanCheck:
     """Run a small plan on processes of this machine."""
     from darts_parallel.run import Workers
 
@@ -110,11 +113,11 @@ def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) 
         with Workers(prod(ranks), timeout_s=TIMEOUT_S) as workers:
             for run in workers.run(run_file, make, operators, ranks):
                 if fault := _fault(run, listed):
-                    return RunVerification(False, fault)
+                    return PlanCheck(False, fault)
             styles = text == operators or _styles_work(workers, make, text, ranks)
     except RuntimeError as error:
-        return RunVerification(False, f"the file fails: {error}")
-    return RunVerification(
+        return PlanCheck(False, f"the file fails: {error}")
+    return PlanCheck(
         True,
         f"outputs, gradients and {sum(listed.values())} collectives of {prod(ranks)} processes on "
         f"inputs={list(map(list, shapes))} are as planned",
@@ -180,7 +183,8 @@ def _twin(plan: GraphPlan, path: str, shapes: Sequence[Any]) -> GraphPlan | None
     if sum(value.elements for value in graph.values.values()) > MOST_ELEMENTS:
         return None
     space = plan.space
-    mesh = replace(space.mesh, ranks=(2,) * len(space.mesh.ranks))
+    axes = len(space.mesh.ranks)
+    mesh = replace(space.mesh, ranks=(2,) * axes)
     own = replace(space, graph=graph, mesh=mesh, width=4)
     if _names(own) != _names(space):
         return None
@@ -395,7 +399,8 @@ def _of_gradients(parts: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str
         if len(present) == 1 and present[0].any():
             found[f"gradient of {name}"] = inf
         elif len(present) == 2:
-            found[f"gradient of {name}"] = _difference(*present, UNSEEN * largest)
+            made, one = present
+            found[f"gradient of {name}"] = _difference(made, one, UNSEEN * largest)
     return found
 
 
@@ -408,5 +413,6 @@ def _difference(made: Tensor, expected: Tensor, unseen: float) -> float:
         return float((made != expected).double().mean())
     if not made.numel():
         return 0.0
-    scale = max(float(expected.abs().max()), unseen, 1e-12)
-    return float((made - expected).abs().max()) / scale
+    largest = float(expected.abs().max())
+    difference = float((made - expected).abs().max())
+    return difference / max(largest, unseen, 1e-12)

@@ -61,7 +61,8 @@ COMMANDS = (
     f"{JOB} trainer=torch space.out_of_memory=0.2 space.schedules=[1f1b] space.tp=2 explain=true",
     "tune plan.json --top 2 tune.measured=null",
     "design design=mine.yaml budget=900 tolerance=0.01",
-    "graph module=tests.graph.test_script:products inputs=[[2,64,2048]] mesh=[2] cluster=toy descent=false",
+    "graph module=tests.graph.test_script:products inputs=[[2,64,2048]] mesh=[2] cluster=toy "
+    "descent=false verify=false",
 )
 """Commands of which one word is spoilt."""
 

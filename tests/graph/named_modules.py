@@ -191,7 +191,7 @@ class Empty(Pair):
         return h[:, :0].sum(1, keepdim=True) + h
 
 
-class Leaving(Pair):
+class Exiting(Pair):
     def forward(self, x: Tensor) -> Tensor:
         raise SystemExit(7)
 
@@ -221,7 +221,7 @@ REFUSED = {
     Silent: "it returns no tensor",
     Doubling: "changes its input x in place",
     Empty: "makes an empty tensor",
-    Leaving: "SystemExit",
+    Exiting: "SystemExit",
 }
 """Words of the sentence that refuses each module."""
 

@@ -236,7 +236,92 @@ LAYERS: Calls = {
         ((4, 8, 16), (4, 8, 16), (4, 8, 16)),
     ),
 }
-CALLS: Calls = ELEMENTWISE | REDUCTIONS | VIEWS | LOOKUPS | PRODUCTS | LAYERS
+ATEN = torch.ops.aten
+VECTOR = (8,)
+OVERLOADS: Calls = {
+    "and": (lambda x, y: ATEN.__and__((x > 0), (y > 0)), (X, X)),
+    "or of a number": (lambda x: ATEN.__or__((x > 0), True), (X,)),
+    "xor": (lambda x, y: ATEN.__xor__((x > 0), (y > 0)), (X, X)),
+    "_softmax": (lambda x: ATEN._softmax(x, 1, False), (X,)),
+    "_log_softmax": (lambda x: ATEN._log_softmax(x, 1, False), (X,)),
+    "_unsafe_view": (lambda x: ATEN._unsafe_view(x, [16, 16]), (X,)),
+    "adaptive_avg_pool1d": (lambda x: ATEN.adaptive_avg_pool1d(x, [2]), (X,)),
+    "alias": (lambda x: ATEN.alias(x), (X,)),
+    "all of all": (lambda x: ATEN.all(x > 0), (X,)),
+    "all of two": (lambda x: ATEN.all.dims(x > 0, [0, 1]), (X,)),
+    "amin": (lambda x: ATEN.amin(x, [1]), (X,)),
+    "any of one": (lambda x: ATEN.any(x > 0, 1), (X,)),
+    "any of two": (lambda x: ATEN.any.dims(x > 0, [0, 1]), (X,)),
+    "argmin": (lambda x: ATEN.argmin(x, 1), (X,)),
+    "batch_norm with statistics": (
+        lambda x, m, v: functional.batch_norm(x, m.detach(), v.detach().abs() + 1),
+        ((2, 8, 4, 4), VECTOR, VECTOR),
+    ),
+    "bmm": (torch.bmm, ((4, 8, 16), (4, 16, 8))),
+    "clone": (torch.clone, (X,)),
+    "constant_pad_nd": (lambda x: ATEN.constant_pad_nd(x, [0, 0, 1, -1]), (X,)),
+    "contiguous": (lambda x: ATEN.contiguous(x), (X,)),
+    "conv1d padded alike": (lambda x, w: ATEN.conv1d.padding(x, w, None), (X, (4, 8, 3))),
+    "conv2d padded alike": (
+        lambda x, w: functional.conv2d(x, w, padding="same"),
+        (IMAGE, (8, 4, 3, 3)),
+    ),
+    "conv3d": (functional.conv3d, ((2, 4, 4, 4, 4), (4, 4, 3, 3, 3))),
+    "conv3d padded alike": (
+        lambda x, w: functional.conv3d(x, w, padding="same"),
+        ((2, 4, 4, 4, 4), (4, 4, 3, 3, 3)),
+    ),
+    "dropout in evaluation": (lambda x: ATEN.dropout(x, 0.5, False), (X,)),
+    "empty_like": (lambda x: ATEN.empty_like(x) * 0 + x, (X,)),
+    "ones_like": (lambda x: ATEN.ones_like(x) * x, (X,)),
+    "zeros_like": (lambda x: ATEN.zeros_like(x) + x, (X,)),
+    "logcumsumexp": (lambda x: x.logcumsumexp(1), (X,)),
+    "masked_fill of a tensor": (
+        lambda x, v: x.masked_fill(x > 0, v.sum()),
+        (X, (1,)),
+    ),
+    "max of all": (torch.max, (X,)),
+    "min of all": (torch.min, (X,)),
+    "min": (lambda x: x.min(1), (X,)),
+    "max_pool1d": (lambda x: functional.max_pool1d(x, 2), (X,)),
+    "max_pool2d_with_indices": (
+        lambda x: functional.max_pool2d(x, 2, return_indices=True),
+        (IMAGE,),
+    ),
+    "mm": (torch.mm, ((4, 8), (8, 16))),
+    "native_layer_norm": (
+        lambda x, w, b: ATEN.native_layer_norm(x, [16], w, b, 1e-5),
+        (X, (16,), (16,)),
+    ),
+    "polar": (lambda x, y: torch.view_as_real(torch.polar(x.abs(), y)), (X, X)),
+    "prod of all": (torch.prod, ((2, 4),)),
+    "scatter of a number": (lambda x, i: x.scatter(1, i, 3.0), (X, Indices(8, (2, 1, 16)))),
+    "stable sort": (lambda x: torch.sort(x, dim=1, stable=True), (X,)),
+    "split in sizes": (lambda x: x.split([2, 6], 1), (X,)),
+    "squeeze of two": (lambda x: ATEN.squeeze.dims(x, [1, 3]), ((2, 1, 16, 1),)),
+    "std": (lambda x: x.std(1), (X,)),
+    "std of all": (lambda x: ATEN.std(x), (X,)),
+    "std of one": (lambda x: ATEN.std.dim(x, [1]), (X,)),
+    "var of one": (lambda x: ATEN.var.dim(x, [1]), (X,)),
+    "var_mean of all": (lambda x: ATEN.var_mean(x), (X,)),
+    "var_mean of one": (lambda x: ATEN.var_mean.correction(x, [1], correction=1), (X,)),
+    "bilinear upsampling": (
+        lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"),
+        (IMAGE,),
+    ),
+    "upsample_nearest2d": (lambda x: ATEN.upsample_nearest2d(x, [16, 16]), (IMAGE,)),
+    "upsample_bilinear2d": (
+        lambda x: ATEN.upsample_bilinear2d(x, [16, 16], False),
+        (IMAGE,),
+    ),
+}
+CALLS: Calls = ELEMENTWISE | REDUCTIONS | VIEWS | LOOKUPS | PRODUCTS | LAYERS | OVERLOADS
+UNSEEN = {
+    "_grouped_mm.default",
+    "grouped_mm.default",
+    "grouped_mm_fallback.default",
+}
+"""Overloads of rules that no call has: their modules are in `test_running`."""
 
 
 class Called(nn.Module):

@@ -1,4 +1,4 @@
-"""The file computes the plan that the command calls proven; plans that cannot be written are refused."""
+"""Check that files compute the module, and that what no plan can compute is refused."""
 
 import json
 from functools import partial
