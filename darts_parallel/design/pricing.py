@@ -163,7 +163,7 @@ class Pricing:
     def _needs(self, memories: Knobs) -> Tensor:
         """Return factors of memory that plans need: of every knob, and of groups without, `(., M + 1)`."""
         cluster = self.problem.cluster
-        columns = [set(places(name, cluster)) for name in memories.names]
+        columns: list[set[Place]] = [set(places(name, cluster)) for name in memories.names]
         groups: set[Place] = set(range(len(cluster.groups)))
         columns.append(groups.difference(*columns))
         rows = []

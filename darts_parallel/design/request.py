@@ -94,8 +94,8 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
         ) from None
     if changes and isinstance(raw, dict):
         if EXCLUSIVE & set(changes):
-            raw |= dict.fromkeys(EXCLUSIVE)
-        raw |= dict(changes)
+            raw.update(dict.fromkeys(EXCLUSIVE))
+        raw.update(changes)
     return design_of(file.stem, raw)
 
 

@@ -67,6 +67,10 @@ class LatentPlace(NamedTuple):
     inter: str = ""
     """Link between nodes."""
 
+    def part(self, word: str) -> str:
+        """Return the name of a part of a scope, such as `device`."""
+        return METRIC if word == "memory_metric" else str(getattr(self, word))
+
 
 Slopes = Mapping[LatentPlace, float]
 """d logarithm / d latent parameter: elasticities in the transformed (unconstrained) quantities."""
@@ -191,13 +195,12 @@ class Posterior:
 
     def _latent_keys(self, place: LatentPlace) -> list[LatentKey]:
         """Return the latent numbers whose sum is the quantity at a place."""
-        named = place._asdict() | {"memory_metric": METRIC}
         keys = []
         for scope in self.quantities[place.quantity]["prior_sd"]:
             if scope == BASE:
                 keys.append((place.quantity, "", ""))
             else:
-                name = "+".join(named[part] for part in scope.split("+"))
+                name = "+".join(place.part(word) for word in scope.split("+"))
                 keys.append((place.quantity, scope, name))
         return keys
 

@@ -46,7 +46,7 @@ class Fields(NamedTuple):
         if not isinstance(value, kind) or boolean != (kind is bool):
             rule, near = _KINDS[kind]
             raise PlanError(f"plan: {name}={_shortened(value)} must be {rule}; try {near}.")
-        if kind is int:
+        if kind is int and isinstance(value, int):
             _check_range(name, value, minimum)
         return value
 
@@ -140,8 +140,8 @@ def _share(shares: dict[str, Any], kind: str, index: int) -> float:
 class Node(NamedTuple):
     """A node of a plan file's cluster."""
 
-    index: int
-    """In rank order."""
+    number: int
+    """Place in rank order."""
     gpus: int
 
 
@@ -169,7 +169,7 @@ def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
         end = position + node.gpus
         if ranks[position:end] != list(range(first, first + node.gpus)):
             return ()
-        order.append(node.index)
+        order.append(node.number)
         position = end
     return () if order == list(range(len(order))) else tuple(order)
 
