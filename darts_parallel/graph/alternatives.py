@@ -143,9 +143,9 @@ def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     fsdp = HEAD.format(name=SHARDED, ranks=ranks)
     fsdp += FSDP.format(units=paths)
     activations = float(kept)
-    size = states + activations
+    replicated = states + activations
     part = states / ranks + gathered + activations
-    split = Alternative(BATCH, float(whole), size, ddp)
+    split = Alternative(BATCH, float(whole), replicated, ddp)
     return [split, Alternative(SHARDED, float(sharded), part, fsdp)]
 
 
