@@ -437,7 +437,8 @@ def index_selected(call: RuleCall) -> Iterator[Split]:
 RESHAPES = "view.default reshape.default _unsafe_view.default flatten.using_ints unflatten.int"
 SQUEEZES = "squeeze.default squeeze.dim squeeze.dims"
 _BY_RULE: dict[Rule, str] = {
-    pointwise: "where.self masked_fill.Scalar masked_fill.Tensor dropout.default expand.default "
+    pointwise: "where.self where.ScalarOther where.ScalarSelf where.Scalar "
+    "masked_fill.Scalar masked_fill.Tensor dropout.default expand.default "
     "alias.default detach.default contiguous.default lift_fresh_copy.default _to_copy.default "
     "polar.default to.dtype to.device to.other to.dtype_layout zeros_like.default ones_like.default "
     "full_like.default empty_like.default clone.default __and__.Tensor __and__.Scalar __or__.Tensor "
