@@ -152,3 +152,10 @@ def test_a_module_that_is_no_block_is_refused() -> None:
     job = ["model=module", f"model.path={HERE}:convolution"]
     with pytest.raises(UnsupportedError, match=r"try model.inputs=.*model.hidden_size="):
         derived_keys(job)
+
+
+def test_results_of_another_shape_or_type_are_wrong_whatever_their_values() -> None:
+    one = torch.ones(2, 3)
+    assert verify._difference(one[0], one, 0.0) == float("inf")
+    assert verify._difference(one.double(), one, 0.0) == float("inf")
+    assert verify._difference(1.5 * one, one, 0.0) == 0.5

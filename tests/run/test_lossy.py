@@ -11,7 +11,7 @@ from darts_parallel.plans.legality import refuse_unexecutable
 from darts_parallel.plans.strategy import LayerStrategy as Strategy
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.run._lossy import pack, unpack
-from darts_parallel.run._verify import TOLERANCE
+from darts_parallel.run._verify import TOLERANCE, VirtualGradients
 from darts_parallel.run.workers import Workers
 from tests.support.running import LLAMA, reduced, tiny, verified
 
@@ -109,3 +109,9 @@ def test_few_bits_that_no_collective_here_sends_are_refused(
         refuse_unexecutable(
             replace(plan, layers=(Strategy(1, 4, grad_comm_bits=4), *plan.layers[1:])), tiny(4)
         )
+
+
+def test_finest_ranks_that_are_one_rank_of_a_block_add_their_gradients() -> None:
+    block = VirtualGradients(torch.nn.Linear(1, 1), Strategy(tp=1, dp=2))
+    finest = [{"weight": torch.tensor(2.0**rank)} for rank in range(4)]
+    assert [float(own["weight"]) for own in block._by_rank(finest)] == [3.0, 12.0]
