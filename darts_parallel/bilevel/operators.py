@@ -6,6 +6,7 @@ down the gradient of seconds * (1 + log slowdown of the bits), and then the weig
 drawn from them. The slowdown is measured by trainings from the initial weights with one sum rounded (`loop`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -41,7 +42,8 @@ from darts_parallel.graph import (
 )
 from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
-from darts_parallel.report import write_scalars
+from darts_parallel.report import SearchCurves
+from darts_parallel.report import Weights as Odds
 
 INNER = 25
 """Steps of the probabilities for each step of the weights."""
@@ -262,15 +264,15 @@ class OperatorSearch:
             self.programme.cost[variable] = float(self.plain[variable]) + seconds * price
         return self.programme.tied_costs()
 
-    def run(self) -> None:
-        """Move the probabilities and the weights together."""
+    def run(self, curves: SearchCurves | None = None) -> None:
+        """Move the probabilities and the weights together, and write the curves of every step."""
         settings = self.settings
         rng = np.random.default_rng(settings.seed)
         seconds = self.exact.seconds
         descent = PairDescent(self.programme, BALANCE, rng)
         batch = settings.global_batch_size
         trainer = WeightTrainer(settings, batch, settings.seed, measure_noise=False)
-        for _ in range(settings.num_steps):
+        for step in range(settings.num_steps):
             costs = self._priced(seconds)
             for _ in range(INNER):
                 descent.step(costs)
@@ -284,18 +286,20 @@ class OperatorSearch:
             entropies = [float(-(own * np.log(own)).sum()) for own in odds]
             record["search/entropy"] = mean(entropies)
             record["search/rounded_s"] = self.space.total_seconds(self.raw)
-            self.records.append(record | self._probabilities(odds))
+            weights = self._weights(odds)
+            tried = {name for name, _ in self.price}
+            kept = {f"{row}/{label}": p for (row, label), p in weights.items() if row in tried}
+            self.records.append(record | kept)
+            if curves is not None:
+                curves.add(Odds.of_names(step, weights), record)
 
-    def _probabilities(self, odds: Sequence[np.ndarray]) -> dict[str, float]:
-        """Name the probabilities of the choices of every operator whose sums were tried."""
-        tried = {name for name, _ in self.price}
-        found = {}
+    def _weights(self, odds: Sequence[np.ndarray]) -> dict[tuple[str, str], float]:
+        """Return the probabilities of all choices by operator and name of the split."""
+        found: Counter[tuple[str, str]] = Counter()
         for own, group in zip(odds, self.space.groups, strict=True):
             name = group.operators[0].name
-            if name in tried:
-                labels = [choice.labels[-1] for choice in group.choices]
-                for label, probability in zip(labels, own, strict=True):
-                    found[f"{name}/{label}"] = float(probability)
+            for choice, probability in zip(group.choices, own.tolist(), strict=True):
+                found[name, choice.labels[-1]] += probability
         return found
 
     def improved(self) -> tuple[int, ...]:
@@ -338,14 +342,16 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
     with Jobs(settings.processes) as jobs:
         mesh = make_mesh(problem.cluster, (settings.shape.num_heads,))
         search = OperatorSearch(settings, mesh, bits, load_corpus().train, jobs)
-        search.run()
+        curves = SearchCurves(folder / "tensorboard")
+        search.run(curves)
+        curves.finish()
+        curves.writer.close()
         plans = {"raw": search.entry(search.raw), "improved": search.entry(search.improved())}
         seeds = [settings.seed + RETRAINED + k for k in range(settings.trial_seeds)]
         sums = plans["improved"]["sums"]
         slowdown = search.slowdown([sums], settings.retrain_steps, seeds)[0]
     ratio = plans["improved"]["seconds"] * exp(slowdown) / search.exact.seconds
     measured = {"log_slowdown": slowdown, "time_ratio": ratio}
-    write_scalars(folder / "tensorboard", search.records)
     found = {**plans, "measured": measured, "exact_s": search.exact.seconds}
     write_json(folder / "training.json", {**found, "steps": search.records})
     lines = _report(search, plans)

@@ -176,7 +176,8 @@ class Protocol:
         name = f"seed-{settings.seed}"
         tracker = None
         if self.tensorboard:
-            tracker = BilevelTracker(self.folder / "tensorboard" / name, settings)
+            names = [layer.name for layer in self.problem.model.layers]
+            tracker = BilevelTracker(self.folder / "tensorboard" / name, settings, names)
         try:
             plan = self._search(settings, tracker)
             self.watcher.on_plan(settings.seed, plan)

@@ -13,22 +13,27 @@ from darts_parallel.bilevel._relaxed_plans import UpperStep
 from darts_parallel.bilevel.loop import BilevelRecord
 from darts_parallel.bilevel.retrain import Retrained, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.gradient import RECORD_EVERY
 from darts_parallel.plans import write_text
-from darts_parallel.report import csv_text, markdown_table
+from darts_parallel.report import RESULTS, SearchCurves, csv_text, markdown_table
 
 
 class BilevelTracker:
-    """Writes one TensorBoard run; TensorBoard is imported here because that takes a second."""
+    """Writes one TensorBoard run.
 
-    def __init__(self, folder: Path, settings: BilevelSettings) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    Args:
+        names: Names of the model's layers.
+    """
 
+    def __init__(self, folder: Path, settings: BilevelSettings, names: Sequence[str]) -> None:
         self._settings = settings
-        self._writer = SummaryWriter(log_dir=str(folder))
+        self._names = names
+        self._curves = SearchCurves(folder)
 
     def record(self, record: BilevelRecord) -> None:
         """Write the curves of one step of the search."""
-        values = {"loss/train": record.training_loss, "loss/validation": record.validation_loss}
+        values: dict[str, float | None] = {"loss/train": record.training_loss}
+        values["loss/validation"] = record.validation_loss
         values["search/noise_scale_sequences"] = record.noise_sequences
         values["search/nats_per_efold"] = record.nats_per_efold
         if record.upper is not None:
@@ -36,9 +41,10 @@ class BilevelTracker:
             prices = record.log_slowdown
             values |= _prices("sums_tp{}_b{}", prices.forward_pairs, prices.forward)
             values |= _prices("gradients_dp{}_g{}", prices.gradient_pairs, prices.gradient)
-        for tag, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(tag, value, record.step)
+            if record.step % RECORD_EVERY == 0:
+                self._curves.record(record.upper.record, self._names)
+        known = {tag: value for tag, value in values.items() if value is not None}
+        self._curves.scalars(known, record.step)
 
     def retrained(
         self,
@@ -50,24 +56,21 @@ class BilevelTracker:
         """Write the curves of one training from scratch, one tag for each variant and seed."""
         name = variant if self._settings.retrain_seeds == 1 else f"{variant}_{seed}"
         for step, loss in curves.training:
-            self._writer.add_scalar(f"retrain_train/{name}", loss, step)
+            self._curves.scalars({f"retrain_train/{name}": loss}, step)
         for step, loss in smoothed(curves.test):
-            self._writer.add_scalar(f"retrain_test/{name}", loss, step)
-        self._writer.add_scalar(f"time_to_target_s/{name}", seconds, self._settings.num_steps)
+            self._curves.scalars({f"retrain_test/{name}": loss}, step)
+        tag = f"{RESULTS}/time_to_target_s/{name}"
+        self._curves.scalars({tag: seconds}, self._settings.num_steps)
 
     def close(self) -> None:
         """Write what is still in memory and close the file."""
-        self._writer.close()
+        self._curves.finish()
+        self._curves.writer.close()
 
 
 def _upper_values(upper: UpperStep) -> dict[str, float]:
-    """Return the curves of one step of the logits."""
-    values = {}
-    for name, weight in upper.record.outer_weights.items():
-        values[f"outer/{name.replace(' ', '_')}"] = weight
-    values["search/log_slowdown_of_leading"] = upper.log_slowdown
-    values["search/entropy"] = upper.record.entropy
-    values["search/temperature"] = upper.record.schedules.temperature
+    """Return what one step of the logits has besides the curves of every search."""
+    values = {"search/log_slowdown_of_leading": upper.log_slowdown}
     if upper.plan is not None:
         values["search/objective_of_best_rounded"] = upper.plan.value
         values["search/seconds_of_best_rounded"] = upper.plan.seconds

@@ -28,7 +28,6 @@ from darts_parallel.report import (
     markdown_table,
     plan_dict,
     write_scalars,
-    write_sweep_curve,
 )
 
 HELP = f"""\
@@ -126,6 +125,9 @@ def design_lines(design: Design, out: Path) -> list[str]:
     points = [
         (own.budget, {"iteration_time_s": own.iteration_time_s, "raw_gap": None}) for own in front
     ]
+    # matplotlib takes a second
+    from darts_parallel.report import write_sweep_curve
+
     write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
     write_scalars(out / "tensorboard", steps)
     return report_lines(answer, found)

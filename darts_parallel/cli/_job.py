@@ -104,10 +104,6 @@ class Job(Watcher):
             if config.training.lengths is not None and config.plan is None:
                 return run_lengths(self.problem, self.folder, self.console)
             return self._plan()
-        except BaseException:
-            if self.tracker is not None:
-                self.tracker.forget()
-            raise
         finally:
             with self._curves():
                 if self.tracker is not None:
@@ -165,7 +161,6 @@ class Job(Watcher):
                 self._print_line(f"start it: {line}")
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
-                # pictures take seconds: whoever waits for the plan has it by now
                 self.tracker.finish(outcome)
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)

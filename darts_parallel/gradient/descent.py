@@ -241,7 +241,7 @@ class GradientSearch:
         for group, relaxed in zip(self.groups, weights, strict=True):
             costs.append(group.price(relaxed, schedules.sharpness, group.paths))
         self._find_gradients(costs)
-        self.histories.record(self.step, self.groups, weights, costs)
+        self.histories.record(self.step, weights)
         last = self.step == self.config.num_steps - 1
         if last or self.step % HARD_EVERY == 0:
             self._collect(weights, costs)

@@ -31,6 +31,8 @@ class StepRecord:
     """Shape `(L, C)`."""
     rows: tuple[str, ...] = ()
     """Names of the rows of `probabilities`; none where they are the layers."""
+    memory_violation: float = 0.0
+    """Memory of the fullest stage above its capacity, relative to it; 0 where the plan fits."""
     terms: dict[str, float] = field(default_factory=dict)
     """The surrogate's seconds per iteration by cause; they sum to `surrogate_time_s`."""
 
@@ -103,6 +105,8 @@ class LeadingPlan:
     ) -> StepRecord:
         """Return the state of the search at a step."""
         probabilities = self.weights.choices[self.outer, self.restart].detach()
+        memory = self.cost.memory[self.outer, self.restart].detach()
+        fullest = float((memory / self.cost.capacity).max())
         record_of = partial(
             StepRecord,
             step=step,
@@ -111,13 +115,15 @@ class LeadingPlan:
             best_time_s=best_time_s,
             outer_weights=outer_weights,
         )
-        surrogate_time_s = self._value(self.cost.iteration_time)
-        record_of = partial(record_of, loss=self.merit, surrogate_time_s=surrogate_time_s)
-        entropy = mean_entropy(probabilities)
-        pp = self.group.table.pp
+        record_of = partial(
+            record_of,
+            loss=self.merit,
+            surrogate_time_s=self._value(self.cost.iteration_time),
+            entropy=mean_entropy(probabilities),
+            memory_violation=max(fullest - 1.0, 0.0),
+        )
         return record_of(
-            entropy=entropy,
-            pp=pp,
+            pp=self.group.table.pp,
             choices=self.group.choice_names,
             probabilities=probabilities.clone(),
             terms=self._terms(),

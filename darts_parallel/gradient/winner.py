@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans
 from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch, lowest
 
 
@@ -26,24 +26,6 @@ class WinnerHistory:
     """Strategies by name, C."""
     probabilities: Tensor
     """Weight of every layer's strategies, shape `(S, L, C)`, single precision."""
-    memory: Tensor
-    """Expected bytes of a device of every stage, without the framework's reserve, `(S, pp)`."""
-    multipliers: Tensor
-    """Multipliers of the memory constraints, `(S, pp)`."""
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """All restarts of one group at one step."""
-
-    probabilities: Tensor
-    memory: Tensor
-    multipliers: Tensor
-
-    def select(self, kept: KeptRestarts) -> "_Snapshot":
-        probabilities = kept.of(self.probabilities)
-        memory = kept.of(self.memory)
-        return _Snapshot(probabilities, memory, kept.of(self.multipliers))
 
 
 class Histories:
@@ -56,33 +38,24 @@ class Histories:
     def __init__(self, every: int) -> None:
         self.every = every
         self._steps: list[int] = []
-        self._snapshots: list[list[_Snapshot]] = []
-        """Snapshots of every group, in the search's order of groups."""
+        self._snapshots: list[list[Tensor]] = []
+        """Weights `(O, R, L, C)` of every group, in the search's order of groups, step by step."""
 
-    def record(
-        self,
-        step: int,
-        groups: Sequence[RestartBatch],
-        weights: Sequence[RelaxedPlans],
-        costs: Sequence[SurrogateCost],
-    ) -> None:
+    def record(self, step: int, weights: Sequence[RelaxedPlans]) -> None:
         """Take a snapshot of every group where one is due."""
         if step % self.every:
             return
-        self._snapshots = self._snapshots or [[] for _ in groups]
+        self._snapshots = self._snapshots or [[] for _ in weights]
         self._steps.append(step)
-        for index, group in enumerate(groups):
-            probabilities = weights[index].choices.detach().float()
-            memory = costs[index].memory.detach().float()
-            snapshot = _Snapshot(probabilities, memory, group.multipliers.float())
-            self._snapshots[index].append(snapshot)
+        for snapshots, relaxed in zip(self._snapshots, weights, strict=True):
+            snapshots.append(relaxed.choices.detach().float())
 
     def keep(self, parts: Sequence[KeptRestarts]) -> None:
         """Drop what thinning drops: all but the kept restarts of some groups."""
         remaining = []
         for kept in parts:
             snapshots = self._snapshots[kept.group]
-            remaining.append([snapshot.select(kept) for snapshot in snapshots])
+            remaining.append([kept.of(snapshot) for snapshot in snapshots])
         self._snapshots = remaining
 
     def winner(
@@ -92,13 +65,11 @@ class Histories:
         if not merits or not self._snapshots or not self._snapshots[0]:
             return None
         lead, outer, restart = lowest(merits)
-        snapshots = self._snapshots[lead]
-
-        def series(name: str) -> Tensor:
-            return torch.stack([getattr(page, name)[outer, restart] for page in snapshots])
-
+        pages = [snapshot[outer, restart] for snapshot in self._snapshots[lead]]
         group = groups[lead]
-        fields = ("probabilities", "memory", "multipliers")
-        tensors = {name: series(name) for name in fields}
-        steps = tuple(self._steps)
-        return WinnerHistory(steps, group.names[outer], group.choice_names, **tensors)
+        return WinnerHistory(
+            steps=tuple(self._steps),
+            name=group.names[outer],
+            choices=group.choice_names,
+            probabilities=torch.stack(pages),
+        )

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from darts_parallel.errors import lazy_names
+from darts_parallel.report.curves import SearchCurves as SearchCurves
+from darts_parallel.report.curves import Weights as Weights
 from darts_parallel.report.ending import render_ending as render_ending
 from darts_parallel.report.ending import render_ladder as render_ladder
 from darts_parallel.report.explanation import memory_table as memory_table
@@ -16,6 +18,7 @@ from darts_parallel.report.tables import csv_of as csv_of
 from darts_parallel.report.tables import csv_text as csv_text
 from darts_parallel.report.tables import filled_table as filled_table
 from darts_parallel.report.tables import markdown_table as markdown_table
+from darts_parallel.report.tensorboard import RESULTS as RESULTS
 from darts_parallel.report.tensorboard import Tracker as Tracker
 from darts_parallel.report.tensorboard import override_values as override_values
 from darts_parallel.report.tensorboard import write_scalars as write_scalars

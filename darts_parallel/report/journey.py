@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from darts_parallel.gradient import SearchResult, StepRecord, WinnerHistory
 from darts_parallel.plans import Plan
-from darts_parallel.problem import Problem
 
 COLOURS = (
     "#4878a8",
@@ -75,10 +73,10 @@ def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
     leader = best.indices.numpy()
     labels = [layer.label() for layer in plan.layers]
     colours = _colours(winner.choices, leader, labels)
-    shades = np.array([_rgb(colours.get(name, OTHERS)) for name in winner.choices])
+    shades = np.array([rgb(colours.get(name, OTHERS)) for name in winner.choices])
     weight = probability[..., None]
     shown = (weight * shades[leader] + (1.0 - weight)).transpose(1, 0, 2)
-    final = np.array([[_rgb(colours[label])] for label in labels])
+    final = np.array([[rgb(colours[label])] for label in labels])
     return Journey(winner, colours, shown.clip(0.0, 1.0), final, hardened_at(result.history))
 
 
@@ -104,22 +102,8 @@ def _colours(
     return colours
 
 
-def memory_shares(memory: Tensor, plan: Plan, problem: Problem) -> Pixels:
-    """Return memory over capacity as reports show it, `(S, pp)`.
-
-    Args:
-        memory: Bytes beyond the device's reserve, `(S, pp)`.
-    """
-    cluster = problem.cluster.arranged(plan.node_order)
-    pp = memory.shape[1]
-    devices = [cluster.stage_group(k, pp).device for k in range(pp)]
-    reserved = np.array([float(device.reserved) for device in devices])
-    capacity = np.array([float(device.memory) for device in devices])
-    shares: Pixels = (memory.numpy() + reserved) / capacity
-    return shares
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
+def rgb(colour: str) -> tuple[float, ...]:
+    """Return red, green and blue of `#rrggbb`, from 0 to 1."""
     return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 

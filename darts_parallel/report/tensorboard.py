@@ -1,41 +1,29 @@
-"""TensorBoard: live curves of the search, then pictures of the whole search.
-
-TensorBoard and matplotlib are imported where they are first needed: together they cost more than a second.
-The curves of a search that ends within `LIVE_AFTER` seconds are held until its plan is on the screen.
-"""
+"""The TensorBoard run of a job: live curves of the search, then the plan and what sweeps compare."""
 
 import json
-import re
-import time
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from darts_parallel.cost import CostBreakdown
-from darts_parallel.gradient import SearchResult, StepRecord
+from darts_parallel.gradient import StepRecord
 from darts_parallel.planner import intervals
-from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.report.journey import journey, memory_shares
+from darts_parallel.report.curves import SearchCurves
 from darts_parallel.report.outcome import Outcome
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from torch.utils.tensorboard import SummaryWriter
-
-LIVE_AFTER = 10.0
-"""Seconds of a search from which on somebody may be watching: its curves are written as they come."""
-NOTABLE = 2.0
-"""An outer choice gets a curve once it weighs this many times an even share."""
+RESULTS = "z_results"
+"""Group of the single points, last on the page."""
+READING = """The probabilities are those of the leading relaxed plan, which can change. The plan is the
+best rounded one of the search, improved further. Layers by steps: see report.html in the run's folder.
+Untick *Ignore outliers* to see whole curves."""
 
 
 class Tracker:
     """Writes one TensorBoard run.
 
     Args:
-        folder: Of the run; made if it is not there.
+        folder: Of the run; made at the first record.
         overrides: What the command changed, `key=value`: the columns of the HPARAMS tab.
     """
 
@@ -44,102 +32,34 @@ class Tracker:
         self.problem = problem
         self.overrides = overrides
         self._names = tuple(layer.name for layer in problem.model.layers)
-        self._opened: SummaryWriter | None = None
-        self._held: list[tuple[dict[str, float], int, float]] = []
-        """Curves that are not written yet: values, step and the time of day."""
+        self._opened: SearchCurves | None = None
         self._step = 0
-        self._outer: set[str] = set()
-        """Outer choices with a curve that the search was still in when it was last recorded."""
 
     @property
-    def _writer(self) -> "SummaryWriter":
-        """Return the file, opened at its first use, with the curves that were held until then."""
+    def _curves(self) -> SearchCurves:
+        """Return the file, opened at its first use."""
         if self._opened is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._opened = SummaryWriter(log_dir=str(self.folder))
-            for values, step, moment in self._held:
-                self._scalars(values, step, moment)
-            self._held.clear()
+            kinds = [replace(layer, name="") for layer in self.problem.model.layers]
+            self._opened = SearchCurves(self.folder, kinds)
         return self._opened
 
     def record(self, record: StepRecord) -> None:
-        """Write the curves of one step of the search."""
+        """Write one step of the search."""
         self._step = record.step
-        values = {
-            "search/temperature": record.schedules.temperature,
-            "search/boundary_temperature": record.schedules.boundary_temperature,
-            "search/sharpness": record.schedules.sharpness,
-            "search/loss": record.loss,
-            "search/surrogate_time_s": record.surrogate_time_s,
-            "search/best_time_s": record.best_time_s,
-            "search/entropy": record.entropy,
-            "search/pp": record.pp,
-        }
-        # a choice that has left weighs nothing; said once, so that no curve is a single point
-        weights = dict.fromkeys(self._outer, 0.0) | record.outer_weights
-        notable = min(1.0, NOTABLE / max(len(record.outer_weights), 1))
-        kept = {}
-        for name, value in weights.items():
-            if value >= notable or name in self._outer:
-                kept[name] = value
-        values |= {f"outer/{name}": value for name, value in kept.items()}
-        self._outer = set(record.outer_weights) & set(kept)
-        if self._opened is None and record.seconds < LIVE_AFTER:
-            self._held.append((values, self._step, time.time()))
-        else:
-            self._scalars(values, self._step)
+        self._curves.record(record, self._names)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the pictures of the search, and name the final plan."""
+        """Write what the whole search decides, and name the final plan."""
         words = outcome.plan.describe(self.problem.training.global_batch_size)
-        told = f"**{words}**; report.html in the run's folder has the rest"
-        self._writer.add_text("plan", told, self._step)
-        if outcome.result is not None and outcome.result.history:
-            self._search(outcome.result, outcome.plan, outcome.cost)
+        self._curves.writer.add_text("plan", f"**{words}**\n\n{READING}", self._step)
+        self._curves.finish()
         self._hyperparameters(outcome)
-        self._writer.flush()
-
-    def _search(self, result: SearchResult, plan: Plan, cost: CostBreakdown) -> None:
-        """Draw the whole search: lines in colours, whole, as no chart of TensorBoard shows them."""
-        from darts_parallel.report.plots import READING, curves_figure, journey_figure
-
-        whole = "Untick *Ignore outliers* under SCALARS, or see `search/curves` under IMAGES."
-        self._writer.add_text("reading", f"{READING}\n\n{whole}", self._step)
-        found = journey(result, plan)
-        shares = None
-        if found is not None:
-            shares = memory_shares(found.winner.memory, plan, self.problem)
-            self._picture("search/layers_by_steps", journey_figure(found, plan, self._names))
-        final = [
-            used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
-        ]
-        self._picture("search/curves", curves_figure(result.history, found, shares, final))
-
-    def forget(self) -> None:
-        """Drop what is still held: a run that failed has no use for it, and perhaps no room."""
-        self._held.clear()
+        self._curves.writer.flush()
 
     def close(self) -> None:
-        """Write what is still held and close the file."""
-        if self._held or self._opened is not None:
-            self._writer.close()
-
-    def _scalars(self, values: dict[str, float], step: int, moment: float | None = None) -> None:
-        """Write values of one step as one event, of `moment` or now: thousands of events take seconds."""
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
-
-        file_writer = self._writer.file_writer
-        assert file_writer is not None
-        points = []
-        for tag, value in values.items():
-            points.append(Summary.Value(tag=_tag(tag), simple_value=value))
-        file_writer.add_summary(Summary(value=points), step, moment)
-
-    def _picture(self, tag: str, figure: "Figure") -> None:
-        from darts_parallel.report.plots import to_image
-
-        self._writer.add_image(tag, to_image(figure), self._step, dataformats="HWC")
+        """Close the file."""
+        if self._opened is not None:
+            self._opened.writer.close()
 
     def _hyperparameters(self, outcome: Outcome) -> None:
         """Write the row of this run in the HPARAMS tab: overrides, plan, and what sweeps compare.
@@ -150,12 +70,12 @@ class Tracker:
 
         values = override_values(self.overrides)
         values["plan"] = outcome.plan.describe(self.problem.training.global_batch_size)
-        metrics = {f"metrics/{name}": value for name, value in _measures(outcome).items()}
-        file_writer = self._writer.file_writer
+        metrics = {f"{RESULTS}/{name}": value for name, value in _measures(outcome).items()}
+        file_writer = self._curves.writer.file_writer
         assert file_writer is not None
         for summary in hparams(values, metrics):
             file_writer.add_summary(summary)
-        self._scalars(metrics, self._step)
+        self._curves.scalars(metrics, self._step)
 
 
 def write_scalars(folder: Path, steps: Sequence[dict[str, float]]) -> None:
@@ -201,9 +121,3 @@ def _measures(outcome: Outcome) -> dict[str, float]:
         measures["raw_gap"] = result.raw_iteration_time_s / result.iteration_time_s - 1.0
         measures["gap"] = result.gradient_iteration_time_s / result.iteration_time_s - 1.0
     return {name: value for name, value in measures.items() if isfinite(value)}
-
-
-@cache
-def _tag(name: str) -> str:
-    """Replace the characters that TensorBoard's tags may not hold."""
-    return re.sub(r"[^\w/.-]", "_", name, flags=re.ASCII)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel.bilevel import protocol
 from darts_parallel.bilevel.jobs import Jobs
@@ -93,6 +94,14 @@ def test_the_command_chooses_a_plan_that_is_searched_and_verified(
     assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()) == [
         "seed-0"
     ]
+    for folder in (tmp_path / "tensorboard/seed-0", tmp_path / "tensorboard"):
+        run = EventAccumulator(str(folder)).Reload()
+        tags = run.Tags()
+        assert any(tag.startswith("probability/layer_0/") for tag in tags["scalars"])
+        assert {"search/entropy", "search/memory_violation"} <= set(tags["scalars"])
+        assert "probability/all_layers" in tags["images"]
+        single = [tag for tag in tags["scalars"] if len(run.Scalars(tag)) == 1]
+        assert {tag.split("/")[0] for tag in single} <= {"z_results"}
 
 
 def interrupting(real: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:

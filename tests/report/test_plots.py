@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import pytest
 import torch
 
 from darts_parallel.gradient.step_record import StepRecord
@@ -11,11 +10,9 @@ from darts_parallel.report.journey import (
     Journey,
     hardened_at,
     journey,
-    memory_shares,
     short_names,
     thinned,
 )
-from darts_parallel.report.plots import MEMORY, curves_figure, journey_figure, to_image
 from tests.report.conftest import FoundPlan
 
 
@@ -36,11 +33,6 @@ def test_the_journey_ends_in_the_plan_s_colours_and_marks_where_edges_harden(
     assert shown == colours
     assert search.pixels.shape == (len(colours), len(winner.steps), 3)
     assert search.hardened == next(r.step for r in found.result.history if r.schedules.hard_stages)
-    axes = journey_figure(
-        search, found.plan, [layer.name for layer in found.problem.model.layers]
-    ).axes[0]
-    assert {"plan", "edges harden"} <= {text.get_text() for text in axes.texts}
-    assert search.hardened in axes.lines[-1].get_xdata()
 
 
 def test_one_stage_has_no_edges_that_harden(found: FoundPlan) -> None:
@@ -62,26 +54,6 @@ def test_strategies_beyond_the_palette_share_a_colour(found: FoundPlan) -> None:
     legend = search.legend()
     assert len({colour for _, colour in legend}) == len(legend) == len(COLOURS) + 1
     assert legend[-1] == (f"{len(search.colours) - len(COLOURS)} more", OTHERS)
-
-
-def test_lines_of_a_chart_have_their_own_colours_none_is_cut_and_memory_is_the_report_s(
-    found: FoundPlan,
-) -> None:
-    search, winner = searched(found)
-    shares = memory_shares(winner.memory, found.plan, found.problem)
-    final = [a / b for a, b in zip(found.cost.memory_bytes, found.cost.capacity_bytes, strict=True)]
-    figure = curves_figure(found.result.history, search, shares, final)
-    for axes in figure.axes:
-        lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
-        if axes.get_visible():
-            assert len({str(line.get_color()) for line in lines}) == len(lines) > 0
-            low, high = axes.get_ylim()
-            assert all(
-                low <= min(line.get_ydata()) and max(line.get_ydata()) <= high for line in lines
-            )
-    assert MEMORY in {axes.get_title(loc="left") for axes in figure.axes}
-    assert shares[-1] == pytest.approx(final, rel=0.02)  # soft strategies are not quite the plan's
-    assert to_image(figure).min() < 100
 
 
 def test_few_of_many_labels_stand_and_blocks_are_numbers() -> None:

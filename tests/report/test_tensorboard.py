@@ -1,18 +1,32 @@
 import importlib
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel import evaluate, load_problem, search
-from darts_parallel.gradient.step_record import SearchResult
+from darts_parallel.gradient.step_record import SearchResult, StepRecord
 from darts_parallel.planner import time_elasticities
 from darts_parallel.problem.problem import Problem
+from darts_parallel.report.curves import (
+    CELL,
+    LETTER,
+    MEANS,
+    MOST_SERIES,
+    NOTABLE,
+    SearchCurves,
+    Weights,
+    heat_map,
+)
+from darts_parallel.report.journey import COLOURS
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.tensorboard import NOTABLE, Tracker, override_values
+from darts_parallel.report.tensorboard import Tracker, override_values
 
 SMALL = ["space.pp=2", "space.dp=4", "space.tp=1", "space.recompute=none", "space.zero_stage=[0,1]"]
 
@@ -87,7 +101,108 @@ def test_the_curves_carry_the_records(whole: Tracked) -> None:
         if w * len(record.outer_weights) >= NOTABLE
     }
     for name, weight in (notable or record.outer_weights).items():
-        assert last(run, f"outer/{name.replace(' ', '_')}") == pytest.approx(weight)
+        assert last(run, f"search/configuration/{name.replace(' ', '_')}") == pytest.approx(weight)
+
+
+def test_probabilities_are_in_the_file_before_the_search_has_ended(
+    tmp_path: Path, small: Tracked
+) -> None:
+    tracker = Tracker(tmp_path, small.problem)
+    seen: list[dict[str, Any]] = []
+
+    def watch(record: StepRecord) -> None:
+        tracker.record(record)
+        seen.append(read(tmp_path).Tags())
+
+    search(small.problem, seed=3, on_record=watch)
+    for tags in seen:
+        assert any(tag.startswith("probability/layer_0/") for tag in tags["scalars"])
+        assert "probability/all_layers" in tags["images"]
+        assert {"search/entropy", "search/memory_violation"} <= set(tags["scalars"])
+    tracker.close()
+
+
+def test_probabilities_are_those_of_the_records_from_the_first_step_on(small: Tracked) -> None:
+    run, history = small.run, small.result.history
+    names = [layer.name for layer in small.problem.model.layers]
+    for tag in run.Tags()["scalars"]:
+        group, *rest = tag.split("/")
+        if group == "probability":
+            choice = rest[-1]
+            rows = [names.index("layers.0")] if rest[0] == "layer_0" else range(len(names))
+            found = [point.value for point in run.Scalars(tag)]
+            if rest[0] == "layer_0" or len(rest) == 1:
+                wanted = []
+                for record in history:
+                    labels = [label.replace(" ", "_") for label in record.choices]
+                    columns = record.probabilities[list(rows)].mean(0)
+                    wanted.append(float(columns[labels.index(choice)]))
+                assert found == pytest.approx(wanted, rel=1e-5)
+    leaders = [record.choices[int(record.probabilities[1].argmax())] for record in history]
+    led = {f"probability/layer_0/{name.replace(' ', '_')}" for name in leaders}
+    assert led == {t for t in run.Tags()["scalars"] if t.startswith("probability/layer_0/")}
+
+
+def test_a_strategy_gets_a_series_with_earlier_points_when_it_first_leads(tmp_path: Path) -> None:
+    curves = SearchCurves(tmp_path)
+    for step, share in enumerate([0.2, 0.3, 0.6]):
+        weights = Weights(step, ["0"], ["a", "b"], np.array([[1 - share, share]]))
+        curves.add(weights, {})
+        assert ("probability/b" in read(tmp_path).Tags()["scalars"]) == (step == 2)
+    curves.writer.close()
+    for tag in ("probability/b", "probability/layer_0/b"):
+        assert [point.value for point in read(tmp_path).Scalars(tag)] == pytest.approx(
+            [0.2, 0.3, 0.6]
+        )
+
+
+def test_many_layers_have_a_series_of_each_kind_then_of_those_that_led_longest(
+    tmp_path: Path,
+) -> None:
+    layers, choices = 40, ["a", "b", "c"]
+    curves = SearchCurves(tmp_path, ["first", *["block"] * (layers - 1)])
+    rows = [str(layer) for layer in range(layers)]
+    led = torch.randint(3, (9, layers), generator=torch.Generator().manual_seed(0))
+    for step, leaders in enumerate(led):
+        values = np.eye(3)[leaders.numpy()]
+        curves.add(Weights(step, rows, choices, values), {})
+        live = {tag.split("/")[1] for tag in tags_of_layers(tmp_path)}
+        assert live == {"layer_0", "layer_1"}
+    curves.finish()
+    curves.writer.close()
+    shown = tags_of_layers(tmp_path)
+    assert len(shown) == MOST_SERIES
+    times = {
+        f"probability/layer_{layer}/{choices[choice]}": int((led[:, layer] == choice).sum())
+        for layer in range(2, layers)
+        for choice in range(3)
+    }
+    least = min(times[tag] for tag in shown if tag in times)
+    assert all(count <= least for tag, count in times.items() if tag not in shown)
+    run = read(tmp_path)
+    assert all([point.step for point in run.Scalars(tag)] == list(range(9)) for tag in shown)
+
+
+def tags_of_layers(folder: Path) -> list[str]:
+    return [tag for tag in read(folder).Tags()["scalars"] if tag.startswith("probability/layer_")]
+
+
+def test_the_custom_page_draws_the_means_without_the_layers(small: Tracked) -> None:
+    content = small.run.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    means = [tag for tag in small.run.Tags()["scalars"] if re.match(MEANS, tag)]
+    assert MEANS.encode() in content
+    assert means
+    assert not any("layer_" in tag for tag in means)
+
+
+def test_squares_are_as_dark_as_their_probability() -> None:
+    pixels = heat_map(np.array([[0.0, 1.0], [0.5, 0.5]]), ["a", "b"], ["0", "1"])
+    corner = LETTER + CELL
+    middle = corner + CELL // 2
+    dark = [int(pixels[y, x, 0]) for y in (7, 7 + CELL) for x in (middle, middle + CELL)]
+    assert dark[0] == 255
+    assert dark[1] == int(COLOURS[0][1:3], 16)
+    assert dark[2] == dark[3] == pytest.approx((dark[0] + dark[1]) / 2, abs=1)
 
 
 def test_an_outer_choice_that_left_ends_at_zero(tmp_path: Path, small: Tracked) -> None:
@@ -99,14 +214,19 @@ def test_an_outer_choice_that_left_ends_at_zero(tmp_path: Path, small: Tracked) 
         tracker.record(replace(then, step=step, outer_weights={"pp2_m2": 1.0}))
     finish(tracker, small.problem, small.result)
     run = read(tmp_path)
-    assert [point.value for point in run.Scalars("outer/pp1_m1")] == pytest.approx([0.6, 0.0])
-    assert [point.value for point in run.Scalars("outer/pp2_m2")] == [1.0, 1.0]
-    assert "outer/pp4_m2" not in run.Tags()["scalars"]  # never weighed twice an even share
+    assert [point.value for point in run.Scalars("search/configuration/pp1_m1")] == pytest.approx(
+        [0.6, 0.0]
+    )
+    assert [point.value for point in run.Scalars("search/configuration/pp2_m2")] == [1.0, 1.0]
+    assert (
+        "search/configuration/pp4_m2" not in run.Tags()["scalars"]
+    )  # never weighed twice an even share
 
 
-def test_the_end_has_pictures_and_names_the_plan(whole: Tracked) -> None:
+def test_pictures_show_the_whole_search_and_a_text_names_the_plan(whole: Tracked) -> None:
     problem, result, run = whole.problem, whole.result, whole.run
-    assert set(run.Tags()["images"]) == {"search/curves", "search/layers_by_steps"}
+    pictures = run.Images("probability/all_layers")
+    assert [picture.step for picture in pictures] == [0, 10, 20]
     text = run.Tensors("plan/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith(f"**{result.plan.describe(problem.training.global_batch_size)}**")
     assert "report.html" in text
@@ -114,7 +234,7 @@ def test_the_end_has_pictures_and_names_the_plan(whole: Tracked) -> None:
 
 def test_no_curve_has_one_point(whole: Tracked) -> None:
     tags = [
-        tag for tag in whole.run.Tags()["scalars"] if not tag.startswith("metrics/")
+        tag for tag in whole.run.Tags()["scalars"] if not tag.startswith("z_results/")
     ]  # of HPARAMS
     assert all(len(whole.run.Scalars(tag)) > 1 for tag in tags)
 
@@ -133,7 +253,7 @@ def test_hyperparameters_are_what_the_command_changed_in_the_one_run(
     for word in (b"search.num_steps", b"space.recompute", b"none", b"a.b", plan.encode()):
         assert word in content
     assert b"temperature" not in content
-    measures = {tag for tag in run.Tags()["scalars"] if tag.startswith("metrics/")}
+    measures = {tag for tag in run.Tags()["scalars"] if tag.startswith("z_results/")}
     names = (
         "iteration_time_s",
         "tokens_per_s",
@@ -144,10 +264,10 @@ def test_hyperparameters_are_what_the_command_changed_in_the_one_run(
         "raw_gap",
         "gap",
     )
-    assert measures == {f"metrics/{name}" for name in names}
+    assert measures == {f"z_results/{name}" for name in names}
     cost = evaluate(small.result.plan, small.problem)
     used = max(a / b for a, b in zip(cost.memory_bytes, cost.capacity_bytes, strict=True))
-    assert last(run, "metrics/memory_over_capacity") == pytest.approx(used)
+    assert last(run, "z_results/memory_over_capacity") == pytest.approx(used)
     assert override_values(["a=2", "b=0.5", "c=x", "d=[1,2]"]) == {
         "a": 2,
         "b": 0.5,
