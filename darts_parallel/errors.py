@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
@@ -47,6 +49,14 @@ class InfeasibleError(DartsParallelError, ValueError):
 
 class UnsupportedError(DartsParallelError, ValueError):
     """A valid request that is not implemented."""
+
+
+def package_version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return version("darts-parallel")
+    except PackageNotFoundError:
+        return "0+checkout"
 
 
 def one_line(sentence: str) -> str:
@@ -108,16 +118,11 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
     return find
 
 
-def begin_imports() -> bool:
+def begin_start() -> None:
     """Let Ctrl-C end a command in one sentence until `begin_command`; libraries keep the traceback.
 
-    A command is a process that `python -m` or the script `darts-parallel` starts. Garbage
-    collection is off until `end_imports`: imported objects stay, and looking through them takes a
-    tenth of the start. A process that starts for another one's workers (`STARTER`) is killed when
-    that other process dies.
-
-    Returns:
-        Whether garbage was collected before.
+    A command is a process that `python -m` or the script `darts-parallel` starts. A process that
+    starts for another one's workers (`STARTER`) is killed when that other process dies.
     """
     if os.environ.get(STARTER) == str(os.getppid()) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -126,28 +131,40 @@ def begin_imports() -> bool:
     untouched = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if command and alone and untouched:
         signal.signal(signal.SIGINT, _end_quietly)
+
+
+@contextmanager
+def long_imports() -> Iterator[None]:
+    """Collect no garbage while modules are imported inside: the search takes a tenth of the time."""
     collecting = gc.isenabled()
     gc.disable()
-    return collecting
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
-def end_imports(collecting: bool) -> None:
-    """Let garbage be collected again, where it was; a command never looks into what it imported."""
-    if signal.getsignal(signal.SIGINT) is _end_quietly:
-        gc.freeze()
-    if collecting:
-        gc.enable()
-
-
-def begin_command() -> None:
-    """Hand Ctrl-C over to the command; a closed output is replaced by none."""
+def replace_closed_outputs() -> None:
+    """Write to nobody where standard output or standard error is closed."""
     if sys.stdout is None or sys.stderr is None:
         nobody = open(os.devnull, "w")  # noqa: SIM115 - open to the end, as they are
         sys.stdout = sys.stdout or nobody
         sys.stderr = sys.stderr or nobody
+
+
+def begin_command() -> None:
+    """Hand Ctrl-C over to the command, which has imported all that it needs."""
+    replace_closed_outputs()
     if signal.getsignal(signal.SIGINT) is _end_quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.freeze()
+
+
+def fail(sentence: str) -> NoReturn:
+    """End the command `darts-parallel` with one sentence and exit status 2."""
+    print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _end_quietly(number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from darts_parallel.plans import package_version, write_text
+from darts_parallel.errors import package_version
+from darts_parallel.plans import write_text
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -3,31 +3,30 @@
 import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn
 
-from darts_parallel.cli._job_config import COMPOSED, PRINTED
-from darts_parallel.errors import ConfigError
+from omegaconf import OmegaConf
 
+from darts_parallel.config import (
+    OTHER_WORDS,
+    WORDS,
+    composed_config,
+    require_clear_machine,
+    without_words,
+)
+from darts_parallel.errors import ConfigError, DartsParallelError, read_json
+
+COMPOSED = ("output", "tune", "verification")
+"""Root keys that always come from the command."""
+PRINTED = ("plan", "export", "explain", "price", "output")
+"""Root keys that change only what is written and printed, not the problem."""
 VERBS = {"tune": "the plan of the job", "price": "a plan", "explain": "a plan"}
 """Verbs of the command, and the plan that each names; `price` takes degrees of its own, too."""
-DEGREES = (
-    "pp",
-    "tp",
-    "dp",
-    "cp",
-    "num_micro_batches",
-    "micro_batch_size",
-    "virtual_stages",
-    "zero_stage",
-    "recompute",
-    "sequence_parallel",
-)
-"""Keys of the space that `price` takes without their group."""
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
 SWITCHES = (
-    "--help -h",
     "--hydra-help",
     "--version",
     "--resolve",
@@ -110,9 +109,7 @@ def _tune_flags(verb: str | None, top: str | None, log: str | None) -> list[str]
 
 
 def _written_out(arguments: Sequence[str]) -> list[str]:
-    """Write `--info` without a topic as `--info=all`, and `help` alone as `--help`."""
-    if list(arguments) == ["help"]:
-        return ["--help"]
+    """Write `--info` without a topic as `--info=all`."""
     words = list(arguments)
     for place, word in enumerate(arguments):
         following = arguments[place + 1 : place + 2]
@@ -133,10 +130,10 @@ def _without_verb(given: list[str], verb: str | None) -> list[str]:
     if file and (verb is not None or file.endswith(".json")):
         return [*before, f"{key}={file}", *after[1:], *switch]
     rest = before + after
-    degrees = [f"space.{own}" if own.partition("=")[0] in DEGREES else own for own in rest]
-    if verb == "price" and degrees != rest:
+    names = {argument.partition("=")[0] for argument in rest}
+    if verb == "price" and names & {*WORDS, *OTHER_WORDS} and key not in names:
         # the user's own degrees: the best plan with them, whatever its chance of fitting
-        return ["space=uniform", "space.out_of_memory=0.5", *degrees, *switch]
+        return ["space=uniform", "space.out_of_memory=0.5", *rest, *switch]
     if verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
         raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
     return [*rest, *switch]
@@ -159,3 +156,33 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         own = found is not None and found[1] not in roots
         (deferred if own else for_hydra).append(argument)
     return for_hydra, deferred
+
+
+def with_keys(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with keys in place of short words.
+
+    Errors:
+        ConfigError: `gpus` or `nodes` could mean something else on this cluster.
+    """
+    if {"gpus", "nodes"} & {argument.partition("=")[0] for argument in arguments}:
+        require_clear_machine(arguments, _own_node_groups(arguments))
+    return without_words(arguments)
+
+
+def _own_node_groups(arguments: Sequence[str]) -> list[Any]:
+    """Return the node groups of the cluster, or of the plan, that the arguments name.
+
+    None where an argument is wrong: the composition of all arguments says which.
+    """
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    words = {**WORDS, **OTHER_WORDS}
+    plan = given.get("plan") or given.get("tune.from")
+    with suppress(DartsParallelError, LookupError, TypeError):
+        if plan is not None and "cluster" not in given:
+            plan_data = read_json(plan, plan, "a plan.json", ConfigError)
+            return list(OmegaConf.create(plan_data["cluster"]["nodes"]))
+        groups = [f"{key}={value}" for key, value in given.items() if value and key not in words]
+        return list(
+            composed_config([own for own in groups if not own.startswith("-")]).cluster.nodes
+        )
+    return []

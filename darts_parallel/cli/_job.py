@@ -1,12 +1,11 @@
 """One job of the command: plan or evaluate, report, write."""
 
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -23,7 +22,7 @@ from darts_parallel.cli._trainers import (
 from darts_parallel.cli._tune import run_tuning
 from darts_parallel.config import ANY
 from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.errors import DartsParallelError, UnsupportedError, one_line
+from darts_parallel.errors import DartsParallelError, UnsupportedError, fail, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
 from darts_parallel.planner import (
@@ -49,12 +48,6 @@ from darts_parallel.report import (
     render_ladder,
     report_page,
 )
-
-
-def fail(sentence: str) -> NoReturn:
-    """End the command with one sentence and exit status 2."""
-    print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 @dataclass(frozen=True)

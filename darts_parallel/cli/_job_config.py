@@ -1,84 +1,14 @@
 """The configuration of a command: composed, or that of a plan file with changes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from darts_parallel.config import Config, refuse_silent_overrides, require, to_config
-from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plans import own_config, required_config
-from darts_parallel.problem import check_import
+from darts_parallel.config import Config, Imported, refuse_silent_overrides, to_config
+from darts_parallel.errors import ConfigError
 
-COMPOSED = ("output", "tune", "verification")
-"""Root keys that always come from the command."""
-PRINTED = ("plan", "export", "explain", "price", "output")
-"""Root keys that change only what is written and printed, not the problem."""
 SOURCES = {"tune.from": "tries plans of its own", "plan": "evaluates a given one"}
 """Keys that name a plan, and what the command does with it."""
-SET_BY_TRAINER = {"space.trainer", "training.software"}
-"""Keys of other groups that a file of the group `trainer` sets."""
-
-
-def changed_config(
-    own: Config, source: str, composed: DictConfig, given: Sequence[str], kept: Sequence[str]
-) -> Config:
-    """Return a plan's own configuration with what the command changes of it.
-
-    Args:
-        source: Key and path of that file, for messages.
-        given: Its overrides. A group (`cluster=...`) replaces the plan's own, a key of a group
-            (`cluster.nodes.0.count=6`) changes it.
-        kept: Root keys that always come from the command.
-
-    Errors:
-        ConfigError: a key does not fit the plan's configuration, or a value breaks a rule.
-    """
-    merged = OmegaConf.create(asdict(own))
-    overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
-    replaced = {key for key, _ in overrides if "." not in key}
-    composed_keys = {*replaced, *kept} & {str(key) for key in composed}
-    if "trainer" in replaced:
-        composed_keys |= SET_BY_TRAINER
-    for key in composed_keys:
-        OmegaConf.update(merged, key, OmegaConf.select(composed, key))
-    for key, value in overrides:
-        root = key.partition(".")[0]
-        if root != key and root in merged and root not in (*replaced, *kept):
-            _change(merged, key, value, source)
-    return to_config(merged, given, check_import)
-
-
-def _change(config: DictConfig, key: str, value: str, source: str) -> None:
-    """Set one key of a plan's own configuration."""
-    try:
-        OmegaConf.update(config, key, OmegaConf.from_dotlist([f"value={value}"]).value)
-    except (OmegaConfBaseException, ValueError, TypeError):
-        rule = f"does not fit the plan in {source}; try a key of its config"
-        raise ConfigError(f"{key}={value} {rule}.") from None
-
-
-def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Config:
-    """Return the configuration of the plan at `path`, which `tune.from` names, as `changed_config`.
-
-    Errors:
-        PlanError: the file is no plan with a configuration, or of another model.
-        ConfigError: the global batch would change, or a value breaks a rule.
-    """
-    own = required_config(path, "tune.from")
-    source = f"tune.from={path}"
-    config = changed_config(own, source, composed, given, COMPOSED)
-    if asdict(config.model) != asdict(own.model):
-        raise PlanError(
-            f"{source} was made for model={own.model.name}, and this command asks for another "
-            f"(model={config.model.name}); try model={own.model.name} with its own sizes."
-        )
-    batch = config.training.global_batch_size
-    old = own.training.global_batch_size
-    rule = f"stay what the plan in {source} trains with"
-    require(batch == old, f"training.global_batch_size={batch}", rule, old)
-    return config
 
 
 def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
@@ -101,10 +31,18 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
         raise ConfigError(
             f"{first}, and {second}: one command does one of both; try {named[0]} alone."
         )
+    problem_named = any(override.startswith("experiment=") for override in given)
+    if tuned is None and (plan is None or problem_named):
+        return to_config(composed, given, _check_imported)
+    from darts_parallel.cli._plan_config import evaluated_config, tuned_config
+
     if tuned is not None:
         return tuned_config(str(tuned), composed, given)
-    problem_named = any(override.startswith("experiment=") for override in given)
-    own = None if plan is None or problem_named else own_config(str(plan))
-    if own is None:
-        return to_config(composed, given, check_import)
-    return changed_config(own, f"plan={plan}", composed, given, PRINTED)
+    return evaluated_config(str(plan), composed, given)
+
+
+def _check_imported(imported: Imported) -> None:
+    """Refuse a Hugging Face model that the layers do not describe; only then torch is needed."""
+    from darts_parallel.cli._plan_config import check_import
+
+    check_import(imported)

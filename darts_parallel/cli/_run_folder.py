@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from darts_parallel.cli._sweep_table import OVERRIDES
 from darts_parallel.errors import ConfigError
 
+OVERRIDES = "overrides.json"
+"""In the folder of every job of a sweep: what the sweep gave it."""
 CURVES = "tensorboard"
 EVENTS = "events.out.tfevents."
 LISTING = "multirun.yaml"

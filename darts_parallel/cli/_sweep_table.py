@@ -6,20 +6,15 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 
+from darts_parallel.cli._run_folder import OVERRIDES
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, filled_table, markdown_table, override_values
 
-OVERRIDES = "overrides.json"
-"""In the folder of every job: what the sweep gave it."""
 SEED = "search.seed"
-LONGEST_NAME = 150
-"""Characters of a job's folder; most file systems allow 255."""
 TITLES = {
     "iteration_time_s": "s/iteration",
     "raw_gap": "raw gap",
@@ -119,20 +114,17 @@ class SweepRow:
         return f"{100 * value + 0.0:.3f} %" if percent else f"{value:.5g}"
 
 
-class SweepTable(Callback):
-    """Hydra's callback at the end of a sweep: prints the table and writes it."""
-
-    def on_multirun_end(self, config: DictConfig, **settings: Any) -> None:
-        """Read all jobs; write `results.csv`, `results.md` and, for one number, a curve."""
-        folder = Path(config.hydra.sweep.dir)
-        folders = [path.parent for path in sorted(folder.glob(f"*/{OVERRIDES}"))]
-        jobs = [SweepJob.read(own) for own in folders if (own / "plan.json").exists()]
-        if not jobs:
-            return
-        console = Console()
-        write_results(folder, jobs, console)
-        if config.output.tensorboard:
-            _say(console, f"curves: tensorboard --logdir {folder}")
+def write_sweep(config: DictConfig) -> None:
+    """Read all jobs; write `results.csv`, `results.md` and, for one number, a curve."""
+    folder = Path(config.hydra.sweep.dir)
+    folders = [path.parent for path in sorted(folder.glob(f"*/{OVERRIDES}"))]
+    jobs = [SweepJob.read(own) for own in folders if (own / "plan.json").exists()]
+    if not jobs:
+        return
+    console = Console()
+    write_results(folder, jobs, console)
+    if config.output.tensorboard:
+        _say(console, f"curves: tensorboard --logdir {folder}")
 
 
 def write_results(folder: Path, jobs: Sequence[SweepJob], console: Console) -> None:
@@ -208,11 +200,3 @@ def joined_seeds(jobs: Sequence[SweepJob], columns: Sequence[str]) -> list[Sweep
         values = {key: job.overrides.get(key, "") for key in columns}
         rows.setdefault(str(values), SweepRow(values, [])).jobs.append(job)
     return list(rows.values())
-
-
-def sweep_folder(number: int, overrides: Sequence[str]) -> str:
-    """Name the folder of a job by its number and overrides, in characters for folders."""
-    text = ",".join(override.lstrip("+") for override in overrides)
-    name = "".join(c if c.isalnum() or c in "-_.,=+[]" else "_" for c in text)
-    # what is swept usually stands last
-    return f"{number},{name[-LONGEST_NAME:]}"

@@ -1,25 +1,25 @@
-"""The command `darts-parallel`: compose, plan, report, write."""
+"""The command `darts-parallel`: compose, plan, report, write.
+
+What is slow to import (torch, and all that needs it) is imported when a job is known to be valid.
+"""
 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
-from darts_parallel.cli._arguments import deferred_overrides, flags_first
-from darts_parallel.cli._design import main as spend_budget
-from darts_parallel.cli._job import Job, fail
+from darts_parallel.cli._arguments import deferred_overrides, flags_first, with_keys
+from darts_parallel.cli._help import help_asked, help_lines
 from darts_parallel.cli._job_config import job_config
 from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
-from darts_parallel.cli._sweep_table import OVERRIDES, sweep_folder
+from darts_parallel.cli._sweeps import sweep_folder
 from darts_parallel.config import (
     config_dir,
     error_sentence,
@@ -28,56 +28,52 @@ from darts_parallel.config import (
     register_schema,
     with_own_job,
 )
-from darts_parallel.errors import begin_command
-from darts_parallel.export import require_trainers
-from darts_parallel.planner import choose_nodes
-from darts_parallel.plans import package_version, write_json
-from darts_parallel.problem import Problem
-from darts_parallel.report import seconds as seconds_label
+from darts_parallel.errors import fail, long_imports, package_version, replace_closed_outputs
 
-PIPED_WIDTH = 100
 CONFIG_DIR = "--config-dir="
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
 
 
-class PipedConsole(Console):
-    """A console that is wide in a pipe, where rich assumes 80 columns.
+def plan_graph() -> None:
+    """Plan a module of the user's own (`darts-parallel graph`)."""
+    from darts_parallel.bilevel import train_operators
+    from darts_parallel.graph import main as plan_module
 
-    It leaves it to the command what follows where the reader of its pipe has gone.
-    """
+    plan_module(sys.argv[2:], *[train_operators] * ("train=true" in sys.argv))
 
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        if not self.is_terminal:
-            self.width = max(self.width, PIPED_WIDTH)
 
-    def on_broken_pipe(self) -> None:
-        """Raise what rich has caught, instead of an exit status of its own."""
-        raise BrokenPipeError
+def design_machine() -> None:
+    """Find the best use of a budget (`darts-parallel design`)."""
+    from darts_parallel.cli._design import main as spend_budget
+
+    spend_budget(sys.argv[2:])
+
+
+def measure_machine() -> None:
+    """Measure the machine at hand (`darts-parallel profile`)."""
+    from darts_parallel.machine import main as measure
+
+    del sys.argv[1]
+    raise SystemExit(measure())
+
+
+COMMANDS: dict[str, Callable[[], None]] = {
+    "graph": plan_graph,
+    "design": design_machine,
+    "profile": measure_machine,
+}
+"""Commands that compose no job."""
 
 
 def main() -> None:
     """Run the command: exit status 0, or 2 with one sentence that the user can follow."""
-    if sys.argv[1:2] == ["graph"]:
-        from darts_parallel.bilevel import train_operators
-        from darts_parallel.graph import main as plan_graph
-
-        plan_graph(sys.argv[2:], *[train_operators] * ("train=true" in sys.argv))
+    command = COMMANDS.get("".join(sys.argv[1:2]))
+    if command is not None:
+        command()
         return
-    if sys.argv[1:2] == ["design"]:
-        spend_budget(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["profile"]:
-        from darts_parallel.machine import main as measure
-
-        del sys.argv[1]
-        raise SystemExit(measure())
-    begin_command()
+    replace_closed_outputs()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
-    torch.set_num_threads(
-        1
-    )  # small tensors: threads cost more than they bring, and sums keep one order
     register_schema()
     OmegaConf.register_new_resolver("sweep_folder", sweep_folder, replace=True)
     began = time.time()
@@ -88,7 +84,11 @@ def main() -> None:
     held: list[str] = []
     _print_whatever_comes()
     try:
-        sys.argv[1:], held = deferred_overrides(with_own_job(flags_first(sys.argv[1:])))
+        if help_asked(sys.argv[1:]):
+            print("\n".join(help_lines(sys.argv[1:])))
+            return
+        arguments = with_own_job(with_keys(flags_first(sys.argv[1:])))
+        sys.argv[1:], held = deferred_overrides(arguments)
         for place, argument in enumerate(sys.argv):
             if argument.startswith(CONFIG_DIR):
                 sys.argv[place] = CONFIG_DIR + readable_folder(argument.removeprefix(CONFIG_DIR))
@@ -141,9 +141,8 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     except KeyboardInterrupt:
         raise
     except BrokenPipeError:
-        raise SystemExit(
-            leave_pipe()
-        ) from None  # here already: Hydra would print a sentence of its own
+        # here already: Hydra would print a sentence of its own
+        raise SystemExit(leave_pipe()) from None
     except Exception as error:
         sentence = error_sentence(error, given)
         if sentence is None:
@@ -152,17 +151,12 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
 
 
 def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, swept: bool) -> float:
-    """Run the job in its folder, which is as before where the job ends without a result."""
+    """Check the job's configuration, then import what is slow, and run the job."""
     try:
-        problem, rental = choose_nodes(Problem.from_config(job_config(composed, given)))
-        require_trainers(problem)
-        folder.require_writable()
-        if swept:
-            write_json(folder.path / OVERRIDES, given)
-        found = Job(problem, folder.path, PipedConsole(quiet=swept), rental, given).run()
-        if swept:
-            print(f"{folder.path.name}: {seconds_label(found)}", flush=True)
-        return found
+        config = job_config(composed, given)
+        with long_imports():
+            from darts_parallel.cli._task import run_in
+        return run_in(folder, config, given, swept=swept)
     except BaseException:
         folder.restore()
         raise

@@ -18,6 +18,7 @@ from darts_parallel.config.cluster import LinkConfig as LinkConfig
 from darts_parallel.config.cluster import NodeGroupConfig as NodeGroupConfig
 from darts_parallel.config.cluster import RunConfig as RunConfig
 from darts_parallel.config.composition import ANY as ANY
+from darts_parallel.config.composition import composed_config as composed_config
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.composition import readable_folder as readable_folder
 from darts_parallel.config.composition import refuse_silent_overrides as refuse_silent_overrides
@@ -52,6 +53,8 @@ from darts_parallel.config.options import parse as parse
 from darts_parallel.config.options import run_folder as run_folder
 from darts_parallel.config.options import run_main as run_main
 from darts_parallel.config.options import run_subcommand as run_subcommand
+from darts_parallel.config.reference import KeyDoc as KeyDoc
+from darts_parallel.config.reference import key_docs as key_docs
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
 from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
 from darts_parallel.config.schema import LAYER as LAYER
@@ -71,3 +74,8 @@ from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.trainer import read_trainer as read_trainer
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
+from darts_parallel.config.words import OTHER_WORDS as OTHER_WORDS
+from darts_parallel.config.words import SYNONYMS as SYNONYMS
+from darts_parallel.config.words import WORDS as WORDS
+from darts_parallel.config.words import require_clear_machine as require_clear_machine
+from darts_parallel.config.words import without_words as without_words

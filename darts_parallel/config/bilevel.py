@@ -61,6 +61,7 @@ class BilevelConfig:
     validation_sequences: int = ranged(64, 1, 100_000)
     """Fixed test batch that curves and targets are measured on."""
     evaluate_every: int = ranged(10, 1, STEPS)
+    """Weight steps between two measurements of the test loss."""
     seeds: list[int] = ranged([0], 0, LARGEST_SEED)
     """One search and `retrain_seeds` retrainings of every variant for each."""
     variants: list[str] = one_of(["bilevel", "all_16_bit"], VARIANTS)

@@ -24,6 +24,7 @@ class LinkConfig:
     bandwidth_GBps: float = ranged(MISSING, 1e-5, 1e6)
     """10^9 bytes a second, one direction: per GPU inside a node, per node between nodes."""
     latency_us: float = ranged(MISSING, 0.0, 1e8)
+    """Microseconds of an empty message."""
     efficiency: float = ranged(1.0, 1e-3, 1.0)
     """Share of the bandwidth that a large message reaches."""
     shared: bool = False
@@ -47,13 +48,17 @@ class NodeGroupConfig:
     """Equal nodes, consecutive in rank order."""
 
     count: int = ranged(MISSING, 1, 2**17)
+    """Nodes of the group; the short word `nodes` sets it where there is one group."""
     gpus: int = ranged(MISSING, 1, 2**10)
+    """GPUs of one node; the short word `gpus` sets it where there is one group."""
     device: str = MISSING
+    """Name of the GPU, an entry of `cluster.devices`."""
     intra_node: LinkConfig = MISSING
+    """The link between the GPUs of a node."""
     price_per_hour_usd: float | None = ranged(None, 0.0, 1e6)
-    """Dollars an hour of one node."""
+    """Dollars an hour of one node; null: unknown, and no objective may ask for dollars."""
     inter_node: LinkConfig | None = None
-    """The link out of each of these nodes where it is not the cluster's `inter_node`."""
+    """The link out of each of these nodes; null: the cluster's `inter_node`."""
     nvlink_domain_gpus: int | None = ranged(None)
     """GPUs of neighbouring nodes that the intra-node link joins; null: the cluster's, else one
     node's."""
@@ -86,8 +91,11 @@ class DeviceConfig:
     """
 
     memory_GiB: float = ranged(MISSING, 1e-4, 1e5)
+    """Memory of one GPU, in 2^30 bytes."""
     peak_TFLOPs: dict[str, float] = ranged(MISSING, 1e-6, 1e6)
+    """Dense peak of the data sheet by precision, in 10^12 FLOP/s: `{bf16: 989.0, fp8: 1979.0}`."""
     memory_bandwidth_GBps: float = ranged(MISSING, 1e-3, 1e6)
+    """Bandwidth of the GPU's memory by the data sheet, in 10^9 bytes/s."""
     gemm_efficiency: float = ranged(0.65, 1e-3, 1.0)
     """Share of the peak that a large matrix product reaches."""
     gemm_half_size: float = ranged(130.0, 0.0, 1e5)
@@ -151,10 +159,11 @@ class RunConfig:
     """A run on this cluster: its seconds or its memory beside the calibrated figures."""
 
     log: str = MISSING
+    """Name of the log that was read."""
     error: float = ranged(MISSING, -20.0, 20.0)
-    """log(measured / predicted) by the calibrated figures; `sd`: of its part that no figure
-    explains."""
+    """log(measured / predicted) by the calibrated figures."""
     sd: float = ranged(MISSING, 1e-3, 10.0)
+    """Standard deviation of the part of the error that no figure explains."""
     slopes: dict[str, float] = ranged(MISSING, -1e3, 1e3)
     """d error / d latent parameter, by `quantity|device|framework|intra link|inter link`."""
 
@@ -164,9 +173,13 @@ class ClusterConfig:
     """Node groups in rank order, the network between nodes, and the devices they name."""
 
     name: str = MISSING
+    """Name of the cluster in reports and files."""
     nodes: list[NodeGroupConfig] = MISSING
+    """Groups of equal nodes, in the order of the ranks."""
     inter_node: LinkConfig = MISSING
+    """The link between nodes: bandwidth of one node, one direction."""
     devices: dict[str, DeviceConfig] = MISSING
+    """GPUs by name; `/device@devices.NAME: FILE` in the defaults reads a shipped one."""
     nvlink_domain_gpus: int | None = ranged(None)
     """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72:
     72); null: those of one node. Node groups may have their own."""
@@ -174,6 +187,7 @@ class ClusterConfig:
     """Runs that have moved its figures (`tune --from-log`), which then hold as they stand for
     `runs_of`."""
     runs_of: str | None = None
+    """Framework (`training.software`) of these runs; null: there are none."""
 
     def __post_init__(self) -> None:
         near = "[{count: 1, gpus: 1, device: ..., intra_node: ...}]"

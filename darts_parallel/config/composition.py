@@ -21,6 +21,7 @@ from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema
+from darts_parallel.config.words import without_words
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
 Check = Callable[[Imported], None] | None
@@ -67,14 +68,14 @@ def load_config(
     overrides: list[str] | None = None, extra_dir: str | None = None, check: Check = None
 ) -> Config:
     """Return the checked configuration that `overrides` compose."""
-    arguments: list[Any] = with_own_job(list(overrides or []))
+    arguments: list[Any] = with_own_job(without_words(overrides or []))
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
             rule = "be a folder"
             require(False, f"config_dir={extra_dir}", rule, "None, for the shipped files")
         extra_dir = readable_folder(str(Path(extra_dir).absolute()))
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
-    return to_config(composition(arguments), arguments, check)
+    return to_config(composed_config(arguments), arguments, check)
 
 
 def readable_folder(folder: str) -> str:
@@ -123,7 +124,7 @@ def with_own_job(arguments: list[str]) -> list[str]:
     return [*arguments, f"training={given['model']}" if own else ANY]
 
 
-def composition(arguments: list[Any]) -> DictConfig:
+def composed_config(arguments: list[Any]) -> DictConfig:
     """Compose the configuration files and `arguments`; not checked yet.
 
     Groups take Hydra most of the time: equal choices of them are composed once, and it sets values
@@ -164,7 +165,7 @@ def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[Path, 
 
 
 def compose_whole(arguments: list[Any]) -> DictConfig:
-    """Compose all of `arguments` as `composition` does, without its memory."""
+    """Compose all of `arguments` as `composed_config` does, without its memory."""
     register_schema()
     running = GlobalHydra.instance().hydra
     try:

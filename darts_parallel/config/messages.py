@@ -12,6 +12,7 @@ from omegaconf import errors
 
 from darts_parallel.config._keys import closest_key, type_at, walk
 from darts_parallel.config.schema import Config, config_dir
+from darts_parallel.config.words import SYNONYMS
 from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
@@ -123,7 +124,8 @@ def _shown(key: str, given: dict[str, str]) -> str:
 
 
 def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
-    near = closest_key(key, schema)
+    word = SYNONYMS.get(key)
+    near = f"{word}={given.get(key, '...')}" if word else closest_key(key, schema)
     return f"{_shown(key, given)} is not a key of the configuration; try {near}."
 
 

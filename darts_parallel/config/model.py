@@ -15,6 +15,7 @@ class ModelConfig:
     """A Transformer: `num_layers` blocks between an embedding and a head."""
 
     name: str = MISSING
+    """Name of the model in reports and files."""
     path: str | None = None
     """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken.
     With `inputs` the function that makes a block: `package.file:make_block` (`model=module`)."""
@@ -24,7 +25,9 @@ class ModelConfig:
     num_layers: int = ranged(MISSING, 1, 1024)
     """Transformer blocks; with `num_encoder_layers` the first of them form the encoder."""
     hidden_size: int = ranged(MISSING)
+    """Features of a token between the blocks."""
     num_heads: int = ranged(MISSING)
+    """Heads of the queries of attention."""
     num_kv_heads: int | None = ranged(None)
     """Key/value heads of grouped-query attention; null: as `num_heads`."""
     head_dim: int | None = ranged(None)
@@ -34,8 +37,11 @@ class ModelConfig:
     gated_mlp: bool = False
     """Two input projections (SwiGLU, GeGLU) instead of one."""
     vocab_size: int = ranged(MISSING)
+    """Rows of the embedding and of the output projection."""
     tie_embeddings: bool = True
+    """The embedding and the output projection share one matrix."""
     max_seq_len: int = ranged(MISSING)
+    """Longest sequence, in tokens; `training.seq_len` may not exceed it."""
     num_encoder_layers: int = ranged(0, 0)
     """Blocks of an encoder whose output every later (decoder) block attends to; 0: none."""
     causal: bool = True
@@ -46,6 +52,7 @@ class ModelConfig:
     dropout: bool = True
     """Dropout masks are kept for backward (1 byte an element); Llama trains without."""
     linear_bias: bool = True
+    """The matrix products of a block have biases."""
     qkv_bias: bool | None = None
     """Bias of the query, key and value products; null: as `linear_bias` (Qwen2 has only these)."""
     qk_norm: bool = False
@@ -105,6 +112,7 @@ class ModelConfig:
     """Groups of experts of which a token uses `moe_router_group_topk` only (DeepSeek-V3: 8); null:
     one."""
     moe_router_group_topk: int | None = ranged(None)
+    """Groups of experts that a token uses (DeepSeek-V3: 4); null: all."""
     moe_expert_capacity_factor: float | None = ranged(None, 1e-6, 1e6)
     """Tokens an expert takes at most, and is padded to, per token of an even load; null:
     dropless."""
@@ -114,17 +122,19 @@ class ModelConfig:
     q_lora_rank: int | None = ranged(None)
     """Rank of the queries; null: they are projected directly."""
     kv_lora_rank: int | None = ranged(None)
-    """Rank that keys and values share."""
+    """Rank that keys and values share; null: attention without low ranks."""
     qk_nope_head_dim: int | None = ranged(None)
-    """Size of one head of queries and keys without position (Megatron-LM's `--qk-head-dim`)."""
+    """Size of one head of queries and keys without position (Megatron-LM's `--qk-head-dim`);
+    null: attention without low ranks."""
     qk_rope_head_dim: int | None = ranged(None)
-    """Rotary part of one head, shared by all heads of the keys (`--qk-pos-emb-head-dim`)."""
+    """Rotary part of one head, shared by all heads of the keys (`--qk-pos-emb-head-dim`); null: none."""
     v_head_dim: int | None = ranged(None)
-    """Size of one head of the values."""
+    """Size of one head of the values; null: that of the queries."""
     indexer_num_heads: int | None = ranged(None)
     """Heads of the indexer that picks the keys of sparse latent attention (DeepSeek-V3.2, arXiv
     2512.02556); null: none. The attention is priced over all keys, as in the indexer's warm-up."""
     indexer_head_dim: int | None = ranged(None)
+    """Size of one head of the indexer; null: there is no indexer."""
     attention_output_bias: bool | None = None
     """Bias of the product after attention; null: as `linear_bias`."""
     mlp_bias: bool | None = None
@@ -148,6 +158,7 @@ class ModelConfig:
     mamba_state_dim: int = ranged(128)
     """Numbers of the state of a head and channel."""
     mamba_head_dim: int = ranged(64)
+    """Channels of one head of a Mamba layer."""
     mamba_num_heads: int | None = ranged(None)
     """Heads of a Mamba layer; null: 2 * hidden_size / mamba_head_dim."""
     mamba_num_groups: int = ranged(8)

@@ -48,9 +48,11 @@ class CostConfig:
     """Which cost model scores the plans."""
 
     name: str = one_of("analytic", ("analytic", "profiled", "searcher"))
+    """`analytic`: formulas; `profiled`: measured layer times; `searcher`: the closed-form 3D-parallel
+    searcher."""
     profile: str | None = None
     """For `profiled`: a folder or a CSV file of measured layer times
-    (`problem/measured_times.py`)."""
+    (`problem/measured_times.py`); null: none."""
     profile_model: str | None = None
     """The model as the profile spells it; null matches `model.name`."""
     profile_gpu: str | None = None
@@ -98,10 +100,14 @@ class ObjectiveConfig:
     """Quantity that is minimised, and its limit."""
 
     name: str = one_of("time", ("time", "cost", "time_under_budget", "cost_under_deadline"))
+    """What is minimised: seconds of a step, dollars, seconds under a budget, or dollars before a
+    deadline."""
     num_iterations: float | None = ranged(None, 1e-6, 1e15)
-    """Optimizer steps of the job; dollars need them."""
+    """Optimizer steps of the job; dollars need them. null: unknown, which `objective=time` allows."""
     budget_usd: float | None = ranged(None, 1e-6, 1e15)
+    """Dollars that the whole job may cost; null: no limit."""
     deadline_hours: float | None = ranged(None, 1e-6, 1e15)
+    """Hours that the whole job may take; null: no limit."""
     choose_nodes: bool = False
     """The node groups are an offer: rent as many nodes of each as the objective wants."""
 
@@ -149,14 +155,29 @@ class SpaceConfig:
     """Choices of the search; null leaves a choice free, a value or list pins it."""
 
     kind: str = one_of("layerwise", SPACES)
+    """`uniform`: one strategy for all layers; `stagewise`: one for each pipeline stage; `layerwise`:
+    one for each layer."""
     pp: Any = ranged(None)
+    """Pipeline-parallel degree; null: every one that divides the GPUs."""
     num_micro_batches: Any = ranged(None)
+    """Micro-batches of one step on every data-parallel rank; null: every number that divides the
+    batch."""
     micro_batch_size: Any = ranged(None)
+    """Sequences of one micro-batch; null: every size that divides the batch of a rank."""
     dp: Any = ranged(None)
+    """Data-parallel degree; null: every one that fits the stage."""
     tp: Any = ranged(None)
+    """Tensor-parallel degree, a divisor of the heads and the key-value heads; null: every one up to
+    max(8, GPUs of a node)."""
     zero_stage: Any = one_of(None, (0, 1, 2, 3))
+    """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); null:
+    all four."""
     recompute: Any = one_of(None, RECOMPUTE)
+    """Activations that backward computes again: `none`, `selective` (`training.recompute_modules`) or
+    `full`; null: all three."""
     sequence_parallel: Any = one_of(None, (False, True))
+    """Norms and dropout are split over the tensor-parallel ranks, by tokens; null: both true and
+    false."""
     tp_comm_bits: Any = one_of(16, COMM_BITS)
     """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
     grad_comm_bits: Any = one_of(16, COMM_BITS)
@@ -198,7 +219,7 @@ class SpaceConfig:
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
     """Only what this trainer runs, one of `EXPORTS`; but for `torch` and `galvatron` the space is
-    `uniform`. The group `trainer` sets it."""
+    `uniform`. The group `trainer` sets it. null: whatever trainer runs the plan."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -260,6 +281,7 @@ class VerificationConfig:
     """The exact baselines that check the plan."""
 
     enabled: bool = True
+    """Check the plan by the exact methods."""
     max_seconds: float = ranged(60.0, 0.0, 1e8)
     """An oracle that needs longer stops, and the report says so with the bound it reached."""
 
@@ -272,7 +294,9 @@ class OutputConfig:
     """Files that the command leaves in the run directory besides `plan.json`."""
 
     tensorboard: bool = True
+    """Write event files for TensorBoard into the folder `tensorboard` of the run."""
     progress: bool = True
+    """Show a progress bar in a terminal."""
 
 
 @dataclass
@@ -280,28 +304,37 @@ class Config:
     """The whole configuration of one run."""
 
     model: ModelConfig = MISSING
+    """The Transformer to train."""
     cluster: ClusterConfig = MISSING
+    """The machine: nodes, GPUs and links."""
     training: TrainingConfig = MISSING
+    """The job: batch, sequence length, precision, optimizer."""
     space: SpaceConfig = MISSING
+    """The plans that the search may choose from."""
     search: SearchConfig = MISSING
+    """The search method and its settings."""
     trainer: Trainer = field(default_factory=Trainer)
     """Who runs the plan: sets `space.trainer`, `training.software` and `export`."""
     cost: CostConfig = MISSING
+    """The cost model that prices plans."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """The quantity that the search minimises."""
     verification: VerificationConfig = field(default_factory=VerificationConfig)
+    """The exact methods that check the plan."""
     output: OutputConfig = field(default_factory=OutputConfig)
+    """Files that are written next to `plan.json`."""
     bilevel: BilevelConfig | None = None
-    """The bilevel search takes the place of the plain one."""
+    """Settings of the bilevel search; null: the plain search."""
     plan: str | None = None
     """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where
-    the command changes more than what is written and printed, on the composed one."""
+    the command changes more than what is written and printed, on the composed one. null: search."""
     tune: dict[str, Any] = field(default_factory=TUNE.copy)
     """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far,
     a list of {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a
     trainer printed when it ran that plan; `figures`: the folder for `--config-dir` that keeps what
     logs say of the cluster."""
     export: str | None = None
-    """A trainer in whose words the plan is written too (`EXPORTS`)."""
+    """A trainer in whose words the plan is written too (`EXPORTS`); null: for none."""
     explain: bool = False
     """Print where every byte and second of the plan comes from (also `--explain`)."""
     price: bool = False

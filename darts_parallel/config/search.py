@@ -19,8 +19,11 @@ class SearchConfig:
     exact_seconds: float = ranged(5.0, 0.0, 1e8)
     """Seconds that `auto` gives the exact methods before it descends."""
     num_steps: int = ranged(300, 1, 10**6)
+    """Steps of the gradient descent."""
     num_restarts: int = ranged(32, 1, 4096)
+    """Relaxed plans that descend side by side, from different beginnings."""
     seed: int = ranged(0, 0, 2**63 - 1)
+    """Seed of every random number of the search."""
     relaxation: str = one_of("softmax", ("softmax", "gumbel"))
     """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
     fitting: str = one_of("splits", FITTINGS)

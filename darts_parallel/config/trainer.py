@@ -63,9 +63,11 @@ class TrainerLog:
     """How a trainer prints its steps: regular expressions, where NUMBER stands for a number."""
 
     name: str = MISSING
+    """Name of the form, for messages."""
     step: str = MISSING
     """The number of a step in its line, in units of `unit`."""
     unit: str = one_of("s", ("s", "ms", "tokens/s/GPU", "sequences/s"))
+    """Unit of the number of `step`."""
     memory: str = MISSING
     """The allocator's peak; what it reserved where that is printed."""
     memory_bytes: float = ranged(1.0, 1.0, 2.0**40)
@@ -73,6 +75,7 @@ class TrainerLog:
     batch: str = MISSING
     """The global batch."""
     batch_unit: str = one_of("sequences", ("sequences", "tokens"))
+    """Unit of the number of `batch`."""
 
 
 @dataclass
@@ -104,6 +107,7 @@ class Trainer:
     software: list[str] = field(default_factory=list)
     """Files of `conf/software/` that were fitted to its runs."""
     lacks: list[Lack] = field(default_factory=list)
+    """Combinations of settings that the trainer does not run, each with its reason."""
     logs: list[TrainerLog] = field(default_factory=list)
     """Forms of its logs, which `tune --from-log` reads."""
 

@@ -28,8 +28,11 @@ class TrainingConfig:
     global_batch_size: int = ranged(MISSING)
     """Sequences in one optimizer step."""
     seq_len: int = ranged(MISSING)
+    """Tokens of one sequence."""
     precision: str = one_of("bf16", PRECISIONS)
+    """Number format of the matrix products."""
     optimizer: str = one_of("adam", ("adam", "sgd"))
+    """Optimizer; its states take memory, and its step takes time."""
     fused_attention: bool = True
     """FlashAttention-like kernels: the score matrix never reaches memory."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
@@ -60,7 +63,7 @@ class TrainingConfig:
     lengths: str | None = None
     """A histogram of sequence lengths, a CSV file with the columns length and count: plans for the
     expected seconds of its steps (`planner/lengths.py`). A given plan is priced for `seq_len`
-    tokens."""
+    tokens. null: all sequences have `seq_len` tokens."""
     packed: bool = True
     """With `lengths`: sequences lie one after the other, attention within each; else they are
     padded."""

@@ -5,7 +5,6 @@ from darts_parallel.plans.degrees import divisors as divisors
 from darts_parallel.plans.degrees import legal_pipeline_degrees as legal_pipeline_degrees
 from darts_parallel.plans.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.plans.file import own_config as own_config
-from darts_parallel.plans.file import package_version as package_version
 from darts_parallel.plans.file import read_own_problem as read_own_problem
 from darts_parallel.plans.file import read_plan as read_plan
 from darts_parallel.plans.file import required_config as required_config

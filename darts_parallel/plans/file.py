@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from darts_parallel.problem import Model, Problem
 
 ONCE = ("plan", "export", "tune")
 """Root keys that say how a plan came about, and nothing of its problem."""
-
-
-def package_version() -> str:
-    """Return the version of the installed package."""
-    try:
-        return version("darts-parallel")
-    except PackageNotFoundError:
-        return "0+checkout"
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -6,10 +6,11 @@ from math import exp
 from typing import Any
 
 from darts_parallel.cost import PipelineModel
+from darts_parallel.errors import package_version
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import Intervals, intervals, offload_slopes, time_elasticities
-from darts_parallel.plans import SCHEMA, LayerStrategy, Plan, package_version
+from darts_parallel.plans import SCHEMA, LayerStrategy, Plan
 from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find

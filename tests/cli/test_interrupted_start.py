@@ -13,6 +13,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 sys.argv = [{started!r}]
 import darts_parallel
+darts_parallel.plan
 """
 
 

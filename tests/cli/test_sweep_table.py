@@ -10,10 +10,10 @@ from rich.console import Console
 from darts_parallel.cli._sweep_table import (
     SweepJob,
     joined_seeds,
-    sweep_folder,
     swept_keys,
     write_results,
 )
+from darts_parallel.cli._sweeps import sweep_folder
 from tests.support.commands import QUIET, TOY, Command
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cli._job import Job
-from darts_parallel.cli._job_config import tuned_config
+from darts_parallel.cli._plan_config import tuned_config
 from darts_parallel.cli._tune import read_trials
-from darts_parallel.config.composition import composition
+from darts_parallel.config.composition import composed_config
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.plans.file import read_own_problem, read_plan
 from darts_parallel.problem.problem import load_problem
@@ -134,7 +134,7 @@ def test_the_job_of_a_plan_stays_what_it_was(
     change: str, words: str, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(first)
-    composed = composition([] if "nodes" in change else [change])
+    composed = composed_config([] if "nodes" in change else [change])
     with pytest.raises(DartsParallelError, match=re.escape(words)):
         tuned_config("first/plan.json", composed, [change])
 

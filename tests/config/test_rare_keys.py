@@ -1,4 +1,4 @@
-"""Keys that few jobs set: each changes what conf/README.md says that it changes."""
+"""Keys that few jobs set: each changes what docs/keys.md says that it changes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from darts_parallel.config.schema import config_dir
+from experiments.key_reference import REFERENCE
 from darts_parallel.config.trainer import Trainer, read_trainer
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -36,7 +36,7 @@ DOCUMENTED = (
 
 @pytest.mark.parametrize("key", DOCUMENTED)
 def test_a_rare_key_is_documented(key: str) -> None:
-    page = (Path(config_dir()) / "README.md").read_text(encoding="utf-8")
+    page = REFERENCE.read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|") and f"{key}`" in line]
     assert len(rows) == 1
     assert len(rows[0].split("|")[2].strip()) > 20

@@ -119,8 +119,8 @@ def test_a_failed_load_leaves_hydra_usable() -> None:
 )
 def test_groups_that_are_composed_once_give_what_hydra_composes(overrides: list[str]) -> None:
     whole = composition.compose_whole(overrides)
-    assert composition.composition(overrides) == whole
-    assert composition.composition(overrides) == whole
+    assert composition.composed_config(overrides) == whole
+    assert composition.composed_config(overrides) == whole
 
 
 def test_a_file_that_changed_is_compose_whole(

@@ -1,0 +1,28 @@
+"""What Hydra asks of the command in a sweep: the folder of a job, and what follows the last job."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+LONGEST_NAME = 150
+"""Characters of a job's folder; most file systems allow 255."""
+
+
+class SweepTable(Callback):
+    """Hydra's callback at the end of a sweep: prints the table and writes it."""
+
+    def on_multirun_end(self, config: DictConfig, **settings: Any) -> None:
+        """Write the table; its imports are slow, and Hydra makes the callback before each job."""
+        from darts_parallel.cli._sweep_table import write_sweep
+
+        write_sweep(config)
+
+
+def sweep_folder(number: int, overrides: Sequence[str]) -> str:
+    """Name the folder of a job by its number and overrides, in characters for folders."""
+    text = ",".join(override.lstrip("+") for override in overrides)
+    name = "".join(c if c.isalnum() or c in "-_.,=+[]" else "_" for c in text)
+    # what is swept usually stands last
+    return f"{number},{name[-LONGEST_NAME:]}"

@@ -1,0 +1,58 @@
+"""One job of the command in its folder; what it imports takes seconds."""
+
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+
+from darts_parallel.cli._job import Job
+from darts_parallel.cli._run_folder import OVERRIDES, RunFolder
+from darts_parallel.config import Config
+from darts_parallel.errors import begin_command
+from darts_parallel.export import require_trainers
+from darts_parallel.planner import choose_nodes
+from darts_parallel.plans import write_json
+from darts_parallel.problem import Problem
+from darts_parallel.report import seconds as seconds_label
+
+PIPED_WIDTH = 100
+
+
+class PipedConsole(Console):
+    """A console that is wide in a pipe, where rich assumes 80 columns.
+
+    It leaves it to the command what follows where the reader of its pipe has gone.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        if not self.is_terminal:
+            self.width = max(self.width, PIPED_WIDTH)
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich has caught, instead of an exit status of its own."""
+        raise BrokenPipeError
+
+
+def run_in(folder: RunFolder, config: Config, given: Sequence[str], *, swept: bool) -> float:
+    """Run a job in its folder, which is as before where the job ends without a result.
+
+    Args:
+        given: Overrides of the command.
+        swept: The job is one of a sweep, and prints one line.
+
+    Returns:
+        Seconds per iteration.
+    """
+    begin_command()
+    # small tensors: threads cost more than they bring, and sums keep one order
+    torch.set_num_threads(1)
+    problem, rental = choose_nodes(Problem.from_config(config))
+    require_trainers(problem)
+    folder.require_writable()
+    if swept:
+        write_json(folder.path / OVERRIDES, given)
+    found = Job(problem, folder.path, PipedConsole(quiet=swept), rental, given).run()
+    if swept:
+        print(f"{folder.path.name}: {seconds_label(found)}", flush=True)
+    return found

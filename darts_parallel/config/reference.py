@@ -1,0 +1,148 @@
+"""What every key of the configuration means: read from the docstrings and rules of the schema.
+
+The command's help and the reference of keys say the same, because both read it here.
+"""
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, get_args, get_origin
+
+from omegaconf import MISSING
+
+from darts_parallel.config._keys import ENTRIES, plain_type
+from darts_parallel.config.schema import Config
+
+TYPES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
+UNITS = {
+    "_GiB": "2^30 bytes",
+    "_GBps": "10^9 bytes/s",
+    "_TFLOPs": "10^12 FLOP/s",
+    "_us": "microseconds",
+    "_ms": "milliseconds",
+    "_seconds": "seconds",
+    "_hours": "hours",
+    "_usd": "dollars",
+    "_bits": "bits a number",
+    "_bytes": "bytes",
+    "_efficiency": "a share, 0 to 1",
+    "seq_len": "tokens",
+    "batch_size": "sequences",
+}
+"""Unit of a key, by the end of its name."""
+NULL = re.compile(r"\bnull\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class KeyDoc:
+    """One key of the configuration."""
+
+    key: str
+    """Dotted key; `[]` stands for an entry of a list, `*` for a name in a mapping."""
+    meaning: str
+    """Docstring of the field in one line; empty where it has none."""
+    default: str
+    """Default of the schema as YAML; a file of the group may set another one."""
+    allowed: str
+    """Type, range or values."""
+    unit: str
+    """Unit of the number; empty where the meaning says it."""
+    may_be_null: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether the meaning is there, and says what null does where null is legal."""
+        return bool(self.meaning) and (not self.may_be_null or bool(NULL.search(self.meaning)))
+
+    def lines(self) -> list[str]:
+        """Return key, meaning, and default with range and unit, a line each."""
+        facts = [f"default {self.default}", self.allowed]
+        if self.unit:
+            facts.append(f"unit: {self.unit}")
+        return [self.key, self.meaning, "; ".join(facts)]
+
+
+@cache
+def key_docs() -> tuple[KeyDoc, ...]:
+    """Return every key of the configuration, in the order of the schema."""
+    return tuple(_docs_of(Config, ""))
+
+
+def _docs_of(schema: Any, prefix: str) -> Iterator[KeyDoc]:
+    meanings = _docstrings(schema)
+    for entry in fields(schema):
+        key = f"{prefix}{entry.name}"
+        inner = _nested(entry.type)
+        if inner is None:
+            yield _doc_of(key, entry, meanings.get(entry.name, ""))
+        else:
+            yield from _docs_of(inner, f"{key}{ENTRIES.get(get_origin(entry.type), '')}.")
+
+
+def _nested(kind: Any) -> Any:
+    """Return the dataclass inside a field's type; None where it holds plain values."""
+    inner = next(iter(get_args(plain_type(kind))[-1:]), None)
+    return next((part for part in (plain_type(kind), inner) if is_dataclass(part)), None)
+
+
+def _doc_of(key: str, entry: Field[Any], meaning: str) -> KeyDoc:
+    default = entry.default
+    if default is NO_DEFAULT and entry.default_factory is not NO_DEFAULT:
+        default = entry.default_factory()
+    may_be_null = default is None or type(None) in get_args(entry.type)
+    ends = (unit for end, unit in UNITS.items() if entry.name.endswith(end))
+    return KeyDoc(key, meaning, _yaml(default), _allowed(entry), next(ends, ""), may_be_null)
+
+
+def _yaml(value: Any) -> str:
+    """Write a value as the command line takes it."""
+    if value == MISSING:
+        return "none, the key is required"
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _allowed(entry: Field[Any]) -> str:
+    """Say which values a field takes."""
+    if "members" in entry.metadata:
+        return f"one of {', '.join(map(_yaml, entry.metadata['members']))}"
+    kind = plain_type(entry.type)
+    if get_origin(kind) is not None:
+        inner = TYPES.get(get_args(kind)[-1], "values")
+        return f"a {get_origin(kind).__name__}, each entry {inner}{_range(entry)}"
+    return f"{TYPES.get(kind, 'a value or a list of values')}{_range(entry)}"
+
+
+def _range(entry: Field[Any]) -> str:
+    if "range" not in entry.metadata:
+        return ""
+    least, most = entry.metadata["range"]
+    return f", {least:,} to {most:,}"
+
+
+@cache
+def _docstrings(schema: Any) -> dict[str, str]:
+    """Return the texts below the fields of a dataclass, by field, each in one line."""
+    tree = ast.parse(inspect.getsource(sys.modules[schema.__module__]))
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    body = next(node.body for node in classes if node.name == schema.__name__)
+    found = {}
+    for statement, following in pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            text = ast.literal_eval(following.value)
+            found[ast.unparse(statement.target)] = " ".join(text.split())
+    return found

@@ -1,0 +1,114 @@
+"""The help: commands, groups, words and keys, fast and complete."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from darts_parallel.cli._arguments import with_keys
+from darts_parallel.cli._help import COMMANDS, GROUPS, help_lines, keys_about
+from darts_parallel.config.reference import KeyDoc, key_docs
+from darts_parallel.config.schema import config_dir
+from darts_parallel.config.words import SYNONYMS, WORDS
+from darts_parallel.errors import ConfigError
+from tests.support.commands import Command
+
+TORCHLESS = """
+import sys
+sys.argv = ["darts-parallel", *{arguments!r}]
+from darts_parallel.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 2
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_overview_fits_a_screen_and_names_every_command_and_group() -> None:
+    lines = help_lines(["--help"])
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    assert all(f"\n  {name} " in text for name in (*COMMANDS, *WORDS))
+    folders = {path.name for path in Path(config_dir()).iterdir() if path.is_dir()}
+    assert folders - set(GROUPS) == {"design"}  # a command of its own reads its files
+
+
+@pytest.mark.parametrize("doc", key_docs(), ids=lambda doc: doc.key)
+def test_every_key_says_what_it_means_and_what_null_does(doc: KeyDoc) -> None:
+    assert doc.complete, doc
+
+
+@pytest.mark.parametrize("word", [*WORDS, *SYNONYMS])
+def test_every_word_stands_for_one_key_that_the_help_explains(word: str) -> None:
+    (doc,) = keys_about(word)
+    (line, *_) = help_lines(["--help", word])
+    assert line == f"{doc.key} (or {SYNONYMS.get(word, word)})"
+
+
+@pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        ("space.tp", "null: every one up to"),
+        ("cluster.nodes.0.gpus", "GPUs of one node"),
+        ("memory_GiB", "unit: 2^30 bytes"),
+        ("space", "files: executable, layerwise"),
+        ("device", "cluster.devices.*.peak_TFLOPs"),
+        ("tune", "--from-log"),
+        ("graph", "darts-parallel graph --help"),
+    ],
+)
+def test_a_topic_is_explained(topic: str, words: str) -> None:
+    assert words in " ".join(help_lines([topic, "--help"]))
+
+
+def test_an_unknown_topic_is_refused_with_the_closest_one(command: Command) -> None:
+    done = command("--help", "tpp")
+    assert (done.status, done.out) == (2, "")
+    assert "try darts-parallel --help tp." in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["help", "tp"], ["batch_size=512"], ["tp=-1"]],
+)
+def test_help_and_refusals_of_the_configuration_load_no_torch(arguments: list[str]) -> None:
+    program = TORCHLESS.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_words_stand_for_keys_in_every_command() -> None:
+    assert with_keys(["model=toy", "tp=1,2", "zero=1", "gbs=8", "x.tp=3"]) == [
+        "model=toy",
+        "space.tp=1,2",
+        "space.zero_stage=1",
+        "training.global_batch_size=8",
+        "x.tp=3",
+    ]
+    assert with_keys(["cluster=h100_8x8", "nodes=2", "gpus=16"]) == [
+        "cluster=h100_8x8",
+        "cluster.nodes.0.count=2",
+        "cluster.nodes.0.gpus=16",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cluster=a10_a100_mixed", "nodes=2"], "try cluster.nodes.0.count=2"),
+        (["cluster=h100_8x8", "gpus=64"], "has 8; try nodes=8"),
+    ],
+)
+def test_words_of_the_machine_are_refused_where_they_are_not_clear(
+    arguments: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        with_keys(arguments)
+
+
+def test_the_word_of_the_field_is_answered_with_ours(command: Command) -> None:
+    for given, wanted in (("batch_size=512", "gbs=512"), ("num_nodes=2", "nodes=2")):
+        assert f"try {wanted}." in command(given).err
