@@ -29,7 +29,7 @@ class PipelineModel:
     free: bool = False
     """The order of the passes may be changed (`space.schedules` lists `searched`)."""
     start: bool = False
-    """The space does not list the schedule itself: its order is where a search begins."""
+    """The schedule is where a search of orders begins; `space.schedules` does not list it."""
 
     @staticmethod
     def from_config(

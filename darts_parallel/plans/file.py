@@ -14,7 +14,7 @@ from darts_parallel.plans.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
 
 ONCE = ("plan", "export", "tune")
-"""Root keys that say how a plan came about, and nothing of its problem."""
+"""Root keys of provenance: they are no part of the problem."""
 
 
 def write_json(path: Path, data: Any) -> None:
