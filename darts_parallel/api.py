@@ -1,4 +1,4 @@
-"""What the root exports; it takes seconds to import, so the root imports it late."""
+"""Collect the exports of the root. They take seconds to import, so the root imports them late."""
 
 from darts_parallel.cost import CostBreakdown as CostBreakdown
 from darts_parallel.cost import evaluate as evaluate

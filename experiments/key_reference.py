@@ -1,6 +1,6 @@
 """Write the reference of all configuration keys, `docs/keys.md`, from the schema.
 
-    python -m experiments.key_reference
+python -m experiments.key_reference
 """
 
 from itertools import groupby
@@ -13,12 +13,13 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "keys.md"
 HEAD = """\
 # Every configuration key
 
-`darts-parallel key=value` sets a key. `darts-parallel --help KEY` prints its row. `python -m experiments.key_reference` writes
-this page from the schema (`darts_parallel/config/`).
+`darts-parallel key=value` sets a key. `darts-parallel --help KEY` prints its row.
+`python -m experiments.key_reference` writes this page from the schema (`darts_parallel/config/`).
 
 - `[]` in a key stands for the number of an entry, counted from 0: `cluster.nodes.0.gpus`.
 - `*` stands for a name: `cluster.devices.h100.memory_GiB`.
-- The default is the one of the schema. A file of the group may set another value: `darts-parallel --cfg job` shows it.
+- The default is the one of the schema. A file of the group may set another value:
+  `darts-parallel --cfg job` shows it.
 """
 
 

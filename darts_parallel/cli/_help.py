@@ -33,7 +33,7 @@ COMMANDS = {
     "design": ("find the machine for a budget, or the cheapest machine for a time", ""),
     "profile": ("measure this machine, and write its device and cluster files", ""),
 }
-"""What each command does, and how it is used; those without a usage print their own help."""
+"""Summary and usage of each command; a command without a usage prints its own help."""
 GROUPS = {
     "model": "the Transformer; model=hf model.path=config.json reads a Hugging Face file",
     "cluster": "node groups, links, devices, prices",

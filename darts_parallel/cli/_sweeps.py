@@ -1,4 +1,4 @@
-"""What Hydra asks of the command in a sweep: the folder of a job, and what follows the last job."""
+"""Answer what Hydra asks in a sweep: the folder of a job, and what follows the last job."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every key of the configuration means: read from the docstrings and rules of the schema.
+"""Say what every key of the configuration means, by the docstrings and rules of the schema.
 
 The command's help and the reference of keys say the same, because both read it here.
 """
@@ -107,7 +107,7 @@ def _doc_of(key: str, entry: Field[Any], meaning: str) -> KeyDoc:
 
 def _yaml(value: Any) -> str:
     """Write a value as the command line takes it."""
-    if value == MISSING:
+    if value == MISSING or value is NO_DEFAULT:
         return "none, the key is required"
     if value is None:
         return "null"

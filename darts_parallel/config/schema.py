@@ -100,7 +100,7 @@ class ObjectiveConfig:
     """Quantity that is minimised, and its limit."""
 
     name: str = one_of("time", ("time", "cost", "time_under_budget", "cost_under_deadline"))
-    """What is minimised: seconds of a step, dollars, seconds under a budget, or dollars before a
+    """Minimise the seconds of a step, dollars, seconds under a budget, or dollars before a
     deadline."""
     num_iterations: float | None = ranged(None, 1e-6, 1e15)
     """Optimizer steps of the job; dollars need them. null: unknown, which `objective=time` allows."""

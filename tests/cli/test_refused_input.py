@@ -37,7 +37,7 @@ REFUSED = [
     ("++model.foo.bar=3", "model.foo.bar=3 is not a key", "try model."),
     ("search.num_step=3", "search.num_step=3", "try search.num_steps."),
     ("search.lr=0.1", "search.lr=0.1", "try search.learning_rate."),
-    ("pp=8", "pp=8", "try space.pp."),
+    ("ppp=8", "ppp=8", "try space.pp."),
     ("training.micro_batch_size=4", "training.micro_batch_size=4", "try space.micro_batch_size."),
     ("training.mbs=4", "training.mbs=4", "try space.micro_batch_size."),
     ("+cluster.fooo=1", "cluster.fooo=1", "try cluster."),

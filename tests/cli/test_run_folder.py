@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from darts_parallel.cli import _job as job
+from darts_parallel.cli import _task as task
 from darts_parallel.cli import command as cli
 from darts_parallel.cli._run_folder import RunFolder
 from darts_parallel.config.options import READER_LEFT, run_folder
@@ -139,7 +140,7 @@ def test_a_reader_that_has_gone_ends_the_command(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*arguments: Any) -> None:
-        cli.PipedConsole(quiet=False).on_broken_pipe()
+        task.PipedConsole(quiet=False).on_broken_pipe()
 
     monkeypatch.setattr(job, "render_ending", gone)
     monkeypatch.setattr(cli, "leave_pipe", lambda: READER_LEFT)  # the captured output is no file

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.key_reference import REFERENCE
 from darts_parallel.config.trainer import Trainer, read_trainer
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -14,6 +13,7 @@ from darts_parallel.export import export_plan
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.plans.trainers import job_facts, trainer_runs
 from darts_parallel.problem.problem import Problem, load_problem
+from experiments.key_reference import REFERENCE
 from tests.support.export_plans import CASES
 
 DOCUMENTED = (
