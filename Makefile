@@ -4,7 +4,7 @@ VENV := .venv
 CLIENTS := .venv-clients
 ARGS ?=
 
-.PHONY: search test fuzz pages test-clients lint format install develop clean
+.PHONY: search test fuzz pages test-clients docs lint format install develop clean
 
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
@@ -46,6 +46,10 @@ lint: develop  ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: install  ## the site of docs/, into site/: pages, links and the reference, checked
+	$(VENV)/bin/pip install -qq -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 format: develop  ## apply ruff's formatting and fixes
 	$(VENV)/bin/ruff check --fix .

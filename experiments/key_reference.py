@@ -1,4 +1,4 @@
-"""Write the reference of all configuration keys, `docs/keys.md`, from the schema.
+"""Write the reference of all configuration keys, `docs/reference/keys.md`, from the schema.
 
 python -m experiments.key_reference
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from darts_parallel.config import WORDS, KeyDoc, key_docs
 from darts_parallel.plans import write_text
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "keys.md"
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "keys.md"
 HEAD = """\
 # Every configuration key
 

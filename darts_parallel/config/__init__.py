@@ -43,10 +43,8 @@ from darts_parallel.config.layer_pattern import symbol as symbol
 from darts_parallel.config.layer_pattern import windowed as windowed
 from darts_parallel.config.messages import error_sentence as error_sentence
 from darts_parallel.config.model import ModelConfig as ModelConfig
-from darts_parallel.config.old_keys import OldKey as OldKey
 from darts_parallel.config.old_keys import translate as translate
 from darts_parallel.config.options import FOLDER as FOLDER
-from darts_parallel.config.options import describe as describe
 from darts_parallel.config.options import guarded as guarded
 from darts_parallel.config.options import leave_pipe as leave_pipe
 from darts_parallel.config.options import parse as parse

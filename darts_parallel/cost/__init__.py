@@ -72,11 +72,9 @@ from darts_parallel.cost.stage_costs import Array as Array
 from darts_parallel.cost.stage_costs import Index as Index
 from darts_parallel.cost.stage_costs import OuterCosts as OuterCosts
 from darts_parallel.cost.stage_costs import SegmentSums as SegmentSums
-from darts_parallel.cost.stage_costs import device_bytes as device_bytes
 from darts_parallel.cost.stage_costs import equal_rows as equal_rows
 from darts_parallel.cost.stage_costs import inside_sums as inside_sums
 from darts_parallel.cost.stage_costs import kept_bytes as kept_bytes
-from darts_parallel.cost.stage_costs import largest_by_device as largest_by_device
 from darts_parallel.cost.stage_costs import prefix_sums as prefix_sums
 from darts_parallel.cost.stage_costs import segment_max as segment_max
 from darts_parallel.cost.table import build_tables as build_tables

@@ -4,7 +4,6 @@ from darts_parallel.exact.bounds import lower_bound as lower_bound
 from darts_parallel.exact.bounds import outer_bound as outer_bound
 from darts_parallel.exact.bounds import outer_lower_bounds as outer_lower_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages as ChosenStages
-from darts_parallel.exact.chosen_stages import balanced as balanced
 from darts_parallel.exact.chosen_stages import balanced_plans as balanced_plans
 from darts_parallel.exact.enumeration import number_of_plans as number_of_plans
 from darts_parallel.exact.layerwise import FIRST_MARGIN as FIRST_MARGIN

@@ -1,4 +1,4 @@
-"""Keys that few jobs set: each changes what docs/keys.md says that it changes."""
+"""Keys that few jobs set: each changes what docs/reference/keys.md says that it changes."""
 
 from dataclasses import replace
 from pathlib import Path

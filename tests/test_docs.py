@@ -1,0 +1,52 @@
+"""The commands in the documents: their keys, groups and words exist."""
+
+import re
+import shlex
+
+import pytest
+
+from darts_parallel.cli._arguments import deferred_overrides, flags_first, with_keys
+from darts_parallel.config import composed_config, to_config, with_own_job
+from tests.support.sources import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "conf" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+COMMAND = re.compile(r"^(?:    |\| .*?`)(darts-parallel [^`\n]+)", re.MULTILINE)
+"""A command in an indented block or in a cell of a table."""
+OTHERS = {"graph", "design", "profile", "help", "--help", "--version"}
+"""First words of commands that compose no job."""
+OPTIONAL = ("hydra/", "--cfg", "--multirun", "model.path=", "training.lengths=")
+"""Beginnings of arguments that need a plugin or a file of the reader, or stand for several jobs."""
+
+OF_THE_READER = re.compile(r"=(.*\b(NAME|FILE|FOLDER|KEY)\b.*|mine|my_cluster|measured)$")
+"""Values that stand for a name or a file of the reader."""
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return page and text of every command of the documents that composes a job."""
+    found = []
+    for page in PAGES:
+        joined = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for (text,) in map(re.Match.groups, COMMAND.finditer(joined)):
+            if shlex.split(text)[1] not in OTHERS and "..." not in text:
+                found.append((page.name, text))
+    return found
+
+
+@pytest.mark.parametrize(("page", "text"), commands())
+def test_a_command_of_the_documents_composes(page: str, text: str) -> None:
+    text = re.sub(r"--config-dir[= ]\S+", "", text)
+    text = re.sub(r"\bmodel=(hf|module)\b", "model=llama3_8b", text)
+    given = [a for a in shlex.split(text)[1:] if not a.startswith(OPTIONAL)]
+    swept = [re.sub(r"^([\w.]+=)([^\[{,]+),.*$", r"\1\2", argument) for argument in given]
+    own = [argument for argument in swept if not OF_THE_READER.search(argument)]
+    for_hydra, _ = deferred_overrides(with_own_job(with_keys(flags_first(own))))
+    overrides = [argument for argument in for_hydra if not argument.startswith("--")]
+    config = to_config(composed_config(overrides), overrides)
+    assert config.model.num_layers > 0
+
+
+def test_there_are_commands_on_every_how_to_page() -> None:
+    pages = {page for page, _ in commands()}
+    for path in ROOT.glob("docs/how-to/*.md"):
+        assert path.name in pages or path.name == "python.md", path
+    assert "README.md" in pages
