@@ -42,4 +42,3 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{words}]({relative}{'#' + anchor if anchor else ''})"
 
     return LINK.sub(replaced, markdown)
-
