@@ -14,7 +14,7 @@ COMMAND = re.compile(r"^(?:    |\| .*?`)(darts-parallel [^`\n]+)", re.MULTILINE)
 """A command in an indented block or in a cell of a table."""
 OTHERS = {"graph", "design", "profile", "help", "--help", "--version"}
 """First words of commands that compose no job."""
-OPTIONAL = ("hydra/", "--cfg", "--multirun", "model.path=", "training.lengths=")
+OPTIONAL = ("hydra/", "--multirun", "model.path=", "training.lengths=")
 """Beginnings of arguments that need a plugin or a file of the reader, or stand for several jobs."""
 
 OF_THE_READER = re.compile(r"=(.*\b(NAME|FILE|FOLDER|KEY)\b.*|mine|my_cluster|measured)$")
@@ -34,7 +34,7 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "text"), commands())
 def test_a_command_of_the_documents_composes(page: str, text: str) -> None:
-    text = re.sub(r"--config-dir[= ]\S+", "", text)
+    text = re.sub(r"--(config-dir|cfg)[= ]\S+", "", text)
     text = re.sub(r"\bmodel=(hf|module)\b", "model=llama3_8b", text)
     given = [a for a in shlex.split(text)[1:] if not a.startswith(OPTIONAL)]
     swept = [re.sub(r"^([\w.]+=)([^\[{,]+),.*$", r"\1\2", argument) for argument in given]
