@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from darts_parallel.api import ModuleGraph as ModuleGraph
     from darts_parallel.api import Plan as Plan
     from darts_parallel.api import Planned as Planned
+    from darts_parallel.api import PlannedJob as PlannedJob
     from darts_parallel.api import Problem as Problem
     from darts_parallel.api import SearchResult as SearchResult
     from darts_parallel.api import evaluate as evaluate
@@ -28,6 +29,7 @@ _LATE = (
     "ModuleGraph",
     "Plan",
     "Planned",
+    "PlannedJob",
     "Problem",
     "SearchResult",
     "evaluate",

@@ -47,6 +47,7 @@ from darts_parallel.report import (
     render_ending,
     render_ladder,
     report_page,
+    shown_path,
 )
 
 
@@ -131,7 +132,13 @@ class Job(Watcher):
         with self._beside("the sensitivity"):
             elasticities = self._sensitivity(planned.plan, problem)
         outcome = Outcome(
-            problem, planned.plan, cost, planned.result, planned.answers, elasticities
+            problem,
+            planned.plan,
+            cost,
+            planned.result,
+            planned.answers,
+            elasticities,
+            planned.warning,
         )
         found = list(offers(problem, planned, cost.iteration_time_s))
         findings = Findings(planned, outcome, found, self._rungs(planned))
@@ -172,7 +179,11 @@ class Job(Watcher):
         outcome = findings.outcome
         if not any(offer.takes for offer in findings.offers):
             return []
-        return [start_command(outcome.problem, outcome.plan, self.folder / "plan.json")]
+        return [start_command(outcome.problem, outcome.plan, self._file("plan.json"))]
+
+    def _file(self, name: str) -> Path:
+        """Return the path of a file of the run, as a command takes it."""
+        return shown_path(self.folder / name)
 
     def _report(self, findings: Findings, data: dict[str, Any], distance: Sequence[str]) -> None:
         """Print the report, and write it as a page."""
@@ -183,10 +194,10 @@ class Job(Watcher):
             self.console.print(memory_table(problem, outcome.plan))
         for line in distance:
             self._print_line(line)
-        tables += render_ladder(findings.planned, findings.rungs, self.console)
+        tables += render_ladder(findings.rungs, self.console)
         trainers = trainers_table(findings.offers, problem)
         self.console.print(trainers)
-        file = self.folder / "plan.json"
+        file = self._file("plan.json")
         lines = [
             *self._start_lines(findings),
             f"darts-parallel plan={file} --explain",
@@ -226,10 +237,8 @@ class Job(Watcher):
         """Print and return the commands to go on."""
         lines = trainer_sentences(found, problem, self.overrides)
         others = [rung for rung in rungs if rung.name != CHOSEN]
-        lines += [
-            f"{r.name}: {start_command(problem, r.plan, self.folder / r.file)}" for r in others
-        ]
-        for line in lines:
+        lines += [f"{r.name}: {start_command(problem, r.plan, self._file(r.file))}" for r in others]
+        for line in lines if problem.config.output.verbose else ():
             self._print_line(line)
         return lines
 

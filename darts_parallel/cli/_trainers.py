@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.markup import escape
 from rich.table import Table
 
 from darts_parallel.config import EXPORTS
@@ -19,7 +18,8 @@ from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.planner import Planned, out_of_memory, posterior
 from darts_parallel.plans import Plan, job_facts, trainer_runs
 from darts_parallel.problem import Problem
-from darts_parallel.report import fits_label, table_of
+from darts_parallel.report import fits_label, one_line, table_of
+from darts_parallel.report import seconds as seconds_label
 
 SECONDS = 15.0
 """Wall-clock seconds at most for the best plans of all trainers; 1.5 are usual."""
@@ -66,25 +66,17 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
 
 def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
     """Return a line for every trainer: what each makes of the job."""
-    table = table_of(
-        "\nTrainers",
-        ("trainer", "left"),
-        ("plan", "left"),
-        ("slower by", "right"),
-        ("fits", "right"),
-        ("add", "left"),
-    )
+    columns = [("trainer", "left"), ("plan (trainer=NAME searches more)", "left")]
+    table = table_of(None, *columns, ("seconds", "right"), ("fits", "right"))
     for offer in found:
         if offer.plan is None:
-            table.add_row(offer.name, escape(f"none: {offer.why}"), "", "", "")
+            table.add_row(offer.name, one_line(f"none: {offer.why}"), "", "")
             continue
         words = (
             "this plan" if offer.takes else offer.plan.describe(problem.training.global_batch_size)
         )
-        slower = "" if offer.takes else f"{100 * offer.slower:.2f} %"
-        fits = fits_label(offer.chance)
-        key = "export" if offer.takes else "trainer"
-        table.add_row(offer.name, words, slower, fits, f"{key}={offer.name}")
+        time = "" if offer.seconds is None else seconds_label(offer.seconds)
+        table.add_row(offer.name, one_line(words), time, fits_label(offer.chance))
     return table
 
 

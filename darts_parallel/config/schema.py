@@ -297,6 +297,8 @@ class OutputConfig:
     """Write event files for TensorBoard into the folder `tensorboard` of the run."""
     progress: bool = True
     """Show a progress bar in a terminal."""
+    verbose: bool = False
+    """Print all tables of the report and all next commands."""
 
 
 @dataclass

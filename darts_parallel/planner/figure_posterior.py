@@ -279,6 +279,20 @@ def posterior(problem: Problem) -> Posterior:
     return replace(known, runs=runs) if runs else known
 
 
+def uncalibrated(problem: Problem) -> list[str]:
+    """Name the devices and the framework of a job of which the calibration has no run."""
+    known = posterior(problem)
+    if known.runs:
+        return []
+    fitted = known.quantities["gemm_efficiency"]
+    devices = dict.fromkeys(group.device.name for group in problem.cluster.groups)
+    missing = [name for name in devices if family(name) not in fitted["device"]]
+    framework = problem.software.name
+    if framework and framework not in fitted["framework"]:
+        missing.append(framework)
+    return missing
+
+
 @lru_cache(maxsize=1)
 def _shipped() -> dict[bool, Posterior]:
     """Read the posterior of the calibration: for models without experts, and with them."""

@@ -194,7 +194,7 @@ def left_out(
     space = config.space
     found = []
     if tensor_degrees(space, model, cluster, measured).left_out:
-        found.append(f"tp above {widest_tensor_degree(cluster)} (space.tp)")
+        found.append(f"tp above {widest_tensor_degree(cluster)}")
     degrees = pipeline_degrees(space, model, cluster)
     if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
         found.append("node orders that mix the types (space.node_orders)")

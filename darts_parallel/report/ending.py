@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from darts_parallel.planner import CHOSEN, MOST_EXTRA, SURE, Planned, Rung
 from darts_parallel.problem import Problem
@@ -13,31 +12,20 @@ from darts_parallel.report.explanation import explain, render_explanation
 from darts_parallel.report.format import fits_label, seconds, table_of
 
 
-def render_ladder(planned: Planned, rungs: Sequence[Rung], console: Console) -> list[Table]:
-    """Print, and return, a table of the plans from the fastest to the safest, where there are several.
-
-    Where no plan keeps the chance of running out of memory, say what would help.
-    """
-    if planned.warning:
-        console.print(Text(f"{planned.warning}.", "red"))
+def render_ladder(rungs: Sequence[Rung], console: Console) -> list[Table]:
+    """Print, and return, a table of the plans from the fastest to the safest, where there are several."""
     if len(rungs) < 2:
         return []
     chosen = next(rung for rung in rungs if rung.name == CHOSEN)
-    table = table_of(
-        "\nLadder",
-        ("plan", "left"),
-        ("seconds", "right"),
-        ("against chosen", "right"),
-        ("fits", "right"),
-        ("file", "left"),
-    )
+    columns = [("risk level", "left"), ("seconds", "right"), ("against chosen", "right")]
+    table = table_of(None, *columns, ("fits", "right"), ("file", "left"))
     for rung in rungs:
-        change = (
-            "" if rung.name == CHOSEN else f"{100 * (rung.seconds / chosen.seconds - 1):+.1f} %"
-        )
+        extra = 100 * (rung.seconds / chosen.seconds - 1)
+        change = "" if rung.name == CHOSEN else f"{extra:+.1f} %"
         table.add_row(rung.name, seconds(rung.seconds), change, fits_label(rung.chance), rung.file)
     if all(rung.name != "safe" for rung in rungs) and chosen.chance > SURE:
         table.add_row("safe", "none found", f"up to +{100 * MOST_EXTRA:.0f} %", "", "")
+    console.print()
     console.print(table)
     return [table]
 
@@ -50,15 +38,19 @@ def render_ending(
 ) -> None:
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
-    lines = [
-        *([] if planned.rental is None else [planned.rental.label()]),
-        f"plan: {folder / 'plan.json'}",
-    ]
-    if (page := folder / "report.html").exists():
-        lines.append(f"page: {page}")
-    if output.tensorboard:
+    folder = shown_path(folder)
+    lines = [] if planned.rental is None else [planned.rental.label()]
+    if output.verbose and output.tensorboard:
         lines.append(f"curves: tensorboard --logdir {folder / 'tensorboard'}")
+    page = " · report.html lies next to it" if (folder / "report.html").exists() else ""
+    lines.append(f"why: darts-parallel explain {folder / 'plan.json'}{page}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if problem.config.explain:
         render_explanation(explain(problem, planned.plan), console)
+
+
+def shown_path(path: Path) -> Path:
+    """Return a path as commands take it: relative where it lies in the working folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -7,6 +7,7 @@ from itertools import groupby
 from math import floor, isfinite, log10
 
 from rich.table import Table
+from rich.text import Text
 
 from darts_parallel.plans import LayerStrategy
 
@@ -113,7 +114,12 @@ def term_words(name: str) -> str:
     return TERM_WORDS.get(name, name.replace("_", " "))
 
 
-def table_of(title: str, *columns: tuple[str, str]) -> Table:
+def one_line(words: str) -> Text:
+    """Return text for a cell that is cut where its column is too narrow."""
+    return Text(words, no_wrap=True, overflow="ellipsis")
+
+
+def table_of(title: str | None, *columns: tuple[str, str]) -> Table:
     """Return an empty table in the style of the report; `columns` are header and justification."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.header_style = "dim"

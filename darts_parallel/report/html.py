@@ -86,7 +86,8 @@ def report_page(
     parts = [f"<h1>{escape(title)}, {problem.cluster.num_devices} GPUs</h1>"]
     parts += _decision(outcome, predicted)
     for place, table in enumerate(tables):
-        parts.append(f"<h2>{escape(str(table.title).strip())}</h2>")
+        title = str(table.title or table.columns[0].header).strip()
+        parts.append(f"<h2>{escape(title[0].upper() + title[1:])}</h2>")
         if place == 0:
             parts.append(_html_table(table, list(_memory_bars(outcome, predicted))))
             parts.append(_legend([*MEMORY.items(), (SPREAD, "#222;height:2px;vertical-align:4px")]))

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
+from darts_parallel.planner import Intervals, intervals
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
@@ -23,6 +25,13 @@ class Outcome:
     """Answers of the exact methods and the baselines."""
     elasticities: dict[str, float] | None = None
     """Relative change of the seconds by that of a figure of the hardware; None where unknown."""
+    warning: str = ""
+    """Why no plan keeps the chance of running out of memory, one clause."""
+
+    @cached_property
+    def sure(self) -> Intervals | None:
+        """Intervals of the plan's figures; None where no elasticities are known."""
+        return intervals(self.plan, self.problem, self.cost, self.elasticities or {})
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
 """The report for people: the plan, where its time and memory go, and what is proven about it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import exp, isfinite
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -13,9 +12,9 @@ from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.exact import USEFUL_SLACK, Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.planner import STEP, Intervals, intervals, offload_slopes, out_of_memory
-from darts_parallel.plans import LayerStrategy, Plan, batch_note, left_out
-from darts_parallel.problem import GIB, Problem, bill, memory_unit, order_label
+from darts_parallel.planner import STEP, Intervals, offload_slopes, out_of_memory
+from darts_parallel.plans import LayerStrategy, Plan, left_out
+from darts_parallel.problem import GIB, Problem, memory_unit, order_label
 from darts_parallel.report.format import fits_label, kind_counts, rank_ranges, table_of, term_words
 from darts_parallel.report.format import layer_ranges as layer_ranges
 from darts_parallel.report.format import number as _number
@@ -130,12 +129,12 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     gap = cost.iteration_time_s / bound - 1.0
     proven = any(v.proven for v in answers)
     if proven and abs(gap) <= 1e-9:
-        return f"optimal in the model, over {space}"
-    above = _percent(gap, 2) if gap >= 1e-4 else "less than 0.01 %"
+        return f"optimal in the model ({space})"
+    above = _percent(gap, 2) if gap >= 1e-4 else "<0.01 %"
     if not proven and gap > USEFUL_SLACK:
-        return f"best found; no useful bound: {above} above the proven one, over {space}"
-    reference = "the plan that is optimal in the model" if proven else "a proven lower bound"
-    return f"best found; {above} above {reference}, over {space}"
+        return f"best found; no useful bound: {above} above the proven one ({space})"
+    reference = "optimal in the model" if proven else "a proven lower bound"
+    return f"best found; {above} above {reference} ({space})"
 
 
 def _best_bound(answers: Sequence[Verification]) -> float:
@@ -146,15 +145,11 @@ def _best_bound(answers: Sequence[Verification]) -> float:
 
 def _space_words(problem: Problem, name: str) -> str:
     """Describe the space that was searched: its name, what was left out, the memory left free."""
-    words = f"the {name} space"
     missing = left_out(problem.config, problem.model, problem.cluster, problem.measured)
-    if missing:
-        words += f" without {' and '.join(missing)}"
+    words = [name, *(f"no {part}" for part in missing)]
     if problem.headroom:
-        free = _percent(problem.headroom, 0)
-        chance = problem.config.space.out_of_memory
-        words += f", {free} of all memory left free (space.out_of_memory={chance:g})"
-    return words
+        words.append(f"{_percent(problem.headroom, 0)} of memory free")
+    return ", ".join(words)
 
 
 def known_of(outcome: Outcome) -> str:
@@ -164,109 +159,52 @@ def known_of(outcome: Outcome) -> str:
     return claim(outcome.problem, outcome.cost, outcome.answers)
 
 
-def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> list[Table]:
-    """Print the report, and return its tables.
+def report_tables(
+    outcome: Outcome, sure: Intervals | None = None, takers: Takers | None = None
+) -> list[Table]:
+    """Return all tables of the report, the one of stages first.
 
     Args:
         outcome: The plan and what is known of it.
-        console: Where the report is printed.
+        sure: Intervals of its figures.
         takers: Names the trainers that take a plan, for the table of alternatives.
     """
-    problem = outcome.problem
-    plan = outcome.plan
     elasticities = outcome.elasticities or {}
-    sure = intervals(plan, problem, outcome.cost, elasticities) if elasticities else None
-    shown: list[Table] = []
-
-    def show(table: Table) -> None:
-        shown.append(table)
-        console.print(table)
-
-    _headline(outcome, console, sure)
-    show(_stage_table(outcome, sure))
-    if plan.offload:
-        show(_offload_table(problem, plan))
-    show(_time_table(outcome.cost))
+    tables = [_stage_table(outcome, sure)]
+    if outcome.plan.offload:
+        tables.append(_offload_table(outcome.problem, outcome.plan))
+    tables.append(_time_table(outcome.cost))
     if strongest(elasticities):
-        show(_sensitivity_table(elasticities))
-    if outcome.result is not None:
-        _search_lines(outcome.result, console)
+        tables.append(_sensitivity_table(elasticities))
     if outcome.answers:
-        show(_verification_table(outcome.answers))
-        _verification_notes(outcome.answers, console)
+        tables.append(_verification_table(outcome.answers))
     others = alternatives_table(outcome, sure, takers)
-    if others is not None:
-        show(others)
-        _print_indistinguishable(outcome, sure, console)
+    return tables if others is None else [*tables, others]
+
+
+def report_notes(outcome: Outcome, sure: Intervals | None) -> Iterator[str]:
+    """Yield what stands below the tables: how the search went, and what signs in the tables mean."""
+    if outcome.answers:
+        yield "gap: this plan's seconds relative to the baseline; below 0 this plan is faster"
+    yield from _indistinguishable(outcome, sure)
     if outcome.result is not None:
-        console.print()
-    sentence = layerwise_sentence(problem, outcome.cost, outcome.answers)
+        yield from _search_lines(outcome.result)
+    for entry in outcome.answers:
+        if entry.note and entry.note != baseline_claim(entry):
+            yield f"{entry.name.replace('_', ' ')}: {entry.note}"
+    sentence = layerwise_sentence(outcome.problem, outcome.cost, outcome.answers)
     if sentence is not None:
-        console.print(Text(sentence[0].upper() + sentence[1:] + "."))
-    return shown
+        yield f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _print_indistinguishable(outcome: Outcome, known: Intervals | None, console: Console) -> None:
+def _indistinguishable(outcome: Outcome, known: Intervals | None) -> Iterator[str]:
     """Say what the sign next to an alternative means, where one has it."""
     if known is None or outcome.result is None:
         return
     best = outcome.cost.iteration_time_s
     if any(known.indistinguishable(best, seconds) for seconds, _ in outcome.result.alternatives):
         width = 100 * (exp(known.difference) - 1.0)
-        line = f"≈ too close to call: below {width:.0f} % the model may rank plans wrongly"
-        console.print(line, style="dim", highlight=False)
-
-
-def _headline(outcome: Outcome, console: Console, sure: Intervals | None) -> None:
-    """Print the job, the plan, its seconds and dollars, what is proven, and what was assumed."""
-    problem = outcome.problem
-    plan = outcome.plan
-    cost = outcome.cost
-    console.print(Text(_job_words(problem), "bold"))
-    console.print(Text(plan.describe(problem.training.global_batch_size), "bold cyan"))
-    placed = order_label(problem.cluster.arranged(plan.node_order))
-    if placed:
-        console.print(Text(f"nodes along the pipeline: {placed}"))
-    within = fits = ""
-    if sure is not None:
-        within = f" {sure.label()}"
-        fits = f" · fits: {_percent(1.0 - sure.any_out_of_memory, 0)}"
-    time = f"{_seconds(cost.iteration_time_s)}{within} per iteration"
-    speed = f"{cost.tokens_per_s:,.0f} tokens/s · MFU {_percent(cost.mfu)}"
-    console.print(Text(f"{time} · {speed}{fits}"))
-    objective = problem.config.objective
-    amount = bill(objective, problem.cluster, cost.iteration_time_s)
-    if amount is not None:
-        nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
-        iterations = f"{objective.num_iterations:,.0f} iterations"
-        console.print(Text(f"{amount.label()}, {iterations} on {nodes}"))
-    console.print(Text(known_of(outcome)))
-    console.print(Text(_training_words(problem)))
-    note = batch_note(problem.cluster.num_devices, problem.training.global_batch_size)
-    if note:
-        console.print(Text(note))
-    if not cost.feasible:
-        console.print(Text(DOES_NOT_FIT, "red"))
-
-
-def _job_words(problem: Problem) -> str:
-    """Name the model with its size, and the cluster."""
-    size = f"{problem.model.num_parameters:,} parameters"
-    if problem.training.lora_rank:
-        size += f", {problem.model.num_trained_parameters:,} trained"
-    config = problem.config
-    gpus = problem.cluster.num_devices
-    return f"{config.model.name} ({size}) on {config.cluster.name}, {gpus} GPUs"
-
-
-def _training_words(problem: Problem) -> str:
-    """Name batch, precision, optimizer, and the framework whose efficiencies were assumed."""
-    training = problem.training
-    framework = f"efficiencies of {training.software}"
-    if training.software is None:
-        framework = f"a generic framework (trainer={problem.config.trainer.name})"
-    batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
-    return f"{batch} · {training.precision} · {training.optimizer} · {framework}"
+        yield f"≈ too close to call: below {width:.0f} % the model may rank plans wrongly"
 
 
 def _stage_table(outcome: Outcome, sure: Intervals | None = None) -> Table:
@@ -312,10 +250,11 @@ def _layer_cells(outcome: Outcome, stage: int) -> tuple[str, str]:
     plan = outcome.plan
     names = outcome.layer_names
     kinds = [layer.kind for layer in outcome.problem.model.layers]
-    chunks = list(pairwise(plan.boundaries))[stage :: plan.pp]
     ranges = []
     strategies: list[LayerStrategy] = []
-    for first, end in chunks:
+    for device, (first, end) in zip(plan.chunk_devices, pairwise(plan.boundaries), strict=True):
+        if device != stage:
+            continue
         ranges.append(layer_ranges(names[first:end]) + kind_counts(kinds, first, end))
         strategies += plan.layers[first:end]
     return "; ".join(ranges), run_lengths(strategies)
@@ -324,14 +263,16 @@ def _layer_cells(outcome: Outcome, stage: int) -> tuple[str, str]:
 def _memory_cell(used: float, capacity: float) -> Text:
     """Return bytes over capacity, coloured where little or nothing is left."""
     share = used / capacity
-    colour = ""
-    if share > 1:
-        colour = "red"
-    elif share > MEMORY_WARNING:
-        colour = "yellow"
     unit, unit_bytes = memory_unit(capacity)
     pair = f"{used / unit_bytes:.1f} / {capacity / unit_bytes:.1f}"
-    return Text(f"{pair} {unit} {100 * share:>3.0f} %", colour)
+    return Text(f"{pair} {unit} {100 * share:>3.0f} %", memory_colour(share))
+
+
+def memory_colour(share: float) -> str:
+    """Return the colour of a share of a device's memory, where little or nothing is left."""
+    if share > 1:
+        return "red"
+    return "yellow" if share > MEMORY_WARNING else ""
 
 
 def _offload_table(problem: Problem, plan: Plan) -> Table:
@@ -395,20 +336,18 @@ def _sensitivity_table(elasticities: dict[str, float]) -> Table:
     return table
 
 
-def _search_lines(result: SearchResult, console: Console) -> None:
-    console.print(Text("\nSearch", "bold"))
+def _search_lines(result: SearchResult) -> Iterator[str]:
     descended = result.gradient_iteration_time_s
     if result.why:
         who = "" if descended is not None else f"{result.method.replace('_', ' ')}: "
-        console.print(f"{who}{result.why}", highlight=False, markup=False)
+        yield f"{who}{result.why}"
     if descended is None:
-        count = f"{result.plans_evaluated:,} plans or parts of plans"
-        console.print(f"{count} in {result.seconds:.1f} s", highlight=False)
+        yield f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s"
         return
-    console.print(_taken_steps(result, descended), highlight=False)
+    yield _taken_steps(result, descended)
     counts = f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}"
     seconds = f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s"
-    console.print(f"{counts}, {seconds}{STOPPED[result.stopped_by]}", highlight=False)
+    yield f"{counts}, {seconds}{STOPPED[result.stopped_by]}"
 
 
 def _taken_steps(result: SearchResult, descended: float) -> str:
@@ -419,12 +358,17 @@ def _taken_steps(result: SearchResult, descended: float) -> str:
         return f"{word} {_number(seconds)} s ({100 * (seconds / final - 1) + 0.0:+.2f} %)"
 
     way = f"{step('raw', result.raw_iteration_time_s)} → {step('polished', descended)}"
-    if final > descended * (1.0 + 1e-9):
-        return f"{way}; kept: a simpler plan of equal time, {_number(final)} s"
+    return f"{way}; kept: {kept_words(result)}"
+
+
+def kept_words(result: SearchResult) -> str:
+    """Say which plan of the search was kept."""
+    descended = result.gradient_iteration_time_s
+    if descended is not None and result.iteration_time_s > descended * (1.0 + 1e-9):
+        return "a simpler plan"
     if result.method == "gradient":
-        return f"{way}; kept: the polished plan of the gradient search"
-    name = result.method.replace("_", " ")
-    return f"{way} → {name} {_number(final)} s; kept: the plan of {name}, which is better"
+        return "the polished plan"
+    return f"the plan of {result.method.replace('_', ' ')}"
 
 
 VERIFICATION_COLUMNS = (
@@ -450,20 +394,12 @@ def _verification_table(verifications: Sequence[Verification]) -> Table:
         name = entry.name.replace("_", " ")
         time = _number(entry.iteration_time_s)
         took = f"{entry.seconds:.1f}"
-        table.add_row(name, entry.space, time, gap, _baseline_claim(entry), took, count)
+        table.add_row(name, entry.space, time, gap, baseline_claim(entry), took, count)
     return table
 
 
-def _verification_notes(verifications: Sequence[Verification], console: Console) -> None:
-    for entry in verifications:
-        if entry.note and entry.note != _baseline_claim(entry):
-            line = f"{entry.name.replace('_', ' ')}: {escape(entry.note)}"
-            console.print(line, style="dim", highlight=False)
-    legend = "gap: this plan's seconds relative to the baseline; below 0 this plan is faster"
-    console.print(legend, style="dim")
-
-
-def _baseline_claim(entry: Verification) -> str:
+def baseline_claim(entry: Verification) -> str:
+    """Say what a method knows of its own plan."""
     if entry.proven:
         return "optimal in the model" if entry.plan is not None else "no plan fits"
     found = "best found" if entry.plan is not None else "no plan found"

@@ -13,7 +13,8 @@ from darts_parallel.planner.elasticities import sensitivity, time_elasticities
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.text import effect, render
+from darts_parallel.report.screen import render
+from darts_parallel.report.text import effect
 from tests.support.hardware import scaled
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -113,7 +114,7 @@ def test_the_effect_of_ten_percent_more() -> None:
 
 
 def test_the_report_names_what_matters_most_first() -> None:
-    problem, plan = load_problem(TOY), PLANS["two stages"]
+    problem, plan = load_problem([*TOY, "output.verbose=true"]), PLANS["two stages"]
     console = Console(record=True, width=120, file=StringIO())
     values = {
         "inter_node.bandwidth": -0.33,

@@ -59,7 +59,7 @@ def asked(order: str, problem: Problem | None = None) -> Session:
 def run(folder: Path, *overrides: str) -> tuple[dict, str]:  # type: ignore[type-arg]
     """`plan.json` and the report."""
     console = Console(file=StringIO(), width=120)
-    Job(load_problem([*TOY, *overrides]), folder, console).run()
+    Job(load_problem([*TOY, "output.verbose=true", *overrides]), folder, console).run()
     return json.loads((folder / "plan.json").read_text()), console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -76,8 +76,8 @@ def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path:
     assert search["gradient_gap"] == 0.0
     assert set(checks) == {"exhaustive", "dynamic_programming"}
     assert checks["dynamic_programming"]["proven"]
-    assert "kept: the polished plan of the gradient search" in " ".join(report.split())
-    assert "optimal in the model, over the layerwise space" in report
+    assert "kept: the polished plan" in " ".join(report.split())
+    assert "optimal in the model (layerwise" in report
 
 
 def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> Non
     assert data["verification"]["dynamic_programming"]["proven"]
     assert data["verification"]["dynamic_programming"]["gap"] == 0.0
     assert "dynamic programming: it proved its plan" in report
-    assert "optimal in the model, over the layerwise space" in report
+    assert "optimal in the model (layerwise" in report
 
 
 def test_exact_methods_that_do_not_reach_are_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_an_exact_method_finds_is_the_answer(
     # the best plan of the toy is uniform
     assert data["search"]["taken_from"] == "exhaustive"
     assert data["search"]["gradient_gap"] > 0
-    assert "kept: the plan of exhaustive, which is better" in " ".join(report.split())
+    assert "kept: the plan of exhaustive" in " ".join(report.split())
     assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
     assert data["predicted"]["iteration_time_s"] == pytest.approx(
         exact["iteration_time_s"], rel=1e-9

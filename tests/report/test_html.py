@@ -126,7 +126,7 @@ def test_every_run_folder_has_the_page_that_the_ending_names(tmp_path: Path) -> 
     out = StringIO()
     quick = ["search.method=exact", "output.tensorboard=false"]
     Job(load_problem([*TOY, *quick]), tmp_path, Console(file=out, width=200)).run()
-    assert f"page: {tmp_path / 'report.html'}" in out.getvalue()
+    assert f"explain {tmp_path / 'plan.json'} · report.html lies next to it" in out.getvalue()
     words = ParsedPage((tmp_path / "report.html").read_text()).words
-    for said in ("Trainers", f"darts-parallel tune {tmp_path / 'plan.json'} --top 3"):
+    for said in ("Trainer ", f"darts-parallel tune {tmp_path / 'plan.json'} --top 3"):
         assert said in words

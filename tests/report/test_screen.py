@@ -1,0 +1,91 @@
+"""The report on the terminal: at most 32 lines for the default job, and 40 for any."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from darts_parallel import load_problem, plan
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.screen import stage_lines
+from darts_parallel.report.text import claim
+from tests.report.conftest import FoundPlan
+from tests.support.screen import default_lines, printed, readme_lines
+
+FEW = ["search.num_steps=20", "search.num_restarts=4", "output.tensorboard=false"]
+
+
+def test_the_default_job_prints_at_most_32_lines_and_readme_shows_them(tmp_path: Path) -> None:
+    lines = default_lines(tmp_path)
+    assert len(lines) <= 32, "\n".join(lines)
+    assert "best found" in lines[3] or "optimal in the model" in lines[3]
+    assert readme_lines() == lines, "python -m tests.support.screen"
+
+
+JOBS = {
+    "many stages": ["space=uniform", "space.pp=32", "search=exact"],
+    "experts": ["model=mixtral_8x7b", "cluster=h100_8x8", "space=uniform", "search=exact"],
+    "mixed devices": [
+        "model=toy",
+        "cluster=toy_mixed",
+        "training=toy",
+        "verification.enabled=false",
+        *FEW,
+    ],
+    "a trainer": ["model=llama3_8b", "cluster=h100_8x8", "trainer=megatron", "search=exact"],
+    "chunks": [
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "space.pp=2",
+        "space.virtual_stages=2",
+        "verification.enabled=false",
+        *FEW,
+    ],
+    "no plan keeps the risk": [
+        "model=toy",
+        "cluster=toy",
+        "training=toy",
+        "cluster.devices.toy.memory_GiB=0.14",
+        *FEW,
+    ],
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_any_job_prints_at_most_40_lines(job: str, tmp_path: Path) -> None:
+    lines = printed(
+        ["verification.max_seconds=5", *JOBS[job], "output.tensorboard=false"], tmp_path
+    )
+    assert len(lines) <= 40, "\n".join(lines)
+    assert (" more in report.html" in "\n".join(lines)) == (job == "many stages")
+    assert ("no plan keeps space.out_of_memory" in lines[3]) == (job == "no plan keeps the risk")
+
+
+def test_equal_stages_share_a_line(found: FoundPlan) -> None:
+    cost = replace(
+        evaluate(found.plan, found.problem),
+        stage_times_s=(1.0, 2.0, 2.0, 1.0),
+        memory_bytes=(1e8,) * 4,
+        capacity_bytes=(2e8,) * 4,
+    )
+    plan = replace(found.plan, boundaries=(0, 2, 3, 4, 6), layers=found.plan.layers[:1] * 6)
+    table = stage_lines(Outcome(found.problem, plan, cost))
+    assert list(table.columns[0].cells) == ["0", "1-2", "3"]
+    assert str(list(table.columns[2].cells)[1]) == "layers 1-2"
+
+
+def test_python_prints_saves_and_exports_the_plan(tmp_path: Path) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "space=uniform", *FEW])
+    best = plan(problem)
+    lines = str(best).splitlines()
+    assert 5 <= len(lines) <= 7
+    assert lines[1] == best.plan.describe(problem.training.global_batch_size)
+    assert claim(best.outcome.problem, best.outcome.cost, best.answers) in lines
+    assert best._repr_html_().startswith("<!DOCTYPE html>")
+    data = json.loads(best.save(tmp_path / "new").read_text())
+    assert data["predicted"]["iteration_time_s"] == best.result.iteration_time_s
+    assert (tmp_path / "new" / "report.html").exists()
+    assert best.export("torch").files

@@ -1,0 +1,46 @@
+"""Lines of the command on 100 columns; `python -m tests.support.screen` writes README's block."""
+
+import re
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from darts_parallel import load_problem
+from darts_parallel.cli._job import Job
+from tests.support.sources import ROOT
+
+WIDTH = 100
+FOLDER = "outputs/2026-11-27/22-29-55"
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(?<=```text\n)llama2_7b .*?(?=\n```)", re.DOTALL)
+
+
+def printed(overrides: list[str], folder: Path) -> list[str]:
+    """Lines of the whole command, without seconds of wall-clock; longer ones wrap."""
+    out = StringIO()
+    Job(load_problem(overrides), folder, Console(file=out, width=WIDTH)).run()
+    text = re.sub(r"(steps, )[0-9.]+ s\b", r"\1… s", out.getvalue().replace(str(folder), FOLDER))
+    lines = [line.rstrip() for line in text.splitlines()]
+    return [line[i : i + WIDTH] for line in lines for i in range(0, max(len(line), 1), WIDTH)]
+
+
+def default_lines(folder: Path) -> list[str]:
+    """Lines of the default command."""
+    return printed(["output.tensorboard=false"], folder)
+
+
+def readme_lines() -> list[str]:
+    """Lines of README's block."""
+    found = BLOCK.search(README.read_text(encoding="utf-8"))
+    assert found is not None
+    return found[0].splitlines()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        block = "\n".join(default_lines(Path(place)))
+    README.write_text(
+        BLOCK.sub(lambda _: block, README.read_text(encoding="utf-8")), encoding="utf-8"
+    )
