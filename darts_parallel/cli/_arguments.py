@@ -56,6 +56,7 @@ class FlagParser(ArgumentParser):
             self.add_argument(*names.split(), choices=choices)
         self.add_argument("--top", nargs="?", const="nothing")
         self.add_argument("--from-log")
+        self.add_argument("--force", action="store_true")
         self.add_argument("overrides", nargs="*")
 
     def error(self, message: str) -> NoReturn:
@@ -77,7 +78,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     verb = next((argument for argument in given if argument in VERBS), None)
     overrides = [
         *_without_verb(given, verb),
-        *_tune_flags(verb, flags.pop("top"), flags.pop("from_log")),
+        *_tune_flags(verb, flags.pop("top"), flags.pop("from_log"), force=flags.pop("force")),
     ]
     if flags.pop("explain"):
         overrides.append("explain=true")
@@ -92,7 +93,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     return [*words, *overrides]
 
 
-def _tune_flags(verb: str | None, top: str | None, log: str | None) -> list[str]:
+def _tune_flags(verb: str | None, top: str | None, log: str | None, *, force: bool) -> list[str]:
     """Write the flags of the verb `tune` as overrides."""
     overrides = []
     if top is not None:
@@ -105,6 +106,12 @@ def _tune_flags(verb: str | None, top: str | None, log: str | None) -> list[str]
             way_out = f"try tune plan.json --from-log {log}"
             raise ConfigError(f"--from-log {log} needs the verb tune; {way_out}.")
         overrides.append(f"tune.log={log}")
+    if force:
+        if log is None:
+            raise ConfigError(
+                "--force needs --from-log; try tune plan.json --from-log LOG --force."
+            )
+        overrides.append("tune.force=true")
     return overrides
 
 

@@ -12,7 +12,10 @@ WARMUP = 5
 """Steps left out at the beginning, half of the log at most."""
 LEAST = 3
 """Printed steps that a log must have."""
-NUMBER = r"(\d[\d.,]*(?:e[+-]?\d+)?)"
+NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d]|[.,]\d)"
+"""A number as trainers print it; commas stand before groups of three digits alone."""
+LONGEST_LOG = 2**23
+"""Characters of a log that are read; of a longer one the beginning and the end."""
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 SECONDS = {"s": 1.0, "ms": 1e-3}
 """Units of time in seconds; the other units are rates."""
@@ -25,7 +28,7 @@ def read_log(path: str, problem: Problem) -> tuple[float, float | None, str]:
         ConfigError: the log cannot be read, or holds no steps, or those of another batch.
     """
     try:
-        text = COLOURS.sub("", read_text(path))
+        text = COLOURS.sub("", _without_middle(read_text(path)))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"tune.log={path} cannot be read ({error}); try a trainer's output."
@@ -53,7 +56,12 @@ def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Pro
     own = {"sequences": problem.training.global_batch_size, "tokens": problem.tokens_per_iteration}
     for log in known:
         unit = log.batch_unit
-        for printed in _numbers(log.batch, text)[-1:]:
+        batches = sorted(set(_numbers(log.batch, text)))
+        if len(batches) > 1:
+            several = " and ".join(f"{batch:.0f}" for batch in batches)
+            rule = f"hold one run, and holds global batches of {several} {unit}"
+            require(False, f"tune.log={path}", rule, "the log of this plan's run alone")
+        for printed in batches:
             if printed != own[unit]:
                 told = f"its global batch is {printed:.0f} {unit}, the plan's {own[unit]}"
                 way_out = "try the log of this plan's run"
@@ -73,4 +81,11 @@ def _seconds(value: float, unit: str, problem: Problem) -> float:
 def _numbers(line: str, text: str) -> list[float]:
     """Read the numbers of all lines as trainers print them: `6,260`, `1.073e+04`."""
     found = re.findall(line.replace("NUMBER", NUMBER), text)
-    return [float(number.replace(",", "").rstrip(".")) for number in found]
+    return [float(number.replace(",", "")) for number in found]
+
+
+def _without_middle(text: str) -> str:
+    """Return a log of bearable length: the batch stands at its beginning, steady steps at its end."""
+    if len(text) <= LONGEST_LOG:
+        return text
+    return f"{text[: LONGEST_LOG // 8]}\n{text[-LONGEST_LOG * 7 // 8 :]}"

@@ -15,7 +15,17 @@ from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import load_config
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
-from darts_parallel.planner import Proposal, Trial, Tuning, own_cluster, sureness, tune, with_run
+from darts_parallel.planner import (
+    Deviation,
+    Proposal,
+    Trial,
+    Tuning,
+    deviations,
+    own_cluster,
+    sureness,
+    tune,
+    with_run,
+)
 from darts_parallel.plans import Plan, read_plan, write_json, write_text
 from darts_parallel.problem import GIB, Problem
 from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
@@ -54,6 +64,12 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     said: list[str] = []
     if log is not None:
         trial, sentence = _read_log_trial(problem, str(log), source)
+        doubts = [] if settings["force"] else deviations(problem, trial)
+        if doubts:
+            _print_doubts(
+                sentence, doubts, f"darts-parallel tune {source} --from-log {log}", console
+            )
+            return evaluate(plan, problem).iteration_time_s
         trials.append(trial)
         said.append(sentence)
     state = tune(problem, plan, trials, _risk_levels(problem, source))
@@ -77,6 +93,18 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     for line in said:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     return best.expected_s
+
+
+def _print_doubts(
+    sentence: str, doubts: Sequence[Deviation], command: str, console: Console
+) -> None:
+    """Say what a log showed, by how much it is off, what would explain it, and how to insist."""
+    lines = [sentence]
+    for doubt in doubts:
+        lines += doubt.sentences()
+    lines.append(f"if the run is this plan's and the machine was idle: {command} --force")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _read_log_trial(problem: Problem, log: str, source: str) -> tuple[Trial, str]:

@@ -38,6 +38,7 @@ TUNE: dict[str, Any] = {
     "measured": None,
     "log": None,
     "figures": "outputs/tuned",
+    "force": False,
 }
 LARGEST_MARGIN = 0.9
 """Largest `space.memory_margin`: a device of which less may be used is another device."""
@@ -334,7 +335,7 @@ class Config:
     """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far,
     a list of {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a
     trainer printed when it ran that plan; `figures`: the folder for `--config-dir` that keeps what
-    logs say of the cluster."""
+    logs say of the cluster; `force`: let a log move figures that is too far off to be believed."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`); null: for none."""
     explain: bool = False

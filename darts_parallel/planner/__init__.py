@@ -29,6 +29,8 @@ from darts_parallel.planner.prediction_intervals import sureness as sureness
 from darts_parallel.planner.result import CHOSEN as CHOSEN
 from darts_parallel.planner.result import Planned as Planned
 from darts_parallel.planner.result import Rung as Rung
+from darts_parallel.planner.run_diagnosis import Deviation as Deviation
+from darts_parallel.planner.run_diagnosis import deviations as deviations
 from darts_parallel.planner.run_figures import Trial as Trial
 from darts_parallel.planner.run_figures import own_cluster as own_cluster
 from darts_parallel.planner.run_figures import with_run as with_run

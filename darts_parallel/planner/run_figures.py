@@ -7,7 +7,7 @@ it; `with_run` moves the figures themselves, so that later commands plan with th
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import exp, log
 from typing import Any, NamedTuple
 
@@ -121,7 +121,7 @@ def with_run(problem: Problem, trial: Trial) -> Problem:
                 runs.append(_before_moves(new, after))
         after = _means(known, cluster, framework, runs)
         moved = deepcopy(cluster)
-        for figure in _figures(known, moved, framework):
+        for figure in figures_of(known, moved, framework):
             figure.move(known, after[figure.place] - before[figure.place])
         config = replace(problem.config, cluster=replace(moved, runs=runs))
         found = Problem.from_config(config)
@@ -148,19 +148,30 @@ def _means(
     runs: list[RunConfig],
 ) -> dict[LatentPlace, float]:
     """Return how far runs move every calibrated figure of a cluster."""
-    places = [figure.place for figure in _figures(known, cluster, framework)]
+    places = [figure.place for figure in figures_of(known, cluster, framework)]
     rows = [{place: 1.0} for place in places]
     moved = replace(known, runs=runs).given_runs(rows)
     return dict(zip(places, moved.means.tolist(), strict=True))
 
 
-class _Figure(NamedTuple):
+class Figure(NamedTuple):
     """A calibrated figure of a cluster's configuration."""
 
     owner: Any
     """Device or link that holds it."""
     field: str
     place: LatentPlace
+    words: str
+    """Key of the figure, or what its link joins."""
+    link_rate: float | None = None
+    """Of an efficiency of a link: its 10^9 bytes/s by the data sheet."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Least and largest value that the schema allows."""
+        (entry,) = [entry for entry in fields(self.owner) if entry.name == self.field]
+        least, most = entry.metadata["range"]
+        return float(least), float(most)
 
     def move(self, known: Posterior, distance: float) -> None:
         """Move the figure on its unbounded scale."""
@@ -169,18 +180,22 @@ class _Figure(NamedTuple):
         setattr(self.owner, self.field, moved)
 
 
-def _figures(known: Posterior, cluster: ClusterConfig, framework: str) -> Iterator[_Figure]:
+def figures_of(known: Posterior, cluster: ClusterConfig, framework: str) -> Iterator[Figure]:
     """Yield all calibrated figures of a cluster."""
     for name, device in cluster.devices.items():
         for quantity in known.quantities:
             if quantity in vars(device):
-                yield _Figure(device, quantity, LatentPlace(quantity, family(name), framework))
+                place = LatentPlace(quantity, family(name), framework)
+                yield Figure(device, quantity, place, f"cluster.devices.{name}.{quantity}")
     links = [("intra", group.intra_node) for group in cluster.nodes]
     links.append(("inter", cluster.inter_node))
     for group in cluster.nodes:
         if group.inter_node is not None:
             links.append(("inter", group.inter_node))
     for side, link in links:
-        for field in ("efficiency", "latency_us"):
-            place = link_place(f"{side}_{field}", framework, side, link.bandwidth_GBps)
-            yield _Figure(link, field, place)
+        where = "inside nodes" if side == "intra" else "between nodes"
+        rate = link.bandwidth_GBps
+        place = link_place(f"{side}_efficiency", framework, side, rate)
+        yield Figure(link, "efficiency", place, f"bandwidth {where}", rate)
+        place = link_place(f"{side}_latency_us", framework, side, rate)
+        yield Figure(link, "latency_us", place, f"latency {where}, us")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from darts_parallel.cli._trainer_log import read_log
+from darts_parallel.cli._trainer_log import LONGEST_LOG, _numbers, read_log
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
@@ -39,3 +39,39 @@ def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> No
         (tmp_path / "log").write_text(text)
         with pytest.raises(ConfigError, match=words):
             read_log(str(tmp_path / "log"), problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("6,260", [6260.0]),
+        ("1.073e+04", [1.073e4]),
+        ("1,234,567.5", [1234567.5]),
+        ("12.3.4", []),
+        ("1,5", []),
+        ("12,34", []),
+        ("27.", [27.0]),
+        ("3, 4", [3.0]),
+    ],
+)
+def test_numbers_are_read_as_trainers_print_them(text: str, numbers: list[float]) -> None:
+    assert _numbers("value: NUMBER", f"value: {text} |") == numbers
+
+
+def test_a_log_of_two_runs_is_refused(tmp_path: Path) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    own = problem.training.global_batch_size
+    steps = LINES[3].format(n=1, rate=4.0) * 9
+    text = f"train_batch_size ..... {own}\n{steps}train_batch_size ..... {2 * own}\n{steps}"
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(ConfigError, match=f"global batches of {own} and {2 * own} sequences"):
+        read_log(str(tmp_path / "log"), problem)
+
+
+def test_the_rate_of_an_older_torchtitan_and_a_long_log_are_read(tmp_path: Path) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    tokens = problem.tokens_per_iteration / problem.cluster.num_devices
+    line = f"step: 10  loss:  1.5  memory: 2.00GiB(3%)  wps: {round(tokens / 0.002):,}  mfu: 1%\n"
+    (tmp_path / "log").write_text("nothing\n" * (LONGEST_LOG // 6) + 9 * line)
+    seconds, peak, _ = read_log(str(tmp_path / "log"), problem)
+    assert (seconds, peak) == (pytest.approx(0.002, rel=0.01), 2**31)

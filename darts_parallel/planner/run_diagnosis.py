@@ -1,0 +1,140 @@
+"""What a run says that the model does not believe: by how much it is off, and what would explain it.
+
+A run whose error is within `BELIEVED` standard deviations moves the calibrated figures
+(`run_figures`). A run further off is more likely another job, a broken link or a busy machine than
+a figure that is that wrong. It moves nothing. Each figure that would explain it alone is listed.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+from scipy.optimize import brentq
+
+from darts_parallel.config import ClusterConfig, RunConfig
+from darts_parallel.cost import evaluate
+from darts_parallel.planner.figure_posterior import posterior, slopes_of
+from darts_parallel.planner.run_figures import (
+    Figure,
+    Trial,
+    figures_of,
+    memory_run,
+    own_cluster,
+    seconds_run,
+)
+from darts_parallel.plans import Plan
+from darts_parallel.problem import Problem
+
+BELIEVED = 3.0
+"""Standard deviations of an error that the model allows for."""
+FURTHEST = 1e3
+"""Largest factor of a figure that is tried."""
+
+
+class Explanation(NamedTuple):
+    """A figure that explains a run, if all other figures are right."""
+
+    words: str
+    """Key of the figure, or the link in words."""
+    value: float
+    needed: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A measured quantity further off than the model believes."""
+
+    quantity: str
+    """`seconds` or `peak bytes`."""
+    ratio: float
+    """Measured per predicted."""
+    sds: float
+    """Distance in standard deviations of the prediction."""
+    explanations: tuple[Explanation, ...]
+    """Smallest change first."""
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what a user is told."""
+        times = f"{self.ratio:.3g} times the predicted ones"
+        yield (
+            f"the measured {self.quantity} are {times}, {self.sds:.1f} standard deviations off: "
+            "no figure was changed."
+        )
+        if not self.explanations:
+            yield "no single figure of the cluster explains this run; is it the log of this plan?"
+            return
+        yield "each of these alone would explain this run:"
+        for own in self.explanations:
+            yield f"  {own.words}: {own.needed:.3g} instead of {own.value:.3g}{own.unit}"
+
+
+def deviations(problem: Problem, trial: Trial) -> list[Deviation]:
+    """Return what of a trial the model does not believe; empty where the trial may move figures."""
+    known = posterior(problem)
+    found = []
+    for quantity, run in (
+        ("seconds", seconds_run(trial, problem)),
+        ("peak bytes", memory_run(trial, problem)),
+    ):
+        if run is None:
+            continue
+        sd = sqrt(known.variance(slopes_of(run)) + run.sd**2)
+        sds = abs(run.error) / sd
+        if sds > BELIEVED:
+            causes = sorted(_explanations(problem, trial.plan, quantity, run), key=_change)
+            found.append(Deviation(quantity, exp(run.error), sds, tuple(causes)))
+    return found
+
+
+def _change(own: Explanation) -> float:
+    """Return how far a figure has to move."""
+    return abs(log(own.needed / own.value))
+
+
+def _explanations(
+    problem: Problem, plan: Plan, quantity: str, run: RunConfig
+) -> Iterator[Explanation]:
+    """Yield every figure that alone brings the prediction to what was measured."""
+    cluster = replace(own_cluster(problem), runs=[replace(run, slopes={})])
+    before = _predicted(problem, cluster, plan, quantity)
+    goal = before + run.error
+    moved = deepcopy(cluster)
+    for figure in figures_of(posterior(problem), moved, problem.software.name):
+        value = float(getattr(figure.owner, figure.field))
+        if value <= 0.0:
+            continue
+
+        def missing(tried: float, figure: Figure = figure) -> float:
+            setattr(figure.owner, figure.field, tried)
+            return _predicted(problem, moved, plan, quantity) - goal
+
+        least, most = figure.limits
+        ends = (max(least, value / FURTHEST), min(most, value * FURTHEST))
+        needed = [_root(missing, value, end) for end in ends if missing(end) * run.error > 0.0]
+        setattr(figure.owner, figure.field, value)
+        if needed:
+            yield _explanation(figure, value, needed[0])
+
+
+def _root(missing: Callable[[float], float], value: float, end: float) -> float:
+    """Return the value between a figure and a limit at which nothing is missing."""
+    found = brentq(lambda change: missing(exp(change)), log(value), log(end), xtol=1e-3)
+    return exp(float(found))
+
+
+def _explanation(figure: Figure, value: float, needed: float) -> Explanation:
+    """Say a figure as its data sheet does: a link by its bandwidth."""
+    if figure.link_rate is None:
+        return Explanation(figure.words, value, needed, "")
+    rate = figure.link_rate
+    return Explanation(figure.words, rate * value, rate * needed, " GB/s")
+
+
+def _predicted(problem: Problem, cluster: ClusterConfig, plan: Plan, quantity: str) -> float:
+    """Return the logarithm of a plan's seconds, or of the bytes of its fullest device."""
+    own = Problem.from_config(replace(problem.config, cluster=cluster))
+    cost = evaluate(plan, own)
+    return log(cost.iteration_time_s if quantity == "seconds" else max(cost.memory_bytes))

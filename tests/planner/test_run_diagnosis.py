@@ -1,0 +1,62 @@
+"""A run that the model does not believe: no figure moves, and each listed figure explains it."""
+
+from dataclasses import replace
+
+import pytest
+
+from darts_parallel.config.cluster import RunConfig
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.planner.run_diagnosis import BELIEVED, deviations
+from darts_parallel.planner.run_figures import Trial, own_cluster
+from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.problem.problem import Problem, load_problem
+
+OVERRIDES = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "training.software=nanotron"]
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return load_problem(OVERRIDES)
+
+
+@pytest.fixture(scope="module")
+def plan(problem: Problem) -> Plan:
+    strategy = LayerStrategy(1, 32, zero_stage=1, recompute="full")
+    return Plan(2, (0, problem.num_layers), (strategy,) * problem.num_layers)
+
+
+def test_a_run_near_the_prediction_is_believed(problem: Problem, plan: Plan) -> None:
+    cost = evaluate(plan, problem)
+    seconds, used = cost.iteration_time_s, max(cost.memory_bytes)
+    assert deviations(problem, Trial("log", plan, 1.1 * seconds, 1.05 * used)) == []
+    assert deviations(problem, Trial("log", plan, None)) == []
+
+
+@pytest.mark.parametrize("ratio", [4.0, 0.25])
+def test_each_figure_alone_explains_the_run(problem: Problem, plan: Plan, ratio: float) -> None:
+    seconds = ratio * evaluate(plan, problem).iteration_time_s
+    (found,) = deviations(problem, Trial("log", plan, seconds))
+    assert found.ratio == pytest.approx(ratio)
+    assert found.sds > BELIEVED
+    sentences = list(found.sentences())
+    assert "no figure was changed" in sentences[0]
+    assert len(sentences) == 2 + len(found.explanations)
+    # figures of a cluster with runs hold as they stand
+    cluster = replace(own_cluster(problem), runs=[RunConfig("log", 0.0, 1.0, {})])
+    for own in found.explanations:
+        if not own.words.startswith("cluster.devices."):
+            continue
+        _, _, device, field = own.words.split(".")
+        moved = replace(cluster.devices[device], **{field: own.needed})
+        devices = {**cluster.devices, device: moved}
+        config = replace(problem.config, cluster=replace(cluster, devices=devices))
+        again = evaluate(plan, Problem.from_config(config))
+        assert again.iteration_time_s == pytest.approx(seconds, rel=0.02), own
+
+
+def test_a_slow_network_is_among_the_explanations(problem: Problem, plan: Plan) -> None:
+    slow = load_problem([*OVERRIDES, "cluster.inter_node.bandwidth_GBps=0.2"])
+    seconds = evaluate(plan, slow).iteration_time_s
+    (found,) = deviations(problem, Trial("log", plan, seconds))
+    (own,) = [own for own in found.explanations if own.words == "bandwidth between nodes"]
+    assert own.needed == pytest.approx(0.2 * own.value / 5.0, rel=0.05)
