@@ -1,4 +1,4 @@
-"""What a run says that the model does not believe: by how much it is off, and what would explain it.
+"""Diagnose a run that the model does not believe: by how much it is off, what would explain it.
 
 A run whose error is within `BELIEVED` standard deviations moves the calibrated figures
 (`run_figures`). A run further off is more likely another job, a broken link or a busy machine than

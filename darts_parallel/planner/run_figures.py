@@ -164,7 +164,7 @@ class Figure(NamedTuple):
     words: str
     """Key of the figure, or what its link joins."""
     link_rate: float | None = None
-    """Of an efficiency of a link: its 10^9 bytes/s by the data sheet."""
+    """10^9 bytes/s of the link by its data sheet, where the figure is its efficiency."""
 
     @property
     def limits(self) -> tuple[float, float]:
