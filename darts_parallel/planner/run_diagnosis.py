@@ -33,7 +33,7 @@ FURTHEST = 1e3
 """Largest factor of a figure that is tried."""
 
 
-class Explanation(NamedTuple):
+class NeededFigure(NamedTuple):
     """A figure that explains a run, if all other figures are right."""
 
     words: str
@@ -53,7 +53,7 @@ class Deviation:
     """Measured per predicted."""
     sds: float
     """Distance in standard deviations of the prediction."""
-    explanations: tuple[Explanation, ...]
+    explanations: tuple[NeededFigure, ...]
     """Smallest change first."""
 
     def sentences(self) -> Iterator[str]:
@@ -89,14 +89,14 @@ def deviations(problem: Problem, trial: Trial) -> list[Deviation]:
     return found
 
 
-def _change(own: Explanation) -> float:
+def _change(own: NeededFigure) -> float:
     """Return how far a figure has to move."""
     return abs(log(own.needed / own.value))
 
 
 def _explanations(
     problem: Problem, plan: Plan, quantity: str, run: RunConfig
-) -> Iterator[Explanation]:
+) -> Iterator[NeededFigure]:
     """Yield every figure that alone brings the prediction to what was measured."""
     cluster = replace(own_cluster(problem), runs=[replace(run, slopes={})])
     before = _predicted(problem, cluster, plan, quantity)
@@ -125,12 +125,12 @@ def _root(missing: Callable[[float], float], value: float, end: float) -> float:
     return exp(float(found))
 
 
-def _explanation(figure: Figure, value: float, needed: float) -> Explanation:
+def _explanation(figure: Figure, value: float, needed: float) -> NeededFigure:
     """Say a figure as its data sheet does: a link by its bandwidth."""
     if figure.link_rate is None:
-        return Explanation(figure.words, value, needed, "")
+        return NeededFigure(figure.words, value, needed, "")
     rate = figure.link_rate
-    return Explanation(figure.words, rate * value, rate * needed, " GB/s")
+    return NeededFigure(figure.words, rate * value, rate * needed, " GB/s")
 
 
 def _predicted(problem: Problem, cluster: ClusterConfig, plan: Plan, quantity: str) -> float:
