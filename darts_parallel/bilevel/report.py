@@ -13,7 +13,6 @@ from darts_parallel.bilevel._relaxed_plans import UpperStep
 from darts_parallel.bilevel.loop import BilevelRecord
 from darts_parallel.bilevel.retrain import Retrained, smoothed
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.gradient import RECORD_EVERY
 from darts_parallel.plans import write_text
 from darts_parallel.report import RESULTS, SearchCurves, csv_text, markdown_table
 
@@ -41,8 +40,7 @@ class BilevelTracker:
             prices = record.log_slowdown
             values |= _prices("sums_tp{}_b{}", prices.forward_pairs, prices.forward)
             values |= _prices("gradients_dp{}_g{}", prices.gradient_pairs, prices.gradient)
-            if record.step % RECORD_EVERY == 0:
-                self._curves.record(record.upper.record, self._names)
+            self._curves.record(record.upper.record, self._names)
         known = {tag: value for tag, value in values.items() if value is not None}
         self._curves.scalars(known, record.step)
 
