@@ -28,7 +28,7 @@ from darts_parallel.bilevel.joint_space import (
 from darts_parallel.bilevel.loop import BilevelSearch
 from darts_parallel.cost import LOSSLESS, CostTable
 from darts_parallel.exact import DeadlineError, Verification, find_layerwise_plan, find_uniform_plan
-from darts_parallel.gradient import SearchResult, StepRecord, explain_infeasible
+from darts_parallel.gradient import PlanStage, SearchResult, StepRecord, explain_infeasible
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
@@ -350,6 +350,8 @@ def search_result(
     """Describe the search as `plan.json` and the report do."""
     raw = found.raw or found.chosen
     told: dict[str, Any] = {"plan": found.chosen.plan, "raw_plan": raw.plan}
+    if found.raw is not None:
+        told["stages"] = (PlanStage("repaired", raw.seconds, fits=True),)
     told["iteration_time_s"] = found.chosen.seconds
     told["raw_iteration_time_s"] = raw.seconds
     told["seconds"] = found.seconds

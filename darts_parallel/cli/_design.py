@@ -122,9 +122,7 @@ def design_lines(design: Design, out: Path) -> list[str]:
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
     write_text(out / "pareto.csv", _front_csv(front))
-    points = [
-        (own.budget, {"iteration_time_s": own.iteration_time_s, "raw_gap": None}) for own in front
-    ]
+    points = [(own.budget, {"iteration_time_s": own.iteration_time_s}) for own in front]
     # matplotlib takes a second
     from darts_parallel.report import write_sweep_curve
 

@@ -17,7 +17,7 @@ from darts_parallel.report import csv_text, filled_table, markdown_table, overri
 SEED = "search.seed"
 TITLES = {
     "iteration_time_s": "s/iteration",
-    "raw_gap": "raw gap",
+    "repaired_gap": "gap repaired",
     "gap": "gap",
     "seconds": "search s",
 }
@@ -45,10 +45,11 @@ class SweepJob:
         given = json.loads((folder / OVERRIDES).read_text(encoding="utf-8"))
         predicted = plan["predicted"]
         search = plan["search"] or {}
+        gaps = {stage["name"]: stage["gap"] for stage in search.get("stages", ())}
         measures = {
             "iteration_time_s": predicted["iteration_time_s"],
-            "raw_gap": search.get("raw_gap"),
-            "gap": search.get("gradient_gap"),
+            "repaired_gap": gaps.get("repaired"),
+            "gap": gaps.get("chosen"),
             "seconds": search.get("seconds"),
         }
         degrees = [_range([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]

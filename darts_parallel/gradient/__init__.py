@@ -28,8 +28,10 @@ from darts_parallel.gradient.restarts import INITIAL_NOISE as INITIAL_NOISE
 from darts_parallel.gradient.restarts import INITIAL_PREFERENCE as INITIAL_PREFERENCE
 from darts_parallel.gradient.restarts import RestartBatch as RestartBatch
 from darts_parallel.gradient.rounding import repair as repair
+from darts_parallel.gradient.rounding import round_counts as round_counts
 from darts_parallel.gradient.screening import MoveEvaluator as MoveEvaluator
 from darts_parallel.gradient.step_record import LeadingPlan as LeadingPlan
+from darts_parallel.gradient.step_record import PlanStage as PlanStage
 from darts_parallel.gradient.step_record import SearchResult as SearchResult
 from darts_parallel.gradient.step_record import StepRecord as StepRecord
 from darts_parallel.gradient.winner import WinnerHistory as WinnerHistory

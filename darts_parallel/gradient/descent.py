@@ -42,6 +42,7 @@ from darts_parallel.cost import (
     CostTable,
     PricedPlan,
     build_tables,
+    evaluate_batch,
     even_uniform_plans,
     lightest_plans,
     without_dominated,
@@ -57,8 +58,14 @@ from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
 from darts_parallel.gradient.relaxation import OuterLogits, Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
-from darts_parallel.gradient.restarts import INITIAL_PREFERENCE, KeptRestarts, RestartBatch
-from darts_parallel.gradient.step_record import LeadingPlan, SearchResult, StepRecord
+from darts_parallel.gradient.restarts import (
+    INITIAL_PREFERENCE,
+    KeptRestarts,
+    RestartBatch,
+    lowest,
+)
+from darts_parallel.gradient.rounding import repair
+from darts_parallel.gradient.step_record import LeadingPlan, PlanStage, SearchResult, StepRecord
 from darts_parallel.gradient.winner import Histories
 from darts_parallel.problem import Problem
 
@@ -376,19 +383,48 @@ class GradientSearch:
             orders = self.orders(self.pool, self.space_kind, config, self.seed)
             self.stopped_by = orders.search()
 
-    def result(self, raw: PricedPlan, records: list[StepRecord]) -> SearchResult:
+    def own_plans(self) -> list[tuple[PlanStage, PricedPlan]]:
+        """Return the winning restart's plan, rounded, then repaired; none where no step was taken."""
+        if not self.merits:
+            return []
+        lead, outer, restart = lowest(self.merits)
+        group = self.groups[lead]
+        table = self.pool.tables[group.table_index]
+        last = Schedules.at(self.config, self.step - 1, self.config.num_steps)
+        rounded = group.hard_plans(group.relax(last, None), counts=True).plans
+        row = outer * self.merits[lead].shape[1] + restart
+        relaxed = rounded[row : row + 1]
+        repaired, _ = repair(table, relaxed, float("inf"))
+        found = []
+        for name, plan in (("relaxed", relaxed), ("repaired", repaired)):
+            cost = evaluate_batch(table, plan)
+            seconds = float(cost.iteration_time[0])
+            stage = PlanStage(name, seconds, bool(cost.feasible[0]))
+            found.append((stage, PricedPlan(group.table_index, plan, seconds)))
+        return found
+
+    def result(self, fitted: PricedPlan, records: list[StepRecord]) -> SearchResult:
         """Describe the search that has ended.
 
         Args:
-            raw: Best plan before polishing.
+            fitted: Best plan before polishing.
         """
         pool = self.pool
         best, *others = pool.by_outer()
+        raw = fitted
+        raw_time = float("inf")
+        stages = []
+        for stage, plan in self.own_plans():
+            stages.append(stage)
+            raw = plan
+            raw_time = stage.iteration_time_s if stage.fits else float("inf")
+        stages.append(PlanStage("fitted", fitted.time, fits=True))
+        stages.append(PlanStage("polished", best.time, fits=True))
         found = SearchResult(
             plan=pool.plan(best),
             iteration_time_s=best.time,
             raw_plan=pool.plan(raw),
-            raw_iteration_time_s=raw.time,
+            raw_iteration_time_s=raw_time,
         )
         alternatives = [(entry.time, pool.plan(entry)) for entry in others]
         found = replace(
@@ -398,8 +434,8 @@ class GradientSearch:
             curve=tuple(pool.curve),
             history=tuple(records),
         )
-        winner = self.histories.winner(self.groups, self.merits)
-        found = replace(found, winner=winner, stopped_by=self.stopped_by)
+        winner = self.histories.winner(self.groups, self.merits, best)
+        found = replace(found, winner=winner, stages=tuple(stages), stopped_by=self.stopped_by)
         return replace(
             found,
             seconds=self.clock.seconds,
@@ -459,11 +495,11 @@ def search_tables(
     try:
         run = _begin(tables, space_kind, config, seed, loop)
         records = run.run(on_record)
-        raw = run.pool.best
-        if raw is None:
+        fitted = run.pool.best
+        if fitted is None:
             return None
         run.polish()
-        return run.result(raw, records)
+        return run.result(fitted, records)
     finally:
         torch.set_num_threads(threads)
 

@@ -18,7 +18,7 @@ from darts_parallel.gradient.relaxation import (
     straight_through,
 )
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate, SurrogateCost
-from darts_parallel.gradient.rounding import harden
+from darts_parallel.gradient.rounding import harden, round_counts
 
 INITIAL_NOISE = 0.3
 """Standard deviation of the per-layer noise on the initial preference of a restart."""
@@ -190,10 +190,18 @@ class RestartBatch:
         offloaded = torch.tensor([kind in host.kinds for kind in OFFLOADS])
         return torch.sigmoid(self.fraction_logits) * offloaded
 
-    def hard_plans(self, relaxed: RelaxedPlans) -> TablePlans:
-        """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts."""
+    def hard_plans(self, relaxed: RelaxedPlans, *, counts: bool = False) -> TablePlans:
+        """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts.
+
+        Args:
+            counts: Equal layers of a stage share their expected counts; else each takes its likeliest
+                strategy.
+        """
         weights = relaxed.choices.detach()
-        plans = harden(weights, self.edges.detach(), self.table)
+        edges = self.edges.detach()
+        plans = harden(weights, edges, self.table)
+        if counts and self.space_kind == "layerwise":
+            plans = round_counts(weights.flatten(0, 1), plans, self.table)
         if self.space_kind == "stagewise":
             first = plans.first_layers.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))

@@ -31,6 +31,18 @@ PRICE_RANGE = 12.0
 """Largest logarithm of the price of a device's whole memory, in its seconds; the least is minus it."""
 BISECTIONS = 11
 """Bisections of the prices; the last step is a share of `PRICE_RANGE / 2 ** BISECTIONS`."""
+LAYER_COSTS = (
+    "forward",
+    "backward",
+    "sync",
+    "per_iteration",
+    "static",
+    "activation",
+    "working",
+)
+"""Fields of a table by which layers are equal."""
+TINY = 1e-9
+"""Weight that a strategy keeps, above rounding errors of sums."""
 LEAST_SAVING = 1e-9
 """Share of a layer's seconds that a strategy must save to be faster."""
 LEAST_LOSS = 1e-12
@@ -40,7 +52,11 @@ OTHER_LAYOUT = 1e-3
 here, so it is taken only where nothing else helps."""
 
 
-def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans:
+def harden(
+    choice_weights: Tensor,
+    edges: Tensor,
+    table: CostTable,
+) -> HardPlans:
     """Return the argmax plan of every relaxed plan.
 
     Args:
@@ -62,7 +78,76 @@ def harden(choice_weights: Tensor, edges: Tensor, table: CostTable) -> HardPlans
     )
 
 
-def repair(table: CostTable, plans: HardPlans, limit: float) -> tuple[HardPlans, BatchCost]:
+def round_counts(
+    weights: Tensor,
+    plans: HardPlans,
+    table: CostTable,
+) -> HardPlans:
+    """Choose strategies so that equal layers of a stage share their expected counts.
+
+    Weights of 60 and 40 % become 5 and 3 of 8 layers, by the largest remainder. Recomputed layers
+    come first in a stage, then layers of equal layout.
+
+    Args:
+        weights: Weights of every layer's strategies, `(B, L, C)`.
+        plans: Their stages, B plans.
+    """
+    kinds = layer_kinds(table)
+    stages = plans.stages()
+    legal = _legal(table, plans, stages)
+    possible = weights.clamp(min=TINY) * legal
+    total = possible.sum(-1, keepdim=True)
+    possible = possible / total
+    groups = stages * (int(kinds.max()) + 1) + kinds
+    count = int(groups.max()) + 1
+    index = groups.unsqueeze(-1).expand_as(possible)
+    expected = torch.zeros(len(plans), count, weights.shape[-1], dtype=weights.dtype)
+    expected = expected.scatter_add(1, index, possible)
+    sizes = torch.nn.functional.one_hot(groups, count).sum(1)
+    whole = (expected + TINY).floor()
+    missing = sizes.unsqueeze(-1) - whole.sum(-1, keepdim=True)
+    by_remainder = (whole - expected).argsort(dim=-1, stable=True)
+    rank = by_remainder.argsort(-1)
+    order = torch.tensor(_placing(table))
+    ends = (whole + (rank < missing))[..., order].cumsum(-1)
+    # place of every layer among the layers of its group
+    by_group = groups.argsort(dim=1, stable=True)
+    in_order = groups.gather(1, by_group)
+    before = sizes.cumsum(1) - sizes
+    first = before.gather(1, in_order)
+    layers = torch.arange(table.num_layers)
+    places = torch.empty_like(groups)
+    places.scatter_(1, by_group, layers - first)
+    passed = ends.gather(1, index) <= places.unsqueeze(-1)
+    return replace(plans, choices=order[passed.sum(-1)])
+
+
+def layer_kinds(table: CostTable) -> Tensor:
+    """Return a number for every layer, `(L,)`, equal where all costs of the layers are equal."""
+    rows = []
+    for name in LAYER_COSTS:
+        values = getattr(table, name)
+        by_layer = values.movedim(-2, 0)
+        rows.append(by_layer.flatten(1))
+    kinds: Tensor = torch.unique(torch.cat(rows, dim=1), dim=0, return_inverse=True)[1]
+    return kinds
+
+
+def _placing(table: CostTable) -> list[int]:
+    """List the strategies in the order in which a stage has them."""
+    rank = {"full": 0, "selective": 1, "none": 2}
+
+    def key(choice: int) -> tuple[int, int]:
+        return rank[table.choices[choice].recompute], int(table.layout[choice])
+
+    return sorted(range(len(table.choices)), key=key)
+
+
+def repair(
+    table: CostTable,
+    plans: HardPlans,
+    limit: float,
+) -> tuple[HardPlans, BatchCost]:
     """Make plans fit: exchange strategies in overfull stages, the cheapest seconds per byte first.
 
     Each round exchanges one layer of every overfull stage. A plan that cannot be saved stays

@@ -38,8 +38,19 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class PlanStage:
+    """A plan on the way from the relaxed one to the one that is chosen."""
+
+    name: str
+    """`relaxed`: the last weights of the winning restart, rounded; `repaired`: made to fit by the
+    cheapest exchanges; `fitted`: strategies and stage boundaries chosen again; `polished`; `chosen`."""
+    iteration_time_s: float
+    fits: bool
+
+
+@dataclass(frozen=True)
 class SearchResult:
-    """The best plan, the best plan before polishing, and how the search went.
+    """The best plan, the descent's own plan, and how the search went.
 
     Plans of simulated pipelines are also polished before the descent begins.
     """
@@ -47,7 +58,9 @@ class SearchResult:
     plan: Plan
     iteration_time_s: float
     raw_plan: Plan
+    """The repaired plan of the winning restart; the best plan of all where no step was taken."""
     raw_iteration_time_s: float
+    """Its seconds per iteration; infinite where it does not fit."""
     alternatives: tuple[tuple[float, Plan], ...] = ()
     """Best plan of every other pipeline configuration that was visited, fastest first."""
     history: tuple[StepRecord, ...] = ()
@@ -68,6 +81,8 @@ class SearchResult:
     """Reason for the method, one clause; empty where the user asked for it."""
     curve: tuple[tuple[float, float], ...] = ()
     """Anytime curve: search seconds of every improvement, and its seconds per iteration."""
+    stages: tuple[PlanStage, ...] = ()
+    """The plans of a descent but the chosen one, in the order in which they were made."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +130,11 @@ class LeadingPlan:
             best_time_s=best_time_s,
             outer_weights=outer_weights,
         )
+        surrogate_time_s = self._value(self.cost.iteration_time)
         record_of = partial(
             record_of,
             loss=self.merit,
-            surrogate_time_s=self._value(self.cost.iteration_time),
+            surrogate_time_s=surrogate_time_s,
             entropy=mean_entropy(probabilities),
             memory_violation=max(fullest - 1.0, 0.0),
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darts_parallel.cost import PricedPlan
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans
 from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch, lowest
 
@@ -59,11 +60,23 @@ class Histories:
         self._snapshots = remaining
 
     def winner(
-        self, groups: Sequence[RestartBatch], merits: Sequence[Tensor]
+        self, groups: Sequence[RestartBatch], merits: Sequence[Tensor], best: PricedPlan
     ) -> WinnerHistory | None:
-        """Return the history of the restart of lowest merit, `(O, R)` by group; None without one."""
+        """Return the history of the best restart; None without one.
+
+        Args:
+            merits: Rankings of every group, `(O, R)`, lower is better.
+            best: The best plan: a restart of its pipeline configuration is returned if there is one.
+        """
         if not merits or not self._snapshots or not self._snapshots[0]:
             return None
+        own = []
+        for group, merit in zip(groups, merits, strict=True):
+            same = group.outer_index == best.outer[1]
+            same &= group.table_index == best.outer[0]
+            own.append(merit.masked_fill(~same.unsqueeze(1), torch.inf))
+        if min(float(merit.min()) for merit in own) < torch.inf:
+            merits = own
         lead, outer, restart = lowest(merits)
         pages = [snapshot[outer, restart] for snapshot in self._snapshots[lead]]
         group = groups[lead]

@@ -34,6 +34,7 @@ from darts_parallel.gradient import (
     INITIAL_PREFERENCE,
     RECORD_EVERY,
     Adam,
+    PlanStage,
     Schedules,
     StepRecord,
     any_fits,
@@ -247,7 +248,8 @@ class ProductSearch:
         steps, restarts = settings.num_steps, settings.num_restarts
         result = replace(result, seconds=took, steps=steps, restarts=restarts)
         result = replace(result, plans_evaluated=priced, gradient_iteration_time_s=best)
-        session.found.result = replace(result, history=tuple(history))
+        stages = (PlanStage("fitted", best, fits=True),)
+        session.found.result = replace(result, history=tuple(history), stages=stages)
 
     def _price_rounded(self, weights: Tensor) -> None:
         """Price the product of every restart whose factors go to their heaviest owner."""

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from darts_parallel.cost import CostTable, HardPlans, even_uniform_plans
+from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, even_uniform_plans
 from darts_parallel.errors import PlanError
+from darts_parallel.gradient import round_counts
 from darts_parallel.planner._exact_methods import feasible_seconds
 from darts_parallel.planner._session import Asked, NamedPlan
 from darts_parallel.plans import Plan
@@ -76,6 +77,22 @@ def _with_one_strategy_less(hard: HardPlans) -> HardPlans | None:
     count = len(rows)
     starts = hard.first_layers.expand(count, -1)
     return HardPlans(hard.outer.expand(count), torch.cat(rows), starts)
+
+
+def recomputed_first(plan: Plan, asked: Asked) -> Plan:
+    """Return the plan with recomputed layers first in every stage, where that costs no seconds.
+
+    Equal layers of a stage exchange their strategies.
+    """
+    if plan.offload:
+        return plan
+    table, hard, cost = asked.functions.price(plan)
+    chosen = torch.nn.functional.one_hot(hard.choices, len(table.choices)).double()
+    ordered = round_counts(chosen, hard, table)
+    seconds = float(feasible_seconds(table, ordered)[0])
+    if seconds > float(cost.iteration_time[0]) * (1.0 + GAIN_TOLERANCE):
+        return plan
+    return replace(plan, layers=ordered.to_plan(0, table).layers)
 
 
 def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[NamedPlan]:

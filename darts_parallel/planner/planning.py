@@ -10,7 +10,14 @@ from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Asked, Reported, Session
-from darts_parallel.planner._simplest import NEIGHBOURS, TIE, neighbours, simplest, with_one_end
+from darts_parallel.planner._simplest import (
+    NEIGHBOURS,
+    TIE,
+    neighbours,
+    recomputed_first,
+    simplest,
+    with_one_end,
+)
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
@@ -90,6 +97,7 @@ def _simplified(result: SearchResult, session: Session) -> SearchResult:
         chosen, tolerance = simplest(chosen, uniform, asked), TIE
     chosen = balance_stages(chosen, asked, tolerance)
     chosen = with_one_end(chosen, uniform, asked)
+    chosen = recomputed_first(chosen, asked)
     if chosen != result.plan:
         result = replace(result, plan=chosen, iteration_time_s=asked.seconds(chosen))
     near = islice(neighbours(chosen, asked.tables), NEIGHBOURS)

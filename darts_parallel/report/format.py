@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import floor, isfinite, log10
 
@@ -14,9 +15,16 @@ from darts_parallel.plans import LayerStrategy
 
 def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
     """Return the strategies of neighbouring layers, equal ones counted, e.g. `5 × tp1 z1, 2 × tp2 z1`."""
-    return ", ".join(
-        f"{len(list(run))} × {label}" for label, run in groupby(s.label() for s in strategies)
-    )
+    parts = []
+    for _, run in groupby(strategies, key=lambda own: replace(own, recompute="none")):
+        labels = [own.label() for own in run]
+        # longest first: `tp1 z1 full` before `tp1 z1`
+        counts = [f"{len(list(same))} × {label}" for label, same in groupby(labels)]
+        recomputed = [label.endswith(" full") for label in labels]
+        if len(counts) == 2 and recomputed[0] and not recomputed[-1]:
+            counts = [f"{len(labels)} layers {labels[-1]}, {sum(recomputed)} recomputed"]
+        parts += counts
+    return ", ".join(parts)
 
 
 def layer_ranges(names: Sequence[str]) -> str:

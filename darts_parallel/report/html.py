@@ -19,13 +19,12 @@ from rich.text import Text
 
 from darts_parallel.cost import Event
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import memory_parts
 from darts_parallel.report.format import percent, seconds
 from darts_parallel.report.journey import COLOURS, Journey, Pixels, journey, short_names, thinned
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.text import DOES_NOT_FIT, known_of, layerwise_sentence
+from darts_parallel.report.text import DOES_NOT_FIT, known_of, layerwise_sentence, stages_line
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
 from darts_parallel.schedules import SEARCHED
 
@@ -94,7 +93,7 @@ def report_page(
             parts += _schedule(outcome)
         else:
             parts.append(_html_table(table))
-    parts += _search(problem, outcome.plan, journey(outcome.result, outcome.plan))
+    parts += _search(outcome, journey(outcome.result, outcome.plan))
     parts.append("<h2>Next commands</h2>")
     for command in commands:
         label, _, line = escape(command).rpartition(": ")
@@ -348,11 +347,12 @@ def _ticks(
         yield _words(LEFT + i * step / unit * scale, y, f"{i * step:g}{name}", 'fill="#666"')
 
 
-def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
+def _search(outcome: Outcome, search: Journey | None) -> list[str]:
     """Draw layers by steps in the colours of the leading strategies, and the plan in a last column."""
     if search is None:
         return []
-    names = short_names([layer.name for layer in problem.model.layers])
+    plan = outcome.plan
+    names = short_names(outcome.layer_names)
     row = min(12.0, max(4.0, 560 / len(names)))
     tall = row * len(names)
     wide = WIDTH - LEFT - 60
@@ -375,9 +375,12 @@ def _search(problem: Problem, plan: Plan, search: Journey | None) -> list[str]:
         parts.append(_words(0, row * (place + 0.5) + 4, names[place]))
     note = "Most likely strategy of every layer by step (pale: undecided). "
     where = f"Winning restart: {search.winner.name}. Lines: stages of the plan."
+    if not search.own:
+        where += " The plan has another pipeline configuration, which left the descent earlier."
     return [
         "<h2>Search, layer by layer</h2>",
         f'<p class="note">{note}{escape(where)}</p>',
+        f'<p class="note">{escape(stages_line(outcome))}</p>',
         _svg(WIDTH, tall + 32, parts),
         _legend(search.legend()),
     ]

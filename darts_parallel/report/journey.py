@@ -3,6 +3,7 @@
 Every picture takes its colours from here; matplotlib is not needed.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,9 @@ class Journey:
     hardened: int | None
     """Step from which on stage boundaries are whole layers in the seconds."""
 
+    own: bool
+    """Whether the restart has the plan's pipeline configuration."""
+
     @property
     def end(self) -> int:
         """Return the step at which the last recorded one ends."""
@@ -77,7 +81,22 @@ def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
     weight = probability[..., None]
     shown = (weight * shades[leader] + (1.0 - weight)).transpose(1, 0, 2)
     final = np.array([[rgb(colours[label])] for label in labels])
-    return Journey(winner, colours, shown.clip(0.0, 1.0), final, hardened_at(result.history))
+    hardened = hardened_at(result.history)
+    own = _is_configuration(winner.name, plan)
+    return Journey(winner, colours, shown.clip(0.0, 1.0), final, hardened, own)
+
+
+def _is_configuration(name: str, plan: Plan) -> bool:
+    """Return whether a name as `pp4 v2 cp2 1f1b m128` is the pipeline configuration of a plan."""
+    counts = {"pp": plan.pp, "v": plan.virtual_stages, "cp": plan.cp, "m": plan.num_micro_batches}
+    known = {"v": 1, "cp": 1}
+    for word in re.sub(r" \(.*\)", "", name).split():
+        number = re.fullmatch(r"(pp|v|cp|m)(\d+)", word)
+        if number is not None:
+            known[number[1]] = int(number[2])
+        elif word != plan.schedule_name:
+            return False
+    return known == counts
 
 
 def _colours(

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.exact import Verification
-from darts_parallel.gradient import SearchResult
+from darts_parallel.gradient import PlanStage, SearchResult
 from darts_parallel.planner import Intervals, intervals
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
@@ -32,6 +32,29 @@ class Outcome:
     def sure(self) -> Intervals | None:
         """Intervals of the plan's figures; None where no elasticities are known."""
         return intervals(self.plan, self.problem, self.cost, self.elasticities or {})
+
+    @property
+    def stages(self) -> list[PlanStage]:
+        """Return the plans from the relaxed to the chosen one; the chosen one alone without a descent."""
+        made = () if self.result is None else self.result.stages
+        chosen = PlanStage("chosen", self.cost.iteration_time_s, self.cost.feasible)
+        return [*made, chosen]
+
+    @property
+    def best_known_s(self) -> float:
+        """Return the seconds per iteration of the best proven or best known plan of the space."""
+        times = [stage.iteration_time_s for stage in self.stages if stage.fits]
+        for answer in self.answers:
+            if answer.plan is not None and answer.space in (
+                self.problem.config.space.kind,
+                "uniform",
+            ):
+                times.append(answer.iteration_time_s)
+        return min(times, default=float("inf"))
+
+    def gap(self, stage: PlanStage) -> float | None:
+        """Return how far a plan is above the best known one, relative; None where it does not fit."""
+        return stage.iteration_time_s / self.best_known_s - 1.0 if stage.fits else None
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from math import exp
+from math import exp, isfinite
 from typing import Any
 
 from darts_parallel.cost import PipelineModel
@@ -35,7 +35,7 @@ def plan_dict(outcome: Outcome) -> dict[str, Any]:
     data["parallelism"] = _parallelism(plan, problem)
     data["predicted"] = _predicted(outcome, elasticities)
     data["sensitivity"] = elasticities
-    data["search"] = None if outcome.result is None else _search_dict(problem, outcome.result)
+    data["search"] = None if outcome.result is None else _search_dict(outcome, outcome.result)
     data["verification"] = answers
     data["version"] = package_version()
     data["config"] = asdict(problem.config)
@@ -113,16 +113,10 @@ def _common(values: Iterable[int]) -> int | None:
     return different.pop() if len(different) == 1 else None
 
 
-def _search_dict(problem: Problem, result: SearchResult) -> dict[str, Any]:
-    """Return how the plan was found, and how far the descent's plans are from the best one."""
+def _search_dict(outcome: Outcome, result: SearchResult) -> dict[str, Any]:
+    """Return how the plan was found, and how far its earlier stages are from the best known plan."""
+    problem = outcome.problem
     asked = problem.config.search.method
-    descended = result.gradient_iteration_time_s
-    raw_gap = gradient_gap = None
-    if descended is not None:
-        # a simpler plan may be chosen than the fastest
-        fastest = min(result.iteration_time_s, descended)
-        raw_gap = result.raw_iteration_time_s / fastest - 1.0
-        gradient_gap = descended / fastest - 1.0
     data: dict[str, Any] = {}
     data["method"] = asked if problem.config.bilevel is None else result.method
     data["taken_from"] = result.method
@@ -131,10 +125,10 @@ def _search_dict(problem: Problem, result: SearchResult) -> dict[str, Any]:
     data["steps"] = result.steps
     data["restarts"] = result.restarts
     data["seed"] = result.seed
-    data["raw_iteration_time_s"] = result.raw_iteration_time_s
-    data["gradient_iteration_time_s"] = descended
-    data["raw_gap"] = raw_gap
-    data["gradient_gap"] = gradient_gap
+    raw = result.raw_iteration_time_s
+    data["raw_iteration_time_s"] = raw if isfinite(raw) else None
+    data["gradient_iteration_time_s"] = result.gradient_iteration_time_s
+    data["stages"] = [asdict(stage) | {"gap": outcome.gap(stage)} for stage in outcome.stages]
     data["plans_evaluated"] = result.plans_evaluated
     data["stopped_by"] = result.stopped_by
     return data

@@ -12,7 +12,7 @@ from darts_parallel.report.journey import COLOURS, thinned
 def write_sweep_curve(
     path: Path, key: str, points: Sequence[tuple[float, dict[str, float | None]]]
 ) -> None:
-    """Draw seconds per iteration, and the raw gap where there is one, over the values of a key."""
+    """Draw seconds per iteration, and the gap of repaired plans if known, over the values of a key."""
     figure = Figure(figsize=(7.5, 3.8), dpi=110, layout="constrained")
     axes = figure.subplots()
     ordered = sorted(points, key=lambda point: point[0])
@@ -22,12 +22,12 @@ def write_sweep_curve(
     axes.set_xlabel(key)
     axes.set_ylabel("seconds per iteration", color=COLOURS[0])
     axes.grid(alpha=0.3)
-    gaps = [measured["raw_gap"] for _, measured in ordered]
+    gaps = [measured.get("repaired_gap") for _, measured in ordered]
     if any(gap is not None for gap in gaps):
         second = axes.twinx()
         shown = [float("nan") if gap is None else 100.0 * gap for gap in gaps]
         second.plot(values, shown, color=COLOURS[1], marker=".", linestyle="--")
-        second.set_ylabel("raw gap, %", color=COLOURS[1])
+        second.set_ylabel("gap of repaired plans, %", color=COLOURS[1])
     _spread_ticks(axes, values)
     axes.set_title(f"Sweep over {key}", loc="left")
     figure.savefig(path)

@@ -38,6 +38,7 @@ from darts_parallel.report.text import (
     memory_colour,
     report_notes,
     report_tables,
+    stages_line,
 )
 
 MOST_STAGES = 8
@@ -240,7 +241,7 @@ def _checks(outcome: Outcome) -> Table:
     for entry in outcome.answers:
         table.add_row(entry.name.replace("_", " "), one_line(_check_words(entry)))
     if outcome.result is not None:
-        table.add_row("search", one_line(_search_words(outcome.result)))
+        table.add_row("search", one_line(_search_words(outcome, outcome.result)))
     return table
 
 
@@ -258,13 +259,10 @@ def _check_words(entry: Verification) -> str:
     return " · ".join(words)
 
 
-def _search_words(result: SearchResult) -> str:
+def _search_words(outcome: Outcome, result: SearchResult) -> str:
     """Say what was found on the way, what was kept, and how long it took."""
     took = f"{result.seconds:.1f} s{STOPPED[result.stopped_by]}"
-    descended, final = result.gradient_iteration_time_s, result.iteration_time_s
-    if descended is None:
+    if result.gradient_iteration_time_s is None:
         return f"{result.method.replace('_', ' ')}: {result.why}; {took}"
-    raw = 100.0 * (result.raw_iteration_time_s / final - 1.0)
-    polished = 100.0 * (descended / final - 1.0)
-    way = f"raw {raw + 0.0:+.2f} % → polished {polished + 0.0:+.2f} %; kept: {kept_words(result)}"
+    way = f"{stages_line(outcome, seconds=False)}; kept: {kept_words(result)}"
     return f"{way}; {result.steps} steps, {took}"

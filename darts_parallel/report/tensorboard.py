@@ -117,7 +117,8 @@ def _measures(outcome: Outcome) -> dict[str, float]:
         measures["out_of_memory_probability"] = known.any_out_of_memory
     if result is not None:
         measures["seconds"] = result.seconds
-    if result is not None and result.gradient_iteration_time_s is not None:
-        measures["raw_gap"] = result.raw_iteration_time_s / result.iteration_time_s - 1.0
-        measures["gap"] = result.gradient_iteration_time_s / result.iteration_time_s - 1.0
+    for stage in outcome.stages:
+        gap = outcome.gap(stage)
+        if gap is not None:
+            measures[f"gap_{stage.name}"] = gap
     return {name: value for name, value in measures.items() if isfinite(value)}

@@ -188,7 +188,7 @@ def report_notes(outcome: Outcome, sure: Intervals | None) -> Iterator[str]:
         yield "gap: this plan's seconds relative to the baseline; below 0 this plan is faster"
     yield from _indistinguishable(outcome, sure)
     if outcome.result is not None:
-        yield from _search_lines(outcome.result)
+        yield from _search_lines(outcome, outcome.result)
     for entry in outcome.answers:
         if entry.note and entry.note != baseline_claim(entry):
             yield f"{entry.name.replace('_', ' ')}: {entry.note}"
@@ -336,7 +336,7 @@ def _sensitivity_table(elasticities: dict[str, float]) -> Table:
     return table
 
 
-def _search_lines(result: SearchResult) -> Iterator[str]:
+def _search_lines(outcome: Outcome, result: SearchResult) -> Iterator[str]:
     descended = result.gradient_iteration_time_s
     if result.why:
         who = "" if descended is not None else f"{result.method.replace('_', ' ')}: "
@@ -344,21 +344,21 @@ def _search_lines(result: SearchResult) -> Iterator[str]:
     if descended is None:
         yield f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s"
         return
-    yield _taken_steps(result, descended)
+    yield f"{stages_line(outcome)}; kept: {kept_words(result)}"
     counts = f"{result.steps} steps × {result.restarts} restarts, seed {result.seed}"
     seconds = f"{result.plans_evaluated:,} plans evaluated in {result.seconds:.1f} s"
     yield f"{counts}, {seconds}{STOPPED[result.stopped_by]}"
 
 
-def _taken_steps(result: SearchResult, descended: float) -> str:
-    """Describe the rounded plan of the descent, the polished one, and the plan that was kept."""
-    final = result.iteration_time_s
-
-    def step(word: str, seconds: float) -> str:
-        return f"{word} {_number(seconds)} s ({100 * (seconds / final - 1) + 0.0:+.2f} %)"
-
-    way = f"{step('raw', result.raw_iteration_time_s)} → {step('polished', descended)}"
-    return f"{way}; kept: {kept_words(result)}"
+def stages_line(outcome: Outcome, *, seconds: bool = True) -> str:
+    """Return the gap of every stage of the search to the best known plan, and its seconds if asked."""
+    stages = []
+    for stage in outcome.stages:
+        gap = outcome.gap(stage)
+        state = "does not fit" if gap is None else f"{100 * gap + 0.0:+.2f} %"
+        time = f"{_number(stage.iteration_time_s)} s, " if seconds else ""
+        stages.append(f"{stage.name} {time}{state}")
+    return " → ".join(stages)
 
 
 def kept_words(result: SearchResult) -> str:

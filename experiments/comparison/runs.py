@@ -117,7 +117,8 @@ def searched(
     unless_interrupted(found)
     seconds = found.iteration_time_s
     run = MethodRun(problem, method, seed, seconds, found.seconds, found.plans_evaluated)
-    raw = found.raw_iteration_time_s
+    fitted = next(stage for stage in found.stages if stage.name == "fitted")
+    raw = fitted.iteration_time_s
     return replace(run, raw_time_s=raw, schedule=found.plan.schedule_name, curve=found.curve)
 
 

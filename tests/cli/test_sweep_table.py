@@ -19,7 +19,7 @@ from tests.support.commands import QUIET, TOY, Command
 
 def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> SweepJob:
     values = {key.replace("__", "."): value for key, value in overrides.items()}
-    measures = {"iteration_time_s": seconds, "raw_gap": gap, "gap": 0.0, "seconds": 2.0}
+    measures = {"iteration_time_s": seconds, "repaired_gap": gap, "gap": 0.0, "seconds": 2.0}
     return SweepJob({"model": "toy", **values}, measures, f"1/2/{int(seconds)}")
 
 
@@ -48,6 +48,10 @@ def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(
         plan = json.loads((folder / name / "plan.json").read_text())
         assert float(row["iteration_time_s"]) == plan["predicted"]["iteration_time_s"]
         assert plan["search"]["seed"] == int(row["search.seed"])
+        gaps = {stage["name"]: stage["gap"] for stage in plan["search"]["stages"]}
+        assert float(row["gap"]) == gaps["chosen"]
+        repaired = gaps["repaired"]
+        assert row["repaired_gap"] == ("" if repaired is None else str(repaired))
         assert row["dp_tp_pp"].endswith(f"/{plan['pp']}")
     lines = (folder / "results.md").read_text().splitlines()
     assert lines[0].startswith("| search.num_steps | seeds | s/iteration |")
@@ -68,7 +72,7 @@ def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
     assert first.median("iteration_time_s") == 2.0
     assert first.cells(seeds=True)[1:3] == ["2", "2 + 200.00 %"]
     assert first.degrees == "1/2/1"
-    assert second.median("raw_gap") is None
+    assert second.median("repaired_gap") is None
     assert second.jobs == jobs[2:]
 
 

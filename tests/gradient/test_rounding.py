@@ -9,7 +9,7 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.rounding import fill, fit
+from darts_parallel.gradient.rounding import fill, fit, harden, layer_kinds, round_counts
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 
@@ -116,3 +116,76 @@ def test_a_pool_keeps_what_fitting_finds() -> None:
         )
     assert sum(best["prices", seed] < best["repair", seed] for seed in range(6)) >= 2
     assert any(best["splits", seed] < best["prices", seed] for seed in range(6))
+
+
+def alike(table: CostTable) -> CostTable:
+    """Return the table with all layers like the first, and every strategy allowed everywhere."""
+
+    def same(values: torch.Tensor) -> torch.Tensor:
+        return values[..., :1, :].expand_as(values).contiguous()
+
+    names = ("forward", "backward", "weight_gradient", "sync", "per_iteration")
+    names = (*names, "static", "activation", "working")
+    fields = {name: same(getattr(table, name)) for name in names}
+    allowed = torch.ones_like(table.allowed)
+    return replace(table, allowed=allowed, kind_allowed=None, **fields)
+
+
+def rounded(weights: torch.Tensor, edges: torch.Tensor, table: CostTable) -> HardPlans:
+    return round_counts(weights.flatten(0, 1), harden(weights, edges, table), table)
+
+
+def test_equal_layers_of_a_stage_share_their_expected_counts() -> None:
+    table = alike(random_table(0, pp=2, num_layers=12, num_choices=3, num_outer=1))
+    shares = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64)
+    weights = shares.expand(1, 2, 12, 3)
+    edges = torch.tensor([[[8.0], [5.2]]], dtype=torch.float64)
+    first, second = rounded(weights, edges, table).choices.tolist()
+    counts = [[part.count(choice) for choice in range(3)] for part in (first[:8], first[8:])]
+    assert counts == [[5, 3, 0], [2, 2, 0]]
+    assert [second[:5].count(choice) for choice in range(3)] == [3, 2, 0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_are_those_of_the_largest_remainder(seed: int) -> None:
+    table = random_table(seed, pp=3, num_layers=9, num_choices=4, num_outer=2)
+    table = alike(table) if seed % 2 else table
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(2, 3, 9, 4, generator=rng, dtype=torch.float64)
+    weights = logits.masked_fill(~table.allowed[:, None, None], -torch.inf).softmax(-1)
+    edges = 9 * torch.rand(2, 3, 2, generator=rng, dtype=torch.float64).sort(-1).values
+    plans = rounded(weights, edges, table)
+    kinds, stages = layer_kinds(table), plans.stages()
+    assert len(set(kinds.tolist())) == (1 if seed % 2 else 9)
+    for row, given in enumerate(weights.flatten(0, 1)):
+        for stage in range(3):
+            for kind in set(kinds.tolist()):
+                members = (stages[row] == stage) & (kinds == kind)
+                possible = given[members]
+                if table.kind_allowed is not None:
+                    runs = table.kind_allowed[table.stage_kind[stage]]
+                    possible = possible * runs
+                    possible = possible / possible.sum(-1, keepdim=True)
+                expected = possible.sum(0)
+                found = torch.bincount(plans.choices[row][members], minlength=4)
+                assert int(found.sum()) == int(members.sum())
+                assert bool(((found - expected).abs() < 1.0 + 1e-6).all())
+                up = found > expected
+                if bool(up.any()) and bool((~up).any()):
+                    rest = expected - expected.floor()
+                    assert float(rest[up].min()) >= float(rest[~up].max()) - 1e-6
+
+
+def test_recomputed_layers_come_first_in_a_stage() -> None:
+    table = alike(random_table(1, pp=2, num_layers=8, num_choices=3, num_outer=1))
+    kinds = ("none", "full", "selective")
+    pairs = zip(table.choices, kinds, strict=True)
+    choices = tuple(replace(choice, recompute=kind) for choice, kind in pairs)
+    table = replace(table, choices=choices)
+    weights = torch.full((1, 1, 8, 3), 1 / 3, dtype=torch.float64)
+    plan = rounded(weights, torch.tensor([[[5.0]]], dtype=torch.float64), table)
+    names = [kinds[choice] for choice in plan.choices[0].tolist()]
+    order = ["full", "selective", "none"]
+    for part in (names[:5], names[5:]):
+        assert part == sorted(part, key=order.index)
+        assert set(part) == set(order)

@@ -21,7 +21,7 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
-from darts_parallel.gradient.step_record import SearchResult
+from darts_parallel.gradient.step_record import PlanStage, SearchResult
 from darts_parallel.planner import _descent_method, planning
 from darts_parallel.planner._session import Asked, Method, Session
 from darts_parallel.planner.methods import (
@@ -69,11 +69,17 @@ def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path:
     assert (search["method"], search["taken_from"], search["steps"]) == ("gradient", "gradient", 20)
     assert search["stopped_by"] is None
     best = data["predicted"]["iteration_time_s"]
-    assert (
-        search["raw_iteration_time_s"] >= search["gradient_iteration_time_s"] >= best * (1 - 1e-12)
-    )
-    assert search["raw_gap"] == pytest.approx(search["raw_iteration_time_s"] / best - 1)
-    assert search["gradient_gap"] == 0.0
+    stages = {stage["name"]: stage for stage in search["stages"]}
+    assert list(stages) == ["relaxed", "repaired", "fitted", "polished", "chosen"]
+    for stage in stages.values():
+        gap = stage["iteration_time_s"] / best - 1 if stage["fits"] else None
+        assert stage["gap"] == (None if gap is None else pytest.approx(gap, abs=1e-12))
+        assert not stage["fits"] or stage["gap"] >= 0.0
+    repaired = stages["repaired"]
+    assert repaired["fits"]
+    assert search["raw_iteration_time_s"] == repaired["iteration_time_s"]
+    assert search["gradient_iteration_time_s"] == stages["polished"]["iteration_time_s"]
+    assert stages["fitted"]["iteration_time_s"] >= stages["polished"]["iteration_time_s"]
     assert set(checks) == {"exhaustive", "dynamic_programming"}
     assert checks["dynamic_programming"]["proven"]
     assert "kept: the polished plan" in " ".join(report.split())
@@ -87,6 +93,7 @@ def test_auto_takes_an_exact_method_that_ends_and_says_so(tmp_path: Path) -> Non
         "dynamic_programming",
     )
     assert data["search"]["gradient_iteration_time_s"] is None
+    assert [(own["name"], own["gap"]) for own in data["search"]["stages"]] == [("chosen", 0.0)]
     assert "proved its plan" in data["search"]["why"]
     assert data["verification"]["dynamic_programming"]["proven"]
     assert data["verification"]["dynamic_programming"]["gap"] == 0.0
@@ -162,6 +169,7 @@ def test_what_an_exact_method_finds_is_the_answer(
             raw_plan=plan,
             raw_iteration_time_s=seconds,
             gradient_iteration_time_s=seconds,
+            stages=(PlanStage("polished", seconds, fits=True),),
         )
 
     monkeypatch.setattr("darts_parallel.planner._descent_method.search_tables", poor)
@@ -171,7 +179,9 @@ def test_what_an_exact_method_finds_is_the_answer(
     assert exact["gap"] == 0.0
     # the best plan of the toy is uniform
     assert data["search"]["taken_from"] == "exhaustive"
-    assert data["search"]["gradient_gap"] > 0
+    gaps = {own["name"]: own["gap"] for own in data["search"]["stages"]}
+    assert gaps["chosen"] == 0.0
+    assert gaps["polished"] > 0
     assert "kept: the plan of exhaustive" in " ".join(report.split())
     assert data["predicted"]["iteration_time_s"] < data["search"]["raw_iteration_time_s"]
     assert data["predicted"]["iteration_time_s"] == pytest.approx(

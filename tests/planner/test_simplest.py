@@ -1,5 +1,6 @@
 """Ties go to few strategies and even stages, and neighbours share all but the degrees."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.cost.table import build_tables
 from darts_parallel.planner._session import Asked
-from darts_parallel.planner._simplest import TIE, neighbours, simplest
+from darts_parallel.planner._simplest import TIE, neighbours, recomputed_first, simplest
 
 JOB = [
     "model=toy",
@@ -40,3 +41,27 @@ def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float
         assert len(set(other.layers)) == 1
         assert time == pytest.approx(evaluate(other, problem).iteration_time_s)
     assert all(one.layers[0].tp != other.layers[0].tp for (_, one), (_, other) in pairwise(near))
+
+
+def test_recomputed_layers_come_first_in_a_stage_at_equal_cost() -> None:
+    problem = load_problem([*JOB, "space.tp=1", "space.recompute=[none,full]"])
+    asked = Asked.of(problem, tables=())
+    best = plan(problem).plan
+    scattered = ["none", "none", "full", "none", "full", "full", "none"]
+    pairs = zip(best.layers, scattered[: len(best.layers)], strict=True)
+    layers = tuple(replace(best.layers[2], recompute=kind) for _, kind in pairs)
+    mixed = replace(best, layers=layers)
+    ordered = recomputed_first(mixed, asked)
+    assert ordered != mixed
+    assert evaluate(ordered, problem).iteration_time_s == pytest.approx(
+        evaluate(mixed, problem).iteration_time_s, rel=1e-12
+    )
+    for first, end in pairwise(ordered.boundaries):
+        blocks = [
+            layer.recompute == "full"
+            for layer, spec in zip(ordered.layers, problem.model.layers, strict=True)
+            if spec.recomputable
+        ][max(first - 1, 0) : end - 1]
+        assert blocks == sorted(blocks, reverse=True)
+    counts = [[own.recompute for own in one.layers].count("full") for one in (mixed, ordered)]
+    assert counts[0] == counts[1]

@@ -4,6 +4,7 @@ import torch
 
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.gradient.winner import WinnerHistory
+from darts_parallel.report import html
 from darts_parallel.report.journey import (
     COLOURS,
     OTHERS,
@@ -13,6 +14,8 @@ from darts_parallel.report.journey import (
     short_names,
     thinned,
 )
+from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.plan_json import plan_dict
 from tests.report.conftest import FoundPlan
 
 
@@ -65,3 +68,30 @@ def test_few_of_many_labels_stand_and_blocks_are_numbers() -> None:
         "mtp.0",
         "head",
     ]
+
+
+def test_a_picture_of_another_pipeline_configuration_says_so(found: FoundPlan) -> None:
+    search, winner = searched(found)
+    own = f"pp{found.plan.pp} m{found.plan.num_micro_batches}"
+    assert search.own == (winner.name == own)
+    others = {
+        own: True,
+        f"{own} (nodes 1 0)": True,
+        f"pp{found.plan.pp} 1f1b m{found.plan.num_micro_batches}": True,
+        f"pp{found.plan.pp} m1": False,
+        f"pp{found.plan.pp} v2 m{found.plan.num_micro_batches}": False,
+        f"pp{found.plan.pp} gpipe m{found.plan.num_micro_batches}": False,
+    }
+    for name, same in others.items():
+        result = replace(found.result, winner=replace(winner, name=name))
+        drawn = journey(result, found.plan)
+        assert drawn is not None
+        assert drawn.own == same, name
+        page = html.report_page(
+            Outcome(found.problem, found.plan, found.cost, result), plan_dict_of(found), [], []
+        )
+        assert ("which left the descent earlier" in page) != same
+
+
+def plan_dict_of(found: FoundPlan) -> dict[str, object]:
+    return plan_dict(Outcome(found.problem, found.plan, found.cost))

@@ -261,8 +261,8 @@ def test_hyperparameters_are_what_the_command_changed_in_the_one_run(
         "memory_over_capacity",
         "out_of_memory_probability",
         "seconds",
-        "raw_gap",
-        "gap",
+        *(f"gap_{stage.name}" for stage in small.result.stages if stage.fits),
+        "gap_chosen",
     )
     assert measures == {f"z_results/{name}" for name in names}
     cost = evaluate(small.result.plan, small.problem)

@@ -63,7 +63,7 @@ def test_the_report_says_everything_once(found: FoundPlan) -> None:
         "MFU",
         "recomputation",
         "sharding (ZeRO-2/3)",
-        f"raw {found.result.raw_iteration_time_s:.6f} s",
+        f"repaired {found.result.raw_iteration_time_s:.6f} s",
         "-1.28 %",
         "dynamic programming: took [a] while.",
         "optimal in the model (layerwise)",
@@ -213,3 +213,9 @@ def test_layers_are_named_compactly() -> None:
 def test_strategies_are_counted_in_runs() -> None:
     one, two = LayerStrategy(tp=1, dp=2, zero_stage=1), LayerStrategy(tp=2, dp=1)
     assert run_lengths([one, one, two, one]) == "2 × tp1 z1, 1 × tp2 z0, 1 × tp1 z1"
+    full = replace(one, recompute="full")
+    assert run_lengths([full] * 6 + [one] * 2 + [two]) == (
+        "8 layers tp1 z1, 6 recomputed, 1 × tp2 z0"
+    )
+    assert run_lengths([one, full]) == "1 × tp1 z1, 1 × tp1 z1 full"
+    assert run_lengths([full, full]) == "2 × tp1 z1 full"

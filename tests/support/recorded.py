@@ -95,16 +95,15 @@ def descent(job: str) -> Figures:
         ]
     result = search_tables(tables, kind, settings, seed)
     steps = [(r.loss, r.surrogate_time_s, r.entropy, r.best_time_s) for r in result.history]
+    fitted = next(own.iteration_time_s for own in result.stages if own.name == "fitted")
     others = [seconds for seconds, _ in result.alternatives]
     return {
         "steps": [figure for step in steps for figure in step],
         "weights": [
             weight for record in result.history for weight in record.outer_weights.values()
         ],
-        "ends": [result.iteration_time_s, result.raw_iteration_time_s, *others],
-        "winner": [
-            weighed(values) for values in (result.winner.probabilities, result.winner.memory)
-        ],
+        "ends": [result.iteration_time_s, fitted, *others],
+        "winner": [weighed(result.winner.probabilities)],
         "plan": [c.dp + 10.0 * c.tp + 100.0 * c.zero_stage for c in result.plan.layers],
         "plans": [float(result.plans_evaluated)],
     }
