@@ -58,6 +58,10 @@ class CostConfig:
     """The model as the profile spells it; null matches `model.name`."""
     profile_gpu: str | None = None
     """The GPU as the profile spells it; null matches the names of the cluster's devices."""
+    profile_collectives: str | None = one_of(None, ("included", "excluded", None))
+    """Whether the measured times at tp above 1 include the collectives of tensor parallelism, which
+    then are not added; null: the column `collectives` of the profile says it, or only tp 1 was
+    measured."""
     pipeline: str = one_of("closed_form", ("closed_form", "simulated"))
     """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each
     other), or `simulated`: the longest path through the schedule, slower, exact where stages are

@@ -16,7 +16,7 @@ communication.
 import csv
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
@@ -237,6 +237,8 @@ SIZED_COLUMNS = (
     "forward_s",
     "backward_s",
 )
+COLLECTIVES = ("included", "excluded")
+"""Whether measured times hold the collectives of tensor parallelism."""
 BACKWARD_FACTOR = 2.0
 """Backward over forward where only forward was measured (two products for each one)."""
 
@@ -258,6 +260,10 @@ class Measured:
     tp_backward: tuple[float, ...] | None = None
 
 
+KindTimes = Mapping[tuple[str, int], Measured]
+"""Measurements by kind of layer and tensor-parallel degree."""
+
+
 @dataclass(frozen=True)
 class MeasuredTimes:
     """Measurements of one model, by device name, kind of layer and tensor-parallel degree.
@@ -266,7 +272,7 @@ class MeasuredTimes:
     """
 
     path: str
-    by_device: Mapping[str, Mapping[tuple[str, int], Measured]]
+    by_device: Mapping[str, KindTimes]
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -306,15 +312,19 @@ def _interpolate(known: tuple[float, ...], values: tuple[float, ...], at: Tensor
     return inside * (at / x[-1]).clamp(min=1.0)
 
 
-class Spelled(NamedTuple):
-    """Model and GPU as a source spells them; None matches by name."""
+class SourceNames(NamedTuple):
+    """What a user says of a source of measurements."""
 
     model: str | None
+    """Model as the source spells it; None matches by name."""
     gpu: str | None
+    """GPU as the source spells it; None matches by name."""
+    collectives: str | None = None
+    """One of `COLLECTIVES`; None: the source says it itself."""
 
 
 def read_measured(
-    path: str | None, model: str, seq_len: int, devices: tuple[str, ...], names: Spelled
+    path: str | None, model: str, seq_len: int, devices: tuple[str, ...], names: SourceNames
 ) -> MeasuredTimes:
     """Read the measurements of a model on some devices.
 
@@ -339,7 +349,40 @@ def read_measured(
     own = {
         d: only or matching_name("cost.profile_gpu", names.gpu or d, gpus, path) for d in devices
     }
-    return MeasuredTimes(path, {device: found[chosen, gpu] for device, gpu in own.items()})
+    said = names.collectives or _said_of_collectives(Path(path))
+    by_device = {device: _completed(found[chosen, gpu], said, path) for device, gpu in own.items()}
+    return MeasuredTimes(path, by_device)
+
+
+def _said_of_collectives(path: Path) -> str | None:
+    """Return what the column `collectives` of a source says; None without the column."""
+    file = path / FORWARD_FILE if path.is_dir() else path
+    rows = read_rows(file, ())
+    said = sorted({row.get("collectives", "") for _, row in rows} - {""})
+    if not set(said) <= set(COLLECTIVES) or len(said) > 1:
+        values = " or ".join(COLLECTIVES)
+        raise ConfigError(
+            f"{file}: collectives={said[0]} must be {values}, in all rows; try {values}."
+        )
+    return said[0] if said else None
+
+
+def _completed(entries: KindTimes, collectives: str | None, path: str) -> KindTimes:
+    """Return times whose collectives of tensor parallelism count once."""
+    split = [tp for _, tp in entries if tp > 1]
+    if split and collectives is None:
+        raise ConfigError(
+            f"cost.profile_collectives=null must say whether the times of {path} at tp={max(split)} "
+            "include the collectives of tensor parallelism (Metis, Sailor, AMP and FASOP include "
+            "them); try cost.profile_collectives=included."
+        )
+    if collectives == "excluded":
+        return entries
+    result = dict(entries)
+    for (kind, tp), measured in entries.items():
+        none = (0.0,) * len(measured.sizes)
+        result[kind, tp] = replace(measured, tp_forward=none, tp_backward=none)
+    return result
 
 
 def _from_chains(profiles: Profiles) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:

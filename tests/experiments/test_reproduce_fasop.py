@@ -86,8 +86,8 @@ def test_the_command_leaves_two(
     [
         ("A10 (AWS g5)", "T4 (y)", "gpu of model BERT-345M=A10 must be one of"),
         ("BERT-345M,A10 (AWS g5),4,", "BERT-345M,A10 (AWS g5),8,", "must be measured; try 2."),
-        ("forward_s\n", "forward_s\nbroken\n", "line 2: the row must have 7 fields"),
-        ("25,post_process", "25,post_process,", "must have 7 fields"),
+        ("collectives\n", "collectives\nbroken\n", "line 2: the row must have 8 fields"),
+        ("25,post_process", "25,post_process,", "must have 8 fields"),
     ],
 )
 def test_layer_times_that_lack_something_are_refused_in_a_sentence(

@@ -18,7 +18,8 @@ def write(path: Path, *rows: str, header: str = SIZED) -> Path:
 
 
 def profiled(path: Path, *more: str) -> Problem:
-    return load_problem([*TOY, "cost=profiled", f"cost.profile={path}", *more])
+    own = ["cost=profiled", f"cost.profile={path}", "cost.profile_collectives=excluded"]
+    return load_problem([*TOY, *own, *more])
 
 
 @pytest.fixture
@@ -130,3 +131,26 @@ def test_bad_profiles_are_refused(tmp_path: Path, row: str, more: list[str], sen
     path = write(tmp_path / "block.csv", row)
     with pytest.raises(ConfigError, match=sentence):
         outer_spaces(profiled(path, *more))
+
+
+def test_collectives_inside_the_measured_times_are_not_added(block: Path) -> None:
+    apart = evaluate(plan(2, 1), profiled(block))
+    inside = evaluate(plan(2, 1), profiled(block, "cost.profile_collectives=included"))
+    assert inside.breakdown_s["compute"] == apart.breakdown_s["compute"]
+    # embedding and head were not measured
+    assert 0.0 < inside.breakdown_s["tensor_parallel"] < apart.breakdown_s["tensor_parallel"]
+
+
+def test_a_profile_says_itself_what_its_times_include(block: Path) -> None:
+    unsaid = ["cost.profile_collectives=null"]
+    with pytest.raises(ConfigError, match=r"at tp=2 include .* try cost.profile_collectives=incl"):
+        profiled(block, *unsaid)
+    lines = block.read_text(encoding="utf-8").splitlines()
+    rows = [f"{lines[0]},collectives", *(f"{line},included" for line in lines[1:])]
+    block.write_text("\n".join(rows), encoding="utf-8")
+    said = evaluate(plan(2, 1), profiled(block, *unsaid))
+    told = evaluate(plan(2, 1), profiled(block, "cost.profile_collectives=included"))
+    assert said == told
+    block.write_text("\n".join(rows).replace("included", "maybe"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="collectives=maybe must be included or excluded"):
+        profiled(block, *unsaid)
