@@ -313,7 +313,7 @@ def _interpolate(known: tuple[float, ...], values: tuple[float, ...], at: Tensor
 
 
 class SourceNames(NamedTuple):
-    """What a user says of a source of measurements."""
+    """Names of a source of measurements, and what its times include, as the user states them."""
 
     model: str | None
     """Model as the source spells it; None matches by name."""
