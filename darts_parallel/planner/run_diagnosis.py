@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from typing import NamedTuple
 
-from scipy.optimize import brentq
-
 from darts_parallel.config import ClusterConfig, RunConfig
 from darts_parallel.cost import evaluate
 from darts_parallel.planner.figure_posterior import posterior, slopes_of
@@ -121,6 +119,8 @@ def _explanations(
 
 def _root(missing: Callable[[float], float], value: float, end: float) -> float:
     """Return the value between a figure and a limit at which nothing is missing."""
+    from scipy.optimize import brentq
+
     found = brentq(lambda change: missing(exp(change)), log(value), log(end), xtol=1e-3)
     return exp(float(found))
 
