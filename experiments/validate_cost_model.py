@@ -79,6 +79,8 @@ def report(
     errors = markdown_table(ERROR_HEADER, error_rows(outcomes))
     ranking = markdown_table(RANKING_HEADER, ranking_rows(jobs))
     seen = "In sample (the shipped parameters saw these rows):"
+    if options.data:
+        seen = f"Rows of {options.data}:"
     skipped = skipped_summary(outcomes)
     files = {"ranking.csv": rankings_csv(jobs)}
     return Report(METHOD, skipped, *held_out, seen, errors, ranking, files=files)

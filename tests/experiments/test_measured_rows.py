@@ -189,6 +189,11 @@ def test_stages_are_equal_or_as_the_notes_print_them(
         ({"notes": "inter-node 4x100Gb RoCE"}, "a100_80", 50.0),
         ({"gpu": "H200-SXM", "notes": "400Gb/s per GPU"}, "h200", 400.0),
         ({"gpu": "GB200 NVL72"}, "gb200", 200.0),
+        ({"gpu": "L40S"}, "l40s", 25.0),
+        ({"gpu": "NVIDIA L4"}, "l4", 12.5),
+        ({"gpu": "GeForce RTX 4090"}, "rtx4090", 1.25),
+        ({"gpu": "RTX A6000"}, "a6000", 12.5),
+        ({"gpu": "RTX PRO 6000 Blackwell"}, "rtx_pro_6000", 25.0),
     ],
 )
 def test_hardware_follows_the_words_of_the_row(
