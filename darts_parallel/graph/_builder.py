@@ -40,34 +40,32 @@ NO_GRADIENT = torch.ops.higher_order.wrap_with_set_grad_enabled
 def detach_regions(exported: ExportedProgram) -> None:
     """Detach the results of regions without gradients: decompositions would give them one."""
     graph = exported.graph
-    trained = {node for node in graph.nodes if node.name in _trained_sources(exported)}
-    """Values that depend on a parameter or an input with a gradient."""
+    trained = _trained_sources(exported)
+    """Names of values that depend on a parameter or an input with a gradient."""
     for node in list(graph.nodes):
-        if trained.isdisjoint(node.all_input_nodes):
+        if trained.isdisjoint(one.name for one in node.all_input_nodes):
             continue
-        if node.target is NO_GRADIENT and node.args[0] is False:
-            for user in list(node.users):
-                detach = torch.ops.aten.detach.default
-                with graph.inserting_after(user):
-                    detached = graph.call_function(detach, (user,))
-                detached.meta.update(user.meta)
-                user.replace_all_uses_with(detached, lambda one, own=detached: one is not own)
-        else:
-            trained.add(node)
+        if node.target is not NO_GRADIENT or node.args[0] is not False:
+            trained.add(node.name)
+            continue
+        for user in list(node.users):
+            with graph.inserting_after(user):
+                detached = graph.call_function(torch.ops.aten.detach.default, (user,))
+            detached.meta.update(user.meta)
+            user.replace_all_uses_with(detached, lambda one, own=detached: one is not own)
 
 
 def _trained_sources(exported: ExportedProgram) -> set[str]:
     """Return the parameters that are trained, and the inputs that have a gradient."""
-    specs = exported.graph_signature.input_specs
     found = set()
+    specs = exported.graph_signature.input_specs
     for node, spec in zip(exported.graph.nodes, specs, strict=False):
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             continue
-        given = spec.kind == InputKind.USER_INPUT
-        differentiable = value.is_floating_point() or value.is_complex()
         trained = spec.kind == InputKind.PARAMETER and value.requires_grad
-        if trained or (given and differentiable):
+        given = spec.kind == InputKind.USER_INPUT
+        if trained or (given and (value.is_floating_point() or value.is_complex())):
             found.add(node.name)
     return found
 
@@ -99,9 +97,8 @@ class _Gradients(Interpreter):
         else:
             made = super().run_node(node)
         if node.op != "output":
-            for name, tensor in numbered(node, made).items():
-                if tensor.requires_grad:
-                    self.names.add(name)
+            tensors = numbered(node, made).items()
+            self.names |= {name for name, tensor in tensors if tensor.requires_grad}
         return made
 
 
@@ -137,19 +134,16 @@ class GraphBuilder:
                     raise self._refusal(reason, "a copy of the input")
         if "" not in self.outputs.values():
             raise self._refusal("it returns no tensor", "a forward that does")
-        self.uses, self.trained = self._reach()
+        self.uses = Counter[str]()
+        self.trained = self._reach()
 
     def _refusal(self, reason: str, better: str) -> UnsupportedError:
         return UnsupportedError(f"module {type(self.module).__name__}: {reason}; try {better}.")
 
     def _tied_values(self) -> dict[str, str]:
         """Return the values that are the same parameter as another one, with that one."""
-        first = {}
-        for name, one in self.module.named_parameters():
-            first[id(one)] = name
-        values = {}
-        for node, spec in self.specs.items():
-            values[spec.target] = node.name
+        first = {id(one): name for name, one in self.module.named_parameters()}
+        values = {spec.target: node.name for node, spec in self.specs.items()}
         found = {}
         for name, one in self.module.named_parameters(remove_duplicate=False):
             known = first[id(one)]
@@ -162,18 +156,19 @@ class GraphBuilder:
         for node in self.nodes:
             if node in self.specs:
                 self._source(node, self.specs[node])
-            elif node.target is not operator.getitem and self._is_used(node):
+            elif node.target is not operator.getitem and self._used(node):
                 self._call(node)
         for k, (node, buffer) in enumerate(self.outputs.items()):
-            given = (self._name(node),)
             more = {BUFFER: buffer} if buffer else {}
-            name = f"output.{k}"
-            op = GraphOperator(name, OUTPUT, given, (), target=node.name, arguments=more)
+            op = GraphOperator(
+                f"output.{k}", OUTPUT, (self._name(node),), (), target=node.name, arguments=more
+            )
             self._add(op, {})
         return ModuleGraph(tuple(self.operators), self.values)
 
-    def _is_used(self, node: Node) -> bool:
-        return any(self.uses[name] for name in tensors_of_node(node))
+    def _used(self, node: Node) -> list[str]:
+        """Return the values of a node that are used on the way to outputs."""
+        return [name for name in tensors_of_node(node) if self.uses[name]]
 
     def _name(self, node: Node) -> str:
         """Return the name of the value that a node is."""
@@ -182,23 +177,18 @@ class GraphBuilder:
             name = f"{node.args[0]}.{node.args[1]}"
         return self.renamed.get(name, name)
 
-    def _reach(self) -> tuple[Counter[str], set[str]]:
-        """Return how often values are used on the way to outputs, and those with a gradient from there."""
-        uses = Counter(map(self._name, self.outputs))
-        trained = set()
-        for node, buffer in self.outputs.items():
-            if not buffer:
-                trained.add(self._name(node))
+    def _reach(self) -> set[str]:
+        """Count the uses of values on the way to outputs; return those with a gradient from there."""
+        self.uses.update(map(self._name, self.outputs))
+        trained = {self._name(node) for node, buffer in self.outputs.items() if not buffer}
         for node in reversed(self.nodes):
-            if node.op != "call_function" or node.target is operator.getitem:
-                continue
-            used = {name for name in tensors_of_node(node) if uses[name]}
-            if used:
+            used = node.op == "call_function" and self._used(node)
+            if used and node.target is not operator.getitem:
                 sources = [self._name(one) for one in _sources(node)]
-                uses.update(sources)
-                if used & trained & self.requiring:
+                self.uses.update(sources)
+                if self.requiring & trained.intersection(used):
                     trained.update(sources)
-        return uses, trained
+        return trained
 
     def _source(self, node: Node, spec: Any) -> None:
         """Add a parameter, an input, or a constant that is used."""
@@ -210,32 +200,29 @@ class GraphBuilder:
         target = str(node.name if kind == INPUT else spec.target)
         given = {}
         if spec.kind == InputKind.CONSTANT_TENSOR and not self._has_tensor(target):
-            given["value"] = self.constants[target]
-        op = GraphOperator(node.name, kind, (), tuple(tensors), target=target)
-        self._add(replace(op, arguments=given), tensors)
+            given = {"value": self.constants[target]}
+        op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=given)
+        self._add(op, tensors)
 
     def _has_tensor(self, target: str) -> bool:
         """Return whether the module has a plain tensor as an attribute: its file reads it from there."""
         path, _, name = target.rpartition(".")
-        parts = dict(self.module.named_modules())
-        return isinstance(getattr(parts.get(path), name, None), Tensor)
+        part = dict(self.module.named_modules()).get(path)
+        return isinstance(getattr(part, name, None), Tensor)
 
     def _call(self, node: Node) -> None:
         """Add an operator of torch."""
         tensors = tensors_of_node(node)
-        inputs = tuple(self._name(one) for one in _sources(node))
-        module = ""
-        stack = node.meta.get("nn_module_stack") or {}
-        for path, _ in stack.values():
-            module = str(path)
+        stack = node.meta.get("nn_module_stack") or {"": ("", None)}
         target: Any = node.target
         given: Any = normalize_function(target, node.args, node.kwargs, None, None, True)
         overload = str(target).partition(".")[2] or str(target)
-        kind = overload.partition(".")[0]
-        op = GraphOperator(node.name, kind, inputs, tuple(tensors), module=module, node=node)
+        kind, *_ = overload.split(".")
+        inputs = tuple(map(self._name, _sources(node)))
+        op = GraphOperator(node.name, kind, inputs, tuple(tensors), node=node, overload=overload)
         op = replace(
             op,
-            overload=overload,
+            module=str([*stack.values()][-1][0]),
             pointwise=torch.Tag.pointwise in getattr(target, "tags", ()),
             arguments=given.kwargs if given else {},
         )
@@ -244,9 +231,8 @@ class GraphBuilder:
 
     def _require_writable(self, op: GraphOperator) -> None:
         """Refuse operators that no plan can repeat on parts of tensors."""
-        target = op.node.target
         place = f"{op.op} (in {op.module or 'its forward'})"
-        if not hasattr(target, "overloadpacket"):
+        if not hasattr(op.node.target, "overloadpacket"):
             raise self._refusal(f"{place} chooses between functions", "torch.where")
         if op.op in ASSIGNMENTS:
             reason = f"an assignment to a slice is {place}, which has no plan"
@@ -267,21 +253,15 @@ class GraphBuilder:
             if 0 in shape and self.uses[name]:
                 reason = f"{op.op} ({op.target or op.module}) makes an empty tensor {shape}"
                 raise self._refusal(reason, "sizes from 1 on")
-            needs_grad = name in self.requiring and name in self.trained
+            trained = name in self.requiring and name in self.trained
             floating = tensor.is_floating_point()
-            value = GraphValue(name, shape, floating, tensor.element_size(), needs_grad)
+            value = GraphValue(name, shape, floating, tensor.element_size(), trained)
             self.values[name] = value
-            shared = self.uses[name] > 1 and value.elements > 1
-            if shared and value.needs_grad and op.op != PARAMETER:
-                self._add_relay(value, op.module)
-
-    def _add_relay(self, value: GraphValue, module: str) -> None:
-        """Let later operators read a copy of a value."""
-        relay = f"{value.name}.relay"
-        self.renamed[value.name] = relay
-        self.values[relay] = replace(value, name=relay)
-        copy = GraphOperator(relay, RELAY, (value.name,), (relay,), module)
-        self.operators.append(copy)
+            if trained and self.uses[name] > 1 < value.elements and op.op != PARAMETER:
+                relay = self.renamed[name] = f"{name}.relay"
+                self.values[relay] = replace(value, name=relay)
+                copy = GraphOperator(relay, RELAY, (name,), (relay,), op.module)
+                self.operators.append(copy)
 
 
 def _draws(op: GraphOperator) -> bool:
@@ -304,20 +284,12 @@ def numbered(node: Node, made: Any) -> dict[str, Tensor]:
     """Return results of a node by name; those of a tuple are numbered."""
     if isinstance(made, Tensor):
         return {node.name: made}
-    found = {}
-    parts = made if isinstance(made, (tuple, list)) else ()
-    for k, one in enumerate(parts):
-        if isinstance(one, Tensor):
-            found[f"{node.name}.{k}"] = one
-    return found
+    parts = enumerate(made if isinstance(made, (tuple, list)) else ())
+    return {f"{node.name}.{k}": one for k, one in parts if isinstance(one, Tensor)}
 
 
 def _sources(node: Node) -> list[Node]:
     """Return the tensors that a node reads in the order of its arguments."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
-    tensors = []
-    for one in found:
-        if isinstance(one.meta.get("val"), Tensor):
-            tensors.append(one)
-    return tensors
+    return [one for one in found if isinstance(one.meta.get("val"), Tensor)]

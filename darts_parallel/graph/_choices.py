@@ -1,6 +1,6 @@
 """The choices of one operator on a mesh, with their seconds."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -96,11 +96,8 @@ class GraphJob:
 
     def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
         """Return the shapes of a rank's parts of values."""
-        shapes = self.graph.shapes(names)
-        found = []
-        for shape, state in zip(shapes, states, strict=False):
-            found.append(local_shape(shape, state, self.mesh.ranks))
-        return found
+        pairs = zip(self.graph.shapes(names), states, strict=False)
+        return [local_shape(shape, state, self.mesh.ranks) for shape, state in pairs]
 
     def operator_seconds(
         self,
@@ -120,10 +117,8 @@ def operator_choices(job: GraphJob, op: GraphOperator) -> list[OperatorChoice]:
     known: dict[tuple[State, ...], OperatorChoice] = {}
     by_axis = [_axis_splits(job, op, ranks) for ranks in job.mesh.ranks]
     for combined in product(*by_axis):
-        states: tuple[State, ...] = ((),) * len(op.tensors)
-        if combined:
-            by_split = [split.states for split in combined]
-            states = tuple(zip(*by_split, strict=True))
+        by_tensor = zip(*(split.states for split in combined), strict=True)
+        states = tuple(by_tensor) or ((),) * len(op.tensors)
         if states not in known and _is_possible(job, op, combined, states):
             known[states] = _choice(job, op, combined, states)
     return list(known.values())
@@ -138,11 +133,8 @@ def _choice(
     """Price an operator in states of all its tensors."""
     given = states[: len(op.inputs)]
     made = states[len(op.inputs) :]
-    inner: tuple[Step, ...] = ()
-    if op.op == "cross_entropy_loss":
-        inner = tuple(_loss_steps(job, op, combined))
-    seconds = job.operator_seconds(op, given, made)
-    seconds += sum(map(job.mesh.seconds, inner))
+    inner = tuple(_loss_steps(job, op, combined))
+    seconds = job.operator_seconds(op, given, made) + sum(map(job.mesh.seconds, inner))
     if op.is_end:  # one list for both: they may choose together
         given = made = states
     labels = tuple(split.label for split in combined)
@@ -156,47 +148,56 @@ def _is_possible(
     states: Sequence[State],
 ) -> bool:
     """Return whether the axes together divide all tensors, and give a rank the same parts of each."""
-    shapes = job.graph.shapes(op.tensors)
-    for shape, state in zip(shapes, states, strict=False):
-        if not divides(shape, state, job.mesh.ranks):
-            return False
+    pairs = zip(job.graph.shapes(op.tensors), states, strict=False)
+    if not all(divides(shape, state, job.mesh.ranks) for shape, state in pairs):
+        return False
     if len({split.label for split in combined}) == len(combined):
         return True
     # one dimension on both axes: a tensor without the parts of the first has not those of the second
-    for first, second in states:
-        if is_split(second) and not is_split(first):
-            return False
-    return combined[0].label not in INDEXED
+    torn = any(is_split(second) and not is_split(first) for first, second in states)
+    return not torn and combined[0].label not in INDEXED
 
 
-def _alike(op: GraphOperator, label: str, state: str) -> Split:
+def _alike(
+    op: GraphOperator,
+    label: str,
+    state: str,
+) -> Split:
     """Return the split with one state for all tensors."""
-    given = (state,) * len(op.inputs)
-    made = (state,) * len(op.outputs)
-    return Split(label, given, made)
+    return Split(label, (state,) * len(op.inputs), (state,) * len(op.outputs))
 
 
-def _axis_splits(job: GraphJob, op: GraphOperator, ranks: int) -> list[Split]:
+def _axis_splits(
+    job: GraphJob,
+    op: GraphOperator,
+    ranks: int,
+) -> list[Split]:
     """Return an operator's splits over one axis, with no gradient where a tensor has none."""
     found = [_alike(op, "none", REPLICATED)]
+    floating = job.graph.values[op.tensors[0]].floating
     if op.is_end:
-        found = _end_splits(job, op, found, ranks)
-    elif op.op == PARAMETER:
+        if job.ends != "replicated":
+            found += _dimension_splits(job, op, ranks)
+        demanded = [split for split in found if split.label == job.ends]
+        found = demanded if demanded and floating else found
+    elif op.op in (PARAMETER, RELAY):
         found += _dimension_splits(job, op, ranks)
-    elif op.op == RELAY:
-        found += _dimension_splits(job, op, ranks)
-        found.append(_alike(op, VARYING, VARYING))
-        if job.graph.values[op.inputs[0]].floating:
-            found.append(_alike(op, PARTIAL, PARTIAL))
+        if op.op == RELAY:
+            found.append(_alike(op, VARYING, VARYING))
+            found += [_alike(op, PARTIAL, PARTIAL)] * floating
     elif op.op not in (CONSTANT, OUTPUT):
         found += _with_slices(job, op, splits(op, job.graph, ranks))
         if job.graph.gradients(op.outputs):
             found.append(_alike(op, "none*", VARYING))
             found += _lossy(job, op, found)
-    return list(_with_known_gradients(job, op, found))
+    return [_with_known_gradients(job, op, split) for split in found]
 
 
-def _dimension_splits(job: GraphJob, op: GraphOperator, ranks: int) -> Iterator[Split]:
+def _dimension_splits(
+    job: GraphJob,
+    op: GraphOperator,
+    ranks: int,
+) -> Iterator[Split]:
     """Yield the dimensions of an operator's first tensor that ranks divide evenly."""
     first = op.tensors[0]
     for d, size in enumerate(job.graph.values[first].shape):
@@ -204,95 +205,75 @@ def _dimension_splits(job: GraphJob, op: GraphOperator, ranks: int) -> Iterator[
             yield _alike(op, f"d{d}", shard(d))
 
 
-def _end_splits(
+def _with_known_gradients(
+    job: GraphJob,
+    op: GraphOperator,
+    split: Split,
+) -> Split:
+    """Return a split with no sums of gradients that a tensor has not."""
+    states = []
+    for name, state in zip(op.tensors, split.states, strict=True):
+        trained = state != VARYING or job.graph.values[name].needs_grad
+        states.append(state if trained else REPLICATED)
+    count = len(op.inputs)
+    return Split(split.label, tuple(states[:count]), tuple(states[count:]))
+
+
+def _with_slices(
     job: GraphJob,
     op: GraphOperator,
     found: list[Split],
-    ranks: int,
 ) -> list[Split]:
-    """Return how an input or output of the module may be split, as `ends` says."""
-    if job.ends != "replicated":
-        found = [*found, *_dimension_splits(job, op, ranks)]
-    demanded = [split for split in found if split.label == job.ends]
-    floating = job.graph.values[op.tensors[0]].floating
-    return demanded if demanded and floating else found
-
-
-def _with_known_gradients(
-    job: GraphJob, op: GraphOperator, found: Iterable[Split]
-) -> Iterator[Split]:
-    """Yield splits with no sums of gradients that a tensor has not."""
-    values = [job.graph.values[name] for name in op.tensors]
-    for split in found:
-        states = list(split.states)
-        for k, value in enumerate(values):
-            if states[k] == VARYING and not value.needs_grad:
-                states[k] = REPLICATED
-        given = tuple(states[: len(op.inputs)])
-        made = tuple(states[len(op.inputs) :])
-        yield Split(split.label, given, made)
-
-
-def _with_slices(job: GraphJob, op: GraphOperator, found: list[Split]) -> list[Split]:
     """Add the choices that keep a slice of a gathered input; with `sliced` they alone split columns."""
     allowed = job.memory is not None if job.sliced is None else job.sliced
     if not allowed or not _gathers_a_slice(job, op):
         return found
     gathered = [split for split in found if split.label == "columns"]
-    slices = []
-    for split in gathered:
-        states = SLICED, *split.inputs[1:]
-        slices.append(replace(split, inputs=states))
     if job.sliced:
         found = [split for split in found if split not in gathered]
-    return found + slices
+    return found + [replace(one, inputs=(SLICED, *one.inputs[1:])) for one in gathered]
 
 
 def _gathers_a_slice(job: GraphJob, op: GraphOperator) -> bool:
     """Return whether a linear operator keeps its input for backward, and ranks can share that input."""
-    if op.op != "linear":
+    if op.op != "linear" or not job.graph.is_parameter(op.inputs[1]):
         return False
-    given, weight, *_ = op.inputs
-    if not job.graph.is_parameter(weight):
-        return False
-    x = job.graph.values[given]
+    x = job.graph.values[op.inputs[0]]
     kept = 0 in job.kernels.uses[op.name].kept
-    shared = x.elements % prod(job.mesh.ranks) == 0
-    return kept and shared and len(x.shape) > 1
+    return kept and x.elements % prod(job.mesh.ranks) == 0 and len(x.shape) > 1
 
 
-def _lossy(job: GraphJob, op: GraphOperator, found: Iterable[Split]) -> list[Split]:
-    """Return the splits that make a sum, which is reduced with few bits as soon as it is made."""
-    lossy = []
+def _lossy(
+    job: GraphJob,
+    op: GraphOperator,
+    found: Sequence[Split],
+) -> Iterator[Split]:
+    """Yield the splits that make a sum, which is reduced with few bits as soon as it is made."""
     if job.graph.values[op.outputs[0]].elements > 1:
-        for split in found:
-            if split.outputs == (PARTIAL,) and PARTIAL not in split.inputs:
-                few = [bits for bits in job.bits if bits < LOSSLESS]
-                lossy += [_reduced_with(split, bits) for bits in few]
-    return lossy
+        for split, bits in product(found, job.bits):
+            made = split.outputs == (PARTIAL,) and PARTIAL not in split.inputs
+            if made and bits < LOSSLESS:
+                yield Split(f"{split.label}@{bits}", split.inputs, (f"{PARTIAL}{bits}",))
 
 
-def _reduced_with(split: Split, bits: int) -> Split:
-    """Return a split whose sum is reduced with few bits."""
-    state = f"{PARTIAL}{bits}"
-    return Split(f"{split.label}@{bits}", split.inputs, (state,))
-
-
-def _loss_steps(job: GraphJob, op: GraphOperator, combined: Sequence[Split]) -> Iterator[Step]:
+def _loss_steps(
+    job: GraphJob,
+    op: GraphOperator,
+    combined: Sequence[Split],
+) -> Iterator[Step]:
     """Yield the collectives inside a cross-entropy, in float32.
 
     Split by vocabulary: the rows' maxima, sums of exponentials and target logits. A mean over split rows:
     the number of targets that count.
     """
-    rows = job.graph.values[op.inputs[1]].elements
-    parts = 1
+    if op.op != "cross_entropy_loss":
+        return
+    ranks = zip(job.mesh.ranks, combined, strict=True)
+    parts = prod(count for count, split in ranks if split.label == "rows")
     """Ranks that share the rows."""
-    for ranks, split in zip(job.mesh.ranks, combined, strict=True):
-        if split.label == "rows":
-            parts *= ranks
+    rows = job.graph.values[op.inputs[1]].elements / parts
     for axis, split in enumerate(combined):
         if split.label == "vocabulary":
-            step = Step(axis, ALL_REDUCE, 4.0 * rows / parts)
-            yield from [step] * 3
+            yield from [Step(axis, ALL_REDUCE, 4.0 * rows)] * 3
         elif split.label == "rows" and op.argument("reduction", 1) == 1:
             yield Step(axis, ALL_REDUCE, 4.0)

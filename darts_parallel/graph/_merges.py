@@ -30,18 +30,14 @@ def with_merged(job: GraphJob, groups: list[ChoiceGroup]) -> list[ChoiceGroup]:
     for merged in linears.parallel():
         for group, choice in _side_by_side(job, groups, merged):
             found[group].append(choice)
-    for first, second in linears.chained():
-        merged = first, second
+    for merged in linears.chained():
         ops = [groups[g].operators[0] for g in merged]
-        choices = [groups[g].choices for g in merged]
-        for one, two in product(*choices):
+        for one, two in product(*(groups[g].choices for g in merged)):
             both = _weights_first(job, ops, one, two, merged)
             for group, choice in zip(merged, both, strict=False):
                 found[group].append(choice)
-    with_found = []
-    for old, every in zip(groups, found, strict=True):
-        with_found.append(ChoiceGroup(old.operators, tuple(every)))
-    return with_found
+    pairs = zip(groups, found, strict=True)
+    return [ChoiceGroup(old.operators, tuple(every)) for old, every in pairs]
 
 
 class _Linears:
@@ -50,30 +46,21 @@ class _Linears:
     def __init__(self, job: GraphJob, groups: Sequence[ChoiceGroup]) -> None:
         self.graph = job.graph
         self.groups = groups
-        self.group_of: dict[str, int] = {}
+        self.group_of = {}
         for number, group in enumerate(groups):
             for op in group.operators:
-                if self._has_weight(op):
+                if op.op == "linear" and job.graph.is_parameter(op.inputs[1]):
                     self.group_of[op.name] = number
-
-    def _has_weight(self, op: GraphOperator) -> bool:
-        if op.op != "linear":
-            return False
-        _, weight, *_ = op.inputs
-        return self.graph.is_parameter(weight)
+        self.operators = [op for op in job.graph.operators if op.name in self.group_of]
 
     def parallel(self) -> list[Numbers]:
         """Return any two or more groups of linear operators of one input, with a bias or without."""
         readers = defaultdict[object, list[int]](list)
-        for op in self._operators():
-            values = [self.graph.values[name] for name in op.inputs]
-            trained = tuple(value.needs_grad for value in values)
-            key = op.inputs[0], trained
-            readers[key].append(self.group_of[op.name])
-        tuples = map(tuple, readers.values())
-        together = self._complete(Counter(tuples))
+        for op in self.operators:
+            trained = [self.graph.values[name].needs_grad for name in op.inputs]
+            readers[op.inputs[0], tuple(trained)].append(self.group_of[op.name])
         found: list[Numbers] = []
-        for numbers in together:
+        for numbers in self._complete(Counter(map(tuple, readers.values()))):
             for size in range(2, len(numbers) + 1):
                 found += combinations(numbers, size)
         return found
@@ -81,17 +68,12 @@ class _Linears:
     def chained(self) -> list[Numbers]:
         """Return pairs of groups of which the second alone reads the first, which has no bias."""
         found = Counter[Numbers]()
-        for op in self._operators():
-            reader, *others = self.graph.consumers[op.outputs[0]]
-            after, slot = reader
+        for op in self.operators:
+            (after, slot), *others = self.graph.consumers[op.outputs[0]]
             alone = len(op.inputs) == 2 and not others and slot == 0
             if alone and after.name in self.group_of:
-                pair = self.group_of[op.name], self.group_of[after.name]
-                found[pair] += 1
+                found[self.group_of[op.name], self.group_of[after.name]] += 1
         return self._complete(found)
-
-    def _operators(self) -> list[GraphOperator]:
-        return [op for op in self.graph.operators if op.name in self.group_of]
 
     def _complete(self, found: Counter[Numbers]) -> list[Numbers]:
         """Return the tuples of distinct groups that cover every operator of their groups."""
@@ -105,35 +87,30 @@ class _Linears:
 
 
 def _side_by_side(
-    job: GraphJob, groups: Sequence[ChoiceGroup], merged: Numbers
+    job: GraphJob,
+    groups: Sequence[ChoiceGroup],
+    merged: Numbers,
 ) -> Iterator[tuple[int, OperatorChoice]]:
     """Yield the choices of groups in which their operators are one wide product.
 
     Every operator has its weights' share of the seconds, in every state that all of them know.
     """
     ops = [groups[g].operators[0] for g in merged]
-    known = []
-    for g in merged:
-        own = {}
-        for choice in groups[g].choices:
-            own[choice.states] = choice
-        known.append(own)
-    elements = []
-    for op in ops:
-        weight = job.graph.values[op.inputs[1]]
-        elements.append(weight.elements)
+    known = [{choice.states: choice for choice in groups[g].choices} for g in merged]
+    elements = [job.graph.values[op.inputs[1]].elements for op in ops]
     for states, choice in known[0].items():
-        sliced = SLICED in states[0]
-        if sliced or not all(states in one for one in known):
+        if SLICED in states[0] or not all(states in one for one in known):
             continue
         each = _wide_seconds(job, ops, choice) / sum(elements)
-        for k, group in enumerate(merged):
-            seconds = each * elements[k]
-            choice = known[k][states]
-            yield group, replace(choice, seconds=seconds, merged=merged)
+        for group, own, size in zip(merged, known, elements, strict=True):
+            yield group, replace(own[states], seconds=each * size, merged=merged)
 
 
-def _wide_seconds(job: GraphJob, ops: Sequence[GraphOperator], choice: OperatorChoice) -> float:
+def _wide_seconds(
+    job: GraphJob,
+    ops: Sequence[GraphOperator],
+    choice: OperatorChoice,
+) -> float:
     """Return the seconds of one product with the columns of all operators, forward and backward."""
     shapes = []
     for op in ops:
@@ -142,8 +119,7 @@ def _wide_seconds(job: GraphJob, ops: Sequence[GraphOperator], choice: OperatorC
         shapes.append(product_shape(op, inputs, output))
     columns = sum(shape.weights.out_features for shape in shapes)
     wide = replace(shapes[0].weights, out_features=columns)
-    factors = ops[0].inputs[:2]
-    passes = 1 + job.graph.gradients(factors)
+    passes = 1 + job.graph.gradients(ops[0].inputs[:2])
     return passes * job.prices.product(shapes[0].rows, wide)
 
 
@@ -166,36 +142,27 @@ def _weights_first(
     bias = [_with_sums(state, sums) for state in bias]
     y = _with_sums(two.outputs[0], sums)
     chained = x, a, b, y
-    after = ops[1]
-    names = *ops[0].inputs, after.inputs[1], *after.outputs
-    own_x, own_a, own_b, own_y = job.local_shapes(names, chained)
-    columns, between = own_b
-    inner = own_a[1]
-    last = product_shape(after, (own_x, (columns, inner)), own_y)
+    names = *ops[0].inputs, ops[1].inputs[1], *ops[1].outputs
+    own_x, (_, inner), (columns, between), own_y = job.local_shapes(names, chained)
+    last = product_shape(ops[1], (own_x, (columns, inner)), own_y)
     weights = replace(last.weights, out_features=inner, in_features=between)
     of_weights = job.graph.gradients(names[1:3])
-    passes = 1 + of_weights
-    seconds = passes * job.prices.product(columns, weights)
+    seconds = (1 + of_weights) * job.prices.product(columns, weights)
     first = replace(one, seconds=seconds, merged=merged, chained=chained)
-    of_input = job.graph.gradients(names[:1])
-    passes = 1 + of_input + (of_weights > 0)
+    passes = 1 + job.graph.gradients(names[:1]) + (of_weights > 0)
     seconds = passes * job.prices.product(last.rows, last.weights)
-    second = replace(two, seconds=seconds, merged=merged, chained=chained)
-    given = one.outputs[0], b, *bias
-    second = replace(second, inputs=given, outputs=(y,))
-    second = replace(second, weights=columns * inner)
-    return [first, second]
+    second = replace(two, inputs=(one.outputs[0], b, *bias), outputs=(y,), weights=columns * inner)
+    return [first, replace(second, seconds=seconds, merged=merged, chained=chained)]
 
 
 def _summed_axes(one: OperatorChoice, two: OperatorChoice) -> list[bool] | None:
     """Return on which axes the product of both is a sum; None where a tensor between them would move."""
     sums = []
-    made, wanted = one.outputs[0], two.inputs[0]
-    for axis, pair in enumerate(zip(one.labels, two.labels, strict=True)):
-        before, after = pair
-        summed = pair == ("inner", "none*")
-        alike = before == after or pair == ("none*", "columns")
-        if not summed and not (alike and made[axis] == wanted[axis]):
+    states = zip(one.labels, two.labels, one.outputs[0], two.inputs[0], strict=True)
+    for before, after, made, wanted in states:
+        summed = (before, after) == ("inner", "none*")
+        alike = before == after or (before, after) == ("none*", "columns")
+        if not summed and not (alike and made == wanted):
             return None
         sums.append(summed)
     return sums
@@ -203,8 +170,5 @@ def _summed_axes(one: OperatorChoice, two: OperatorChoice) -> list[bool] | None:
 
 def _with_sums(state: State, sums: Sequence[bool]) -> State:
     """Return a state that is a sum on some axes."""
-    found = list(state)
-    for axis, summed in enumerate(sums):
-        if summed:
-            found[axis] = PARTIAL
-    return tuple(found)
+    pairs = zip(state, sums, strict=True)
+    return tuple(PARTIAL if summed else one for one, summed in pairs)

@@ -11,7 +11,6 @@ from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, reduce_scatter
 from darts_parallel.graph._states import (
     ALL_REDUCE,
     ALL_TO_ALL,
-    PARTIAL,
     REPLICATED,
     State,
     axis_moves,
@@ -52,13 +51,11 @@ class DeviceMeshSpec:
     def groups(self) -> tuple[RingGroup, ...]:
         """The shape of every axis's groups."""
         group = self.cluster.groups[0]
-        domain = group.gpus * group.domain_nodes
         found = []
         for axis, count in enumerate(self.ranks):
             stride = prod(self.ranks[axis + 1 :])
-            local = max(min(count, domain // stride), 1)
-            sizes = (local, count // local, group.gpus)
-            found.append(RingGroup(*map(tensor, sizes)))
+            local = max(min(count, group.gpus * group.domain_nodes // stride), 1)
+            found.append(RingGroup(*map(tensor, (local, count // local, group.gpus))))
         return tuple(found)
 
     def seconds(self, step: Step) -> float:
@@ -71,21 +68,28 @@ class DeviceMeshSpec:
             size = size / self.ranks[step.axis]
         return float(reduce_scatter(size, group, *self.links))
 
-    def move_seconds(self, source: State, target: State, size: float) -> float:
+    def move_seconds(
+        self,
+        source: State,
+        target: State,
+        size: float,
+    ) -> float:
         """Return the seconds between placements of a tensor of some bytes."""
-        steps = self.steps(source, target, size)
-        return sum(map(self.seconds, steps))
+        return sum(map(self.seconds, self.steps(source, target, size)))
 
-    def steps(self, source: State, target: State, size: float) -> list[Step]:
+    def steps(
+        self,
+        source: State,
+        target: State,
+        size: float,
+    ) -> list[Step]:
         """Return the collectives between placements of a tensor of some bytes, axis by axis."""
         found = []
         now = list(source)
         for axis, old, new in axis_moves(source, target):
             now[axis] = REPLICATED
-            kind = collective(old, new)
-            if kind is not None:
-                sent = size * _bits(old) / LOSSLESS
-                sent *= local_share(tuple(now), self.ranks)
+            if kind := collective(old, new):
+                sent = size * _bits(old) / LOSSLESS * local_share(tuple(now), self.ranks)
                 found.append(Step(axis, kind, sent))
             now[axis] = new
         return found
@@ -98,5 +102,4 @@ def tensor(value: float) -> Tensor:
 
 def _bits(placement: str) -> int:
     """Return the bits of an element on the wire: a state P4 is reduced with 4."""
-    named = placement.removeprefix(PARTIAL) if is_sum(placement) else ""
-    return int(named or LOSSLESS)
+    return int(placement[1:] or LOSSLESS) if is_sum(placement) else LOSSLESS

@@ -29,7 +29,9 @@ def placement(state: str, reduction: str = "sum") -> Placement:
 
 
 def distribute(
-    tensors: Mapping[str, Any], states: Mapping[str, State], mesh: DeviceMesh
+    tensors: Mapping[str, Any],
+    states: Mapping[str, State],
+    mesh: DeviceMesh,
 ) -> dict[str, Any]:
     """Split whole tensors over the mesh as their states say."""
     found = {}
@@ -142,7 +144,11 @@ def edges(mesh: DeviceMesh, local: Tensor, made: State, *wanted: State) -> tuple
     return Edges.apply(mesh, made, wanted, local)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def summed(mesh: DeviceMesh, local: Tensor, axis: int) -> Tensor:
+def summed(
+    mesh: DeviceMesh,
+    local: Tensor,
+    axis: int,
+) -> Tensor:
     """Return the sum over an axis, whose gradient every rank has."""
     whole = ("R",) * mesh.ndim
     made = list(whole)
@@ -249,7 +255,11 @@ def vocabulary_losses(
     return torch.where(target != ignored, losses, 0.0)
 
 
-def own_head(mesh: DeviceMesh, axis: int, heads: Tensor) -> Tensor:
+def own_head(
+    mesh: DeviceMesh,
+    axis: int,
+    heads: Tensor,
+) -> Tensor:
     """Return the key-value head of this rank's queries out of all."""
     first = mesh.get_local_rank(axis) * heads.shape[-3]
     return heads.narrow(-3, first // mesh.size(axis), 1)

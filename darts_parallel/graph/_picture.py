@@ -75,7 +75,9 @@ def _drawn_edges(edges: Edges, places: dict[str, tuple[float, int]]) -> list[str
 
 
 def _drawn_boxes(
-    planned: PlannedGraph, boxes: list[GraphOperator], places: dict[str, tuple[float, int]]
+    planned: PlannedGraph,
+    boxes: list[GraphOperator],
+    places: dict[str, tuple[float, int]],
 ) -> list[str]:
     """Draw operators, each with its module and its splits."""
     shapes = []

@@ -6,7 +6,7 @@ inputs once and writes what leaves it. Backward takes twice the forward pass, fu
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -111,11 +111,8 @@ class KernelGroups:
     def materialized(self, name: str) -> bool:
         """Return whether a value is written to memory: not where one kernel makes and uses it."""
         base = self.base[name]
-        users = self._users[base]
-        maker = self.graph.maker(base)
-        if len(users) != 1 or not _fusible(users[0]):
-            return True
-        return not _fusible(maker)
+        ends = [self.graph.maker(base), *self._users[base]]
+        return len(ends) != 2 or not all(map(_fusible, ends))
 
     def _find(self, name: str) -> str:
         while self._kernel[name] != name:
@@ -133,30 +130,24 @@ class KernelGroups:
             if self.materialized(name) and read not in self._read:
                 self._read.add(read)
                 reads.append(k)
-        writes = []
-        for k, name in enumerate(op.outputs):
-            if self.materialized(name):
-                writes.append(k)
-        kept = tuple(self._kept(op))
-        return KernelUse(tuple(reads), tuple(writes), kept)
+        writes = [k for k, name in enumerate(op.outputs) if self.materialized(name)]
+        return KernelUse(tuple(reads), tuple(writes), tuple(self._kept(op)))
 
-    def _kept(self, op: GraphOperator) -> list[int]:
-        """Return the inputs and outputs that backward needs; parameters are there anyway."""
-        values = self.graph.values
+    def _kept(self, op: GraphOperator) -> Iterator[int]:
+        """Yield the inputs and outputs that backward needs; parameters are there anyway."""
         behind = len(op.inputs)
         if op.op in LINEAR or not self.graph.gradients(op.outputs):
-            return []
+            return
         if op.op in SOFTMAXES:
-            return [behind]
-        kept = []
+            yield behind
+            return
         paired = op.op in PAIRS and behind >= 2
         for k, name in enumerate(op.inputs[:2] if paired else op.inputs):
-            needed = not paired or values[op.inputs[1 - k]].needs_grad
+            needed = not paired or self.graph.values[op.inputs[1 - k]].needs_grad
             if needed and self._keeps(op, name):
-                kept.append(k)
+                yield k
         if op.op == ATTENTION:
-            kept.append(behind)
-        return kept
+            yield behind
 
     def _keeps(self, op: GraphOperator, name: str) -> bool:
         base = self.base[name]
@@ -176,7 +167,12 @@ class Prices:
         width: Bytes of a floating element.
     """
 
-    def __init__(self, kernels: KernelGroups, device: Device, width: int) -> None:
+    def __init__(
+        self,
+        kernels: KernelGroups,
+        device: Device,
+        width: int,
+    ) -> None:
         self.kernels = kernels
         self.graph = kernels.graph
         self.device = device
@@ -219,36 +215,33 @@ class Prices:
     def _of_experts(self, op: GraphOperator, inputs: Shapes) -> float:
         """Price equal products of the experts of a rank, each of an equal share of all rows."""
         experts, inner, columns = inputs[1]
-        weights = self.graph.values[op.inputs[1]]
-        rows = max(inputs[0][0] / weights.shape[0], 1.0)
-        seconds = experts * self.product(rows, Gemm(columns, inner, "column"))
+        rows = inputs[0][0] / self.graph.values[op.inputs[1]].shape[0]
+        seconds = experts * self.product(max(rows, 1.0), Gemm(columns, inner, "column"))
         return seconds / float(self.device.grouped_gemm_efficiency)
 
     def _of_attention(self, op: GraphOperator, inputs: Shapes) -> float:
         q, k = inputs[:2]
-        causal = bool(op.argument("is_causal", False))
-        core = AttentionCore(q[-3], k[-3], q[-1], causal)
+        core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
         tokens = ONE * prod(q[:-1]) / q[-3]
-        seconds = fused_attention_seconds(core, tokens, k[-2], ONE, self.device, eight_bit=False)
-        return float(seconds)
+        return float(
+            fused_attention_seconds(core, tokens, k[-2], ONE, self.device, eight_bit=False)
+        )
 
-    def _moved_bytes(self, op: GraphOperator, inputs: Shapes, outputs: Shapes) -> float:
+    def _moved_bytes(
+        self,
+        op: GraphOperator,
+        inputs: Shapes,
+        outputs: Shapes,
+    ) -> float:
         """Return the bytes that an operator reads and writes."""
         use = self.kernels.uses[op.name]
-        reads = [k for k in use.reads if k or op.op not in LOOKUPS]
-        writes = list(use.writes)
-        if op.op == "embedding":  # the rows that are read
-            writes.append(0)
-        moved = 0.0
-        for k in reads:
-            moved += self._bytes(op.inputs[k], inputs[k])
-        for k in writes:
-            moved += self._bytes(op.outputs[k], outputs[k])
-        return moved
-
-    def _bytes(self, name: str, shape: Shape) -> int:
-        value = self.graph.values[name]
-        return prod(shape) * value.width(self.width)
+        # of a table that is looked up, the rows that are read
+        writes = [*use.writes, 0] if op.op == "embedding" else use.writes
+        moved = [(op.outputs[k], outputs[k]) for k in writes]
+        for k in use.reads:
+            if k or op.op not in LOOKUPS:
+                moved.append((op.inputs[k], inputs[k]))
+        return sum(prod(shape) * self.graph.values[name].width(self.width) for name, shape in moved)
 
 
 @dataclass(frozen=True)
@@ -260,27 +253,27 @@ class ProductShape:
     count: int = 1
 
 
-def product_shape(op: GraphOperator, inputs: Shapes, output: Shape) -> ProductShape:
+def product_shape(
+    op: GraphOperator,
+    inputs: Shapes,
+    output: Shape,
+) -> ProductShape:
     """Return the matrix products that an operator is, of local shapes."""
     if op.op.startswith("conv"):
         image, kernel = inputs[:2]
         if len(image) < len(kernel):  # no batch
             image, output = (1, *image), (1, *output)
         groups = max(image[1] // kernel[1], 1)
-        columns = max(kernel[0] // groups, 1)
-        weights = Gemm(columns, prod(kernel[1:]), "column")
-        rows = output[0] * prod(output[2:])
-        return ProductShape(float(rows), weights, groups)
+        weights = Gemm(max(kernel[0] // groups, 1), prod(kernel[1:]), "column")
+        return ProductShape(float(output[0] * prod(output[2:])), weights, groups)
     signature = signature_of(op, inputs, output)
     factors = [k for k, added in enumerate(signature.added) if not added]
-    a, *others = [signature.inputs[k] for k in factors]
-    b = others[0] if others else []
+    a, b, *_ = [*(signature.inputs[k] for k in factors), []]
     if op.op == "matmul" and len(b) == 1:
         b = ["k"]
     sizes: dict[str, int] = {}
     for k in factors:
-        named = zip(signature.inputs[k], inputs[k], strict=False)
-        for letter, size in named:
+        for letter, size in zip(signature.inputs[k], inputs[k], strict=False):
             sizes[letter] = max(sizes.get(letter, 0), size)
     count = dict.fromkeys(("batch", "inner", "rows", "columns"), 1)
     for letter, size in sizes.items():

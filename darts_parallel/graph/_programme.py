@@ -173,14 +173,24 @@ class GraphProgramme:
         numbers = np.arange(costs.size)
         return first + numbers.reshape(costs.shape)
 
-    def _pay_once(self, moves: _SharedMoves, grid: np.ndarray, used: np.ndarray) -> None:
+    def _pay_once(
+        self,
+        moves: _SharedMoves,
+        grid: np.ndarray,
+        used: np.ndarray,
+    ) -> None:
         """Demand that a move is paid where a consumer wants its layout."""
         for (p, target), variable in np.ndenumerate(moves.variables):
             cells = grid[p, moves.layout[used] == target].tolist()
             if cells and self.cost[variable] > 0:
                 self._at_least(int(variable), cells)
 
-    def _marginal(self, cells: np.ndarray, group: int, choices: np.ndarray) -> None:
+    def _marginal(
+        self,
+        cells: np.ndarray,
+        group: int,
+        choices: np.ndarray,
+    ) -> None:
         own = self.first[group] + choices
         columns = [*cells.tolist(), *own.tolist()]
         factors = [1.0] * len(cells) + [-1.0] * len(choices)
@@ -259,7 +269,12 @@ class GraphProgramme:
         high = np.array([row.high for row in self.rows])
         return csr_array((factors, columns, ends), shape=shape), low, high
 
-    def _run(self, costs: np.ndarray, integrality: int, limit: float) -> Any:
+    def _run(
+        self,
+        costs: np.ndarray,
+        integrality: int,
+        limit: float,
+    ) -> Any:
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         whole = np.zeros(len(self.cost))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import prod
 
+import torch
 from torch.fx import Node
 
 from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING, Shape, is_split, shard
@@ -53,25 +54,24 @@ class RuleCall:
     outputs: list[Shape]
     ranks: int
 
-    def split(self, label: str, inputs: Iterable[Place], made: Place) -> Split:
+    def split(
+        self,
+        label: str,
+        inputs: Iterable[Place],
+        made: Place,
+    ) -> Split:
         """Return the split of a named dimension from its place in every input, and in all outputs."""
-        given = tuple(map(_state, inputs))
-        state = _state(made)
-        return Split(label, given, (state,) * len(self.outputs))
+        return Split(label, tuple(map(_state, inputs)), (_state(made),) * len(self.outputs))
 
     def mapped(self, old: int, new: int) -> Split:
         """Return the split of one dimension of all inputs that is another one of all outputs."""
         return self.split(f"d{new}", [old] * len(self.inputs), new)
 
-    def dims(self, rank: int | None = None) -> list[int]:
+    def dims(self, rank: int) -> list[int]:
         """Return the dimensions that the operator is told, counted from the front; all where none is."""
-        rank = len(self.inputs[0]) if rank is None else rank
         told = self.op.argument("dims", self.op.argument("dim"))
-        if isinstance(told, int):
-            told = [told]
-        dims = told or range(rank)
-        count = max(rank, 1)
-        return sorted(int(d) % count for d in dims)
+        dims = [told] if isinstance(told, int) else told
+        return sorted(int(d) % max(rank, 1) for d in dims or range(rank))
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
@@ -96,6 +96,8 @@ LABELS = {
 }
 """Names of the letters of `SIGNATURES`."""
 GROUPED_CONVOLUTION = "bgX,gX,g->bgX"
+PLAIN = re.compile(r"(?!.*([a-z])[a-z]*\1)[a-z,]+->[a-z]*")
+"""Equations of einsum that name their output, without ellipsis and diagonal."""
 _BY_SIGNATURE = {
     "Rk,ck,+c->Rc": "linear.default",
     "Brk,Bkc->Brc": "mm.default bmm.default matmul.default",
@@ -130,46 +132,39 @@ class Signature:
     """The input is added to the output."""
     output: list[str]
 
-    @property
-    def letters(self) -> list[str]:
-        """Every name once, the output's first."""
-        return list(dict.fromkeys(chain(self.output, *self.inputs)))
-
     def places(self, letter: str, shapes: Sequence[Shape]) -> list[Place]:
         """Return where every input has a dimension; a size of 1 is broadcast where others are larger."""
         sizes = []
         for names, shape in zip(self.inputs, shapes, strict=True):
             sizes.append(shape[names.index(letter)] if letter in names else 0)
-        summed = letter not in self.output
         places = list[Place]()
-        for k, size in enumerate(sizes):
+        for names, size, added in zip(self.inputs, sizes, self.added, strict=False):
             if size > 1 or (size == 1 == max(sizes)):
-                places.append(self.inputs[k].index(letter))
+                places.append(names.index(letter))
             else:
-                partial = summed and self.added[k]
-                places.append(PARTIAL if partial else None)
+                places.append(PARTIAL if added and letter not in self.output else None)
         return places
 
 
 def _spelled_term(term: str, rank: int) -> list[str]:
     """Name every dimension of a tensor: of `Rk` in three dimensions, R2, R1 and k."""
-    repeated = next((letter for letter in term if letter.isupper()), "")
-    if not repeated:
-        return list(term)[-rank:] if rank else []
-    before, after = term.split(repeated)
-    count = rank - len(before) - len(after)
+    before, repeated, after = re.fullmatch("([^A-Z]*)([A-Z]?)(.*)", term).groups()  # type: ignore[union-attr]
+    count = rank - len(before + after) if repeated else 0
     middle = [f"{repeated}{count - d}" for d in range(count)]
-    return [*before, *middle, *after][-rank:]
+    names = [*before, *middle, *after]
+    return names[max(len(names) - rank, 0) :]
 
 
-def signature_of(op: GraphOperator, inputs: Sequence[Shape], output: Shape) -> Signature:
+def signature_of(
+    op: GraphOperator,
+    inputs: Sequence[Shape],
+    output: Shape,
+) -> Signature:
     """Return the names of the dimensions of an operator that has a signature, or is an einsum."""
     text = SIGNATURES.get(op.overload) or str(op.argument("equation"))
-    groups = int(op.argument("groups", 1))
-    if groups > 1 and op.op.startswith("conv"):
+    if op.op.startswith("conv") and op.argument("groups", 1) > 1:
         text = GROUPED_CONVOLUTION
-    pixels = _pixels(op)
-    if pixels and len(inputs[0]) == 1 + pixels:  # no batch
+    if 0 < _pixels(op) == len(inputs[0]) - 1:  # no batch
         text = text.replace("b", "")
     left, _, right = text.replace(" ", "").partition("->")
     terms = left.split(",")[: len(inputs)]
@@ -190,29 +185,17 @@ def _has_signature(call: RuleCall) -> bool:
     """Return whether an operator's signature describes this call of it."""
     op = call.op
     ranks = [len(shape) for shape in call.inputs]
-    pixels = _pixels(op)
-    if pixels:
+    if pixels := _pixels(op):
         return ranks[0] in (1 + pixels, 2 + pixels)
     if op.op == "einsum":
-        equation = str(op.argument("equation", ""))
-        return _is_plain_equation(equation.replace(" ", ""))
+        return PLAIN.fullmatch(op.argument("equation").replace(" ", "")) is not None
     if op.op == "matmul":
         return min(ranks) >= 2
     if op.op in GROUPED:
         return ranks == [2, 3, 1]
     if op.op == "embedding":
         return not op.argument("scale_grad_by_freq", False)
-    factors = {op.argument(name, 1) for name in ("alpha", "beta")}
-    return factors == {1}
-
-
-def _is_plain_equation(equation: str) -> bool:
-    """Return whether an einsum names its output, has no ellipsis and takes no diagonal."""
-    if "->" not in equation:
-        return False
-    terms = equation.replace("->", ",").split(",")
-    diagonal = any(len(set(term)) < len(term) for term in terms)
-    return "".join(terms).islower() and not diagonal
+    return op.argument("alpha", 1) == op.argument("beta", 1) == 1
 
 
 def signed(call: RuleCall) -> Iterator[Split]:
@@ -223,21 +206,23 @@ def signed(call: RuleCall) -> Iterator[Split]:
     signature = signature_of(op, call.inputs, call.outputs[0])
     labels = {} if op.op == "einsum" else LABELS
     groups = int(op.argument("num_groups", op.argument("groups", 1)))
-    for letter in signature.letters:
+    for letter in dict.fromkeys(chain(signature.output, *signature.inputs)):
         label = labels.get(letter[0], letter[0])
         torn = label == "groups" and groups % call.ranks > 0
         if torn or letter.startswith("X"):
             continue
         made: Place = PARTIAL
-        number = ""
         if letter in signature.output:
             made = signature.output.index(letter)
-            number = str(made) if letter[1:] else ""
-        places = signature.places(letter, call.inputs)
-        yield call.split(label + number, places, made)
+            label += str(made) if letter[1:] else ""
+        yield call.split(label, signature.places(letter, call.inputs), made)
 
 
-def _aligned(shapes: Sequence[Shape], whole: Shape, dim: int) -> list[Place]:
+def _aligned(
+    shapes: Sequence[Shape],
+    whole: Shape,
+    dim: int,
+) -> list[Place]:
     """Return where tensors that are broadcast to a whole shape have a dimension of it."""
     places = list[Place]()
     for shape in shapes:
@@ -252,91 +237,59 @@ def pointwise(call: RuleCall) -> Iterator[Split]:
     whole = call.outputs[0]
     for d in range(len(whole)):
         yield call.split(f"d{d}", _aligned(call.inputs, whole, d), d)
-    linear: Iterable[int] = ()
-    """Inputs in which the operator is linear, each alone."""
-    tensors = range(len(call.inputs))
-    if call.op.op == "mul":
-        linear = tensors
-    elif call.op.op == "div" and not call.op.argument("rounding_mode"):
-        linear = tensors[:1]
-    for k in linear:
-        places = list[Place]([None] * len(tensors))
+    count = len(call.inputs)
+    linear = {"mul": count, "div": not call.op.argument("rounding_mode")}
+    # each of the first inputs alone
+    for k in range(linear.get(call.op.op, 0)):
+        places = list[Place]([None] * count)
         places[k] = PARTIAL
         yield call.split("partial", places, PARTIAL)
 
 
-def _equal_products(old: Shape, new: Shape) -> Iterator[tuple[range, range]]:
-    """Yield the smallest groups of neighbouring dimensions whose sizes have equal products."""
-    i = j = 0
-    while i < len(old) or j < len(new):
-        a, b = i + 1, j + 1
-        before, after = prod(old[i:a]), prod(new[j:b])
-        while before != after:
-            if before < after:
-                a += 1
-            else:
-                b += 1
-            before, after = prod(old[i:a]), prod(new[j:b])
-        joined = range(i, min(a, len(old)))
-        yield joined, range(j, min(b, len(new)))
-        i, j = a, b
-
-
 def reshaped(call: RuleCall) -> Iterator[Split]:
-    """Yield the leading dimension of every group of dimensions that a view joins or parts."""
+    """Yield the leading dimension of every group of dimensions that a view joins or parts.
+
+    Groups begin where the sizes before them have equal products.
+    """
     old, new = call.inputs[0], call.outputs[0]
-    for before, after in _equal_products(old, new):
-        first = [d for d in before if old[d] > 1]
-        second = [d for d in after if new[d] > 1]
-        if first and second:
-            yield call.mapped(first[0], second[0])
+    begins = {prod(new[:d]): d for d, size in enumerate(new) if size > 1}
+    for d, size in enumerate(old):
+        made = begins.get(prod(old[:d]))
+        if size > 1 and made is not None:
+            yield call.mapped(d, made)
 
 
 def permuted(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions of permute, transpose and t."""
-    rank = len(call.inputs[0])
-    order = list(range(rank))
-    if call.op.op == "permute":
-        order = [int(d) % rank for d in call.op.argument("dims")]
-    elif rank >= 2:
-        a = int(call.op.argument("dim0", 0)) % rank
-        b = int(call.op.argument("dim1", 1)) % rank
-        order[a], order[b] = order[b], order[a]
-    for new, old in enumerate(order):
-        yield call.mapped(old, new)
+    numbers = range(len(call.inputs[0]))
+    sizes = torch.empty([d + 1 for d in numbers], device="meta")
+    node = call.op.node
+    for new, size in enumerate(node.target(sizes, *node.args[1:]).shape):
+        yield call.mapped(size - 1, new)
 
 
 def viewed_as_complex(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions in front of real and imaginary part."""
-    ranks = len(call.inputs[0]), len(call.outputs[0])
-    for d in range(min(ranks)):
+    for d in range(min(map(len, call.inputs + call.outputs))):
         yield call.mapped(d, d)
 
 
 def along(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions that an operator does not work along, and that all its tensors have."""
-    shape = call.inputs[0]
+    rank = len(call.inputs[0])
     tensors = call.inputs + call.outputs
-    if any(len(one) != len(shape) for one in tensors):
+    if any(len(one) != rank for one in tensors):
         return
-    worked = call.dims()
+    worked = call.dims(rank)
     if call.op.op in ("tril", "triu"):
-        worked = [len(shape) - 2, len(shape) - 1]
+        worked = [rank - 2, rank - 1]
     elif call.op.op in ("pad", "constant_pad_nd"):
-        worked = list(_padded(call))
-    for d, size in enumerate(shape):
-        equal = all(one[d] == size for one in tensors)
-        if equal and d not in worked:
+        # a dimension that loses as much as it gains keeps its size
+        widths = enumerate(call.op.argument("pad"))
+        worked = [rank - 1 - k // 2 for k, width in widths if width]
+    for d, sizes in enumerate(zip(*tensors, strict=True)):
+        if len(set(sizes)) == 1 and d not in worked:
             yield call.mapped(d, d)
-
-
-def _padded(call: RuleCall) -> Iterator[int]:
-    """Yield the dimensions that lose or gain at an end, which may leave their size as it was."""
-    widths = call.op.argument("pad")
-    last = len(call.inputs[0]) - 1
-    for k, width in enumerate(widths):
-        if width:
-            yield last - k // 2
 
 
 def around(call: RuleCall) -> Iterator[Split]:
@@ -347,9 +300,7 @@ def around(call: RuleCall) -> Iterator[Split]:
     worked = call.dims(rank)
     others = [d for d in range(rank) if d not in worked]
     for k, d in enumerate(others):
-        given = d if old >= new else k
-        made = d if new >= old else k
-        yield call.mapped(given, made)
+        yield call.mapped(d if old >= new else k, d if new >= old else k)
     if call.op.op in ("sum", "mean"):
         for d in worked:
             yield call.split(f"d{d}", [d], PARTIAL)
@@ -362,16 +313,13 @@ def attention(call: RuleCall) -> Iterator[Split]:
     """
     q, k, _, *masks = call.inputs
     heads, queries = len(q) - 3, len(q) - 2
-    fewer = q[heads] != k[heads]
-    shared = fewer and k[heads] % call.ranks != 0
+    shared = q[heads] != k[heads] and k[heads] % call.ranks != 0
     """Several ranks would share a key-value head."""
     for d in range(heads):
-        places = _aligned(masks, q, d)
-        yield call.split(f"batch{d}", [d, d, d, *places], d)
+        yield call.split(f"batch{d}", [d, d, d, *_aligned(masks, q, d)], d)
     if heads >= 0 and (not shared or call.ranks % k[heads] == 0):
         place = None if shared else heads
-        places = _aligned(masks, q, heads)
-        yield call.split("heads", [heads, place, place, *places], heads)
+        yield call.split("heads", [heads, place, place, *_aligned(masks, q, heads)], heads)
     if not call.op.argument("is_causal", False):
         places = _aligned(masks, q, queries)
         yield call.split("queries", [queries, None, None, *places], queries)
@@ -380,18 +328,15 @@ def attention(call: RuleCall) -> Iterator[Split]:
 def normalized(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions before those that layer_norm and rms_norm normalize."""
     worked = call.op.argument("normalized_shape")
-    free = len(call.inputs[0]) - len(worked)
-    return islice(pointwise(call), free)
+    return islice(pointwise(call), len(call.inputs[0]) - len(worked))
 
 
 def batch_normalized(call: RuleCall) -> Iterator[Split]:
     """Yield channels, and the batch where running statistics are used."""
     others = len(call.inputs) - 1
-    channels = [1] + [0] * others
-    found = [call.split("channels", channels, 1)]
+    found = [call.split("channels", [1] + [0] * others, 1)]
     if not call.op.argument("training", False):
-        batch: list[Place] = [0, *[None] * others]
-        found.append(call.split("batch", batch, 0))
+        found.append(call.split("batch", [0, *[None] * others], 0))
     for split in found:
         statistics = (REPLICATED,) * (len(call.outputs) - 1)
         yield replace(split, outputs=split.outputs[:1] + statistics)
@@ -410,17 +355,13 @@ def cross_entropy(call: RuleCall) -> Iterator[Split]:
 def indexed(call: RuleCall) -> Iterator[Split]:
     """Yield the chosen rows and the other dimensions, where one dimension is indexed by whole numbers."""
     indices = call.op.argument("indices", [])
-    places = []
-    for k, one in enumerate(indices):
-        if isinstance(one, Node):
-            places.append(k)
+    places = [k for k, one in enumerate(indices) if isinstance(one, Node)]
     if len(places) != 1 or len(call.inputs) != 2:
         return
     at, chosen = places[0], len(call.inputs[1])
     for d in range(len(call.inputs[0])):
         if d != at:
-            made = d if d < at else d + chosen - 1
-            yield call.split(f"d{d}", [d, None], made)
+            yield call.split(f"d{d}", [d, None], d if d < at else d + chosen - 1)
     for d in range(chosen):
         yield call.split(f"rows{d}", [None, d], at + d)
     yield call.split("partial", [PARTIAL, None], PARTIAL)
@@ -428,9 +369,9 @@ def indexed(call: RuleCall) -> Iterator[Split]:
 
 def index_selected(call: RuleCall) -> Iterator[Split]:
     """Yield the chosen rows and the other dimensions of index_select."""
-    worked = call.dims()
-    for d in range(len(call.inputs[0])):
-        places: list[Place] = [None, 0] if d in worked else [d, None]
+    rank = len(call.inputs[0])
+    for d in range(rank):
+        places = [None, 0] if d in call.dims(rank) else [d, None]
         yield call.split(f"d{d}", places, d)
 
 
@@ -448,7 +389,8 @@ _BY_RULE: dict[Rule, str] = {
     "sort.default sort.stable topk.default slice.Tensor split.Tensor split.sizes "
     "split_with_sizes.default chunk.default cat.default repeat_interleave.self_int flip.default "
     "roll.default logcumsumexp.default diff.default glu.default tril.default triu.default pad.default "
-    "constant_pad_nd.default gather.default scatter.src scatter.value scatter_add.default",
+    "constant_pad_nd.default gather.default scatter.src scatter.value scatter.reduce "
+    "scatter.value_reduce scatter_add.default",
     around: "sum.dim_IntList sum.default mean.dim mean.default amax.default amin.default max.dim "
     "max.default min.dim min.default var.default var.dim var.correction std.default std.dim "
     "std.correction var_mean.default var_mean.dim var_mean.correction argmax.default argmin.default "
@@ -484,20 +426,21 @@ def is_known(op: GraphOperator) -> bool:
     return rule_of(op) is not None or op.op in CREATORS or not op.inputs
 
 
-def splits(op: GraphOperator, graph: ModuleGraph, ranks: int) -> list[Split]:
+def splits(
+    op: GraphOperator,
+    graph: ModuleGraph,
+    ranks: int,
+) -> list[Split]:
     """Return the named dimensions of an operator that `ranks` ranks can share evenly, without "none"."""
     rule = rule_of(op)
     if rule is None or not op.inputs:
         return []
-    given = graph.shapes(op.inputs)
-    call = RuleCall(op, given, graph.shapes(op.outputs), ranks)
+    call = RuleCall(op, graph.shapes(op.inputs), graph.shapes(op.outputs), ranks)
     found = list(rule(call))
     if _is_linear(op):
-        places = [PARTIAL] * len(op.inputs)
-        found.append(call.split("partial", places, PARTIAL))
+        found.append(call.split("partial", [PARTIAL] * len(op.inputs), PARTIAL))
     floating = [graph.values[name].floating for name in op.tensors]
-    distinct = dict.fromkeys(found)
-    return [split for split in distinct if _is_possible(split, call, floating)]
+    return [split for split in dict.fromkeys(found) if _is_possible(split, call, floating)]
 
 
 def _is_linear(op: GraphOperator) -> bool:
@@ -507,7 +450,11 @@ def _is_linear(op: GraphOperator) -> bool:
     return op.op not in ("add", "sub") or len(op.inputs) == 2
 
 
-def _is_possible(split: Split, call: RuleCall, floating: Sequence[bool]) -> bool:
+def _is_possible(
+    split: Split,
+    call: RuleCall,
+    floating: Sequence[bool],
+) -> bool:
     """Return whether the ranks divide every split dimension evenly, and sums are of floating numbers."""
     shapes = call.inputs + call.outputs
     for state, shape, is_floating in zip(split.states, shapes, floating, strict=True):

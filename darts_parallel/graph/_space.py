@@ -112,19 +112,16 @@ class GraphSpace(GraphJob):
     @cached_property
     def group_of(self) -> dict[str, int]:
         """Group of every operator by name."""
-        found = {}
-        for number, group in enumerate(self.groups):
-            for op in group.operators:
-                found[op.name] = number
-        return found
+        groups = enumerate(self.groups)
+        return {op.name: number for number, group in groups for op in group.operators}
 
     @cached_property
     def seconds(self) -> list[np.ndarray]:
         """Seconds of every group by choice, all its operators."""
         found = []
         for group in self.groups:
-            each = np.array([choice.seconds for choice in group.choices])
-            found.append(each * len(group.operators))
+            each = [choice.seconds for choice in group.choices]
+            found.append(np.array(each) * len(group.operators))
         return found
 
     @cached_property
@@ -137,14 +134,9 @@ class GraphSpace(GraphJob):
             for op, slot in users:
                 trains = self.graph.passes_gradient(op)
                 readers.append(_Reader(self.group_of[op.name], trains, slot))
-            key = self.group_of[producer.name], index, tuple(readers)
-            found[key].append(name)
-        fans = []
-        for key, names in found.items():
-            fan = self._fan(names, *key)
-            if any(table.seconds.any() for table in fan.moves):
-                fans.append(fan)
-        return fans
+            found[self.group_of[producer.name], index, tuple(readers)].append(name)
+        fans = [self._fan(names, *key) for key, names in found.items()]
+        return [fan for fan in fans if any(table.seconds.any() for table in fan.moves)]
 
     @cached_property
     def kept(self) -> list[KeptTensor]:
@@ -161,24 +153,25 @@ class GraphSpace(GraphJob):
             value = self.graph.values[layout.name]
             trained = weight and value.needs_grad
             size = STATE_BYTES * value.elements if trained else value.bytes(self.width)
-            own = []
-            for group, known in choices.items():
-                own.append((group, tuple(sorted(known))))
-            found.append(KeptTensor(size * layout.share, tuple(own), weight))
+            own = tuple((group, tuple(sorted(known))) for group, known in choices.items())
+            found.append(KeptTensor(size * layout.share, own, weight))
         return found
 
     def _kept_layouts(self, op: GraphOperator, choice: OperatorChoice) -> Iterator[_KeptLayout]:
         """Yield the layouts of the tensors that an operator keeps under a choice."""
-        names = op.tensors
-        states = choice.states
         for slot in self.kernels.uses[op.name].kept:
-            name, state = names[slot], states[slot]
+            name, state = op.tensors[slot], choice.states[slot]
             share = local_share(state, self.mesh.ranks)
             if choice.weights and name == op.inputs[0]:
                 share = choice.weights / self.graph.values[name].elements
             yield _KeptLayout(self.kernels.base[name], share, SLICED in state)
 
-    def changes(self, plan: Sequence[int], group: int, choice: int) -> dict[int, int]:
+    def changes(
+        self,
+        plan: Sequence[int],
+        group: int,
+        choice: int,
+    ) -> dict[int, int]:
         """Return what a group's choice changes in a plan: products merge and come apart as a whole."""
         now = self._chosen(plan)
         new = self.groups[group].choices[choice]
@@ -195,24 +188,25 @@ class GraphSpace(GraphJob):
         """Take products apart that not all of their operators chose."""
         found = []
         for group, choice in enumerate(self._chosen(plan)):
-            twins = {other: self.twin(other, choice, choice.merged) for other in choice.merged}
-            if all(plan[other] == twin for other, twin in twins.items()):
-                found.append(plan[group])
-            else:
-                found.append(self.twin(group, choice, ()))
+            pairs = [
+                (plan[other], self.twin(other, choice, choice.merged)) for other in choice.merged
+            ]
+            whole = all(own == twin for own, twin in pairs)
+            found.append(plan[group] if whole else self.twin(group, choice, ()))
         return tuple(found)
 
     def _chosen(self, plan: Sequence[int]) -> list[OperatorChoice]:
-        found = []
-        for group, choice in zip(self.groups, plan, strict=True):
-            found.append(group.choices[choice])
-        return found
+        pairs = zip(self.groups, plan, strict=True)
+        return [group.choices[choice] for group, choice in pairs]
 
-    def twin(self, group: int, choice: OperatorChoice, merged: tuple[int, ...]) -> int:
+    def twin(
+        self,
+        group: int,
+        choice: OperatorChoice,
+        merged: tuple[int, ...],
+    ) -> int:
         """Return the choice of a group in the states of another group's, merged so; 0 where none is."""
-        states = choice.states
-        if merged and choice.chained:
-            states = choice.chained
+        states = (merged and choice.chained) or choice.states
         return self.twins[group].get((merged, states), 0)
 
     @cached_property
@@ -220,12 +214,9 @@ class GraphSpace(GraphJob):
         """Choices of every group by their merged groups and by their states."""
         found = []
         for group in self.groups:
-            known: dict[tuple[object, ...], int] = {}
-            for k, choice in enumerate(group.choices):
-                states = choice.chained or choice.states
-                known[choice.merged, states] = k
-            found.append(known)
-        return found
+            keys = [(choice.merged, choice.chained or choice.states) for choice in group.choices]
+            found.append({key: k for k, key in enumerate(keys)})
+        return found  # type: ignore[return-value]
 
     def fan_seconds(self, fan: Fan, assignment: Sequence[int]) -> float:
         """Return the seconds that a tensor's moves take, forward and backward."""
@@ -240,18 +231,16 @@ class GraphSpace(GraphJob):
 
     def total_seconds(self, assignment: Sequence[int]) -> float:
         """Return the seconds of a step under a choice for every group."""
-        total = 0.0
-        for seconds, choice in zip(self.seconds, assignment, strict=True):
-            total += float(seconds[choice])
+        pairs = zip(self.seconds, assignment, strict=True)
+        total = sum(float(seconds[choice]) for seconds, choice in pairs)
         return total + sum(self.fan_seconds(fan, assignment) for fan in self.fans)
 
     def memory_bytes(self, assignment: Sequence[int], *, weights: bool = True) -> float:
         """Return the bytes of tensors kept for backward on a rank, and of parameters' states."""
         total = 0.0
         for item in self.kept:
-            counts = weights or not item.weight
-            users = [assignment[group] in choices for group, choices in item.users]
-            if counts and any(users):
+            used = any(assignment[group] in choices for group, choices in item.users)
+            if used and (weights or not item.weight):
                 total += item.bytes
         return total
 
@@ -261,25 +250,31 @@ class GraphSpace(GraphJob):
             return 0.0
         return max(self.memory_bytes(assignment) - self.memory, 0.0)
 
-    def _fan(self, names: list[str], producer: int, index: int, readers: Readers) -> Fan:
+    def _fan(
+        self,
+        names: list[str],
+        producer: int,
+        index: int,
+        readers: Readers,
+    ) -> Fan:
         """Price the moves of equal tensors from a producer to its consumers."""
         made = [choice.outputs[index] for choice in self.groups[producer].choices]
         wanted = []
         for reader in readers:
-            choices = self.groups[reader.group].choices
-            states = [choice.inputs[reader.slot] for choice in choices]
+            states = [choice.inputs[reader.slot] for choice in self.groups[reader.group].choices]
             wanted.append([(state, reader.trains) for state in states])
         produced = list(dict.fromkeys(made))
         demanded = list(dict.fromkeys(chain(*wanted)))
+        moves = tuple(self._move_tables(self.graph.values[names[0]], produced, demanded))
         consumers = tuple(reader.group for reader in readers)
-        value = self.graph.values[names[0]]
-        moves = tuple(self._move_tables(value, produced, demanded))
         of_consumers = tuple(_index(states, demanded) for states in wanted)
-        of_producer = _index(made, produced)
-        return Fan(len(names), producer, consumers, of_producer, of_consumers, moves)
+        return Fan(len(names), producer, consumers, _index(made, produced), of_consumers, moves)
 
     def _move_tables(
-        self, value: GraphValue, produced: list[State], demanded: list[Demand]
+        self,
+        value: GraphValue,
+        produced: list[State],
+        demanded: list[Demand],
     ) -> Iterator[MoveTable]:
         """Yield the moves of a tensor, of its gradient, and of the slices of it that are kept."""
 

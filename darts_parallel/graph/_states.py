@@ -42,10 +42,8 @@ def gradient_state(state: State) -> State:
     """Return the placements of the gradient of a tensor on all axes."""
     found = []
     for one in state:
-        if one.startswith(VARYING):
-            found.append(PARTIAL)
-        else:
-            found.append(REPLICATED if one.startswith(PARTIAL) else one)
+        whole = REPLICATED if one.startswith(PARTIAL) else one
+        found.append(PARTIAL if one.startswith(VARYING) else whole)
     return tuple(found)
 
 
@@ -60,7 +58,11 @@ def collective(source: str, target: str) -> str | None:
     return ALL_GATHER if target == REPLICATED else ALL_TO_ALL
 
 
-def local_shape(shape: Shape, state: State, ranks: tuple[int, ...]) -> Shape:
+def local_shape(
+    shape: Shape,
+    state: State,
+    ranks: tuple[int, ...],
+) -> Shape:
     """Return the shape of a rank's part of a tensor."""
     sizes = list(shape)
     for one, count in zip(state, ranks, strict=True):
@@ -78,21 +80,23 @@ def local_share(state: State, ranks: tuple[int, ...]) -> float:
     return 1.0 / parts
 
 
-def divides(shape: Shape, state: State, ranks: tuple[int, ...]) -> bool:
+def divides(
+    shape: Shape,
+    state: State,
+    ranks: tuple[int, ...],
+) -> bool:
     """Return whether the axes that split a dimension divide it evenly, all of them together."""
     parts = dict.fromkeys(filter(is_split, state), 1)
     for one, count in zip(state, ranks, strict=True):
         if one in parts:
             parts[one] *= count
-    for one, count in parts.items():
-        size = shape[int(one[1:])]
-        if size % count:
-            return False
-    return True
+    return all(shape[int(one[1:])] % count == 0 for one, count in parts.items())
 
 
 def ordered_moves(
-    source: State, target: State, axes: list[int]
+    source: State,
+    target: State,
+    axes: list[int],
 ) -> list[tuple[int, str, str]] | None:
     """Return the moves of some axes in their order; None where one changes what a later axis splits."""
     now = list(source)
@@ -101,8 +105,7 @@ def ordered_moves(
         old, new = now[axis], target[axis]
         now[axis] = new
         moves.append((axis, old, new))
-        later = [one for one in now[axis + 1 :] if one.startswith("S")]
-        if old in later or new in later:
+        if any(one.startswith("S") and one in (old, new) for one in now[axis + 1 :]):
             return None
     return moves
 
@@ -113,14 +116,12 @@ def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
     Where two axes split one dimension, the later axis splits the parts of the earlier one, which may
     not change meanwhile. Where neither order of two axes avoids that, an axis is made whole first.
     """
-    ends = zip(source, target, strict=True)
-    axes = [axis for axis, (old, new) in enumerate(ends) if old != new]
+    axes = [axis for axis, old in enumerate(source) if old != target[axis]]
     for order in (axes, axes[::-1]):
         moves = ordered_moves(source, target, order)
         if moves is not None:
             return moves
-    placements = [source[axis] for axis in axes[:2]]
-    distinct = len(set(placements)) > 1
+    distinct = len({source[axis] for axis in axes[:2]}) > 1
     first = axes[0] if distinct else len(source) - 1
     middle = list(source)
     middle[first] = REPLICATED

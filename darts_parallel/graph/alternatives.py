@@ -85,7 +85,12 @@ def fastest(found: Sequence[Alternative], memory: float) -> Alternative:
     return min(found, key=lambda one: one.bytes)
 
 
-def alternatives(plan: GraphPlan, text: str, path: str, shapes: Sequence[Any]) -> list[Alternative]:
+def alternatives(
+    plan: GraphPlan,
+    text: str,
+    path: str,
+    shapes: Sequence[Any],
+) -> list[Alternative]:
     """Return tensor parallelism with the file of a plan, and what splits the batch, where ranks divide it."""
     space = plan.space
     size = space.memory_bytes(plan.assignment)

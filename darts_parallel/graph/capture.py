@@ -31,7 +31,11 @@ DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool"
 """Element types that an input can name behind its shape."""
 
 
-def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Module:
+def load_module(
+    path: str,
+    key: str = "module",
+    device: str = "meta",
+) -> nn.Module:
     """Import `package.file:make_block` and call it on a device; this runs the user's code.
 
     Errors:
@@ -77,10 +81,8 @@ def _function_of(setting: str, imported: ModuleType, name: str) -> Callable[[], 
     make = getattr(imported, name, None)
     if callable(make):
         return make  # type: ignore[no-any-return]
-    known = []
-    for key, value in vars(imported).items():
-        if callable(value) and not key.startswith("_"):
-            known.append(key)
+    items = vars(imported).items()
+    known = [key for key, value in items if callable(value) and not key.startswith("_")]
     raise ConfigError(
         f"{setting}: {imported.__name__} has no function {name}; "
         f"try one of {', '.join(known) or 'its own'}."
@@ -98,22 +100,23 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
     for shape in shapes:
         listed = isinstance(shape, (list, tuple))
         require(listed, setting, "list a shape for each input", [list(shapes)])
-        sizes = list(shape)
-        require(bool(sizes), setting, "have a size for each dimension", [[2, 128]])
-        kind = "float"
-        if sizes and isinstance(sizes[-1], str):
-            kind = sizes.pop()
+        require(len(shape) > 0, setting, "have a size for each dimension", [[2, 128]])
+        kind = shape[-1] if isinstance(shape[-1], str) else "float"
         known = f"be one of {', '.join(DTYPES)}"
         require(kind in DTYPES, f"{setting}: the type {kind}", known, "long")
+        sizes = shape[:-1] if kind is shape[-1] else shape
         for size in sizes:
             whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
             require(whole, f"{setting}: the size {size}", "be a whole number from 1 on", 1)
-        dtype = DTYPES[kind]
-        made.append(torch.empty(sizes, dtype=dtype, device="meta"))
+        made.append(torch.empty(list(sizes), dtype=DTYPES[kind], device="meta"))
     return made
 
 
-def export(module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords) -> ExportedProgram:
+def export(
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    kwargs: Keywords,
+) -> ExportedProgram:
     """Export a module in its functional form, every operator whole, in evaluation: dropout is left out.
 
     Errors:
@@ -165,10 +168,8 @@ def _export_sentence(module: nn.Module, error: BaseException) -> str:
 
 def _failed_at(module: nn.Module, error: BaseException) -> str:
     """Name the user's line, and the part of the module that ran there."""
-    paths = {}
-    for path, one in module.named_modules():
-        if path:
-            paths[id(one)] = f", in {path} ({type(one).__name__})"
+    named = [(path, one) for path, one in module.named_modules() if path]
+    paths = {id(one): f", in {path} ({type(one).__name__})" for path, one in named}
     place = part = ""
     for frame, line in walk_tb(error.__traceback__):
         code = frame.f_code
@@ -186,7 +187,9 @@ def _is_users(file: str) -> bool:
 
 
 def capture_module(
-    module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords | None = None
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    kwargs: Keywords | None = None,
 ) -> ModuleGraph:
     """Capture a module's operators with example inputs; on the meta device nothing is computed.
 
@@ -203,7 +206,9 @@ def capture_module(
 
 @contextmanager
 def _noted_calls(
-    module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    kwargs: Keywords,
 ) -> Iterator[dict[str, FirstTensor]]:
     """Note how a module and its parts get their first tensor."""
     calls: dict[str, FirstTensor] = {}

@@ -78,7 +78,12 @@ class PairDescent:
         balance: Steps of the multipliers over those of the probabilities.
     """
 
-    def __init__(self, programme: GraphProgramme, balance: float, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        programme: GraphProgramme,
+        balance: float,
+        rng: np.random.Generator,
+    ) -> None:
         self.programme = programme
         self.matrix, self.low, self.high = programme.constraints()
         sizes = abs(self.matrix)
@@ -127,7 +132,11 @@ def _rounded(
             mean = np.zeros(len(costs))
 
 
-def coordinate_descent(space: GraphSpace, start: Sequence[int], sweeps: int = 50) -> list[int]:
+def coordinate_descent(
+    space: GraphSpace,
+    start: Sequence[int],
+    sweeps: int = 50,
+) -> list[int]:
     """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
     moves = _Neighbourhoods(space)
@@ -169,7 +178,12 @@ class _Neighbourhoods:
             for number in changed:
                 self.fans[number].append(fan)
 
-    def changed(self, plan: Sequence[int], group: int, choice: int) -> list[int]:
+    def changed(
+        self,
+        plan: Sequence[int],
+        group: int,
+        choice: int,
+    ) -> list[int]:
         """Return a plan with another choice of a group."""
         trial = list(plan)
         changes = self.space.changes(plan, group, choice)
@@ -177,7 +191,12 @@ class _Neighbourhoods:
             trial[other] = k
         return trial
 
-    def merit(self, plan: Sequence[int], group: int, choice: int) -> tuple[float, float, bool, int]:
+    def merit(
+        self,
+        plan: Sequence[int],
+        group: int,
+        choice: int,
+    ) -> tuple[float, float, bool, int]:
         """Return bytes above the memory, then the seconds that may change; the plan's own choice first."""
         trial = self.changed(plan, group, choice)
         seconds = 0.0

@@ -94,10 +94,7 @@ def operators_script(plan: GraphPlan) -> str:
     writer = _Writer(plan)
     operators = plan.space.graph.operators
     ranks = plan.space.mesh.ranks
-    steps = []
-    for op in operators:
-        steps += [f"    {line}" for line in writer.lines(op)]
-    body = "\n".join(steps)
+    body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
     outputs = []
     for op in operators:
         if op.buffer:
@@ -107,11 +104,8 @@ def operators_script(plan: GraphPlan) -> str:
     names = tuple(f"axis{axis}" for axis in range(len(ranks)))
     weights = _source_states(plan, (PARAMETER, CONSTANT))
     inputs = _source_states(plan, (INPUT,))
-    sizes = " x ".join(map(str, ranks))
-    text = HEAD.format(ranks=sizes, shape=ranks, names=names)
-    text += _imports()
-    text += TABLES.format(weights=weights, inputs=inputs)
-    text += _functions(body)
+    text = HEAD.format(ranks=" x ".join(map(str, ranks)), shape=ranks, names=names)
+    text += _imports() + TABLES.format(weights=weights, inputs=inputs) + _functions(body)
     return text + STEP.format(lines=body, outputs=", ".join(outputs))
 
 
@@ -156,8 +150,7 @@ class _Writer:
         choice = self.plan.choice(op)
         if choice.chained and op == self.plan.merged(op)[0]:
             # nothing makes the tensor between: its reader gets the first input
-            absent = op.outputs[0], choice.outputs[0]
-            self.variables[absent] = self._inputs(op)[0]
+            self.variables[op.outputs[0], choice.outputs[0]] = self._inputs(op)[0]
             return
         before, text = self._made(op)
         yield from before
@@ -177,13 +170,18 @@ class _Writer:
 
     def _inputs(self, op: GraphOperator) -> list[str]:
         """Return the variables of an operator's inputs."""
-        states = self.plan.choice(op).inputs
-        pairs = zip(op.inputs, states, strict=False)
+        pairs = zip(op.inputs, self.plan.choice(op).inputs, strict=False)
         return [self.variables[pair] for pair in pairs]
 
-    def _distributed(self, op: GraphOperator, name: str, made: str) -> str:
+    def _distributed(
+        self,
+        op: GraphOperator,
+        name: str,
+        made: str,
+    ) -> str:
         """Return the line that brings a value to the states of its consumers."""
-        if self._ends_gradient(op, name):
+        value = self.graph.values[name]
+        if value.floating and not value.needs_grad and self.graph.gradients(op.inputs):
             made = f"{made}.detach()"
         variable = _variable(name)
         own = self.plan.produced(name)
@@ -191,19 +189,11 @@ class _Writer:
         if wanted == [own]:
             self.variables[name, own] = variable
             return f"{variable} = {made}"
-        parts = []
-        for k, state in enumerate(wanted):
-            part = f"{variable}_as_{k}" if k else variable
+        parts = [f"{variable}_as_{k}" if k else variable for k in range(len(wanted))]
+        for part, state in zip(parts, wanted, strict=True):
             self.variables[name, state] = part
-            parts.append(part)
         states = ", ".join(map(str, wanted))
         return f"{', '.join(parts)}, = edges(mesh, {made}, {own}, {states})"
-
-    def _ends_gradient(self, op: GraphOperator, name: str) -> bool:
-        """Return whether the inputs of an operator have gradients, and none comes through its output."""
-        value = self.graph.values[name]
-        trains = value.needs_grad or not value.floating
-        return not trains and self.graph.gradients(op.inputs) > 0
 
     def _made(self, op: GraphOperator) -> tuple[list[str], str]:
         """Return the expression that makes an operator's outputs, and lines before it."""
@@ -224,10 +214,9 @@ class _Writer:
     def _source(self, op: GraphOperator) -> str:
         """Spell an input, a weight, or a constant that the module's code holds."""
         if op.op == CONSTANT and op.arguments:
-            whole = ("R",) * len(self.ranks)
-            state = self.plan.choice(op).outputs[0]
             tensor = f"torch.tensor({_literal(op)}, device=mesh.device_type)"
-            return f"move(mesh, {tensor}, {whole}, {state})"
+            whole = ("R",) * len(self.ranks)
+            return f"move(mesh, {tensor}, {whole}, {self.plan.choice(op).outputs[0]})"
         group = "inputs" if op.op == INPUT else "weights"
         return f"{group}[{json.dumps(op.target)}].to_local()"
 
@@ -254,77 +243,63 @@ class _Writer:
         parts = f"{_variable(readers[0].name)}__parts"
         lines = []
         if op == readers[0]:
-            pairs = []
-            for one in readers:
-                weight, bias = [*self._inputs(one), "None"][1:3]
-                pairs += [weight, bias]
-            states = self.plan.choice(op).inputs[0]
-            axes = tuple(axis for axis, state in enumerate(states) if state == SLICED)
-            x = self._inputs(op)[0]
-            lines.append(f"{parts} = Products.apply(mesh, {axes}, {x}, {', '.join(pairs)})")
+            pairs = [name for one in readers for name in [*self._inputs(one), "None"][1:3]]
+            states = enumerate(self.plan.choice(op).inputs[0])
+            axes = tuple(axis for axis, state in states if state == SLICED)
+            given = ", ".join([self._inputs(op)[0], *pairs])
+            lines.append(f"{parts} = Products.apply(mesh, {axes}, {given})")
         return lines, f"{parts}[{readers.index(op)}]"
 
     def _call(self, op: GraphOperator, given: list[str]) -> str:
         """Spell an operator's call on local tensors, with the arguments that its splits change."""
         choice = self.plan.choice(op)
         labels = choice.labels
+        tensors = ", ".join(given)
         if op.overload in TOLD:
             shape = self.graph.values[op.outputs[0]].shape
             method = "expand" if op.op == "expand" else "reshape"
             return f"{given[0]}.{method}({local_shape(shape, choice.outputs[0], self.ranks)})"
         if op.op == "embedding" and "vocabulary" in labels:
-            axis = labels.index("vocabulary")
             padding = int(op.argument("padding_idx", -1))
-            return f"own_rows(mesh, {axis}, {', '.join(given)}, {padding})"
+            return f"own_rows(mesh, {labels.index('vocabulary')}, {tensors}, {padding})"
         if op.op == "cross_entropy_loss" and {"vocabulary", "rows"} & set(labels):
-            return self._split_loss(op, given)
+            more = op.argument("ignore_index", -100), op.argument("reduction", 1)
+            return (
+                f"split_cross_entropy(mesh, {labels}, {', '.join(given[:2])}, {more[0]}, {more[1]})"
+            )
         if op.op in GROUPED and "experts" in labels:
             names = ["rows", "weights", "ends"]
             product = f"lambda {', '.join(names)}: {self._spelled(op, names)}"
-            axis = labels.index("experts")
-            return f"own_experts(mesh, {axis}, {product}, {', '.join(given)})"
+            return f"own_experts(mesh, {labels.index('experts')}, {product}, {tensors})"
         if op.op == ATTENTION:
             given = self._with_own_heads(op, given)
         text = self._spelled(op, given)
         return self._share_of_mean(op, text) if op.op == "mean" else text
 
-    def _split_loss(self, op: GraphOperator, given: Sequence[str]) -> str:
-        labels = self.plan.choice(op).labels
-        ignored = op.argument("ignore_index", -100)
-        reduction = op.argument("reduction", 1)
-        tensors = ", ".join(given[:2])
-        return f"split_cross_entropy(mesh, {labels}, {tensors}, {ignored}, {reduction})"
-
-    def _with_own_heads(self, op: GraphOperator, given: list[str]) -> list[str]:
+    def _with_own_heads(self, op: GraphOperator, given: Sequence[str]) -> list[str]:
         """Take a rank's key-value heads out of whole ones where its query heads are split."""
         choice = self.plan.choice(op)
         q, k, v, *rest = given
         for axis, label in enumerate(choice.labels):
             if label == "heads" and not is_split(choice.inputs[1][axis]):
-                k = f"own_head(mesh, {axis}, {k})"
-                v = f"own_head(mesh, {axis}, {v})"
+                k, v = (f"own_head(mesh, {axis}, {one})" for one in (k, v))
         return [q, k, v, *rest]
 
     def _share_of_mean(self, op: GraphOperator, text: str) -> str:
         """Divide the mean of a rank's part by the number of parts that are summed."""
         choice = self.plan.choice(op)
-        parts = 1
-        ends = zip(choice.inputs[0], choice.outputs[0], strict=True)
-        for axis, (given, made) in enumerate(ends):
-            if is_split(given) and made == PARTIAL:
-                parts *= self.ranks[axis]
+        axes = zip(choice.inputs[0], choice.outputs[0], self.ranks, strict=True)
+        parts = prod(n for given, made, n in axes if is_split(given) and made == PARTIAL)
         return f"{text} / {parts}" if parts > 1 else text
 
     def _spelled(self, op: GraphOperator, given: Sequence[str]) -> str:
         """Spell torch's call with other tensors, and with a rank's share of channel groups."""
         tensors = iter(given)
-        labels = self.plan.choice(op).labels
-        ranks = zip(labels, self.ranks, strict=True)
-        share = prod(count for label, count in ranks if label == "groups")
+        labels = zip(self.plan.choice(op).labels, self.ranks, strict=True)
+        share = prod(count for label, count in labels if label == "groups")
         args = []
-        for name, value in zip(
-            [*op.arguments, *[""] * len(op.node.args)], op.node.args, strict=False
-        ):
+        names = [*op.arguments, *op.node.args]  # behind the schema's names anything
+        for name, value in zip(names, op.node.args, strict=False):
             if name in ("num_groups", "groups"):
                 value = int(value) // share
             args.append(_spelled_value(value, tensors))

@@ -98,10 +98,7 @@ def derived_keys(arguments: Sequence[str]) -> list[str]:
     Errors:
         UnsupportedError: no size does.
     """
-    given = {}
-    for one in arguments:
-        name, _, value = one.partition("=")
-        given[name] = value
+    given = dict(one.partition("=")[::2] for one in arguments)
     path = given.get("model.path", "")
     if given.get("model") != "module" or not path or "model.inputs" in given:
         return []
@@ -112,9 +109,7 @@ def derived_keys(arguments: Sequence[str]) -> list[str]:
             graph = capture_module(module, make_inputs([[1, SHORT, hidden]]))
         except UnsupportedError:
             continue
-        output = graph.of_kind(OUTPUT)[0]
-        made = graph.values[output.inputs[0]]
-        if made.shape == (1, SHORT, hidden):
+        if graph.shapes(graph.of_kind(OUTPUT)[0].inputs) == [(1, SHORT, hidden)]:
             keys = block_keys("${training.seq_len}", hidden)
             return [key for key in keys if key.partition("=")[0] not in given]
     raise UnsupportedError(
@@ -142,9 +137,7 @@ def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ...]:
     module = load_module(path, "model.path")
     graphs = []
     for sequences in (1, 2):
-        sized = []
-        for _, *others in json.loads(shapes):
-            sized.append([sequences, *others])
+        sized = [[sequences, *others] for _, *others in json.loads(shapes)]
         graphs.append(capture_module(module, make_inputs(sized)))
     return tuple(graphs)
 
@@ -185,22 +178,18 @@ def _plans(
     sliced = ends == "d1"
     small, large = (GraphSpace(graph, mesh, width, ends=ends, sliced=sliced) for graph in graphs)
     plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
-    same = []
-    for number, group in enumerate(large.groups):
-        # operators have the same names and states in both batches
-        choice = plan.choice(group.operators[0])
-        same.append(large.twin(number, choice, ()))
-    return plan, GraphPlan(large, tuple(same))
+    # operators have the same names and states in both batches
+    chosen = [plan.choice(group.operators[0]) for group in large.groups]
+    same = tuple(large.twin(number, choice, ()) for number, choice in enumerate(chosen))
+    return plan, GraphPlan(large, same)
 
 
 def _measured(plans: Sequence[GraphPlan], launches: float) -> Measured:
     """Return the figures of micro-batches of one and two sequences, and of many on their line."""
     one, two = (plan_figures(plan, launches) for plan in plans)
-    many = []
-    for small, large in zip(one, two, strict=True):
-        many.append(large + (large - small) * (FAR - 2.0))
-    figures = zip(one, two, many, strict=True)
-    return Measured((1.0, 2.0, FAR), *figures)
+    pairs = zip(one, two, strict=True)
+    many = [large + (large - small) * (FAR - 2.0) for small, large in pairs]
+    return Measured((1.0, 2.0, FAR), *zip(one, two, many, strict=True))
 
 
 def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
@@ -209,21 +198,18 @@ def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
     whole = forward = 0.0
     for op in space.graph.computing:
         choice = plan.choice(op)
-        whole += choice.seconds
-        whole -= sum(map(space.mesh.seconds, choice.inner))
+        whole += choice.seconds - sum(map(space.mesh.seconds, choice.inner))
         forward += space.operator_seconds(op, choice.inputs, choice.outputs, training=False)
-    kept = space.memory_bytes(plan.assignment, weights=False)
     sent = {FORWARD: 0.0, BACKWARD: 0.0}
     for one in plan.collectives:
         # gradients of weights that all ranks have are summed once an iteration, with those of data
         # parallelism; slices are gathered next to products, in the share of collectives that is
         # calibrated on Megatron-LM's runs
-        once = (one.of, one.when) == (PARAMETER, BACKWARD)
-        if not once and not one.again:
+        if (one.of, one.when) != (PARAMETER, BACKWARD) and not one.again:
             sent[one.when] += one.seconds
     launch = launches * float(space.mesh.device.layer_overhead)
-    backward = whole - forward + 2.0 * launch
-    return [forward + launch, backward, kept, *sent.values()]
+    kept = space.memory_bytes(plan.assignment, weights=False)
+    return [forward + launch, whole - forward + 2.0 * launch, kept, *sent.values()]
 
 
 def _parts(ranks: int, alone: float, shared: float) -> tuple[float, float]:
@@ -246,19 +232,17 @@ def _spec(alone: GraphPlan, shared: GraphPlan) -> LayerSpec:
     """
     ranks = max(shared.space.mesh.ranks, default=1)
     graph = alone.space.graph
-    first = graph.of_kind(INPUT)[0].outputs[0]
-    count, hidden = graph.values[first].shape[-2:]
+    count, hidden = graph.shapes(graph.of_kind(INPUT)[0].outputs)[0][-2:]
     kept = []
     elements = []
     for plan in (alone, shared):
         kept.append(plan.space.memory_bytes(plan.assignment, weights=False))
-        every = plan.space.memory_bytes(plan.assignment)
-        elements.append((every - kept[-1]) / STATE_BYTES)
+        states = plan.space.memory_bytes(plan.assignment) - kept[-1]
+        elements.append(states / STATE_BYTES)
     divided, own = _parts(ranks, *elements)
     inside, outside = _parts(ranks, *kept)
     per_token = 2.0 / alone.space.width / count
-    products = tuple(_weight_products(shared))
-    layer = LayerSpec("", KIND, products, tuple(_attention_cores(graph)))
+    layer = LayerSpec("", KIND, tuple(_weight_products(shared)), tuple(_attention_cores(graph)))
     layer = replace(layer, sharded_parameters=round(divided), replicated_parameters=round(own))
     return replace(
         layer,

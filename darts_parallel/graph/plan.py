@@ -103,23 +103,17 @@ class GraphPlan:
         if not choice.chained:
             readers = [one for one, _ in graph.consumers[op.inputs[0]]]
             return [one for one in readers if group_of[one.name] in choice.merged]
-        first = op
-        if group_of[op.name] != choice.merged[0]:
-            first = graph.maker(op.inputs[0])
-        second, _ = graph.consumers[first.outputs[0]][0]
-        return [first, second]
+        leads = group_of[op.name] == choice.merged[0]
+        first = op if leads else graph.maker(op.inputs[0])
+        return [first, graph.consumers[first.outputs[0]][0][0]]
 
     def readers(self, op: GraphOperator) -> list[GraphOperator]:
         """Return the linear operators that gather one input again with this one, in order; may be none."""
-        states = self.choice(op).inputs
-        if not states or SLICED not in states[0]:
+        (given, *_), users = self.choice(op).inputs or ((),), self.space.graph.consumers
+        if SLICED not in given:
             return []
-        users = self.space.graph.consumers[op.inputs[0]]
-        found = []
-        for one, slot in users:
-            if slot == 0 and self.choice(one).inputs[0] == states[0]:
-                found.append(one)
-        return found
+        reads = users[op.inputs[0]]
+        return [one for one, k in reads if k == 0 and self.choice(one).inputs[0] == given]
 
     def _moves(self) -> Iterator[PlannedCollective]:
         """Yield the collectives between operators."""
@@ -128,10 +122,9 @@ class GraphPlan:
             size = graph.values[name].bytes(self.space.width)
             of = PARAMETER if graph.is_parameter(name) else "activation"
             for when, source, target in self._paths(name):
+                again = SLICED in source
                 for step in mesh.steps(source, target, size):
-                    yield PlannedCollective(
-                        name, step, of, when, mesh.seconds(step), SLICED in source
-                    )
+                    yield PlannedCollective(name, step, of, when, mesh.seconds(step), again)
 
     def _paths(self, name: str) -> Iterator[tuple[str, State, State]]:
         """Yield how a value and its gradient move: pass, old and new placements."""
@@ -250,11 +243,10 @@ def plan_module(
 
 def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> PlannedGraph:
     """Plan a captured module; `options` are fields of `GraphOptions`."""
-    began = time.perf_counter()
+    began = time.perf_counter() - graph.seconds
     chosen = GraphOptions(**options)
     space = chosen.space(graph, mesh)
     answer = GraphProgramme(space).solve(chosen.time_limit)
-    searched = None if chosen.descent is None else descend(space, chosen.descent)
+    searched = chosen.descent and descend(space, chosen.descent)
     plan = GraphPlan(space, answer.assignment)
-    spent = time.perf_counter() - began + graph.seconds
-    return PlannedGraph(plan, answer, searched, spent)
+    return PlannedGraph(plan, answer, searched, time.perf_counter() - began)

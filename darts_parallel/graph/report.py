@@ -22,6 +22,8 @@ DESCENT = {
     "descent_s": "search_seconds",
 }
 """Names in `graph.json` of the fields of `DescentAnswer`."""
+PROGRAMME = {"lp_s": "lp_seconds", "proven": "proven", "programme_s": "solve_seconds"}
+"""Names in `graph.json` of the fields of `ProgrammeAnswer`."""
 SPELLED = {"R": "Replicate", VARYING: "Replicate", SLICED: "Replicate", "P": "Partial"}
 STYLES = {"columns": "colwise", "inner": "rowwise"}
 """Words of transformers for what a linear layer splits."""
@@ -35,13 +37,9 @@ def spelled(state: str) -> str:
 def claim(programme: ProgrammeAnswer) -> str:
     """Say in one sentence what is proven of the written plan."""
     if programme.proven:
-        kind = "the integer programme is solved"
-        if programme.tight:
-            kind = "the linear relaxation is whole"
-        return f"no plan of the space is faster ({kind})"
-    gap = float("inf")
-    if programme.lp_seconds:
-        gap = programme.seconds / programme.lp_seconds - 1.0
+        kind = "linear relaxation is whole" if programme.tight else "integer programme is solved"
+        return f"no plan of the space is faster (the {kind})"
+    gap = programme.seconds / (programme.lp_seconds or 1e-300) - 1.0
     return (
         f"at most {PERCENT * gap:.2f} % above the linear relaxation "
         "(the integer programme ran out of time)"
@@ -50,65 +48,38 @@ def claim(programme: ProgrammeAnswer) -> str:
 
 def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict[str, Any]:
     """Return the content of `graph.json`."""
-    plan = planned.plan
-    found: dict[str, Any] = {
-        "mesh": list(plan.space.mesh.ranks),
-        "cluster": plan.space.mesh.cluster.name,
-    }
-    operators = planned.graph.operators
-    found["operators"] = [_operator(plan, op) for op in operators]
+    plan, graph, programme = planned.plan, planned.graph, planned.programme
+    found: dict[str, Any] = {"cluster": plan.space.mesh.cluster.name}
+    found["mesh"] = list(plan.space.mesh.ranks)
+    found["operators"] = [_operator(plan, op) for op in graph.operators]
     found["collectives"] = [one.entry() for one in plan.collectives]
     for key, name in DESCENT.items():
         found[key] = getattr(planned.descent, name, None)
-    found |= _proof(planned)
-    found |= _counts(planned)
+    found["improved_s"] = plan.seconds
+    for key, name in PROGRAMME.items():
+        found[key] = getattr(programme, name)
+    found["claim"] = claim(programme)
+    found["unknown_operators"] = sorted({op.op for op in planned.unknown})
+    found["unknown_count"] = len(planned.unknown)
+    found["computing_operators"] = len(graph.computing)
+    found["choice_groups"] = len(plan.space.groups)
+    found["capture_s"] = graph.seconds
     found["plan"] = summary(plan)
-    found["template"] = None if template is None else summary(template)
+    found["template"] = template and summary(template)
     found["tp_plan"] = tensor_parallel_plan(planned)
     return found
-
-
-def _proof(planned: PlannedGraph) -> dict[str, Any]:
-    """Return the results of the programme as `graph.json` lists them."""
-    programme = planned.programme
-    return {
-        "improved_s": planned.plan.seconds,
-        "lp_s": programme.lp_seconds,
-        "claim": claim(programme),
-        "proven": programme.proven,
-        "programme_s": programme.solve_seconds,
-    }
-
-
-def _counts(planned: PlannedGraph) -> dict[str, Any]:
-    """Return sizes of the search as `graph.json` lists them."""
-    graph = planned.graph
-    unknown = sorted({op.op for op in planned.unknown})
-    groups = planned.plan.space.groups
-    return {
-        "unknown_operators": unknown,
-        "unknown_count": len(planned.unknown),
-        "computing_operators": len(graph.computing),
-        "choice_groups": len(groups),
-        "capture_s": graph.seconds,
-    }
 
 
 def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
     """Return an operator as `graph.json` lists it."""
     choice = plan.choice(op)
-    names = ("name", "op", "module", "target")
-    found: dict[str, Any] = {}
-    for name in names:
-        found[name] = getattr(op, name)
-    first = (op.outputs or op.inputs)[0]
-    value = plan.space.graph.values[first]
-    found["shape"] = list(value.shape)
+    found: dict[str, Any] = {name: getattr(op, name) for name in ("name", "op", "module", "target")}
+    found["shape"] = list(plan.space.graph.shapes(op.outputs or op.inputs)[0])
     found["split"] = list(choice.labels)
     found["merged"] = [one.name for one in plan.merged(op)]
-    found["inputs"] = [list(map(spelled, state)) for state in choice.inputs]
+    for end in ("inputs", "outputs"):
+        found[end] = [list(map(spelled, state)) for state in getattr(choice, end)]
     found["weights_first"] = bool(choice.chained)
-    found["outputs"] = [list(map(spelled, state)) for state in choice.outputs]
     found["seconds"] = choice.seconds
     return found
 
@@ -116,10 +87,7 @@ def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
 def summary(plan: GraphPlan) -> dict[str, float]:
     """Return seconds of a step, number of collectives and their bytes."""
     sizes = [one.step.bytes for one in plan.collectives]
-    found: dict[str, float] = {"seconds": plan.seconds}
-    found["collectives"] = len(sizes)
-    found["bytes"] = sum(sizes)
-    return found
+    return {"seconds": plan.seconds, "collectives": len(sizes), "bytes": sum(sizes)}
 
 
 def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> list[str]:
@@ -144,30 +112,30 @@ def _capture_line(planned: PlannedGraph) -> str:
     mesh = planned.plan.space.mesh
     computing = planned.graph.computing
     kinds = {op.op for op in computing}
-    ranks = " x ".join(map(str, mesh.ranks))
-    graph = planned.graph
-    found = f"captured: {len(computing)} operators of {len(kinds)} kinds in {graph.seconds:.1f} s"
-    choices = len(planned.plan.space.groups)
-    return f"{found}; {choices} choices on a mesh of {ranks} ({mesh.cluster.name})"
+    return (
+        f"captured: {len(computing)} operators of {len(kinds)} kinds in "
+        f"{planned.graph.seconds:.1f} s; {len(planned.plan.space.groups)} choices on a mesh of "
+        f"{' x '.join(map(str, mesh.ranks))} ({mesh.cluster.name})"
+    )
 
 
 def _plan_line(planned: PlannedGraph) -> str:
     programme = planned.programme
-    word = "proven" if programme.proven else "not proven"
-    seconds = f"{MILLI * planned.plan.seconds:.4f} ms per step, forward and backward"
-    bound = f"bound {MILLI * programme.lp_seconds:.4f} ms"
-    size = f"{programme.variables} variables, {programme.solve_seconds:.1f} s"
-    return f"{seconds}; {word}: {claim(programme)}; {bound}, {size}"
+    return (
+        f"{MILLI * planned.plan.seconds:.4f} ms per step, forward and backward; "
+        f"{'' if programme.proven else 'not '}proven: {claim(programme)}; "
+        f"bound {MILLI * programme.lp_seconds:.4f} ms, {programme.variables} variables, "
+        f"{programme.solve_seconds:.1f} s"
+    )
 
 
 def _template_line(plan: GraphPlan, template: GraphPlan) -> str:
-    known = summary(template)
     own = summary(plan)
-    sizes = []
-    for one in (known, own):
-        sizes.append(f"{one['collectives']} collectives of {one['bytes'] / MIB:.2f} MiB")
+    known = summary(template)
+    sizes = "{collectives} collectives of {mib:.2f} MiB"
+    given, found = (sizes.format(mib=one["bytes"] / MIB, **one) for one in (known, own))
     seconds = f"{MILLI * known['seconds']:.4f} ms"
-    return f"Megatron's template: {seconds}, {sizes[0]}, where this plan has {sizes[1]}"
+    return f"Megatron's template: {seconds}, {given}, where this plan has {found}"
 
 
 def _descent_line(plan: GraphPlan, descent: DescentAnswer) -> str:
@@ -182,17 +150,17 @@ def _descent_line(plan: GraphPlan, descent: DescentAnswer) -> str:
 
 def _split_lines(plan: GraphPlan) -> list[str]:
     """List what the operators with most seconds split, equal ones of repeated blocks in one line."""
+    space = plan.space
     rows = []
-    for number, group in enumerate(plan.space.groups):
+    for group, seconds, choice in zip(space.groups, space.seconds, plan.assignment, strict=True):
         if group.operators[0].op not in (*SOURCES, OUTPUT, RELAY):
-            seconds = plan.space.seconds[number][plan.assignment[number]]
-            rows.append((float(seconds), group.operators))
+            rows.append((float(seconds[choice]), group))
     total = sum(seconds for seconds, _ in rows) or 1.0
     rows.sort(key=lambda row: -row[0])
     lines = []
-    for seconds, operators in rows[:LISTED]:
-        op = operators[0]
-        times = f" x {len(operators)}" if len(operators) > 1 else ""
+    for seconds, group in rows[:LISTED]:
+        op, *others = group.operators
+        times = f" x {len(others) + 1}" if others else ""
         splits = ", ".join(plan.choice(op).labels)
         share = PERCENT * seconds / total
         lines.append(f"  {share:5.1f} % {op.op}{times} ({op.module or op.name}): splits {splits}")
@@ -215,11 +183,9 @@ def _collective_lines(plan: GraphPlan) -> list[str]:
     """Sum the collectives by pass, kind and content."""
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for one in plan.collectives:
-        key = one.when, one.step.kind, one.of
-        sums[key].append(one.step.bytes)
+        sums[one.when, one.step.kind, one.of].append(one.step.bytes)
     lines = []
-    for key, sizes in sorted(sums.items(), reverse=True):
-        when, kind, of = key
+    for (when, kind, of), sizes in sorted(sums.items(), reverse=True):
         lines.append(f"{when}: {len(sizes)} x {kind} of {of}s, {sum(sizes) / MIB:.2f} MiB")
     return lines or ["collectives: none"]
 
@@ -230,10 +196,9 @@ def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
     Indices of repeated layers are `*`; layers whose copies differ keep theirs.
     """
     styles = {}
-    for op in planned.graph.computing:
-        if op.op == "linear" and op.module:
-            label = planned.plan.choice(op).labels[-1]
-            styles[op.module] = STYLES.get(label, "")
+    for op in planned.graph.of_kind("linear"):
+        if op.module:
+            styles[op.module] = STYLES.get(planned.plan.choice(op).labels[-1], "")
     return merged(styles)
 
 
@@ -244,7 +209,6 @@ def merged(by_module: dict[str, str]) -> dict[str, str]:
         styles[re.sub(r"(?<![^.])\d+(?![^.])", "*", module)][module] = style
     found: dict[str, str] = {}
     for pattern, modules in styles.items():
-        if len(set(modules.values())) == 1:
-            modules = {pattern: next(iter(modules.values()))}
-        found |= modules
+        first, *others = set(modules.values())
+        found |= modules if others else {pattern: first}
     return {name: style for name, style in found.items() if style}

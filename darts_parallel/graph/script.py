@@ -3,7 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import commonpath
 
+from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._states import State, forward_state
 from darts_parallel.graph.execute import operators_script
 from darts_parallel.graph.operators import (
@@ -63,7 +65,12 @@ class Styles:
         """All styles."""
         return list(self.by_module.values())
 
-    def add(self, paths: Sequence[str], style: str, moves: int = 0) -> None:
+    def add(
+        self,
+        paths: Sequence[str],
+        style: str,
+        moves: int = 0,
+    ) -> None:
         """Give modules a style that brings some collectives."""
         self.by_module |= dict.fromkeys(paths, style)
         self.moves += moves
@@ -85,10 +92,7 @@ def plan_script(plan: GraphPlan) -> str:
     first = _first_input(plan)
     last = _last_output(plan)
     # gradients of norms on shards are summed when they are read, not in the backward pass
-    late = []
-    for op in plan.space.graph.of_kind(PARAMETER):
-        if op.owner in norms:
-            late.append(op.name)
+    late = [op.name for op in plan.space.graph.of_kind(PARAMETER) if op.owner in norms]
     listed = sum(one.name not in late for one in plan.collectives)
     if styles.moves + first.moves + last.moves != listed:
         return operators_script(plan)
@@ -104,8 +108,7 @@ def plan_script(plan: GraphPlan) -> str:
 def _may_have_styles(plan: GraphPlan) -> bool:
     """Return whether a plan has one axis, no merged products and no slices that are gathered again."""
     sliced = any(one.again for one in plan.collectives)
-    graph = plan.space.graph
-    joined = any(plan.merged(op) for op in graph.operators)
+    joined = any(map(plan.merged, plan.space.graph.operators))
     return len(plan.space.mesh.ranks) == 1 and not sliced and not joined
 
 
@@ -150,7 +153,9 @@ def _add_columns(
     read = maker.inputs[0] if maker.op == RELAY and alone else name  # nobody else sees the copy
     place = _place([plan.produced(read)])
     each = 1 if place == WHOLE else 2
-    around = _common_module(paths)
+    parents = [f"/{path}".replace(".", "/").rpartition("/")[0] or "/" for path in paths]
+    around = commonpath(parents)[1:].replace("/", ".")
+    """The innermost module around all of them."""
     several = len(paths) > 1
     own_module = maker.module not in ("", *norms)
     inside = any(_inside(path, maker.module) for path in paths)
@@ -167,33 +172,19 @@ def _add_columns(
         styles.add(paths, f"tp.{COLWISE}(input_layouts={place})", each * len(paths))
 
 
-def _common_module(paths: Sequence[str]) -> str:
-    """Return the path of the innermost module around others."""
-    parents = [path.split(".")[:-1] for path in paths]
-    found = []
-    for names in zip(*parents, strict=False):
-        if len(set(names)) > 1:
-            break
-        found.append(names[0])
-    return ".".join(found)
-
-
 def _norms(plan: GraphPlan) -> dict[str, str]:
     """Return the styles of modules with weights that work on shards of a dimension behind the first."""
     graph = plan.space.graph
-    owners = {op.owner for op in plan.space.graph.of_kind(PARAMETER)}
-    parts = defaultdict[str, list[GraphOperator]](list)
+    owners = {op.owner for op in graph.of_kind(PARAMETER)}
+    parts = defaultdict[str, list[OperatorChoice]](list)
     for op in graph.computing:
         if op.module in owners and graph.gradients(op.outputs):
-            parts[op.module].append(op)
+            parts[op.module].append(plan.choice(op))
     found = {}
-    for path, ops in parts.items():
-        choices = [plan.choice(op) for op in ops]
+    for path, choices in parts.items():
         label, *others = {choice.labels[-1] for choice in choices}
-        given = choices[0].inputs[0][-1]
-        made = choices[-1].outputs[0][-1]
-        split = label.replace("d", "S")
-        if not others and label != "d0" and given == made == split:
+        ends = choices[0].inputs[0][-1], choices[-1].outputs[0][-1]
+        if not others and label != "d0" and set(ends) == {label.replace("d", "S")}:
             found[path] = f"tp.SequenceParallel(sequence_dim={label[1:]}, use_local_output=True)"
     return found
 
@@ -208,33 +199,27 @@ def _first_input(plan: GraphPlan) -> Styles:
     if not used or "" not in graph.calls:
         return styles
     made = _place([plan.produced(name)])
-    reader = graph.consumers[name][0][0]
+    reader, _ = graph.consumers[name][0]
     copy = reader.outputs[0] if reader.op == RELAY else name
-    places = [_place([state]) for state in plan.demands(copy)]
-    target, *others = dict.fromkeys(places)
+    target, *others = {_place([state]) for state in plan.demands(copy)}
     if target == WHOLE:
         target = _place([plan.produced(copy)])
     if made != target and not others:
         style = _prepared(graph.calls[""], made, target, ", use_local_output=True")
-        moves = [one for one in plan.collectives if one.name in (name, copy)]
-        styles.add([""], style, len(moves))
+        styles.add([""], style, sum(one.name in (name, copy) for one in plan.collectives))
     return styles
 
 
 def _last_output(plan: GraphPlan) -> Styles:
     """Return the style that joins the module's one output, and its collectives."""
     styles = Styles()
-    outputs = plan.space.graph.of_kind(OUTPUT)
-    if len(outputs) != 1:
-        return styles
-    name = outputs[0].inputs[0]
+    output, *others = plan.space.graph.of_kind(OUTPUT)
+    name = output.inputs[0]
     made = _place([plan.produced(name)])
-    choice = plan.choice(outputs[0])
-    wanted = _place([choice.inputs[0]])
-    if made != wanted:
+    wanted = _place(plan.choice(output).inputs)
+    if made != wanted and not others:
         style = f"tp.PrepareModuleOutput(output_layouts={made}, desired_output_layouts={wanted})"
-        moves = [one for one in plan.collectives if one.name == name]
-        styles.add([""], style, len(moves))
+        styles.add([""], style, sum(one.name == name for one in plan.collectives))
     return styles
 
 

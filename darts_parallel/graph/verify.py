@@ -6,11 +6,12 @@ Every process runs the file and the whole module, forward and backward, and coun
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from darts_parallel.graph.script import plan_script
 
 Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
 """A module, its inputs, and its inputs by keyword."""
+_Prepared = tuple[Callable[[], list[Tensor]], dict[str, Any]]
+"""What runs a file, and its inputs and weights by name."""
 MOST_PARAMETERS = 100_000_000
 """Parameters up to which a plan is run by default."""
 MOST_ELEMENTS = 2**27
@@ -75,7 +78,10 @@ class FileRun:
 
 
 def verification(
-    plan: GraphPlan, path: str, shapes: Sequence[Any], wanted: bool | None
+    plan: GraphPlan,
+    path: str,
+    shapes: Sequence[Any],
+    wanted: bool | None,
 ) -> PlanCheck:
     """Run a plan for two ranks an axis.
 
@@ -101,14 +107,17 @@ def verification(
     return PlanCheck(None, "no inputs that are small enough have the operators of the plan")
 
 
-def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) -> PlanCheck:
+def _verified(
+    twin: GraphPlan,
+    make: Callable[[], Made],
+    shapes: Sequence[Any],
+) -> PlanCheck:
     """Run a small plan on processes of this machine."""
     from darts_parallel.run import Workers
 
     ranks = twin.space.mesh.ranks
     listed = collectives_on_gloo(twin)
-    operators = operators_script(twin)
-    text = plan_script(twin)
+    operators, text = operators_script(twin), plan_script(twin)
     try:
         with Workers(prod(ranks), timeout_s=TIMEOUT_S) as workers:
             for run in workers.run(run_file, make, operators, ranks):
@@ -127,17 +136,20 @@ def _verified(twin: GraphPlan, make: Callable[[], Made], shapes: Sequence[Any]) 
 
 def _fault(run: FileRun, listed: dict[str, int] | None = None) -> str:
     """Say what a file does wrong; it is empty where nothing is."""
-    found = run.differences
-    name = max(found, key=lambda one: found[one])
-    largest = found[name]
-    if not largest <= TOLERANCE:
-        return f"{name} differs by {largest:.2g} of its largest entry"
-    if listed is not None and run.collectives != listed:
+    for name, value in run.differences.items():
+        if not value <= TOLERANCE:
+            return f"{name} differs by {value:.2g} of its largest entry"
+    if listed not in (None, run.collectives):
         return f"the file runs the collectives {run.collectives}, the plan has {listed}"
     return ""
 
 
-def _styles_work(workers: Any, make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> bool:
+def _styles_work(
+    workers: Any,
+    make: Callable[[], Made],
+    text: str,
+    ranks: tuple[int, ...],
+) -> bool:
     """Return whether a file with torch's styles computes the module, whose own code sees parts of tensors."""
     try:
         return not any(map(_fault, workers.run(run_file, make, text, ranks)))
@@ -157,52 +169,46 @@ def _small_shapes(shapes: Sequence[Any], axes: int) -> Iterator[list[list[Any]]]
     The batch is the first dimension of the first input, the sequence its second one; equal sizes of other
     dimensions become equal ones, but for the last dimension of floating numbers.
     """
-    first = list(shapes[0])
-    batch = first[0]
-    sequence = first[1] if len(first) > 2 else batch
+    batch, *others = shapes[0]
+    sequence = others[0] if len(others) > 1 else batch
     for size in SEQUENCES:
         small = {sequence: size * axes, batch: 2 * axes}
         found = []
         for shape in shapes:
-            own = []
-            last = len(shape) - 1
-            for k, known in enumerate(shape):
-                changes = known in small and (k < last or isinstance(shape[-1], str))
-                own.append(min(known, small[known]) if changes else known)
-            found.append(own)
+            width = [] if isinstance(shape[-1], str) else shape[-1:]
+            own = [min(known, small.get(known, known)) for known in shape[: -len(width) or None]]
+            found.append([*own, *width])
         yield found
     yield [list(shape) for shape in shapes]
 
 
-def _twin(plan: GraphPlan, path: str, shapes: Sequence[Any]) -> GraphPlan | None:
+def _twin(
+    plan: GraphPlan,
+    path: str,
+    shapes: Sequence[Any],
+) -> GraphPlan | None:
     """Return the choices of a plan for two ranks an axis and other inputs; None where they do not fit."""
     try:
         graph = capture_module(load_module(path), make_inputs(shapes))
     except UnsupportedError:
         return None
-    if sum(value.elements for value in graph.values.values()) > MOST_ELEMENTS:
-        return None
     space = plan.space
-    axes = len(space.mesh.ranks)
-    mesh = replace(space.mesh, ranks=(2,) * axes)
+    mesh = replace(space.mesh, ranks=(2,) * len(space.mesh.ranks))
     own = replace(space, graph=graph, mesh=mesh, width=4)
-    if _names(own) != _names(space):
+    large = sum(value.elements for value in graph.values.values()) > MOST_ELEMENTS
+    if large or own.group_of != space.group_of:
         return None
-    assignment = []
-    for number, group in enumerate(space.groups):
-        found = _alike(own, number, group.choices[plan.assignment[number]])
-        if found is None:
-            return None
-        assignment.append(found)
-    return GraphPlan(own, own.agreed(assignment))
+    pairs = zip(space.groups, plan.assignment, strict=True)
+    chosen = [group.choices[choice] for group, choice in pairs]
+    assignment = [_alike(own, number, choice) for number, choice in enumerate(chosen)]
+    return None if None in assignment else GraphPlan(own, own.agreed(assignment))  # type: ignore[arg-type]
 
 
-def _names(space: GraphSpace) -> list[list[str]]:
-    """Return the operators of every group."""
-    return [[op.name for op in group.operators] for group in space.groups]
-
-
-def _alike(space: GraphSpace, group: int, choice: OperatorChoice) -> int | None:
+def _alike(
+    space: GraphSpace,
+    group: int,
+    choice: OperatorChoice,
+) -> int | None:
     """Return the choice of a group that splits the same; None where none does.
 
     Ranks that outnumber key-value heads have states of their own: there the labels decide.
@@ -219,16 +225,16 @@ def _alike(space: GraphSpace, group: int, choice: OperatorChoice) -> int | None:
 def _largest_index(graph: ModuleGraph) -> int:
     """Return the number of rows of the smallest table that whole numbers point into; 2 where none is."""
     rows = []
-    for op in graph.of_kind("embedding"):
-        table = graph.values[op.inputs[0]]
-        rows.append(table.shape[0])
-    for op in graph.of_kind("cross_entropy_loss"):
-        logits = graph.values[op.inputs[0]]
-        rows.append(logits.shape[-1])
+    for kind, dimension in (("embedding", 0), ("cross_entropy_loss", -1)):
+        rows += [graph.shapes(op.inputs)[0][dimension] for op in graph.of_kind(kind)]
     return min(rows, default=2)
 
 
-def _made(path: str, shapes: Sequence[Any], largest: int) -> Made:
+def _made(
+    path: str,
+    shapes: Sequence[Any],
+    largest: int,
+) -> Made:
     """Make a module on this machine with numbers in all of its weights, and random inputs."""
     torch.manual_seed(0)
     module = load_module(path, device="cpu")
@@ -237,11 +243,9 @@ def _made(path: str, shapes: Sequence[Any], largest: int) -> Made:
             nn.init.normal_(tensor.detach(), std=0.1)
     for bound in (largest, 2):
         inputs = [_drawn(one, bound) for one in make_inputs(shapes)]
-        try:
+        with suppress(IndexError):
             module(*inputs)
-        except IndexError:
-            continue
-        break
+            break
     return module, inputs, {}
 
 
@@ -249,11 +253,14 @@ def _drawn(like: Tensor, bound: int) -> Tensor:
     """Draw an input with the shape and type of another tensor."""
     if like.is_floating_point():
         return torch.randn(like.shape)
-    bound = 2 if like.dtype == torch.bool else bound
-    return torch.randint(0, bound, like.shape).to(like.dtype)
+    return torch.randint(2 if like.dtype == torch.bool else bound, like.shape).to(like.dtype)
 
 
-def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> FileRun:
+def run_file(
+    make: Callable[[], Made],
+    text: str,
+    ranks: tuple[int, ...],
+) -> FileRun:
     """Run the file of a plan and the whole module in this process of a group, and compare them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
@@ -266,60 +273,52 @@ def run_file(make: Callable[[], Made], text: str, ranks: tuple[int, ...]) -> Fil
     names = tuple(f"axis{axis}" for axis in range(len(ranks)))
     mesh = init_device_mesh("cpu", ranks, mesh_dim_names=names)
     prepare = _operators if "forward" in file else _styles
-    prepared = prepare(file, deepcopy(module), inputs, mesh)
+    run, parts = prepare(file, deepcopy(module), [_leaf(tensor) for tensor in inputs], mesh)
     leaves = [_leaf(tensor) for tensor in inputs]
     try:
-        made = _flat(module(*leaves, **kwargs))
-        expected = list({id(one): one for one in made}.values())
-        _backward([_product(one) for one in expected])
+        expected = list({id(one): one for one in _flat(module(*leaves, **kwargs))}.values())
+        _backward(expected)
     except Exception as error:  # an answer about the module, whatever it raises
         raise UnsupportedError(f"one process fails: {error}; try verify=false.") from error
     with CommDebugMode() as comms:  # type: ignore[no-untyped-call]
-        outputs = prepared.run()
-        _backward([_product(one) for one in outputs])
-    parts = prepared.inputs | prepared.weights
+        outputs = run()
+        _backward(outputs)
     differences = _of_outputs(outputs, expected)
     tensors = _numbered(leaves) | dict(module.named_parameters(remove_duplicate=False))
     differences |= _of_gradients(parts, tensors)
     for name, tensor in module.named_buffers():
         if name in parts:
             differences[f"buffer {name}"] = _difference(_whole(parts[name]), tensor, 0.0)
-    ran: Counter[str] = Counter()
+    ran = Counter[str]()
     for kind, count in comms.get_comm_counts().items():
         ran[next(known for known in KINDS if known in str(kind))] += count
     return FileRun(differences, dict(ran))
 
 
-class _Prepared(NamedTuple):
-    """A file that is ready to run."""
-
-    run: Callable[[], list[Tensor]]
-    inputs: dict[str, Tensor]
-    weights: dict[str, Tensor]
-
-
-def _operators(file: dict[str, Any], module: nn.Module, inputs: Any, mesh: Any) -> _Prepared:
+def _operators(
+    file: dict[str, Any],
+    module: nn.Module,
+    leaves: list[Tensor],
+    mesh: Any,
+) -> _Prepared:
     """Prepare a file that is written operator by operator."""
-    leaves = [_leaf(tensor) for tensor in inputs]
-    whole = dict(zip(file["INPUTS"], leaves, strict=True))
-    given = file["distribute"](whole, file["INPUTS"], mesh)
-    weights = file["distribute"](file["tensors_of"](module), file["WEIGHTS"], mesh)
-
-    def run() -> list[Tensor]:
-        return list(file["forward"](mesh, weights, given).values())
-
-    return _Prepared(run, _numbered(given.values()), weights)
+    distribute, states = file["distribute"], file["INPUTS"]
+    given = distribute(dict(zip(states, leaves, strict=True)), states, mesh)
+    weights = distribute(file["tensors_of"](module), file["WEIGHTS"], mesh)
+    parts = _numbered(given.values()) | weights
+    return lambda: [*file["forward"](mesh, weights, given).values()], parts
 
 
-def _styles(file: dict[str, Any], module: nn.Module, inputs: Any, mesh: Any) -> _Prepared:
+def _styles(
+    file: dict[str, Any],
+    module: nn.Module,
+    leaves: list[Tensor],
+    mesh: Any,
+) -> _Prepared:
     """Prepare a file with torch's styles."""
-    leaves = [_leaf(tensor) for tensor in inputs]
     split = file["parallelize"](module, mesh)
-
-    def run() -> list[Tensor]:
-        return _flat(split(*leaves))
-
-    return _Prepared(run, _numbered(leaves), dict(split.named_parameters()))
+    parts = _numbered(leaves) | dict(split.named_parameters())
+    return lambda: _flat(split(*leaves)), parts
 
 
 def _numbered(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -335,30 +334,24 @@ def _flat(made: Any) -> list[Tensor]:
     """Return the tensors of a result in their order."""
     if isinstance(made, Tensor):
         return [made]
-    if isinstance(made, dict):
-        made = list(made.values())
-    parts = made if isinstance(made, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _flat(part)]
-
-
-def _numbers(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    parts = made.values() if isinstance(made, dict) else made
+    nested = isinstance(made, (dict, list, tuple))
+    return [tensor for part in parts for tensor in _flat(part)] if nested else []
 
 
 def _product(tensor: Any) -> Tensor:
     """Return the loss of an output, a random sum of its numbers; of a distributed one this rank's share."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    local = _numbers(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = torch.view_as_real(local) if local.is_complex() else local
     shape = [*tensor.shape, 2] if tensor.is_complex() else tensor.shape
-    generator = torch.Generator().manual_seed(1)
-    factors = torch.randn(shape, generator=generator).to(local.dtype)
+    factors = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(local.dtype)
     if isinstance(tensor, DTensor):
         mesh = tensor.device_mesh
-        whole = [Replicate()] * mesh.ndim
-        factors = DTensor.from_local(factors, mesh, whole, run_check=False)
-        factors = factors.redistribute(placements=tensor.placements).to_local()
-    return (local * factors).sum()
+        whole = DTensor.from_local(factors, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        factors = whole.redistribute(placements=tensor.placements).to_local()
+    return (local * factors).sum().double()
 
 
 def _whole(tensor: Any) -> Tensor:
@@ -366,53 +359,50 @@ def _whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
 
 
-def _backward(losses: Sequence[Tensor]) -> None:
-    """Add gradients of all losses to leaves."""
-    trained = [loss.double() for loss in losses if loss.requires_grad]
+def _backward(outputs: Sequence[Tensor]) -> None:
+    """Add gradients of the losses of all outputs to leaves."""
+    trained = [_product(one) for one in outputs if one.requires_grad]
     if trained:
         torch.stack(trained).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _of_outputs(outputs: Sequence[Any], expected: Sequence[Tensor]) -> dict[str, float]:
     """Compare outputs by their order, and whether they have gradients."""
-    found = {}
-    if len(outputs) != len(expected):
-        found["number of outputs"] = inf
+    found = {"number of outputs": inf if len(outputs) != len(expected) else 0.0}
     for k, (output, one) in enumerate(zip(outputs, expected, strict=False)):
-        found[f"output {k}"] = _difference(_whole(output), one, 0.0)
-        if output.requires_grad != one.requires_grad:
-            found[f"gradient of output {k}"] = inf
+        alike = output.requires_grad == one.requires_grad
+        found[f"output {k}"] = _difference(_whole(output), one, 0.0) if alike else inf
     return found
 
 
 def _of_gradients(parts: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, float]:
-    """Compare the gradients of weights and inputs."""
-    largest = 0.0
-    for tensor in tensors.values():
-        if tensor.grad is not None:
-            largest = max(largest, float(tensor.grad.abs().max()))
+    """Compare the gradients of weights and inputs; one that is missing is zero."""
+    trained = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]
+    largest = max((float(gradient.abs().max()) for gradient in trained), default=0.0)
     found = {}
     for name, part in parts.items():
         expected = tensors[name].grad if name in tensors else None
-        own = part.grad
-        present = [_whole(one) for one in (own, expected) if one is not None]
-        if len(present) == 1 and present[0].any():
+        pair = [_whole(one) for one in (part.grad, expected) if one is not None]
+        if len(pair) == 2:
+            found[f"gradient of {name}"] = _difference(*pair, UNSEEN * largest)
+        elif pair and pair[0].any():
             found[f"gradient of {name}"] = inf
-        elif len(present) == 2:
-            made, one = present
-            found[f"gradient of {name}"] = _difference(made, one, UNSEEN * largest)
     return found
 
 
-def _difference(made: Tensor, expected: Tensor, unseen: float) -> float:
+def _difference(
+    made: Tensor,
+    expected: Tensor,
+    unseen: float,
+) -> float:
     """Return the largest difference over the largest entry; of numbers that are not real, the share."""
-    made, expected = made.detach(), expected.detach()
     if made.shape != expected.shape or made.dtype != expected.dtype:
         return inf
+    made, expected = made.detach(), expected.detach()
     if not (made.is_floating_point() or made.is_complex()):
         return float((made != expected).double().mean())
-    if not made.numel():
-        return 0.0
-    largest = float(expected.abs().max())
-    difference = float((made - expected).abs().max())
-    return difference / max(largest, unseen, 1e-12)
+    # infinite numbers, such as masks, are equal or wrong
+    apart = (made - expected).abs().masked_fill(made == expected, 0.0)
+    sizes = expected.abs()
+    largest = sizes[sizes.isfinite()].amax() if sizes.isfinite().any() else 0.0
+    return float(apart.amax()) / max(float(largest), unseen, 1e-12)

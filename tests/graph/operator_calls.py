@@ -299,6 +299,14 @@ OVERLOADS: Calls = {
     "polar": (lambda x, y: torch.view_as_real(torch.polar(x.abs(), y)), (X, X)),
     "prod of all": (torch.prod, ((2, 4),)),
     "scatter of a number": (lambda x, i: x.scatter(1, i, 3.0), (X, Indices(8, (2, 1, 16)))),
+    "scatter that adds": (
+        lambda x, i, s: x * x.detach().scatter(1, i, s.detach(), reduce="add"),
+        (X, Indices(8, (2, 1, 16)), (2, 1, 16)),
+    ),
+    "scatter that multiplies": (
+        lambda x, i: x * x.detach().scatter(1, i, 3.0, reduce="multiply"),
+        (X, Indices(8, (2, 1, 16))),
+    ),
     "stable sort": (lambda x: torch.sort(x, dim=1, stable=True), (X,)),
     "split in sizes": (lambda x: x.split([2, 6], 1), (X,)),
     "squeeze of two": (lambda x: ATEN.squeeze.dims(x, [1, 3]), ((2, 1, 16, 1),)),
@@ -312,6 +320,7 @@ OVERLOADS: Calls = {
         lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"),
         (IMAGE,),
     ),
+    "mask of infinities": (lambda x: x.masked_fill(x > 0, float("-inf")), (X,)),
     "upsample_nearest2d": (lambda x: ATEN.upsample_nearest2d(x, [16, 16]), (IMAGE,)),
     "upsample_bilinear2d": (
         lambda x: ATEN.upsample_bilinear2d(x, [16, 16], False),

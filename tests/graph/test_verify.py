@@ -159,3 +159,12 @@ def test_results_of_another_shape_or_type_are_wrong_whatever_their_values() -> N
     assert verify._difference(one[0], one, 0.0) == float("inf")
     assert verify._difference(one.double(), one, 0.0) == float("inf")
     assert verify._difference(1.5 * one, one, 0.0) == 0.5
+
+
+def test_infinite_results_are_equal_or_wrong() -> None:
+    """Masks of minus infinity are no difference; a number that is missing is one, wherever it stands."""
+    mask = torch.tensor([0.5, float("-inf")])
+    assert verify._difference(mask, mask, 0.0) == 0.0
+    assert verify._difference(mask.flip(0), mask, 0.0) == float("inf")
+    run = verify.FileRun({"output 0": 0.0, "output 1": float("nan")}, {})
+    assert "output 1 differs" in verify._fault(run)
