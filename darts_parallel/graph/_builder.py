@@ -220,12 +220,9 @@ class GraphBuilder:
         kind, *_ = overload.split(".")
         inputs = tuple(map(self._name, _sources(node)))
         op = GraphOperator(node.name, kind, inputs, tuple(tensors), node=node, overload=overload)
-        op = replace(
-            op,
-            module=str([*stack.values()][-1][0]),
-            pointwise=torch.Tag.pointwise in getattr(target, "tags", ()),
-            arguments=given.kwargs if given else {},
-        )
+        op = replace(op, module=str([*stack.values()][-1][0]))
+        pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
+        op = replace(op, pointwise=pointwise, arguments=given.kwargs if given else {})
         self._require_writable(op)
         self._add(op, tensors)
 
@@ -254,8 +251,9 @@ class GraphBuilder:
                 reason = f"{op.op} ({op.target or op.module}) makes an empty tensor {shape}"
                 raise self._refusal(reason, "sizes from 1 on")
             trained = name in self.requiring and name in self.trained
-            floating = tensor.is_floating_point()
-            value = GraphValue(name, shape, floating, tensor.element_size(), trained)
+            floating, size = tensor.is_floating_point(), tensor.element_size()
+            truth = tensor.dtype == torch.bool
+            value = GraphValue(name, shape, floating, size, trained, truth)
             self.values[name] = value
             if trained and self.uses[name] > 1 < value.elements and op.op != PARAMETER:
                 relay = self.renamed[name] = f"{name}.relay"

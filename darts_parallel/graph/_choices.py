@@ -94,7 +94,11 @@ class GraphJob:
         """Seconds of operators on a rank."""
         return Prices(self.kernels, self.mesh.device, self.width)
 
-    def local_shapes(self, names: Sequence[str], states: Sequence[State]) -> list[Shape]:
+    def local_shapes(
+        self,
+        names: Sequence[str],
+        states: Sequence[State],
+    ) -> list[Shape]:
         """Return the shapes of a rank's parts of values."""
         pairs = zip(self.graph.shapes(names), states, strict=False)
         return [local_shape(shape, state, self.mesh.ranks) for shape, state in pairs]
@@ -112,7 +116,10 @@ class GraphJob:
         return self.prices.seconds(op, given, made, training)
 
 
-def operator_choices(job: GraphJob, op: GraphOperator) -> list[OperatorChoice]:
+def operator_choices(
+    job: GraphJob,
+    op: GraphOperator,
+) -> list[OperatorChoice]:
     """Return the choices of an operator on all axes of a mesh, each in other states."""
     known: dict[tuple[State, ...], OperatorChoice] = {}
     by_axis = [_axis_splits(job, op, ranks) for ranks in job.mesh.ranks]
@@ -234,7 +241,10 @@ def _with_slices(
     return found + [replace(one, inputs=(SLICED, *one.inputs[1:])) for one in gathered]
 
 
-def _gathers_a_slice(job: GraphJob, op: GraphOperator) -> bool:
+def _gathers_a_slice(
+    job: GraphJob,
+    op: GraphOperator,
+) -> bool:
     """Return whether a linear operator keeps its input for backward, and ranks can share that input."""
     if op.op != "linear" or not job.graph.is_parameter(op.inputs[1]):
         return False

@@ -149,7 +149,11 @@ class KernelGroups:
         if op.op == ATTENTION:
             yield behind
 
-    def _keeps(self, op: GraphOperator, name: str) -> bool:
+    def _keeps(
+        self,
+        op: GraphOperator,
+        name: str,
+    ) -> bool:
         base = self.base[name]
         stays = self.graph.maker(base).op in (PARAMETER, CONSTANT)
         trained = self.graph.values[base].needs_grad or op.op == "embedding"
@@ -207,19 +211,31 @@ class Prices:
         moved = self.device.streaming_factor * moved
         return (1.0 + backward) * float(stream_seconds(moved, self.device))
 
-    def product(self, rows: float, weights: Gemm) -> float:
+    def product(
+        self,
+        rows: float,
+        weights: Gemm,
+    ) -> float:
         """Return the seconds of a product of `rows` rows with weights."""
         seconds = gemm_seconds(weights, ONE * rows, ONE, self.device, self.width)
         return float(seconds)
 
-    def _of_experts(self, op: GraphOperator, inputs: Shapes) -> float:
+    def _of_experts(
+        self,
+        op: GraphOperator,
+        inputs: Shapes,
+    ) -> float:
         """Price equal products of the experts of a rank, each of an equal share of all rows."""
         experts, inner, columns = inputs[1]
         rows = inputs[0][0] / self.graph.values[op.inputs[1]].shape[0]
         seconds = experts * self.product(max(rows, 1.0), Gemm(columns, inner, "column"))
         return seconds / float(self.device.grouped_gemm_efficiency)
 
-    def _of_attention(self, op: GraphOperator, inputs: Shapes) -> float:
+    def _of_attention(
+        self,
+        op: GraphOperator,
+        inputs: Shapes,
+    ) -> float:
         q, k = inputs[:2]
         core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
         tokens = ONE * prod(q[:-1]) / q[-3]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.graph._space import Fan, GraphSpace, MoveTable
+from darts_parallel.graph._space import Fan, GraphSpace
 from darts_parallel.graph.operators import PARAMETER, RELAY
 
 GIB = 2.0**30
@@ -86,7 +86,8 @@ class GraphProgramme:
         self.first = [self._new(seconds) for seconds in space.seconds]
         """First variable of every group's choices."""
         self.whole = len(self.cost)
-        self._choose_once()
+        for first, end in self.spans:
+            self.rows.append(ConstraintRow(range(first, end), [1.0] * (end - first), 1.0, 1.0))
         self._merge_together()
         for fan in space.fans:
             self._add_fan(fan)
@@ -100,44 +101,44 @@ class GraphProgramme:
         self.upper.extend(1.0 for _ in costs)
         return first
 
-    def _choose_once(self) -> None:
-        for first, end in self.spans:
-            factors = [1.0] * (end - first)
-            self.rows.append(ConstraintRow(range(first, end), factors, 1.0, 1.0))
-
     def _merge_together(self) -> None:
         """Demand that the operators of a merged product choose it together with the first of them."""
         for group, own in enumerate(self.space.groups):
             for k, choice in enumerate(own.choices):
                 leader = choice.merged[0] if choice.merged else group
                 if leader != group:
-                    twin = self.space.twin(leader, choice, choice.merged)
-                    columns = self.first[group] + k, self.first[leader] + twin
-                    self.rows.append(ConstraintRow(columns, (1.0, -1.0), 0.0, 0.0))
+                    twin = self.first[leader] + self.space.twin(leader, choice, choice.merged)
+                    row = ConstraintRow((self.first[group] + k, twin), (1.0, -1.0), 0.0, 0.0)
+                    self.rows.append(row)
 
-    def forbid(self, group: int, choices: Iterable[int]) -> None:
+    def forbid(
+        self,
+        group: int,
+        choices: Iterable[int],
+    ) -> None:
         """Take choices out of a group."""
         for choice in choices:
             self.upper[self.first[group] + choice] = 0.0
 
-    def _at_least(self, column: int, others: Sequence[int]) -> None:
+    def _at_least(
+        self,
+        column: int,
+        others: Sequence[int],
+    ) -> None:
         """Demand that a variable is no smaller than a sum of others."""
-        columns = [column, *others]
         factors = [1.0] + [-1.0] * len(others)
-        self.rows.append(ConstraintRow(columns, factors, 0.0, np.inf))
+        self.rows.append(ConstraintRow([column, *others], factors, 0.0, np.inf))
 
     def tied_costs(self) -> np.ndarray:
         """Return the costs with `TIE` for collectives and split parameters."""
         costs = np.array(self.cost)
         tie = TIE * self.scale
-        moves = costs[self.whole :]
-        moves += tie * (moves > 0)
-        for number, group in enumerate(self.space.groups):
-            if group.operators[0].op not in (PARAMETER, RELAY):
-                continue
-            for k, choice in enumerate(group.choices):
-                if any(label != "none" for label in choice.labels):
-                    costs[self.first[number] + k] += tie / 10.0
+        costs[self.whole :] += tie * (costs[self.whole :] > 0)
+        for first, group in zip(self.first, self.space.groups, strict=True):
+            if group.operators[0].op in (PARAMETER, RELAY):
+                for k, choice in enumerate(group.choices):
+                    if set(choice.labels) - {"none"}:
+                        costs[first + k] += tie / 10.0
         return costs
 
     def _add_fan(self, fan: Fan) -> None:
@@ -146,32 +147,26 @@ class GraphProgramme:
         Several consumers share the variables of moves; one alone pays in its distribution.
         """
         shared = []
-        seconds = [table.seconds[:, table.layout] for table in fan.moves]
-        paid = fan.count * np.sum(seconds, axis=0)
+        paid = fan.count * sum(table.seconds[:, table.layout] for table in fan.moves)
         if len(fan.consumers) > 1:
-            shared = [self._shared_moves(fan, table) for table in fan.moves]
+            for table in fan.moves:
+                variables = self._grid(fan.count * table.seconds)
+                shared.append(_SharedMoves(variables, table.layout))
             paid = np.zeros_like(paid)
         for wanted, group in zip(fan.wanted, fan.consumers, strict=True):
             used = np.unique(wanted)
             grid = self._grid(paid[:, used])
             for p, cells in enumerate(grid):
-                makers = np.flatnonzero(fan.made == p)
-                self._marginal(cells, fan.producer, makers)
+                self._marginal(cells, fan.producer, np.flatnonzero(fan.made == p))
             for cells, state in zip(grid.T, used, strict=True):
-                readers = np.flatnonzero(wanted == state)
-                self._marginal(cells, group, readers)
+                self._marginal(cells, group, np.flatnonzero(wanted == state))
             for moves in shared:
                 self._pay_once(moves, grid, used)
-
-    def _shared_moves(self, fan: Fan, table: MoveTable) -> _SharedMoves:
-        variables = self._grid(fan.count * table.seconds)
-        return _SharedMoves(variables, table.layout)
 
     def _grid(self, costs: np.ndarray) -> np.ndarray:
         """Add a variable for every cost of a table; return the indices in its shape."""
         first = self._new(costs.reshape(-1))
-        numbers = np.arange(costs.size)
-        return first + numbers.reshape(costs.shape)
+        return first + np.arange(costs.size).reshape(costs.shape)
 
     def _pay_once(
         self,
@@ -191,8 +186,7 @@ class GraphProgramme:
         group: int,
         choices: np.ndarray,
     ) -> None:
-        own = self.first[group] + choices
-        columns = [*cells.tolist(), *own.tolist()]
+        columns = [*cells.tolist(), *(self.first[group] + choices).tolist()]
         factors = [1.0] * len(cells) + [-1.0] * len(choices)
         self.rows.append(ConstraintRow(columns, factors, 0.0, 0.0))
 
@@ -202,12 +196,10 @@ class GraphProgramme:
         first = self._new(np.zeros(len(items)))
         for k, item in enumerate(items):
             for group, choices in item.users:
-                columns = [self.first[group] + choice for choice in choices]
-                self._at_least(first + k, columns)
+                self._at_least(first + k, [self.first[group] + choice for choice in choices])
         sizes = [item.bytes / GIB for item in items]
         every = range(first, first + len(sizes))
-        most = memory / GIB
-        self.rows.append(ConstraintRow(every, sizes, -np.inf, most))
+        self.rows.append(ConstraintRow(every, sizes, -np.inf, memory / GIB))
 
     def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
         """Solve the relaxation, and the integer programme where that is not whole.
@@ -249,11 +241,7 @@ class GraphProgramme:
 
     def rounded(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the likeliest choice of every group."""
-        likeliest = []
-        for first, end in self.spans:
-            own = values[first:end]
-            likeliest.append(int(own.argmax()))
-        return self.space.agreed(likeliest)
+        return self.space.agreed([int(values[first:end].argmax()) for first, end in self.spans])
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the sparse matrix of all rows, and the least and largest value of each."""

@@ -4,8 +4,8 @@ A rule holds for overloads of torch's operators, i.e. for their schemas (`RULES`
 operators that torch tags `pointwise`. It says what else must hold: the number of dimensions, the values of
 arguments. A rule yields `Split`s. A split of one named dimension over a mesh axis gives every tensor of the
 operator a state (`_states`): split where the tensor has the dimension, a varying copy where it lacks the
-dimension, as each rank adds to its gradient, and a partial sum where the dimension is summed over. Only
-tensors of floating numbers are partial sums.
+dimension, as each rank adds to its gradient, and a partial sum where the dimension is summed over. Truths
+are no partial sums, and no sum goes through a cast to whole numbers.
 An operator without a rule has no split: it is replicated, and reported.
 """
 
@@ -63,7 +63,11 @@ class RuleCall:
         """Return the split of a named dimension from its place in every input, and in all outputs."""
         return Split(label, tuple(map(_state, inputs)), (_state(made),) * len(self.outputs))
 
-    def mapped(self, old: int, new: int) -> Split:
+    def mapped(
+        self,
+        old: int,
+        new: int,
+    ) -> Split:
         """Return the split of one dimension of all inputs that is another one of all outputs."""
         return self.split(f"d{new}", [old] * len(self.inputs), new)
 
@@ -132,7 +136,11 @@ class Signature:
     """The input is added to the output."""
     output: list[str]
 
-    def places(self, letter: str, shapes: Sequence[Shape]) -> list[Place]:
+    def places(
+        self,
+        letter: str,
+        shapes: Sequence[Shape],
+    ) -> list[Place]:
         """Return where every input has a dimension; a size of 1 is broadcast where others are larger."""
         sizes = []
         for names, shape in zip(self.inputs, shapes, strict=True):
@@ -146,7 +154,10 @@ class Signature:
         return places
 
 
-def _spelled_term(term: str, rank: int) -> list[str]:
+def _spelled_term(
+    term: str,
+    rank: int,
+) -> list[str]:
     """Name every dimension of a tensor: of `Rk` in three dimensions, R2, R1 and k."""
     before, repeated, after = re.fullmatch("([^A-Z]*)([A-Z]?)(.*)", term).groups()  # type: ignore[union-attr]
     count = rank - len(before + after) if repeated else 0
@@ -437,10 +448,12 @@ def splits(
         return []
     call = RuleCall(op, graph.shapes(op.inputs), graph.shapes(op.outputs), ranks)
     found = list(rule(call))
-    if _is_linear(op):
+    values = [graph.values[name] for name in op.tensors]
+    rounds = values[0].floating and not values[-1].floating
+    if _is_linear(op) and not rounds:
         found.append(call.split("partial", [PARTIAL] * len(op.inputs), PARTIAL))
-    floating = [graph.values[name].floating for name in op.tensors]
-    return [split for split in dict.fromkeys(found) if _is_possible(split, call, floating)]
+    summed = [not value.truth for value in values]
+    return [split for split in dict.fromkeys(found) if _is_possible(split, call, summed)]
 
 
 def _is_linear(op: GraphOperator) -> bool:
@@ -453,16 +466,16 @@ def _is_linear(op: GraphOperator) -> bool:
 def _is_possible(
     split: Split,
     call: RuleCall,
-    floating: Sequence[bool],
+    summed: Sequence[bool],
 ) -> bool:
-    """Return whether the ranks divide every split dimension evenly, and sums are of floating numbers."""
+    """Return whether the ranks divide every split dimension evenly, and sums are of numbers."""
     shapes = call.inputs + call.outputs
-    for state, shape, is_floating in zip(split.states, shapes, floating, strict=True):
+    for state, shape, is_number in zip(split.states, shapes, summed, strict=True):
         if is_split(state):
             d = int(state[1:])
             size = shape[d] if d < len(shape) else 0
             if size == 0 or size % call.ranks:
                 return False
-        elif state == PARTIAL and not is_floating:
+        elif state == PARTIAL and not is_number:
             return False
     return True

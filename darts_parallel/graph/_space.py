@@ -157,7 +157,11 @@ class GraphSpace(GraphJob):
             found.append(KeptTensor(size * layout.share, own, weight))
         return found
 
-    def _kept_layouts(self, op: GraphOperator, choice: OperatorChoice) -> Iterator[_KeptLayout]:
+    def _kept_layouts(
+        self,
+        op: GraphOperator,
+        choice: OperatorChoice,
+    ) -> Iterator[_KeptLayout]:
         """Yield the layouts of the tensors that an operator keeps under a choice."""
         for slot in self.kernels.uses[op.name].kept:
             name, state = op.tensors[slot], choice.states[slot]
@@ -218,7 +222,11 @@ class GraphSpace(GraphJob):
             found.append({key: k for k, key in enumerate(keys)})
         return found  # type: ignore[return-value]
 
-    def fan_seconds(self, fan: Fan, assignment: Sequence[int]) -> float:
+    def fan_seconds(
+        self,
+        fan: Fan,
+        assignment: Sequence[int],
+    ) -> float:
         """Return the seconds that a tensor's moves take, forward and backward."""
         made = fan.made[assignment[fan.producer]]
         pairs = zip(fan.wanted, fan.consumers, strict=True)
@@ -235,7 +243,12 @@ class GraphSpace(GraphJob):
         total = sum(float(seconds[choice]) for seconds, choice in pairs)
         return total + sum(self.fan_seconds(fan, assignment) for fan in self.fans)
 
-    def memory_bytes(self, assignment: Sequence[int], *, weights: bool = True) -> float:
+    def memory_bytes(
+        self,
+        assignment: Sequence[int],
+        *,
+        weights: bool = True,
+    ) -> float:
         """Return the bytes of tensors kept for backward on a rank, and of parameters' states."""
         total = 0.0
         for item in self.kept:
@@ -279,7 +292,8 @@ class GraphSpace(GraphJob):
         """Yield the moves of a tensor, of its gradient, and of the slices of it that are kept."""
 
         def table(
-            layouts: list[State], path: Callable[[State, State], tuple[State, State]]
+            layouts: list[State],
+            path: Callable[[State, State], tuple[State, State]],
         ) -> MoveTable:
             known = list(dict.fromkeys(layouts))
             size = value.bytes(self.width)
@@ -294,7 +308,10 @@ class GraphSpace(GraphJob):
         yield table(ahead, lambda made, layout: (forward_state(made), layout))
         back = [gradient_state(state) if trains else () for state, trains in demanded]
 
-        def backward(made: State, layout: State) -> tuple[State, State]:
+        def backward(
+            made: State,
+            layout: State,
+        ) -> tuple[State, State]:
             if not layout or not value.needs_grad:
                 return layout, layout
             return layout, gradient_state(made)
@@ -305,6 +322,9 @@ class GraphSpace(GraphJob):
             yield table(slices, lambda _, layout: (layout, forward_state(layout)))
 
 
-def _index(states: Iterable[Key], known: list[Key]) -> np.ndarray:
+def _index(
+    states: Iterable[Key],
+    known: list[Key],
+) -> np.ndarray:
     """Return the place of every state among the known ones."""
     return np.array([known.index(state) for state in states])

@@ -76,7 +76,11 @@ def _imported(key: str, path: str) -> ModuleType:
         raise ConfigError(f"{reason}; try {better}.") from error
 
 
-def _function_of(setting: str, imported: ModuleType, name: str) -> Callable[[], Any]:
+def _function_of(
+    setting: str,
+    imported: ModuleType,
+    name: str,
+) -> Callable[[], Any]:
     """Return a function of the user's file."""
     make = getattr(imported, name, None)
     if callable(make):

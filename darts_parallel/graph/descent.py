@@ -63,12 +63,11 @@ def descend(space: GraphSpace, options: DescentOptions | None = None) -> Descent
     for balance in chosen.balance:
         rounded |= dict.fromkeys(_rounded(programme, chosen, balance, rng))
     likely = sorted(rounded, key=merit)
-    polished = [coordinate_descent(space, plan) for plan in likely[:POLISHED]]
-    best = min(polished, key=merit)
-    before, after = map(space.total_seconds, (likely[0], best))
-    fits = not space.excess_bytes(best)
+    best = min((coordinate_descent(space, plan) for plan in likely[:POLISHED]), key=merit)
+    excess, seconds = merit(best)
+    before = space.total_seconds(likely[0])
     spent = time.perf_counter() - began
-    return DescentAnswer(tuple(best), before, after, fits, spent)
+    return DescentAnswer(tuple(best), before, seconds, not excess, spent)
 
 
 class PairDescent:
@@ -96,12 +95,9 @@ class PairDescent:
         """Move down the gradient of the mean seconds, by the costs of all variables."""
         unit = costs[: self.programme.whole].mean().clip(1e-30)
         slope = costs / unit + self.matrix.T @ self.multipliers
-        then = self.now - self.size * slope
-        then = then.clip(0.0, self.programme.upper)
-        ahead = 2.0 * then - self.now
-        rows = self.multipliers / self.reach + self.matrix @ ahead
-        outside = rows - rows.clip(self.low, self.high)
-        self.multipliers = self.reach * outside
+        then = (self.now - self.size * slope).clip(0.0, self.programme.upper)
+        rows = self.multipliers / self.reach + self.matrix @ (2.0 * then - self.now)
+        self.multipliers = self.reach * (rows - rows.clip(self.low, self.high))
         self.now = then
 
     def probabilities(self) -> list[np.ndarray]:
@@ -122,14 +118,14 @@ def _rounded(
     """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
     descent = PairDescent(programme, balance, rng)
     costs = programme.tied_costs()
-    mean = np.zeros(len(costs))
+    total = np.zeros(len(costs))
     for k in range(1, options.steps + 1):
         descent.step(costs)
-        mean = mean + descent.now
+        total = total + descent.now
         if k % options.check == 0 or k == options.steps:
             yield programme.rounded(descent.now)
-            yield programme.rounded(mean)
-            mean = np.zeros(len(costs))
+            yield programme.rounded(total)
+            total = np.zeros(len(costs))
 
 
 def coordinate_descent(
@@ -159,23 +155,13 @@ class _Neighbourhoods:
         merged = []
         """Groups that may be one product with a group, itself included."""
         for number, group in enumerate(space.groups):
-            own = {number}
-            for choice in group.choices:
-                own.update(choice.merged)
-            merged.append(own)
-        self.near = []
+            merged.append({number}.union(*(choice.merged for choice in group.choices)))
+        self.near = [sorted(set[int]().union(*map(merged.__getitem__, own))) for own in merged]
         """Groups whose choice a change of a group may change."""
-        for own in merged:
-            changed = set[int]()
-            for other in own:
-                changed |= merged[other]
-            self.near.append(sorted(changed))
         self.fans: dict[int, list[Fan]] = defaultdict(list)
         for fan in space.fans:
-            changed = set()
-            for end in (fan.producer, *fan.consumers):
-                changed.update(self.near[end])
-            for number in changed:
+            ends = (fan.producer, *fan.consumers)
+            for number in set[int]().union(*(self.near[end] for end in ends)):
                 self.fans[number].append(fan)
 
     def changed(
@@ -185,11 +171,8 @@ class _Neighbourhoods:
         choice: int,
     ) -> list[int]:
         """Return a plan with another choice of a group."""
-        trial = list(plan)
         changes = self.space.changes(plan, group, choice)
-        for other, k in changes.items():
-            trial[other] = k
-        return trial
+        return [changes.get(other, own) for other, own in enumerate(plan)]
 
     def merit(
         self,
@@ -199,10 +182,6 @@ class _Neighbourhoods:
     ) -> tuple[float, float, bool, int]:
         """Return bytes above the memory, then the seconds that may change; the plan's own choice first."""
         trial = self.changed(plan, group, choice)
-        seconds = 0.0
-        for other in self.near[group]:
-            seconds += float(self.space.seconds[other][trial[other]])
-        for fan in self.fans[group]:
-            seconds += self.space.fan_seconds(fan, trial)
-        excess = self.space.excess_bytes(trial)
-        return excess, seconds, choice != plan[group], choice
+        seconds = sum(float(self.space.seconds[other][trial[other]]) for other in self.near[group])
+        seconds += sum(self.space.fan_seconds(fan, trial) for fan in self.fans[group])
+        return self.space.excess_bytes(trial), seconds, choice != plan[group], choice

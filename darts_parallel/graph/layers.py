@@ -212,7 +212,11 @@ def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
     return [forward + launch, whole - forward + 2.0 * launch, kept, *sent.values()]
 
 
-def _parts(ranks: int, alone: float, shared: float) -> tuple[float, float]:
+def _parts(
+    ranks: int,
+    alone: float,
+    shared: float,
+) -> tuple[float, float]:
     """Return what ranks divide of a figure, and what each of them has.
 
     Args:

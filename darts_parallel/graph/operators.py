@@ -32,6 +32,8 @@ class GraphValue:
     itemsize: int
     """Bytes of an element where it is not floating; floating ones take the width of the job's precision."""
     needs_grad: bool
+    truth: bool = False
+    """Its elements are true or false: there are no sums of them."""
 
     @property
     def elements(self) -> int:
@@ -81,9 +83,7 @@ class GraphOperator:
     @property
     def owner(self) -> str:
         """Path of the module that called an operator, or that has a parameter."""
-        if self.op == PARAMETER:
-            return self.target.rpartition(".")[0]
-        return self.module
+        return self.target.rpartition(".")[0] if self.op == PARAMETER else self.module
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -119,11 +119,8 @@ class ModuleGraph:
     @cached_property
     def producers(self) -> dict[str, tuple[GraphOperator, int]]:
         """Operator and output index of every value."""
-        found = {}
-        for op in self.operators:
-            for k, name in enumerate(op.outputs):
-                found[name] = op, k
-        return found
+        operators = self.operators
+        return {name: (op, k) for op in operators for k, name in enumerate(op.outputs)}
 
     @cached_property
     def consumers(self) -> dict[str, list[tuple[GraphOperator, int]]]:
@@ -148,12 +145,8 @@ class ModuleGraph:
 
     def elements(self, trained: bool = False) -> int:
         """Return the number of parameters; of `trained` ones alone."""
-        found = 0
-        for op in self.of_kind(PARAMETER):
-            value = self.values[op.outputs[0]]
-            if value.needs_grad or not trained:
-                found += value.elements
-        return found
+        values = [self.values[op.outputs[0]] for op in self.of_kind(PARAMETER)]
+        return sum(value.elements for value in values if value.needs_grad or not trained)
 
     def gradients(self, names: Iterable[str]) -> int:
         """Return how many of some values have a gradient."""
@@ -161,9 +154,7 @@ class ModuleGraph:
 
     def passes_gradient(self, op: GraphOperator) -> bool:
         """Return whether a gradient comes back through an operator."""
-        if op.op == OUTPUT:
-            return not op.buffer
-        return self.gradients(op.outputs) > 0
+        return not op.buffer if op.op == OUTPUT else self.gradients(op.outputs) > 0
 
     def shapes(self, names: Iterable[str]) -> list[tuple[int, ...]]:
         """Return the shapes of values."""

@@ -134,7 +134,10 @@ def _verified(
     )
 
 
-def _fault(run: FileRun, listed: dict[str, int] | None = None) -> str:
+def _fault(
+    run: FileRun,
+    listed: dict[str, int] | None = None,
+) -> str:
     """Say what a file does wrong; it is empty where nothing is."""
     for name, value in run.differences.items():
         if not value <= TOLERANCE:
@@ -163,7 +166,10 @@ def collectives_on_gloo(plan: GraphPlan) -> dict[str, int]:
     return dict(Counter(ON_GLOO.get(kind, kind) for kind in kinds))
 
 
-def _small_shapes(shapes: Sequence[Any], axes: int) -> Iterator[list[list[Any]]]:
+def _small_shapes(
+    shapes: Sequence[Any],
+    axes: int,
+) -> Iterator[list[list[Any]]]:
     """Yield shapes of the inputs with small batches and sequences, then the given ones.
 
     The batch is the first dimension of the first input, the sequence its second one; equal sizes of other
@@ -249,7 +255,10 @@ def _made(
     return module, inputs, {}
 
 
-def _drawn(like: Tensor, bound: int) -> Tensor:
+def _drawn(
+    like: Tensor,
+    bound: int,
+) -> Tensor:
     """Draw an input with the shape and type of another tensor."""
     if like.is_floating_point():
         return torch.randn(like.shape)
@@ -366,7 +375,10 @@ def _backward(outputs: Sequence[Tensor]) -> None:
         torch.stack(trained).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _of_outputs(outputs: Sequence[Any], expected: Sequence[Tensor]) -> dict[str, float]:
+def _of_outputs(
+    outputs: Sequence[Any],
+    expected: Sequence[Tensor],
+) -> dict[str, float]:
     """Compare outputs by their order, and whether they have gradients."""
     found = {"number of outputs": inf if len(outputs) != len(expected) else 0.0}
     for k, (output, one) in enumerate(zip(outputs, expected, strict=False)):
@@ -375,7 +387,10 @@ def _of_outputs(outputs: Sequence[Any], expected: Sequence[Tensor]) -> dict[str,
     return found
 
 
-def _of_gradients(parts: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, float]:
+def _of_gradients(
+    parts: dict[str, Any],
+    tensors: dict[str, Tensor],
+) -> dict[str, float]:
     """Compare the gradients of weights and inputs; one that is missing is zero."""
     trained = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]
     largest = max((float(gradient.abs().max()) for gradient in trained), default=0.0)

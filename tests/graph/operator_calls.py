@@ -64,6 +64,10 @@ REDUCTIONS: Calls = {
     "sum": (lambda x: x.sum(1), (X,)),
     "sum of all": (torch.sum, (X,)),
     "sum with its dimension": (lambda x: x.sum(1, keepdim=True), (X,)),
+    "product and sum of whole numbers": (
+        lambda x, i, j: x * (i.unsqueeze(1) * j).flatten(2).sum(2, keepdim=True),
+        (X, Indices(5, (2, 8)), Indices(5, (2, 8, 8))),
+    ),
     "sum of truths": (lambda x: (x > 0).sum(1), (X,)),
     "mean": (lambda x: x.mean((0, 2)), (X,)),
     "mean of all": (torch.mean, (X,)),
