@@ -24,8 +24,8 @@ FILE = """\
 </svg>
 """
 EDGE = """\
-<path d="M{x1},{y1} Q{x},{y} {x2},{y2}" fill="none" stroke="{colour}"/>
-<text x="{x}" y="{y}" fill="{colour}">{text}</text>"""
+<path d="M{x1},{y1} Q{x},{y} {x2},{y2}" fill="none" stroke="COLOUR"/>
+<text x="{x}" y="{y}" fill="COLOUR">{text}</text>"""
 BOX = """\
 <rect x="{left}" y="{top}" width="180" height="32" rx="6" fill="{colour}" stroke="black"/>
 <text x="{x}" y="{above}">{name}</text>
@@ -54,30 +54,22 @@ def picture(planned: PlannedGraph) -> str:
             offset = column - (len(names) - 1) / 2
             places[name] = width / 2 + offset * COLUMN, ROW // 2 + row * ROW
     shapes = _drawn_edges(edges, places) + _drawn_boxes(planned, boxes, places)
-    height = ROW * len(rows)
-    return FILE.format(width=width, height=height, shapes="\n".join(shapes))
+    return FILE.format(width=width, height=ROW * len(rows), shapes="\n".join(shapes))
 
 
 def _drawn_edges(edges: Edges, places: dict[str, tuple[float, int]]) -> list[str]:
     """Draw edges with the collectives on them."""
     shapes = []
     for (start, end), moves in edges.items():
-        x1, y1 = places[start]
-        x2, y2 = places[end]
-        bend = BEND if y2 - y1 > ROW else 0
-        x = (x1 + x2) / 2 - bend
-        y = (y1 + y2) / 2
-        colour = "#d62728" if moves else "#888888"
-        ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
-        shape = EDGE.format(x=x, y=y, colour=colour, text=", ".join(moves), **ends)
-        shapes.append(shape)
+        (x1, y1), (x2, y2) = places[start], places[end]
+        x = (x1 + x2) / 2 - (BEND if y2 - y1 > ROW else 0)
+        line = EDGE.format(x1=x1, y1=y1, x2=x2, y2=y2, x=x, y=(y1 + y2) / 2, text=", ".join(moves))
+        shapes.append(line.replace("COLOUR", "#d62728" if moves else "#888888"))
     return shapes
 
 
 def _drawn_boxes(
-    planned: PlannedGraph,
-    boxes: list[GraphOperator],
-    places: dict[str, tuple[float, int]],
+    planned: PlannedGraph, boxes: list[GraphOperator], places: dict[str, tuple[float, int]]
 ) -> list[str]:
     """Draw operators, each with its module and its splits."""
     shapes = []
@@ -87,16 +79,12 @@ def _drawn_boxes(
         splits = " · ".join(planned.plan.choice(op).labels)
         colour = WHOLE
         if splits.replace("none", "").strip(" ·*"):
-            new = COLOURS[len(colours) % len(COLOURS)]
-            colour = colours.setdefault(splits, new)
+            colour = colours.setdefault(splits, COLOURS[len(colours) % len(COLOURS)])
         name = op.target if op.op in (INPUT, OUTPUT) else op.op
         module = op.module.rpartition(".")[2] or op.name
-        corner = {"left": x - 90, "top": y - 16}
-        corner |= {"above": y - 3, "below": y + 10}
-        texts = {"name": escape(name[:30])}
-        texts["splits"] = escape(f"{module[:18]}: {splits}")
-        shape = BOX.format(x=x, colour=colour, **corner, **texts)
-        shapes.append(shape)
+        texts = {"name": escape(name[:30]), "splits": escape(f"{module[:18]}: {splits}")}
+        corner = {"left": x - 90, "top": y - 16, "above": y - 3, "below": y + 10}
+        shapes.append(BOX.format(x=x, colour=colour, **corner, **texts))
     return shapes
 
 
@@ -122,14 +110,11 @@ def _edges(planned: PlannedGraph, boxes: set[str]) -> Edges:
     origins = defaultdict[str, dict[tuple[str, ...], None]](dict)
     """Paths from boxes to every value: the box, and the collectives since."""
     for op in planned.graph.operators:
-        paths: dict[tuple[str, ...], None] = {}
-        for name in op.inputs:
-            for path in origins[name]:
-                paths[(*path, *moved[name])] = None
+        given = [(*path, *moved[name]) for name in op.inputs for path in origins[name]]
+        paths = dict.fromkeys(given)
         if op.name in boxes:
             for start, *moves in paths:
                 edges[start, op.name] |= dict.fromkeys(moves)
             paths = {(op.name,): None}
-        for name in op.outputs:
-            origins[name] = paths
+        origins |= dict.fromkeys(op.outputs, paths)
     return edges

@@ -22,20 +22,15 @@ Products = frozenset[str]
 
 def template_plan(space: GraphSpace, time_limit: float = 60.0) -> GraphPlan | None:
     """Return the fastest plan with Megatron's splits; None on two axes, or where nothing has a pair."""
-    if len(space.mesh.ranks) != 1:
-        return None
-    fixed = dict(_Template(space.graph).labels())
+    fixed = dict(_Template(space.graph).labels()) if len(space.mesh.ranks) == 1 else {}
     if not fixed:
         return None
     programme = GraphProgramme(space)
     for number, group in enumerate(space.groups):
         op = group.operators[0]
-        rest = () if op.op in SOURCES else WHOLE
-        wanted = fixed.get(op.name, rest)
-        other = set()
-        for k, choice in enumerate(group.choices):
-            if choice.labels[0] not in wanted:
-                other.add(k)
+        wanted = fixed.get(op.name, () if op.op in SOURCES else WHOLE)
+        choices = enumerate(group.choices)
+        other = [k for k, choice in choices if choice.labels[0] not in wanted]
         if len(other) < len(group.choices):
             programme.forbid(number, other)
     try:
@@ -65,38 +60,31 @@ class _Template:
             self._add(op)
 
     def _add(self, op: GraphOperator) -> None:
-        before = Products()
-        for name in op.inputs:
-            before |= self.split.get(name, Products())
-        made = before
+        before = made = Products().union(*(self.split.get(name, ()) for name in op.inputs))
+        named = ""
         if self._is_weight_product(op):
-            self.found[op.name] = "inner" if before else "columns"
-            made = Products()
-            if not before and not self._is_router(op):
-                made = Products({op.name})
+            named = "inner" if before else "columns"
+            made = Products() if before or self._is_router(op) else Products({op.name})
         elif op.op == "cross_entropy_loss" or self._is_largest_table(op):
-            self.found[op.name] = "vocabulary"
-            made = Products()
+            named, made = "vocabulary", Products()
         elif op.op in GROUPED:
-            self.found[op.name] = "experts"
-            made = Products()
+            named, made = "experts", Products()
         elif op.op == ATTENTION and before:
-            self.found[op.name] = "heads"
-        if self.found.get(op.name) in ("inner", "vocabulary"):
+            named = "heads"
+        if named:
+            self.found[op.name] = named
+        if named in ("inner", "vocabulary"):
             self.paired |= before
         self.inside[op.name] = before | made
         self.split |= dict.fromkeys(op.outputs, made)
 
     def _is_weight_product(self, op: GraphOperator) -> bool:
-        if op.op not in ("linear", "addmm"):
-            return False
-        weight = op.inputs[-1 if op.op == "addmm" else 1]
-        return self.graph.is_parameter(weight)
+        place = {"linear": 1, "addmm": -1}.get(op.op)
+        return place is not None and self.graph.is_parameter(op.inputs[place])
 
     def _is_router(self, op: GraphOperator) -> bool:
         given = op.inputs[1 if op.op == "addmm" else 0]
-        columns = self._width(op.outputs[0])
-        return columns * NARROW < self._width(given)
+        return self._width(op.outputs[0]) * NARROW < self._width(given)
 
     def _is_largest_table(self, op: GraphOperator) -> bool:
         return op.op == "embedding" and op.inputs[0] == self.table
@@ -112,8 +100,7 @@ class _Template:
             own = self.inside[op.name] & self.paired
             label = self.found.get(op.name)
             if label == "columns":
-                inner = self._width(op.inputs[0])
-                narrow = self._width(op.outputs[0]) < inner
+                narrow = self._width(op.outputs[0]) < self._width(op.inputs[0])
                 allowed = ("columns", *WHOLE) if narrow else ("columns",)
                 yield op.name, allowed if own else WHOLE
             elif label in ("vocabulary", "experts") or (label and own):

@@ -4,6 +4,7 @@ Seconds are those of the main command's formulas: `cost` prices the operators on
 the collectives of gradients and weights, and how much of them runs next to the computation.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,16 +86,10 @@ def fastest(found: Sequence[Alternative], memory: float) -> Alternative:
     return min(found, key=lambda one: one.bytes)
 
 
-def alternatives(
-    plan: GraphPlan,
-    text: str,
-    path: str,
-    shapes: Sequence[Any],
-) -> list[Alternative]:
+def alternatives(plan: GraphPlan, text: str, path: str, shapes: Sequence[Any]) -> list[Alternative]:
     """Return tensor parallelism with the file of a plan, and what splits the batch, where ranks divide it."""
     space = plan.space
-    size = space.memory_bytes(plan.assignment)
-    found = [Alternative(TENSOR, plan.seconds, size, text)]
+    found = [Alternative(TENSOR, plan.seconds, space.memory_bytes(plan.assignment), text)]
     ranks = prod(space.mesh.ranks)
     parts = _parts_of_batch(shapes, ranks)
     if parts is None:
@@ -103,11 +98,9 @@ def alternatives(
         graph = capture_module(load_module(path), make_inputs(parts))
     except UnsupportedError:  # the module's code knows the size of its batch
         return found
-    nothing = replace(space.mesh, ranks=())
-    alone = GraphSpace(graph, nothing, space.width)
+    alone = GraphSpace(graph, replace(space.mesh, ranks=()), space.width)
     own = GraphPlan(alone, (0,) * len(alone.groups))
-    every = replace(space.mesh, ranks=(ranks,))
-    return found + _batch_splits(own, every)
+    return found + _batch_splits(own, replace(space.mesh, ranks=(ranks,)))
 
 
 def _parts_of_batch(shapes: Sequence[Any], ranks: int) -> list[list[Any]] | None:
@@ -115,42 +108,34 @@ def _parts_of_batch(shapes: Sequence[Any], ranks: int) -> list[list[Any]] | None
     batch = shapes[0][0]
     if not isinstance(batch, int) or batch % ranks:
         return None
-    parts = []
-    for shape in shapes:
-        first, *others = shape
-        parts.append([batch // ranks if first == batch else first, *others])
-    return parts
+    return [[batch // ranks if first == batch else first, *others] for first, *others in shapes]
 
 
 def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     """Price both ways to split the batch, from the plan of one rank's part."""
-    space = own.space
+    graph, width = own.space.graph, own.space.width
+    ranks = mesh.ranks[0]
+    link = mesh.groups[0], *mesh.links
     overlap = mesh.device.overlap_exponent
-    figures = map(tensor, plan_figures(own, 0.0))
-    forward, backward, kept, *_ = figures
-    units = _units(space.graph)
-    trained = space.graph.elements(trained=True)
-    gradients = tensor(trained * space.width)
-    scatter = reduce_scatter(gradients, mesh.groups[0], *mesh.links)
-    reduced = all_reduce(gradients, mesh.groups[0], *mesh.links)
+    forward, backward, kept, *_ = map(tensor, plan_figures(own, 0.0))
+    units = _units(graph)
+    trained = graph.elements(trained=True)
+    gradients = tensor(trained * width)
     gather = torch.zeros_like(forward)
     for elements in units.values():
-        size = tensor(elements * space.width)
-        gather = gather + reduce_scatter(size, mesh.groups[0], *mesh.links)
-    whole = forward + backward + exposed(backward, reduced, overlap)
+        gather = gather + reduce_scatter(tensor(elements * width), *link)
+    whole = forward + backward + exposed(backward, all_reduce(gradients, *link), overlap)
+    scatter = gather + reduce_scatter(gradients, *link)
     sharded = forward + exposed(forward, gather, overlap)
-    sharded = sharded + backward + exposed(backward, gather + scatter, overlap)
-    ranks = mesh.ranks[0]
+    sharded = sharded + backward + exposed(backward, scatter, overlap)
     states = STATE_BYTES * trained
-    gathered = max(units.values(), default=0) * space.width
-    paths = [path for path in units if path]
+    gathered = max(units.values(), default=0) * width
     ddp = HEAD.format(name=BATCH, ranks=ranks) + DDP
     fsdp = HEAD.format(name=SHARDED, ranks=ranks)
-    fsdp += FSDP.format(units=paths)
+    fsdp += FSDP.format(units=[path for path in units if path])
     activations = float(kept)
-    replicated = states + activations
     part = states / ranks + gathered + activations
-    split = Alternative(BATCH, float(whole), replicated, ddp)
+    split = Alternative(BATCH, float(whole), states + activations, ddp)
     return [split, Alternative(SHARDED, float(sharded), part, fsdp)]
 
 
@@ -161,13 +146,8 @@ def _units(graph: ModuleGraph) -> dict[str, int]:
     """
     units: dict[str, int] = defaultdict(int)
     for op in graph.of_kind(PARAMETER):
-        parts = op.owner.split(".")
-        path = ""
-        for k, part in enumerate(parts, 1):
-            if part.isdigit():
-                path = ".".join(parts[:k])
-                break
-        units[path] += graph.values[op.outputs[0]].elements
+        block = re.match(r"(.*?\.)??\d+(?![^.])", op.owner)
+        units[block[0] if block else ""] += graph.values[op.outputs[0]].elements
     return units
 
 

@@ -29,7 +29,7 @@ SIZES = {
     "problems": 200,
     "inputs": 300,
     "files": 100,
-    "splits": 200,
+    "splits": 300,
     "kills": 3,
     "limit": 300,
     "seed": 0,
