@@ -24,8 +24,8 @@ FILE = """\
 </svg>
 """
 EDGE = """\
-<path d="M{x1},{y1} Q{x},{y} {x2},{y2}" fill="none" stroke="COLOUR"/>
-<text x="{x}" y="{y}" fill="COLOUR">{text}</text>"""
+<path d="M{x1},{y1} Q{x},{y} {x2},{y2}" fill="none" stroke="{colour}"/>
+<text x="{x}" y="{y}" fill="{colour}">{text}</text>"""
 BOX = """\
 <rect x="{left}" y="{top}" width="180" height="32" rx="6" fill="{colour}" stroke="black"/>
 <text x="{x}" y="{above}">{name}</text>
@@ -63,8 +63,9 @@ def _drawn_edges(edges: Edges, places: dict[str, tuple[float, int]]) -> list[str
     for (start, end), moves in edges.items():
         (x1, y1), (x2, y2) = places[start], places[end]
         x = (x1 + x2) / 2 - (BEND if y2 - y1 > ROW else 0)
-        line = EDGE.format(x1=x1, y1=y1, x2=x2, y2=y2, x=x, y=(y1 + y2) / 2, text=", ".join(moves))
-        shapes.append(line.replace("COLOUR", "#d62728" if moves else "#888888"))
+        texts = {"text": ", ".join(moves), "colour": "#d62728" if moves else "#888888"}
+        ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
+        shapes.append(EDGE.format(x=x, y=(y1 + y2) / 2, **ends, **texts))
     return shapes
 
 

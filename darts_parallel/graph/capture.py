@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -31,11 +31,7 @@ DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool"
 """Element types that an input can name behind its shape."""
 
 
-def load_module(
-    path: str,
-    key: str = "module",
-    device: str = "meta",
-) -> nn.Module:
+def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Module:
     """Import `package.file:make_block` and call it on a device; this runs the user's code.
 
     Errors:
@@ -45,23 +41,22 @@ def load_module(
     name, _, function = path.partition(":")
     example = f"{key}=package.file:make_block"
     require(bool(name and function), setting, "name a file and a function", example)
-    make = _function_of(setting, _imported(key, path), function)
+    make = _function_of(setting, _imported(key, name, function), function)
     try:
         with torch.device(device):
             made = make()
     except (Exception, SystemExit) as error:
-        reason = f"{setting}: {function}() fails ({type(error).__name__}: {error})"
         raise ConfigError(
-            f"{reason}; try a function without arguments that the meta device runs."
+            f"{setting}: {function}() fails ({type(error).__name__}: {error}); "
+            "try a function without arguments that the meta device runs."
         ) from error
     is_module = isinstance(made, nn.Module)
     require(is_module, setting, "return a torch.nn.Module", "a function that makes one")
     return made  # type: ignore[no-any-return]
 
 
-def _imported(key: str, path: str) -> ModuleType:
+def _imported(key: str, name: str, function: str) -> ModuleType:
     """Import the user's file, from the current folder too."""
-    name, _, function = path.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -72,8 +67,10 @@ def _imported(key: str, path: str) -> ModuleType:
         better = f"a file that python -c 'import {name}' runs"
         if dotted != name:
             better = f"{key}={dotted}:{function}"
-        reason = f"{key}={path}: {name} cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(f"{reason}; try {better}.") from error
+        raise ConfigError(
+            f"{key}={name}:{function}: {name} cannot be imported "
+            f"({type(error).__name__}: {error}); try {better}."
+        ) from error
 
 
 def _function_of(
@@ -210,9 +207,7 @@ def capture_module(
 
 @contextmanager
 def _noted_calls(
-    module: nn.Module,
-    inputs: Sequence[Tensor],
-    kwargs: Keywords,
+    module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords
 ) -> Iterator[dict[str, FirstTensor]]:
     """Note how a module and its parts get their first tensor."""
     calls: dict[str, FirstTensor] = {}
@@ -224,19 +219,14 @@ def _noted_calls(
         named: Keywords,
     ) -> None:
         given = {"": args[0]} | named if args else named
-        for name, value in given.items():
-            if isinstance(value, Tensor):
-                calls[path] = FirstTensor(name, len(args))
-                break
+        tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
+        if tensors:
+            calls[path] = FirstTensor(tensors[0], len(args))
 
     note("", module, inputs, kwargs)
-    handles = []
-    for path, part in module.named_modules():
-        if path:
-            hook = partial(note, path)
-            handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
+    with ExitStack() as stack:
+        for path, part in module.named_modules():
+            if path:
+                hook = part.register_forward_pre_hook(partial(note, path), with_kwargs=True)
+                stack.callback(hook.remove)
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -96,56 +96,43 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     """
     request, job = _split_arguments(arguments)
     config = load_config(job)
-    precision = config.training.precision
-    cluster = Cluster.from_config(config.cluster, precision)
+    cluster = Cluster.from_config(config.cluster, config.training.precision)
     mesh = make_mesh(cluster, tuple(request.mesh) or None)
     inputs = make_inputs(request.inputs)
-    options: dict[str, Any] = {"precision": precision}
-    for key in ("memory", "ends", "merge", "time_limit"):
-        options[key] = getattr(request, key)
-    if not request.slices:
-        options["sliced"] = False
-    if request.descent:
-        options["descent"] = DescentOptions(seed=request.seed)
+    options = {key: getattr(request, key) for key in ("memory", "ends", "merge", "time_limit")}
+    options["precision"] = config.training.precision
+    options["sliced"] = None if request.slices else False
+    options["descent"] = DescentOptions(seed=request.seed) if request.descent else None
     planned = plan_module(load_module(request.module), inputs, mesh, **options)
     plan = planned.plan
-    text = plan_script(plan)
     checked = verification(plan, request.module, request.inputs, request.verify)
-    if not checked.styles:
-        text = operators_script(plan)
+    text = plan_script(plan) if checked.styles else operators_script(plan)
     template = template_plan(plan.space, request.time_limit)
     found = alternatives(plan, text, request.module, request.inputs)
-    memory = plan.space.memory or mesh.device.memory
-    best = fastest(found, memory)
+    best = fastest(found, plan.space.memory or mesh.device.memory)
     folder = run_folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     data = graph_dict(planned, template)
-    data["verified"] = checked.verified
-    data["verified_reason"] = checked.reason
+    data |= {"verified": checked.verified, "verified_reason": checked.reason}
     data["alternatives"] = [one.entry() for one in found]
     data["fastest"] = best.name
     write_json(folder / "graph.json", data)
     write_text(folder / "graph.svg", picture(planned))
-    if best is not found[0]:
+    tensor, *_ = found
+    if best is not tensor:
         write_text(folder / "parallel_plan.py", best.text)
     if checked.verified is not False:
-        name = "parallel_plan.py" if best is found[0] else "tensor_plan.py"
+        name = "parallel_plan.py" if best is tensor else "tensor_plan.py"
         write_text(folder / name, text)
-    lines = report_lines(planned, template)
-    lines.append(checked.line)
-    lines += alternative_lines(found, best)
+    lines = [*report_lines(planned, template), checked.line, *alternative_lines(found, best)]
     return [*lines, *command_lines(request.module, planned.graph), f"files: {folder}"]
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[GraphRequest, list[str]]:
     """Return the settings of this command, and the arguments of the job around it."""
-    own = []
-    job = []
-    for one in arguments:
-        if one.startswith(("cluster=", "cluster.", "training.")):
-            job.append(one)
-        elif not one.startswith(FOLDER):
-            own.append(one)
+    keys = ("cluster=", "cluster.", "training.")
+    job = [one for one in arguments if one.startswith(keys)]
+    own = [one for one in arguments if not one.startswith((*keys, FOLDER))]
     request = parse(GraphRequest, own)
     require(bool(request.module), "module", "be given", "module=package.file:make_block")
     require(bool(request.inputs), "inputs", "be given", "inputs=[[2,2048,2048]]")
