@@ -28,7 +28,7 @@ from darts_parallel.graph.script import plan_script
 Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
 """A module, its inputs, and its inputs by keyword."""
 _Prepared = tuple[Callable[[], list[Tensor]], dict[str, Any]]
-"""What runs a file, and its inputs and weights by name."""
+"""A function that runs a file, and its inputs and weights by name."""
 MOST_PARAMETERS = 100_000_000
 """Parameters up to which a plan is run by default."""
 MOST_ELEMENTS = 2**27
