@@ -206,7 +206,7 @@ def _has_signature(call: RuleCall) -> bool:
         return ranks == [2, 3, 1]
     if op.op == "embedding":
         return not op.argument("scale_grad_by_freq", False)
-    return op.argument("alpha", 1) == op.argument("beta", 1) == 1
+    return {op.argument("alpha", 1), op.argument("beta", 1)} == {1}
 
 
 def signed(call: RuleCall) -> Iterator[Split]:
