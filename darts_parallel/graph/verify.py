@@ -314,8 +314,9 @@ def _operators(
     distribute, states = file["distribute"], file["INPUTS"]
     given = distribute(dict(zip(states, leaves, strict=True)), states, mesh)
     weights = distribute(file["tensors_of"](module), file["WEIGHTS"], mesh)
-    parts = _numbered(given.values()) | weights
-    return lambda: [*file["forward"](mesh, weights, given).values()], parts
+    # the step writes new values of buffers into the weights
+    weights |= _numbered(given.values())
+    return lambda: [*file["forward"](mesh, weights, given).values()], weights
 
 
 def _styles(
