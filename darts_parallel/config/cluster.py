@@ -183,6 +183,19 @@ class ClusterConfig:
     nvlink_domain_gpus: int | None = ranged(None)
     """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72:
     72); null: those of one node. Node groups may have their own."""
+    mtbf_hours_per_gpu: float | None = ranged(None, 1e-3, 1e9)
+    """Mean time between failures of one GPU, software's among them; null: failures are not
+    considered."""
+    checkpoint_GBps: float | None = ranged(None, 1e-6, 1e9)
+    """10^9 bytes a second that all GPUs together write while training stands still."""
+    checkpoint_GB: float | None = ranged(None, 1e-9, 1e9)
+    """10^9 bytes of a checkpoint; null: weights and optimizer state of what is trained."""
+    restart_minutes: float = ranged(10.0, 0.0, 1e5)
+    """From a failure to the next iteration: find it, replace the node, read the checkpoint."""
+    repair_hours: float = ranged(24.0, 1e-3, 1e5)
+    """Mean time until a failed node is a spare."""
+    spare_nodes: int = ranged(0, 0, 2**17)
+    """Idle nodes next to `nodes`; each can replace any."""
     runs: list[RunConfig] = field(default_factory=list)
     """Runs that have moved its figures (`tune --from-log`), which then hold as they stand for
     `runs_of`."""
@@ -205,6 +218,19 @@ class ClusterConfig:
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))
             if self.nvlink_domain_gpus is not None and group.nvlink_domain_gpus is None:
                 require_domain("cluster.nvlink_domain_gpus", self.nvlink_domain_gpus, group)
+        self._check_failures()
+
+    def _check_failures(self) -> None:
+        mtbf = self.mtbf_hours_per_gpu
+        bandwidth = self.checkpoint_GBps
+        rule = f"be given with cluster.mtbf_hours_per_gpu={mtbf}"
+        known = mtbf is None or bandwidth is not None
+        require(known, "cluster.checkpoint_GBps=null", rule, "cluster.checkpoint_GBps=10")
+        rule = "go with cluster.mtbf_hours_per_gpu, since failures are not considered without it"
+        for key in ("checkpoint_GBps", "checkpoint_GB", "spare_nodes"):
+            given = getattr(self, key)
+            near = f"cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps={bandwidth or 10}"
+            require(mtbf is not None or not given, f"cluster.{key}={given}", rule, near)
 
     def require_host_links(self) -> None:
         """Refuse devices whose way to host memory is not known, where a plan may offload."""

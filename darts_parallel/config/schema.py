@@ -104,9 +104,11 @@ class CostConfig:
 class ObjectiveConfig:
     """Quantity that is minimised, and its limit."""
 
-    name: str = one_of("time", ("time", "cost", "time_under_budget", "cost_under_deadline"))
-    """Minimise the seconds of a step, dollars, seconds under a budget, or dollars before a
-    deadline."""
+    name: str = one_of(
+        "time", ("time", "goodput", "cost", "time_under_budget", "cost_under_deadline")
+    )
+    """Minimise the seconds of a step, seconds a useful step where GPUs fail, dollars, seconds under a
+    budget, or dollars before a deadline."""
     num_iterations: float | None = ranged(None, 1e-6, 1e15)
     """Optimizer steps of the job; dollars need them. null: unknown, which `objective=time` allows."""
     budget_usd: float | None = ranged(None, 1e-6, 1e15)
@@ -114,13 +116,19 @@ class ObjectiveConfig:
     deadline_hours: float | None = ranged(None, 1e-6, 1e15)
     """Hours that the whole job may take; null: no limit."""
     choose_nodes: bool = False
-    """The node groups are an offer: rent as many nodes of each as the objective wants."""
+    """The node groups are an offer: rent as many nodes of each as the objective wants;
+    with `goodput` the others are spares."""
+
+    @property
+    def in_dollars(self) -> bool:
+        """Whether it needs prices and the length of the job."""
+        return self.name not in ("time", "goodput")
 
     def __post_init__(self) -> None:
         check_fields("objective", self)
         needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
         keys = [needed[self.name]] if self.name in needed else []
-        for key in keys + (["num_iterations"] if self.name != "time" else []):
+        for key in keys + (["num_iterations"] if self.in_dollars else []):
             rule, near = (
                 f"be given with objective={self.name}",
                 100000 if key == "num_iterations" else 100,
@@ -410,6 +418,10 @@ class Config:
 
     def _check_together(self) -> None:
         self._check_adapters()
+        known = self.cluster.mtbf_hours_per_gpu is not None
+        rule = "go with cluster.mtbf_hours_per_gpu, which is null"
+        near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"
+        require(known or self.objective.name != "goodput", "objective=goodput", rule, near)
         if self.space.cut == HALF_BLOCK:
             self._check_halves()
         if self.space.trainer and self.model.num_experts:

@@ -4,6 +4,8 @@ from darts_parallel.planner.elasticities import STEP as STEP
 from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity
 from darts_parallel.planner.elasticities import time_elasticities as time_elasticities
+from darts_parallel.planner.failures import FailureCosts as FailureCosts
+from darts_parallel.planner.failures import failure_costs as failure_costs
 from darts_parallel.planner.figure_posterior import BASE as BASE
 from darts_parallel.planner.figure_posterior import EXPERTS as EXPERTS
 from darts_parallel.planner.figure_posterior import FAMILIES as FAMILIES

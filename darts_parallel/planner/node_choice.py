@@ -13,8 +13,9 @@ from darts_parallel.cost import CostTable, build_tables, evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
+from darts_parallel.planner.failing_job import failing_job
 from darts_parallel.plans import OuterSpace, Plan, outer_spaces
-from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, worth
+from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, goodput, worth
 
 Counts = tuple[int, ...]
 """Nodes of every node group of the offer."""
@@ -33,6 +34,8 @@ class Rental:
     """Bill of the job; an empty one where the objective is time alone."""
     choices: int = 1
     """Choices of nodes that the offer allows."""
+    useful: float = 1.0
+    """Share of the seconds that the objective counts: what failures leave, or all."""
 
     @property
     def name(self) -> str:
@@ -85,35 +88,53 @@ def node_choices(cluster: Cluster) -> list[Counts]:
 
 
 def rented(config: Config, counts: Sequence[int]) -> Config:
-    """Return the job on some nodes of its cluster; node groups without nodes drop out."""
-    groups = zip(config.cluster.nodes, counts, strict=True)
+    """Return the job on some nodes of its cluster; node groups without nodes drop out.
+
+    With `objective=goodput` the other nodes are spares.
+    """
+    offered = config.cluster
+    groups = zip(offered.nodes, counts, strict=True)
     nodes = [replace(group, count=count) for group, count in groups if count]
-    return replace(config, cluster=replace(config.cluster, nodes=nodes))
+    spares = offered.spare_nodes
+    if config.objective.name == "goodput":
+        spares += sum(group.count for group in offered.nodes) - sum(counts)
+    return replace(config, cluster=replace(offered, nodes=nodes, spare_nodes=spares))
 
 
 @dataclass(frozen=True)
-class _Offer:
+class NodeOffer:
     """A choice of nodes that some plan of the space may run on."""
 
     counts: Counts
     cluster: Cluster
     """As many nodes of every node group, none of some."""
     objective: ObjectiveConfig
+    useful: float
+    """As in `Rental`."""
     tables: list[CostTable]
+
+    def worth(self, seconds: float) -> tuple[float, bool]:
+        """Return the figure that the objective minimises, and whether the seconds keep its limit."""
+        return worth(self.objective, self.cluster, seconds / self.useful)
 
     @cached_property
     def floor(self) -> tuple[bool, float]:
         """Whether its fastest conceivable plan breaks the objective's limit, and that plan's figure."""
         bounds = [outer_lower_bounds(table, "uniform", 0.0) for table in self.tables]
         seconds = min(float(bound.min()) for bound in bounds)
-        figure, kept = worth(self.objective, self.cluster, seconds)
+        figure, kept = self.worth(seconds)
         return not kept, figure
 
 
-def _offers(problem: Problem, choices: Sequence[Counts]) -> list[_Offer]:
+def comparable(config: Config) -> bool:
+    """Return whether clusters can be compared: plans are priced stage by stage, in closed form."""
+    return config.cost.knows_stages and config.cost.pipeline == "closed_form"
+
+
+def offers(problem: Problem, choices: Sequence[Counts]) -> list[NodeOffer]:
     """Price the spaces of all choices of nodes together: equal stages are priced once."""
     config = problem.config
-    if not config.cost.knows_stages or config.cost.pipeline != "closed_form":
+    if not comparable(config):
         raise UnsupportedError(
             f"cost={config.cost.name} with cost.pipeline={config.cost.pipeline} must be priced stage by "
             "stage to compare clusters; try cost=analytic cost.pipeline=closed_form."
@@ -131,12 +152,22 @@ def _offers(problem: Problem, choices: Sequence[Counts]) -> list[_Offer]:
     tables = build_tables(
         problem, [space for _, space in placed], [cluster for cluster, _ in placed]
     )
-    offers = []
+    found = []
     for counts, cluster in clusters.items():
         number = len(spaces[counts])
-        offers.append(_Offer(counts, cluster, config.objective, tables[:number]))
+        useful = _useful(problem, cluster)
+        found.append(NodeOffer(counts, cluster, config.objective, useful, tables[:number]))
         tables = tables[number:]
-    return offers
+    return found
+
+
+def _useful(problem: Problem, cluster: Cluster) -> float:
+    """Return the share of the seconds on some nodes of the offer that its objective counts."""
+    job = failing_job(problem, cluster)
+    if problem.config.objective.name != "goodput" or job is None:
+        return 1.0
+    offered = sum(group.count for group in problem.cluster.groups)
+    return goodput(replace(job, spares=job.spares + offered - job.nodes)).useful
 
 
 def _with_counts(cluster: Cluster, counts: Counts) -> Cluster:
@@ -160,11 +191,11 @@ def rent(problem: Problem) -> Rental:
     choices = node_choices(problem.cluster)
     found: list[Rental] = []
     best = inf
-    for offer in sorted(_offers(problem, choices), key=lambda offer: offer.floor):
+    for offer in sorted(offers(problem, choices), key=lambda offer: offer.floor):
         if best < inf and offer.floor > (False, best):
             break
         # figures grow with the seconds: those beyond which this one cannot be better
-        limit = best / worth(objective, offer.cluster, 1.0)[0]
+        limit = best / offer.worth(1.0)[0]
         answer = find_uniform_plan(offer.tables, limit).best
         if answer is None:
             continue
@@ -173,8 +204,9 @@ def rent(problem: Problem) -> Rental:
         smaller = Problem.from_config(own)
         seconds = evaluate(plan, smaller).iteration_time_s
         amount = bill(objective, smaller.cluster, seconds) or Bill(0.0, 0.0, 0.0)
-        found.append(Rental(offer.counts, own, plan, seconds, amount, len(choices)))
-        figure, kept = worth(objective, smaller.cluster, seconds)
+        useful = offer.useful
+        found.append(Rental(offer.counts, own, plan, seconds, amount, len(choices), useful))
+        figure, kept = offer.worth(seconds)
         if kept:
             best = min(best, figure)
     if not found:
@@ -182,7 +214,7 @@ def rent(problem: Problem) -> Rental:
             f"memory: model={config.model.name} fits in no uniform plan on any choice of nodes of "
             f"cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
         )
-    if objective.name == "time":
-        return min(found, key=lambda rental: (rental.iteration_time_s, sum(rental.counts)))
+    if not objective.in_dollars:
+        return min(found, key=lambda r: (r.iteration_time_s / r.useful, sum(r.counts)))
     bills = [rental.bill for rental in found]
     return found[choose(objective, bills, [rental.name for rental in found])]

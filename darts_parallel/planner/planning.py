@@ -125,7 +125,7 @@ def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
 def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:
     """Return the problem on the nodes that its objective chooses, and their plan, where it may choose."""
     objective = problem.config.objective
-    if objective.name != "time":
+    if objective.in_dollars:
         price_per_hour(objective, problem.cluster)
     if not objective.choose_nodes or problem.config.plan is not None:
         return problem, None

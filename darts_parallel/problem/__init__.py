@@ -6,6 +6,7 @@ from darts_parallel.problem.billing import choose as choose
 from darts_parallel.problem.billing import price_per_hour as price_per_hour
 from darts_parallel.problem.billing import worth as worth
 from darts_parallel.problem.cluster import GIB as GIB
+from darts_parallel.problem.cluster import HOUR as HOUR
 from darts_parallel.problem.cluster import BoundaryTopology as BoundaryTopology
 from darts_parallel.problem.cluster import Cluster as Cluster
 from darts_parallel.problem.cluster import Device as Device
@@ -14,6 +15,11 @@ from darts_parallel.problem.cluster import NodeGroup as NodeGroup
 from darts_parallel.problem.cluster import Scalar as Scalar
 from darts_parallel.problem.cluster import StageTopology as StageTopology
 from darts_parallel.problem.cluster import memory_unit as memory_unit
+from darts_parallel.problem.goodput import FailingJob as FailingJob
+from darts_parallel.problem.goodput import Goodput as Goodput
+from darts_parallel.problem.goodput import SmallerPlan as SmallerPlan
+from darts_parallel.problem.goodput import best_spares as best_spares
+from darts_parallel.problem.goodput import goodput as goodput
 from darts_parallel.problem.layer_sources import LAYER_SOURCES as LAYER_SOURCES
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
 from darts_parallel.problem.layer_spec import Experts as Experts

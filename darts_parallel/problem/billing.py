@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from darts_parallel.config import ObjectiveConfig
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem.cluster import HOUR, Cluster
 
-HOUR = 3600.0
 LIMITS = {
     "time_under_budget": ("budget_usd", "must pay for a plan", "cheapest", "costs"),
     "cost_under_deadline": ("deadline_hours", "must be met by a plan", "fastest", "takes"),
@@ -48,12 +47,12 @@ def price_per_hour(objective: ObjectiveConfig, cluster: Cluster) -> float:
 
 
 def bill(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) -> Bill | None:
-    """Return the bill of the job at this pace; None where the objective is time alone.
+    """Return the bill of the job at this pace; None where the objective knows no dollars.
 
     Errors:
         ConfigError: a node group has no price.
     """
-    if objective.name == "time" or objective.num_iterations is None:
+    if not objective.in_dollars or objective.num_iterations is None:
         return None
     price, hours = (
         price_per_hour(objective, cluster),

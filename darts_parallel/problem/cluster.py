@@ -17,6 +17,7 @@ from darts_parallel.problem.software import COMMON, Software
 
 Scalar = float | Tensor
 GIB = 2.0**30
+HOUR = 3600.0
 
 
 def memory_unit(whole: Scalar) -> tuple[str, float]:
@@ -121,6 +122,30 @@ class Device:
         for key in ("host_latency", "layer_overhead", "expert_overhead"):
             figures[key] = getattr(config, f"{key}_us") * 1e-6
         return Device(**figures)
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How often GPUs fail, and how a job comes back: seconds, bytes, bytes/s."""
+
+    gpu_mtbf: float
+    write_bandwidth: float
+    """Bytes/s of all GPUs together."""
+    checkpoint: float | None
+    """Bytes of a checkpoint; None: weights and optimizer state."""
+    restart: float
+    repair: float
+    spare_nodes: int
+
+    @staticmethod
+    def from_config(config: ClusterConfig) -> "Failures | None":
+        """Convert the units of the YAML keys; None where failures are not considered."""
+        if config.mtbf_hours_per_gpu is None or config.checkpoint_GBps is None:
+            return None
+        checkpoint = None if config.checkpoint_GB is None else config.checkpoint_GB * 1e9
+        mtbf, bandwidth = config.mtbf_hours_per_gpu * HOUR, config.checkpoint_GBps * 1e9
+        restart, repair = config.restart_minutes * 60.0, config.repair_hours * HOUR
+        return Failures(mtbf, bandwidth, checkpoint, restart, repair, config.spare_nodes)
 
 
 def domain_nodes(count: int, most: int) -> int:
@@ -242,6 +267,8 @@ class Cluster:
     node_order: tuple[int, ...] = ()
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank
     order."""
+    failures: Failures | None = None
+    """None: not considered."""
 
     @staticmethod
     def from_config(
@@ -267,7 +294,8 @@ class Cluster:
             NodeGroup.from_config(group, devices[group.device], config.nvlink_domain_gpus)
             for group in config.nodes
         )
-        return Cluster(config.name, groups, Link.from_config(config.inter_node))
+        network = Link.from_config(config.inter_node)
+        return Cluster(config.name, groups, network, failures=Failures.from_config(config))
 
     @cached_property
     def num_devices(self) -> int:

@@ -21,6 +21,7 @@ from darts_parallel.cost import Event
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import memory_parts
+from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import percent, seconds
 from darts_parallel.report.journey import COLOURS, Journey, Pixels, journey, short_names, thinned
 from darts_parallel.report.outcome import Outcome
@@ -125,6 +126,8 @@ def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
     known = escape(known[0].upper() + known[1:])
     decision = f"Train by <b>{escape(words)}</b>: {time} {speed}{fits}. {known}."
     found = [f'<p class="decision">{decision}</p>']
+    if outcome.failures is not None:
+        found.append(f"<p>{escape('. '.join(failure_lines(outcome.failures)))}.</p>")
     found.append(f'<p class="note">{escape(_assumed(problem) + means)}.</p>')
     if not cost.feasible:
         found.append(f'<p class="bad">{DOES_NOT_FIT}</p>')

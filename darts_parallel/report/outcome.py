@@ -7,7 +7,7 @@ from functools import cached_property
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import PlanStage, SearchResult
-from darts_parallel.planner import Intervals, intervals
+from darts_parallel.planner import FailureCosts, Intervals, failure_costs, intervals
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
@@ -60,3 +60,8 @@ class Outcome:
     def layer_names(self) -> tuple[str, ...]:
         """Return the names of the model's layers in order."""
         return tuple(layer.name for layer in self.problem.model.layers)
+
+    @cached_property
+    def failures(self) -> FailureCosts | None:
+        """Cost of failures; None where they are not considered."""
+        return failure_costs(self.problem, self.cost.iteration_time_s)

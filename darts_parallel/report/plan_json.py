@@ -73,6 +73,8 @@ def _predicted(outcome: Outcome, elasticities: dict[str, float]) -> dict[str, An
     amount = bill(problem.config.objective, problem.cluster, cost.iteration_time_s)
     if amount is not None:
         predicted["job"] = asdict(amount)
+    if outcome.failures is not None:
+        predicted["failures"] = asdict(outcome.failures)
     return predicted
 
 

@@ -15,6 +15,7 @@ from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import uncalibrated
 from darts_parallel.plans import Plan, batch_note
 from darts_parallel.problem import Problem, bill, memory_unit, order_label
+from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import (
     kind_counts,
     layer_ranges,
@@ -96,7 +97,7 @@ def headline(outcome: Outcome) -> Iterator[Text]:
 
 
 def _job_notes(outcome: Outcome) -> Iterator[str]:
-    """Yield what few jobs have: unequal nodes, dollars, a batch that divides badly."""
+    """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly."""
     problem = outcome.problem
     placed = order_label(problem.cluster.arranged(outcome.plan.node_order))
     yield placed and f"nodes along the pipeline: {placed}"
@@ -106,6 +107,8 @@ def _job_notes(outcome: Outcome) -> Iterator[str]:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
         iterations = f"{objective.num_iterations:,.0f} iterations"
         yield f"{amount.label()}, {iterations} on {nodes}"
+    if outcome.failures is not None:
+        yield from failure_lines(outcome.failures)
     yield batch_note(problem.cluster.num_devices, problem.training.global_batch_size)
 
 

@@ -30,6 +30,10 @@ NODE, RACK, LORA = (
         (f"{RACK}nvlink_domain_gpus=70", "cluster.nvlink_domain_gpus=70 .*try 72"),
         (f"{RACK}nodes.0.nvlink_domain_gpus=3", r"nodes\[0\].nvlink_domain_gpus=3 .*try 4"),
         (f"{RACK}nodes.0.intra_node.shared=true", "nvlink_domain_gpus=72 .*shared=true.*try 4"),
+        ("cluster.mtbf_hours_per_gpu=5e4", r"checkpoint_GBps=null must .*try cluster.checkpoint_"),
+        ("cluster.mtbf_hours_per_gpu=0", r"mtbf_hours_per_gpu=0 must be at least 0.001; try 0.001"),
+        ("cluster.spare_nodes=2", r"spare_nodes=2 must go with cluster.mtbf_hours_per_gpu, .*try"),
+        ("objective=goodput", r"objective=goodput must go with cluster.mtbf_hours_per_gpu.*try"),
         ("space.offload=[weights]", "space.offload=weights must be one of activation, optimizer"),
         (
             "space.offload=[activation] cluster.devices.toy.host_bandwidth_GBps=0",

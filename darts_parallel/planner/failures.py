@@ -1,0 +1,64 @@
+"""Price the failures of a cluster for a plan, and plan the job on fewer nodes to go on with."""
+
+from dataclasses import dataclass, replace
+
+from darts_parallel.exact import find_uniform_plan
+from darts_parallel.planner.failing_job import failing_job
+from darts_parallel.planner.memory_chance import tightened
+from darts_parallel.planner.node_choice import comparable, offers
+from darts_parallel.problem import Goodput, Problem, SmallerPlan, best_spares, goodput
+
+DAY = 86400.0
+FEWER = (1.0, 7 / 8, 3 / 4, 1 / 2)
+"""Shares of the nodes, less one of all, at which the job is planned again."""
+
+
+@dataclass(frozen=True)
+class FailureCosts:
+    """Useful tokens of a plan on nodes that fail."""
+
+    shares: Goodput
+    """Shares of the time."""
+    tokens_per_s: float
+    """Useful ones."""
+    num_tokens: float
+    """Tokens of the job; 10^12 without `objective.num_iterations`."""
+    days: float
+    """Until the job has them."""
+    spare_nodes: int
+    best_spare_nodes: int
+    """With most useful tokens a node."""
+
+
+def failure_costs(problem: Problem, seconds: float) -> FailureCosts | None:
+    """Return what failures leave of a plan of some seconds; None where they are not considered."""
+    job = failing_job(problem, problem.cluster)
+    if job is None:
+        return None
+    job = replace(job, smaller=_smaller(problem, seconds))
+    shares = goodput(job)
+    tokens_per_s = problem.tokens_per_iteration / seconds * shares.useful
+    iterations = problem.config.objective.num_iterations
+    num_tokens = iterations * problem.tokens_per_iteration if iterations else 1e12
+    return FailureCosts(
+        shares,
+        tokens_per_s,
+        num_tokens,
+        num_tokens / tokens_per_s / DAY,
+        job.spares,
+        best_spares(job),
+    )
+
+
+def _smaller(problem: Problem, seconds: float) -> tuple[SmallerPlan, ...]:
+    """Plan the job again on fewer nodes by uniform plans, where all nodes are equal."""
+    if len(problem.cluster.groups) > 1 or not comparable(problem.config):
+        return ()
+    (group,) = problem.cluster.groups
+    counts = {min(int(group.count * share), group.count - 1) for share in FEWER} - {0}
+    found = []
+    for offer in offers(tightened(problem), [(count,) for count in sorted(counts)]):
+        answer = find_uniform_plan(offer.tables)
+        if answer.best is not None:
+            found.append(SmallerPlan(offer.counts[0], answer.cost / seconds))
+    return tuple(found)
