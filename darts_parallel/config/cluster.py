@@ -184,16 +184,17 @@ class ClusterConfig:
     """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72:
     72); null: those of one node. Node groups may have their own."""
     mtbf_hours_per_gpu: float | None = ranged(None, 1e-3, 1e9)
-    """Mean time between failures of one GPU, software's among them; null: failures are not
+    """Mean hours between failures of one GPU, those of software among them; null: failures are not
     considered."""
     checkpoint_GBps: float | None = ranged(None, 1e-6, 1e9)
-    """10^9 bytes a second that all GPUs together write while training stands still."""
+    """10^9 bytes a second that all GPUs together write while training stands still. null: failures are not
+    considered."""
     checkpoint_GB: float | None = ranged(None, 1e-9, 1e9)
-    """10^9 bytes of a checkpoint; null: weights and optimizer state of what is trained."""
+    """Size of a checkpoint; null: weights and optimizer state of what is trained."""
     restart_minutes: float = ranged(10.0, 0.0, 1e5)
-    """From a failure to the next iteration: find it, replace the node, read the checkpoint."""
+    """Time from a failure to the next iteration: find it, replace the node, read the checkpoint."""
     repair_hours: float = ranged(24.0, 1e-3, 1e5)
-    """Mean time until a failed node is a spare."""
+    """Mean time until a failed node is a spare again."""
     spare_nodes: int = ranged(0, 0, 2**17)
     """Idle nodes next to `nodes`; each can replace any."""
     runs: list[RunConfig] = field(default_factory=list)

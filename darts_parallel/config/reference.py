@@ -27,11 +27,13 @@ TYPES: dict[Any, str] = {
 }
 UNITS = {
     "_GiB": "2^30 bytes",
+    "_GB": "10^9 bytes",
     "_GBps": "10^9 bytes/s",
     "_TFLOPs": "10^12 FLOP/s",
     "_us": "microseconds",
     "_ms": "milliseconds",
     "_seconds": "seconds",
+    "_minutes": "minutes",
     "_hours": "hours",
     "_usd": "dollars",
     "_bits": "bits a number",
