@@ -9,8 +9,8 @@ def failure_lines(costs: FailureCosts) -> tuple[str, str]:
     shares = costs.shares
     minutes = shares.checkpoint_interval_s / 60.0
     parts = [
-        f"a checkpoint every {minutes:,.1f} min {percent(shares.checkpoints)}",
-        f"lost work {percent(shares.lost_work)}",
+        f"checkpoint every {minutes:,.1f} min {percent(shares.checkpoints)}",
+        f"lost {percent(shares.lost_work)}",
         f"restarts {percent(shares.restarts)}",
         f"waiting {percent(shares.waiting)}",
     ]
