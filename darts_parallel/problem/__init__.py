@@ -15,11 +15,6 @@ from darts_parallel.problem.cluster import NodeGroup as NodeGroup
 from darts_parallel.problem.cluster import Scalar as Scalar
 from darts_parallel.problem.cluster import StageTopology as StageTopology
 from darts_parallel.problem.cluster import memory_unit as memory_unit
-from darts_parallel.problem.goodput import FailingJob as FailingJob
-from darts_parallel.problem.goodput import Goodput as Goodput
-from darts_parallel.problem.goodput import SmallerPlan as SmallerPlan
-from darts_parallel.problem.goodput import best_spares as best_spares
-from darts_parallel.problem.goodput import goodput as goodput
 from darts_parallel.problem.layer_sources import LAYER_SOURCES as LAYER_SOURCES
 from darts_parallel.problem.layer_spec import AttentionCore as AttentionCore
 from darts_parallel.problem.layer_spec import Experts as Experts
@@ -38,6 +33,11 @@ from darts_parallel.problem.orders import orders_are_all as orders_are_all
 from darts_parallel.problem.problem import Problem as Problem
 from darts_parallel.problem.problem import load_problem as load_problem
 from darts_parallel.problem.referee import check_import as check_import
+from darts_parallel.problem.renewal import FailingJob as FailingJob
+from darts_parallel.problem.renewal import Goodput as Goodput
+from darts_parallel.problem.renewal import SmallerPlan as SmallerPlan
+from darts_parallel.problem.renewal import best_spares as best_spares
+from darts_parallel.problem.renewal import goodput as goodput
 from darts_parallel.problem.software import ANY as ANY
 from darts_parallel.problem.software import COMMON as COMMON
 from darts_parallel.problem.software import HABITS as HABITS
