@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from darts_parallel.export.common import Exported, Request
+from darts_parallel.export.huggingface import half_type, imports, model_text
 from darts_parallel.plans import LayerStrategy
 
 _ACCELERATOR = '''
@@ -27,14 +28,6 @@ def planned_accelerator() -> Accelerator:
 _WHOLE_GRADIENTS = """\
         # the gradients of every micro-batch are reduced and sharded: whole ones would not fit
 """
-_MODEL = '''
-
-def planned_model(accelerator: Accelerator, name: str) -> Any:
-    """The model with its own tensor-parallel plan, which computes again without a cache."""
-{check}    model = AutoModelForCausalLM.from_pretrained(name{mesh})
-    model.config.use_cache = False  # recomputed layers would find their keys in it already
-    return model
-'''
 _BESIDE_FSDP = """\
     if not hasattr(tensor_parallel, "ReplicateParallel"):
         raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")
@@ -79,7 +72,7 @@ def export(job: Request) -> Exported:
 
 def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
     notes = [
-        "model, data and optimizer are yours: accelerate_plan.py has the accelerator and how to use it"
+        "data and optimizer are yours: accelerate_plan.py has the accelerator and loads the model"
     ]
     if job.nodes[0] > 1:
         notes.append(
@@ -90,10 +83,6 @@ def _notes(job: Request, strategy: LayerStrategy) -> list[str]:
         notes.append(
             "tensor parallelism beside FSDP wants transformers==5.0.0, the last one with ReplicateParallel, "
             "which accelerate 1.15 imports"
-        )
-    if job.recompute() == "full" and not _fsdp(job, strategy):
-        notes.append(
-            "recompute=full is the model's without FSDP: model.gradient_checkpointing_enable()"
         )
     return notes
 
@@ -165,30 +154,35 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     context = job.plan.cp > 1
     sharded = _fsdp(job, strategy)
     beside_fsdp = sharded and strategy.tp > 1
-    loads = strategy.tp > 1 or (sharded and job.recompute() == "full")
-    imports = {
-        "from typing import Any\n": loads or context,
-        "import torch": context,
-        "from accelerate import Accelerator": True,
-        "from accelerate.parallelism_config import ParallelismConfig": not _replicas_only(
-            job, strategy
-        ),
-        "from accelerate.utils import GradientAccumulationPlugin": True,
-        "from transformers import AutoModelForCausalLM": loads,
-        "from transformers.integrations import tensor_parallel": beside_fsdp,
-    }
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
-    lines += [line for line, wanted in imports.items() if wanted]
+    typing, *others = imports(job)
+    others.append("from accelerate import Accelerator")
+    others.append("from accelerate.utils import GradientAccumulationPlugin")
+    if not _replicas_only(job, strategy):
+        others.append("from accelerate.parallelism_config import ParallelismConfig")
+    if beside_fsdp:
+        others.append("from transformers.integrations import tensor_parallel")
+    lines += [typing, *sorted(others, key=_import_order)]
     lines += ["", f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}"]
     lines.append('"""Sequences of one batch of the data loader, per process."""')
     if context:
         lines.append(f"CONTEXT_PARALLEL = {job.plan.cp}")
     text = "\n".join(lines) + "\n" + _accelerator(job, strategy)
-    if loads:
-        mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh'
-        check = _BESIDE_FSDP if beside_fsdp else ""
-        text += _MODEL.format(check=check, mesh=mesh if strategy.tp > 1 else "")
+    mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh'
+    dtype = half_type(job) if job.problem.training.lora_rank else "float32"
+    text += model_text(
+        job,
+        dtype,
+        checkpointing=not sharded,
+        mesh=mesh if strategy.tp > 1 else "",
+        check=_BESIDE_FSDP if beside_fsdp else "",
+    )
     return text + _CONTEXT_PARALLEL * context
+
+
+def _import_order(line: str) -> tuple[bool, str]:
+    """Sort imports as ruff does: whole modules first, then by name."""
+    return line.startswith("from"), line
 
 
 def _accelerator(job: Request, strategy: LayerStrategy) -> str:

@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON, and for a pipeline the Python that splits the layers (its split is code).
+"""DeepSpeed: its JSON, and Python that loads the model or splits the layers of a pipeline.
 
 Rules, as DeepSpeed 0.19.8 checks them (`deepspeed/runtime/config.py`, `runtime/engine.py`):
 `train_batch_size` is micro-batch x accumulation x all processes, tensor-parallel ones too, so that
@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from darts_parallel.export.common import Exported, Request
+from darts_parallel.export.huggingface import half_type, imports, model_text
 from darts_parallel.plans import LayerStrategy
 
 QUANTIZED_GRADIENT_BITS = 4
@@ -60,7 +61,7 @@ def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> Planned
 
 
 def export(job: Request) -> Exported:
-    """Write `deepspeed.json`, and `deepspeed_pipeline.py` where the plan has several stages.
+    """Write `deepspeed.json`, and `deepspeed_model.py`, or `deepspeed_pipeline.py` for several stages.
 
     Errors:
         UnsupportedError: DeepSpeed cannot express it.
@@ -73,10 +74,8 @@ def export(job: Request) -> Exported:
     notes = ["the optimizer's name and learning rate are yours: add them, or pass an optimizer"]
     if job.plan.pp > 1:
         files["deepspeed_pipeline.py"] = _pipeline(job)
-    elif job.recompute() == "full":
-        notes.append(
-            "recompute=full is the model's: gradient_checkpointing_enable() of a Hugging Face model"
-        )
+    else:
+        files["deepspeed_model.py"] = _model(job)
     return Exported(files, tuple(notes))
 
 
@@ -126,3 +125,10 @@ def _pipeline(job: Request) -> str:
     return PIPELINE.format(
         headline=headline, parts=parts, layers=layers, stages=job.plan.pp, interval=interval
     )
+
+
+def _model(job: Request) -> str:
+    """Write the module that loads the model; DeepSpeed casts it and keeps the master weights."""
+    lines = ['"""Model of a plan for deepspeed.initialize."""', "", *job.headline(), ""]
+    lines += imports(job)
+    return "\n".join(lines) + "\n" + model_text(job, half_type(job), checkpointing=True)

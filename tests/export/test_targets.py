@@ -9,6 +9,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
+from torch import nn
 
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
@@ -33,6 +35,80 @@ def test_an_export_is_its_golden_file(name: str, target: str) -> None:
 
 def test_every_target_has_a_golden_file_and_a_place_in_the_schema() -> None:
     assert set(TARGETS) == set(EXPORTS) == {target for _, target in NAMES}
+
+
+# Hugging Face: accelerate and DeepSpeed
+
+
+def loaded_by(text: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a module's `planned_model` asks of transformers and PEFT, which are stand-ins."""
+    asked: dict[str, Any] = {}
+
+    def from_pretrained(name: str, **given: Any) -> nn.Module:
+        asked.update(given)
+        return model
+
+    def get_peft_model(given: nn.Module, adapters: dict[str, Any]) -> nn.Module:
+        asked["adapters"] = adapters
+        return given
+
+    loader = SimpleNamespace(from_pretrained=from_pretrained)
+    transformers = SimpleNamespace(AutoModelForCausalLM=loader)
+    peft = SimpleNamespace(LoraConfig=dict, get_peft_model=get_peft_model)
+    everything = SimpleNamespace(Accelerator=None, GradientAccumulationPlugin=None)
+    everything.ParallelismConfig = None
+    stand_ins = {"transformers": transformers, "peft": peft, "accelerate": everything}
+    stand_ins |= {f"accelerate.{part}": everything for part in ("utils", "parallelism_config")}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, cast(ModuleType, stand_in))
+    scope: dict[str, Any] = {}
+    exec(compile(text, "plan", "exec"), scope)
+    assert scope["planned_model"]("some/model") is model
+    return asked
+
+
+def block(*names: str) -> nn.Module:
+    """A model whose one block has linear modules of these names."""
+    parts = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+    parts["experts"] = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+    return nn.ModuleDict({"layers": nn.ModuleList([parts])})
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
+def test_adapters_of_the_plan_are_what_its_program_trains(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ["training.lora_rank=8", "training.lora_targets=[linear_qkv,linear_fc2]", "space.pp=1"]
+    problem = load_problem([*LLAMA, *job])
+    plan = plan_of(problem, LayerStrategy(1, 8, 2), 2)
+    *_, text = export_plan(problem, plan, target).files.values()
+    model = block("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+    asked = loaded_by(text, model, monkeypatch)
+    assert asked["dtype"] == torch.bfloat16
+    assert asked["adapters"]["r"] == 8
+    chosen = [name.split(".")[-1] for name in asked["adapters"]["target_modules"]]
+    assert chosen == ["q_proj", "k_proj", "v_proj", "down_proj"]
+    with pytest.raises(ValueError, match="no module of the model is a linear_fc2"):
+        loaded_by(text, block("q_proj"), monkeypatch)
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
+def test_without_adapters_the_program_trains_all_weights(
+    target: str, monkeypatch: pytest.MonkeyPatch, llama: Problem
+) -> None:
+    plan = plan_of(llama, LayerStrategy(1, 8, 2), 2)
+    *_, text = export_plan(llama, plan, target).files.values()
+    asked = loaded_by(text, block("q_proj"), monkeypatch)
+    # DeepSpeed keeps master weights of its own
+    assert asked == {"dtype": torch.float32 if target == "accelerate" else torch.bfloat16}
+
+
+def test_adapters_that_tensor_parallelism_would_not_divide_are_refused() -> None:
+    problem = load_problem([*LLAMA, "training.lora_rank=8", "space.pp=1"])
+    plan = plan_of(problem, LayerStrategy(2, 4, 2), 2)
+    for target in ("accelerate", "deepspeed"):
+        with pytest.raises(UnsupportedError, match=r"tp=2 with lora_rank=8.*space.tp=1"):
+            export_plan(problem, plan, target)
 
 
 # torchtitan

@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import GradientAccumulationPlugin
+from transformers import AutoModelForCausalLM
 
 MICRO_BATCH_SIZE = 2
 """Sequences of one batch of the data loader, per process."""
@@ -24,6 +25,12 @@ def planned_accelerator() -> Accelerator:
         ),
         parallelism_config=ParallelismConfig(dp_replicate_size=1, dp_shard_size=2, tp_size=1, cp_size=4),
     )
+
+
+def planned_model(name: str) -> Any:
+    """Load the model as the plan prices it."""
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    return model
 
 
 def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:

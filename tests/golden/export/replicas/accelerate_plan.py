@@ -3,8 +3,12 @@
 # toy on toy, 8 GPUs; written by darts-parallel
 # dp 8 · tp 1 · pp 1 · micro-batch 1 × 2 · ZeRO-0
 
+from typing import Any
+
+import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
+from transformers import AutoModelForCausalLM
 
 MICRO_BATCH_SIZE = 1
 """Sequences of one batch of the data loader, per process."""
@@ -17,3 +21,9 @@ def planned_accelerator() -> Accelerator:
             num_steps=2, sync_each_batch=False
         ),
     )
+
+
+def planned_model(name: str) -> Any:
+    """Load the model as the plan prices it."""
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    return model

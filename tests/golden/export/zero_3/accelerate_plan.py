@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import GradientAccumulationPlugin
@@ -26,10 +27,10 @@ def planned_accelerator() -> Accelerator:
     )
 
 
-def planned_model(accelerator: Accelerator, name: str) -> Any:
-    """The model with its own tensor-parallel plan, which computes again without a cache."""
+def planned_model(accelerator: Any, name: str) -> Any:
+    """Load the model as the plan prices it."""
     if not hasattr(tensor_parallel, "ReplicateParallel"):
         raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")
-    model = AutoModelForCausalLM.from_pretrained(name, tp_plan="auto", device_mesh=accelerator.torch_device_mesh)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, tp_plan="auto", device_mesh=accelerator.torch_device_mesh)
     model.config.use_cache = False  # recomputed layers would find their keys in it already
     return model
