@@ -2,11 +2,17 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import_module("tests")  # before a checkout, which has a package of that name
 
 sys.path[:0] = filter(None, [os.environ.get("TORCHTITAN")])
+with suppress(ImportError):  # before any test imports another module of torchtitan, which asks
+    utils = import_module("torchtitan.tools.utils")
+    utils.device_type, utils.device_module = "cpu", torch.cpu

@@ -11,8 +11,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from darts_parallel.export import Request
 
-utils = pytest.importorskip("torchtitan.tools.utils")
-utils.device_type, utils.device_module = "cpu", torch.cpu  # before its other modules ask
 distributed = pytest.importorskip("torchtitan.distributed")
 registry = pytest.importorskip("torchtitan.models.llama3.config_registry")
 

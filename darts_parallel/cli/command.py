@@ -27,6 +27,7 @@ from darts_parallel.config import (
     readable_folder,
     register_schema,
     with_own_job,
+    with_own_software,
 )
 from darts_parallel.errors import fail, long_imports, package_version, replace_closed_outputs
 
@@ -91,7 +92,9 @@ def main() -> None:
         sys.argv[1:], held = deferred_overrides(arguments)
         for place, argument in enumerate(sys.argv):
             if argument.startswith(CONFIG_DIR):
-                sys.argv[place] = CONFIG_DIR + readable_folder(argument.removeprefix(CONFIG_DIR))
+                folder = readable_folder(argument.removeprefix(CONFIG_DIR))
+                sys.argv[place] = CONFIG_DIR + folder
+                sys.argv[1:] = with_own_software(sys.argv[1:], folder)
         if "--version" in sys.argv[1:]:
             print(f"darts-parallel {package_version()}")
             return

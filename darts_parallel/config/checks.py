@@ -37,8 +37,8 @@ def one_of(default: Any, members: tuple[Any, ...]) -> Any:
 
 
 def _field(default: Any, rules: dict[str, Any]) -> Any:
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=rules)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata=rules)
     return field(default=default, metadata=rules)
 
 

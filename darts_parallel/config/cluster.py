@@ -111,6 +111,8 @@ class DeviceConfig:
     """Share of `gemm_efficiency` that nvfp4 products reach of their peak."""
     attention_efficiency: float = ranged(0.4, 1e-3, 1.0)
     """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
+    attention_TFLOPs: dict[str, float] = ranged({}, 1e-6, 1e6)
+    """Published speeds of attention kernels (`training.attention_kernel`), whose ratios count."""
     memory_efficiency: float = ranged(0.86, 1e-3, 1.0)
     """Share of the memory bandwidth that streaming kernels reach."""
     streaming_factor: float = ranged(1.2, 1e-2, 1e2)

@@ -74,6 +74,7 @@ def load_config(
             rule = "be a folder"
             require(False, f"config_dir={extra_dir}", rule, "None, for the shipped files")
         extra_dir = readable_folder(str(Path(extra_dir).absolute()))
+        arguments = with_own_software(arguments, extra_dir)
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
     return to_config(composed_config(arguments), arguments, check)
 
@@ -122,6 +123,14 @@ def with_own_job(arguments: list[str]) -> list[str]:
         return arguments
     own = (Path(config_dir()) / "training" / f"{given['model']}.yaml").is_file()
     return [*arguments, f"training={given['model']}" if own else ANY]
+
+
+def with_own_software(arguments: list[str], folder: str) -> list[str]:
+    """Return the arguments; a `training.software` of the user's folder brings its figures along."""
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    name = given.get("training.software", "")
+    own = name and (Path(folder) / "software" / f"{name}.yaml").is_file()
+    return [*arguments, f"+software@own_software={name}"] if own else arguments
 
 
 def composed_config(arguments: list[Any]) -> DictConfig:

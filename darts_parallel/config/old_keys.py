@@ -54,11 +54,12 @@ OLD_KEYS: tuple[OldKey, ...] = (
     OldKey("search.record_every"),
     OldKey("search.simulate_every"),
     OldKey("search.thin_at"),
+    OldKey("training.fused_attention", "attention_kernel", {False: "unfused", True: None}),
 )
 """Every key that a version removed or renamed, in alphabetical order.
 
-Examples: `OldKey("search.adam_betas")` was removed; `OldKey("training.fused_attention",
-"attention_kernel", {False: "unfused", True: None})` has another name and other values;
+Examples: `OldKey("search.adam_betas")` was removed; `training.attention_kernel` had another name
+and other values;
 `OldKey("cost.p2p", "p2p", {"free": "overlapped"})` has another spelling of one value.
 """
 

@@ -1,6 +1,6 @@
 """Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -338,6 +338,8 @@ class Config:
     """The exact methods that check the plan."""
     output: OutputConfig = field(default_factory=OutputConfig)
     """Files that are written next to `plan.json`."""
+    own_software: dict[str, Any] = field(default_factory=dict)
+    """Figures of `training.software` where that is a file of `--config-dir`; the command sets it."""
     bilevel: BilevelConfig | None = None
     """Settings of the bilevel search; null: the plain search."""
     plan: str | None = None
@@ -379,6 +381,15 @@ class Config:
     def abilities(self, name: str) -> Trainer:
         """Return what a trainer of `EXPORTS` can run, by the group where that is its."""
         return self.trainer if self.trainer.name == name else read_trainer(name)
+
+    def job(self, target: str | None) -> TrainingConfig:
+        """Return the job with switches that are null as a trainer's files set them."""
+        training = self.training
+        switches = read_trainer(target).switches if target is not None else {}
+        given = {
+            key: values[0] for key, values in switches.items() if getattr(training, key) is None
+        }
+        return replace(training, **given)
 
     def _check_offload(self, offload: str) -> None:
         rule = "go with cost=analytic or profiled, since cost=searcher knows no host memory"
@@ -422,6 +433,9 @@ class Config:
         rule = "go with cluster.mtbf_hours_per_gpu, which is null"
         near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"
         require(known or self.objective.name != "goodput", "objective=goodput", rule, near)
+        if self.training.optimizer == "muon":
+            others = {"experts, whose matrices are not priced": self.model.num_experts}
+            require_none("training.optimizer=muon", others, "training.optimizer=adam")
         if self.space.cut == HALF_BLOCK:
             self._check_halves()
         if self.space.trainer and self.model.num_experts:

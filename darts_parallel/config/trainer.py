@@ -104,6 +104,8 @@ class Trainer:
     """Bits of gradients that can be sent besides whole ones, by ZeRO stage."""
     model_parts: list[str] = field(default_factory=list)
     """Keys of unusual parts that its own models have."""
+    switches: dict[str, list[Any]] = field(default_factory=dict)
+    """Values of keys of `training` that its files can set; the first is what they set of a null."""
     software: list[str] = field(default_factory=list)
     """Files of `conf/software/` that were fitted to its runs."""
     lacks: list[Lack] = field(default_factory=list)

@@ -17,6 +17,11 @@ RECOMPUTE_MODULES = (
     "shared_experts",
 )
 """Parts of a block that selective recomputation can name, in Megatron-LM's words."""
+UNFUSED = "unfused"
+KERNELS = ("fa2", "fa3", "cudnn", "triton", "sdpa", UNFUSED)
+"""FlashAttention 2 and 3, cuDNN's, Triton's (PyTorch's flex attention), what
+`scaled_dot_product_attention` chooses, and products apart from the softmax."""
+OPTIMIZERS = ("adam", "sgd", "adam_bf16_moments", "adam_8bit", "lion", "muon", "adafactor")
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Products of a block that may have an adapter: both of the attention, both of the MLP."""
 
@@ -31,10 +36,19 @@ class TrainingConfig:
     """Tokens of one sequence."""
     precision: str = one_of("bf16", PRECISIONS)
     """Number format of the matrix products."""
-    optimizer: str = one_of("adam", ("adam", "sgd"))
+    optimizer: str = one_of("adam", OPTIMIZERS)
     """Optimizer; its states take memory, and its step takes time."""
-    fused_attention: bool = True
-    """FlashAttention-like kernels: the score matrix never reaches memory."""
+    attention_kernel: str | None = one_of(None, KERNELS)
+    """FlashAttention 2 or 3, cuDNN's, Triton's, what PyTorch chooses, or no fused one. null, here
+    and in the three keys that follow: what the trainer's files set, else the average of measured
+    runs."""
+    tp_comm_overlap: bool | None = None
+    """Products overlap the tensor-parallel communication (Megatron-LM's flag of this name)."""
+    compiled: bool | None = None
+    """Blocks are compiled (`torch.compile`)."""
+    loss: str | None = one_of(None, ("full", "chunked", "fused"))
+    """`full`: all logits of a micro-batch exist; `chunked`: an eighth of them at a time; `fused`:
+    head and loss are one kernel, or, in Megatron-LM, the loss is."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
     """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
     moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
@@ -47,9 +61,9 @@ class TrainingConfig:
     moe_shared_expert_overlap: bool = False
     """Shared experts run next to the all-to-all of the routed ones (Megatron-LM's flag of this
     name)."""
-    cuda_graphs: str = one_of("none", ("none", "full_iteration"))
+    cuda_graphs: str = one_of("none", ("none", "per_layer", "full_iteration"))
     """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us`
-    and `expert_overhead_us` are not paid. Graphs of parts of a block count as `none`."""
+    and `expert_overhead_us` are not paid; `per_layer`: one a layer without its routed experts."""
     fp8_dot_product_attention: bool = False
     """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8 or
     mxfp8."""
@@ -57,6 +71,10 @@ class TrainingConfig:
     """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
     lora_targets: list[str] = one_of(list(LORA_TARGETS), LORA_TARGETS)
     """Products with adapters (Megatron-Bridge's `target_modules`); routed experts have none."""
+    lora_dropout: float = ranged(0.0, 0.0, 0.9)
+    """Share of an adapter's inputs that are set to 0."""
+    frozen_bits: int = one_of(16, (16, 8, 4))
+    """Bits of the frozen weights of blocks; products of other precisions cast them every time."""
     gradient_bits: int | None = one_of(None, (16, 32, None))
     """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16
     with fp16 and 32 with all others (Megatron-LM's default; its `--grad-reduce-in-bf16` is 16)."""
@@ -73,8 +91,18 @@ class TrainingConfig:
 
     @property
     def launches(self) -> float:
-        """Share of the launch overheads that an iteration pays: 0 with a full graph."""
-        return 0.0 if self.cuda_graphs == "full_iteration" else 1.0
+        """Share of the launch overheads of layers that an iteration pays: 0 in recorded graphs."""
+        return float(self.cuda_graphs == "none")
+
+    @property
+    def expert_launches(self) -> float:
+        """Share of the launch overheads of experts that an iteration pays: 0 with a full graph."""
+        return float(self.cuda_graphs != "full_iteration")
+
+    @property
+    def fused_attention(self) -> bool:
+        """Whether the score matrix never reaches memory."""
+        return self.attention_kernel != UNFUSED
 
     def __post_init__(self) -> None:
         check_fields("training", self)
@@ -83,6 +111,10 @@ class TrainingConfig:
             bool(self.lora_targets),
         )
         require(named or not self.lora_rank, "training.lora_targets=[]", rule, "[linear_qkv]")
+        for key, off in (("lora_dropout", 0.0), ("frozen_bits", 16)):
+            value = getattr(self, key)
+            rule = "go with training.lora_rank above 0"
+            require(self.lora_rank or value == off, f"training.{key}={value}", rule, off)
         narrow = self.precision in ("fp8", "mxfp8") and self.fused_attention
         setting = "training.fp8_dot_product_attention=true"
         rule = "go with precision fp8 or mxfp8 and fused attention"

@@ -31,6 +31,7 @@ from darts_parallel.cost.sharding import (
     ShardGroup,
     accumulation_seconds,
     data_group,
+    frozen_bytes,
     layer_shards,
     ring_group,
     sharding_seconds,
@@ -150,10 +151,29 @@ def _optimizer_seconds(
     cast_shards = torch.where(choices.zero_stage == 3, choices.shards, 1.0)
     seconds = weight_cast_seconds(layer, 1.0 / (choices.tp * cast_shards), stage.device)
     for part in shards:
-        if not part.frozen:
+        if part.frozen is None:
             owned = _owned_parameters(stage, part)
             seconds = seconds + stream_seconds(owned * traffic, stage.device)
+    if stage.training.optimizer == "muon":
+        seconds = seconds + _orthogonalization_seconds(stage, layer)
     return seconds
+
+
+def _orthogonalization_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
+    """Return the seconds per iteration of Muon's five Newton-Schulz iterations, `(C,)`.
+
+    An iteration multiplies a matrix of m x n numbers, m <= n, three times (arXiv 2502.16982,
+    section 2.1): 4 m^2 n + 2 m^3 FLOP. Ranks that share the optimizer's state divide the matrices;
+    every tensor-parallel rank has whole ones (Megatron-LM, `--muon-tp-mode duplicated`).
+    """
+    flops = 0.0
+    for gemm in layer.trained:
+        if gemm.split != "vocabulary":
+            short, long = sorted((gemm.in_features, gemm.out_features))
+            flops += 5.0 * short**2 * (4.0 * long + 2.0 * short)
+    rate = stage.device.half_flops * stage.device.gemm_efficiency
+    shards = torch.where(stage.choices.zero_stage >= 1, stage.choices.shards, 1.0)
+    return flops / (rate * shards)
 
 
 def _owned_parameters(stage: StageContext, part: ShardGroup) -> Tensor:
@@ -241,7 +261,7 @@ def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -
     """
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, stage.model.config.vocab_size, stage.choices.tp)
-    groups = [layer_shards(stage, parameters, frozen=layer.frozen)]
+    groups = [layer_shards(stage, parameters, frozen_bytes(stage, layer))]
     for term in terms_of(layer):
         groups += term.shard_groups(stage, layer)
     return groups

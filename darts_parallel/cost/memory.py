@@ -23,6 +23,19 @@ OUTPUT_SPLITS = ("column", "vocabulary")
 """Splits of products whose output features are divided over tensor-parallel ranks."""
 
 
+MOMENTS = {
+    "adam": 8.0,
+    "sgd": 4.0,
+    "adam_bf16_moments": 4.0,
+    "adam_8bit": 2.0 + 2.0 * 4.0 / 256.0,
+    "lion": 4.0,
+    "muon": 4.0,
+    "adafactor": 0.0,
+}
+"""Bytes a parameter of the optimizer's state without master weights. 8-bit Adam has a float32 scale
+for 256 numbers (bitsandbytes); Adafactor keeps sums of rows and columns alone."""
+
+
 @dataclass(frozen=True)
 class StateBytes:
     """Bytes per parameter of mixed-precision training."""
@@ -44,7 +57,7 @@ def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> 
     16-bit with fp16 (ZeRO, section 3.1: 16 bytes in all), where the framework does not say
     otherwise.
     """
-    moments = {"adam": 8.0, "sgd": 4.0}[optimizer]
+    moments = MOMENTS[optimizer]
     if precision == "fp32":
         return StateBytes(4.0, 4.0, moments)
     bits = software.gradient_bits or (16 if precision == "fp16" else 32)

@@ -17,11 +17,16 @@ from darts_parallel.cost.collectives import (
 from darts_parallel.cost.compute import exposed, stream_seconds
 from darts_parallel.cost.memory import StateBytes
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.problem import StageTopology
+from darts_parallel.problem import LayerSpec, StageTopology
 
 BUCKET = 40e6
 """Parameters whose gradients travel as one message, of any number of layers (the default size of
 a bucket in Megatron-Core's DistributedDataParallelConfig); ZeRO-3 gathers layer by layer."""
+
+
+FROZEN_BYTES = {8: 1.0, 4: 0.5 + 4.0 / 64.0}
+"""Bytes of frozen weights below 16 bits; those of 4 bits have a float32 scale for 64 numbers
+(bitsandbytes' NF4, Dettmers et al. 2023, arXiv 2305.14314)."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,33 @@ class ShardGroup:
     """Ranks of a shard group."""
     across: RingGroup
     """Ranks that hold the same shard."""
-    frozen: bool = False
-    """Not trained: no gradient, no optimizer state, no communication but the gathers of ZeRO-3."""
+    frozen: float | None = None
+    """Bytes of a parameter that is not trained: no gradient, no optimizer state, no communication
+    but the gathers of ZeRO-3; None: it is trained."""
 
     def held(self, state: StateBytes) -> StateBytes:
         """Return bytes per parameter; frozen parameters keep no gradient or optimizer state."""
-        return StateBytes(state.parameter, 0.0, 0.0) if self.frozen else state
+        return state if self.frozen is None else StateBytes(self.frozen, 0.0, 0.0)
 
 
-def layer_shards(stage: StageContext, parameters: Tensor, *, frozen: bool = False) -> ShardGroup:
+def frozen_bytes(stage: StageContext, layer: LayerSpec) -> float | None:
+    """Return the bytes of a weight of a layer that is not trained; None where weights are trained.
+
+    Tables of vocabularies keep the width of the job.
+    """
+    if not layer.frozen:
+        return None
+    whole = stage.state.parameter
+    return (
+        whole
+        if layer.vocabulary_parameters
+        else FROZEN_BYTES.get(stage.training.frozen_bits, whole)
+    )
+
+
+def layer_shards(
+    stage: StageContext, parameters: Tensor, frozen: float | None = None
+) -> ShardGroup:
     """Return a group of parameters that are replicated over the data-parallel ranks of a layer."""
     choices = stage.choices
     inner, across = split_group(data_group(stage), choices.ranks, choices.shards)
@@ -74,7 +97,7 @@ def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     With ZeRO-2 and 3 a rank adds its shard only (ZeRO, section 5). Frozen parameters have no
     gradient.
     """
-    if part.frozen:
+    if part.frozen is not None:
         return torch.zeros_like(part.parameters)
     sharded = stage.choices.zero_stage >= 2
     added = torch.where(sharded, part.parameters / part.shards, part.parameters)
@@ -151,9 +174,9 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
         present = part.parameters > 0
         bucket_share = (part.parameters / BUCKET).clamp(max=1.0)
         messages = torch.where(third_stage, 1.0, bucket_share)
-        size = part.parameters * state.parameter
+        size = part.parameters * part.held(state).parameter
         gather = present * reduce_scatter(size, inner, *links, messages)
-        if part.frozen:
+        if part.frozen is not None:
             total.gather = total.gather + gather * third_stage
             continue
         total.gather = total.gather + gather

@@ -106,7 +106,7 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     nodes, _ = job.nodes
     several = "MULTI_GPU" if devices > 1 else "NO"
     kind = "FSDP" if fsdp else several
-    precision = PRECISION[job.problem.training.precision]
+    precision = PRECISION[job.training.precision]
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
@@ -169,7 +169,7 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         lines.append(f"CONTEXT_PARALLEL = {job.plan.cp}")
     text = "\n".join(lines) + "\n" + _accelerator(job, strategy)
     mesh = ', tp_plan="auto", device_mesh=accelerator.torch_device_mesh'
-    dtype = half_type(job) if job.problem.training.lora_rank else "float32"
+    dtype = half_type(job) if job.training.lora_rank else "float32"
     text += model_text(
         job,
         dtype,

@@ -1,13 +1,21 @@
 """Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import inf
 from typing import Any, NamedTuple
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, ModelConfig, Trainer, quoted
+from darts_parallel.config import (
+    COMM_BITS,
+    OFFLOADS,
+    ModelConfig,
+    Trainer,
+    TrainingConfig,
+    quoted,
+    read_trainer,
+)
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.plans import LayerStrategy, Plan, facts, job_facts, trainer_schedules
 from darts_parallel.problem import LayerSpec, Problem
@@ -51,6 +59,22 @@ WORDS = {"activation": "activations", "optimizer": "optimizer state"}
 """Kinds of state that may be offloaded, in a sentence."""
 
 
+SWITCHES = (
+    "attention_kernel",
+    "tp_comm_overlap",
+    "compiled",
+    "loss",
+    "cuda_graphs",
+    "optimizer",
+    "fp8_dot_product_attention",
+    "overlap_moe_expert_parallel_comm",
+    "moe_shared_expert_overlap",
+)
+"""Keys of `training` that a trainer turns on or off, or refuses (`Trainer.switches`)."""
+
+
+INSTALLED = {"fa2": "flash_attn", "fa3": "flash_attn_interface"}
+"""Python packages of attention kernels that only the installation has or lacks."""
 Flag = tuple[str, str | int | float | None]
 """A flag of a command and its value; None: it has none."""
 
@@ -107,6 +131,11 @@ class Request:
         """Abilities of the target."""
         return self.problem.config.abilities(self.target)
 
+    @cached_property
+    def training(self) -> TrainingConfig:
+        """The job, with switches that are null as the target's files set them."""
+        return self.problem.config.job(self.target)
+
     @property
     def model(self) -> ModelConfig:
         """Sizes of the model."""
@@ -160,7 +189,7 @@ class Request:
     @cached_property
     def _job_facts(self) -> dict[str, Any]:
         problem = self.problem
-        return job_facts(problem.model, problem.training, problem.software)
+        return job_facts(problem.model, self.training, problem.software)
 
     def facts(self, strategy: LayerStrategy) -> dict[str, Any]:
         """Return the settings of a strategy that the rules of `conf/trainer/` may name."""
@@ -168,7 +197,7 @@ class Request:
 
     def micro_batch_size(self, strategy: LayerStrategy) -> int:
         """Return the sequences of a micro-batch on one data-parallel rank."""
-        batch = self.problem.training.global_batch_size
+        batch = self.training.global_batch_size
         return batch // (strategy.dp * self.plan.num_micro_batches)
 
     @property
@@ -213,7 +242,7 @@ class Request:
         job = f"{quoted(self.model.name)} on {quoted(cluster.name)}, {cluster.num_devices} GPUs"
         return [
             f"# {job}; written by darts-parallel",
-            f"# {self.plan.describe(self.problem.training.global_batch_size)}",
+            f"# {self.plan.describe(self.training.global_batch_size)}",
         ]
 
     def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
@@ -236,21 +265,28 @@ class Request:
             UnsupportedError: all that was refused, and the closest space (or model) that is not.
         """
         self._require_no_offload()
-        training = self.problem.training
+        training = self.training
         if training.lora_rank and self.trainer.own_model:
             self.refuse(
                 f"training.lora_rank={training.lora_rank}, and the written program trains all weights",
                 "training.lora_rank=0",
             )
-        for key, off in (("cuda_graphs", "none"), ("fp8_dot_product_attention", False)):
-            value = getattr(training, key)
-            if value != off:
-                self.refuse(
-                    f"training.{key}={str(value).lower()}, and no written file turns it on",
-                    f"training.{key}={str(off).lower()}",
-                )
+        self._require_switches()
         if self.refusals:
             raise self._refused()
+
+    def _require_switches(self) -> None:
+        """Refuse switches of the job that no file of the target sets."""
+        usual = {entry.name: entry.default for entry in fields(TrainingConfig)}
+        settable = read_trainer(self.target).switches
+        for key in SWITCHES:
+            value = getattr(self.training, key)
+            known = settable.get(key, [usual[key]])
+            if value != usual[key] and value not in known:
+                self.refuse(
+                    f"training.{key}={_word(value)}, and no written file sets it",
+                    f"training.{key}={_word(known[0])}",
+                )
 
     def _require_no_offload(self) -> None:
         for number, kind in enumerate(OFFLOADS):
@@ -355,7 +391,7 @@ class Request:
 
     def require_precision(self, known: Collection[str], why: str) -> None:
         """Refuse a precision that is none of `known`; `why` is a clause about the trainer."""
-        precision = self.problem.training.precision
+        precision = self.training.precision
         if precision not in known:
             self.refuse(f"training.precision={precision}, which {why}", "training.precision=bf16")
 
@@ -424,6 +460,11 @@ class Request:
         slower = f"takes {seconds:.4g} s instead of {own:.4g} s"
         costs = slower if seconds < inf else "does not fit the memory"
         return f"; the closest rule, {usual.schedule_name} with the same stages, {costs}"
+
+
+def _word(value: Any) -> str:
+    """Write a value of a switch as the command line takes it."""
+    return "null" if value is None else str(value).lower()
 
 
 def _joined(ways: list[str]) -> str:

@@ -71,7 +71,9 @@ def export(job: Request) -> Exported:
     job.recompute()
     job.settle()
     files = {"deepspeed.json": json.dumps(settings(job, strategy), indent=2) + "\n"}
-    notes = ["the optimizer's name and learning rate are yours: add them, or pass an optimizer"]
+    notes = [
+        "the learning rate is yours: pass planned_optimizer(model, lr=...) to deepspeed.initialize"
+    ]
     if job.plan.pp > 1:
         files["deepspeed_pipeline.py"] = _pipeline(job)
     else:
@@ -81,7 +83,7 @@ def export(job: Request) -> Exported:
 
 def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the content of the JSON."""
-    training = job.problem.training
+    training = job.training
     zero: dict[str, Any] = {
         "stage": strategy.zero_stage,
         "overlap_comm": True,
@@ -99,14 +101,14 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         values["expert_parallel"] = {"enabled": True, "autoep_size": job.experts.ep}
     if strategy.tp > 1:
         values["tensor_parallel"] = {"autotp_size": strategy.tp}
-    if training.optimizer == "sgd" and strategy.zero_stage:
+    if training.optimizer != "adam" and strategy.zero_stage:
         values["zero_allow_untested_optimizer"] = True
     return values | _precision(job, strategy)
 
 
 def _precision(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the settings of precision: of products, and of accumulated gradients."""
-    precision = job.problem.training.precision
+    precision = job.training.precision
     if precision == "fp32":
         return {}
     values: dict[str, Any] = {precision: {"enabled": True}}

@@ -31,7 +31,7 @@ def export(job: Request) -> Exported:
     job.settle()
     values = settings(job)
     notes = [
-        f"precision and sizes are runtime arguments: {job.problem.training.precision}, {job.model.name}"
+        f"precision and sizes are runtime arguments: {job.training.precision}, {job.model.name}"
     ]
     switch = "true" if _sequence_parallel(job) else "false"
     notes.append(
@@ -61,7 +61,7 @@ def settings(job: Request) -> dict[str, Any]:
         values["tp_of_ep_sizes_enc"] = _text(own.etp for own in blocks)
     values["use_sp"] = _text(0 for _ in blocks)
     values["checkpoint"] = _text(int(own.recompute == "full") for own in blocks)
-    values["global_bsz"] = job.problem.training.global_batch_size
+    values["global_bsz"] = job.training.global_batch_size
     values["chunks"] = plan.num_micro_batches
     values["pp_division"] = _text(chunk.num_blocks for chunk in job.chunks)
     values["pipeline_type"] = "pipedream_flush"

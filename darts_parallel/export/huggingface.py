@@ -4,15 +4,24 @@ Full training holds master weights in float32 and computes under mixed precision
 those of PEFT, next to weights that are loaded in 16 bits and frozen.
 """
 
-from darts_parallel.config import ModelConfig
-from darts_parallel.export.common import Request
+from darts_parallel.config import ModelConfig, TrainingConfig
+from darts_parallel.export.common import INSTALLED, Request
 
 MODEL = '''
 
 def planned_model({arguments}) -> Any:
     """Load the model as the plan prices it."""
-{check}    model = {kind}.from_pretrained(name, dtype=torch.{dtype}{mesh})
+{check}    model = {kind}.from_pretrained(
+        name, {values}
+    )
 {settings}    return model
+'''
+OPTIMIZER = '''
+
+def planned_optimizer(model: Any, **settings: Any) -> Any:
+    """Make the optimizer whose state the plan prices; rates and decay are yours."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return {optimizer}(trained, **settings)
 '''
 ADAPTERS = '''
 
@@ -28,7 +37,7 @@ def with_adapters(model: Any) -> Any:
             raise ValueError(f"no module of the model is a {{product}}: add its name to ADAPTERS")
     ends = sum(ADAPTERS.values(), ())
     chosen = [name for name in names if name.endswith(ends)]
-    return get_peft_model(model, LoraConfig(r={rank}, target_modules=chosen))
+    return get_peft_model(model, LoraConfig(r={rank}, lora_dropout={dropout}, target_modules=chosen))
 '''
 MODULES = {
     "linear_qkv": (
@@ -43,6 +52,35 @@ MODULES = {
     "linear_fc2": (".down_proj", ".mlp.c_proj", ".dense_4h_to_h", ".wo"),
 }
 """Endings of the names of modules in the models of transformers, by target of LoRA."""
+OPTIMIZERS = {
+    "adam": "torch.optim.AdamW",
+    "sgd": "torch.optim.SGD",
+    "adam_8bit": "bitsandbytes.optim.AdamW8bit",
+    "lion": "lion_pytorch.Lion",
+    "adafactor": "torch.optim.Adafactor",
+}
+"""Classes of optimizers; those of torchao divide 8-bit state over the ranks of FSDP2."""
+ATTENTION = {
+    "fa2": "flash_attention_2",
+    "fa3": "flash_attention_3",
+    "triton": "flex_attention",
+    "unfused": "eager",
+}
+"""Names of attention kernels in transformers; all others are chosen by PyTorch, `sdpa`."""
+CUDNN = (
+    "torch.backends.cuda.enable_cudnn_sdp(True)",
+    "torch.backends.cuda.enable_flash_sdp(False)",
+    "torch.backends.cuda.enable_mem_efficient_sdp(False)",
+)
+"""Lines that leave cuDNN's attention to PyTorch's choice, next to unfused products."""
+QUANTIZED = {
+    8: "load_in_8bit=True",
+    4: 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16, '
+    "bnb_4bit_quant_storage=torch.bfloat16",
+}
+"""Settings of bitsandbytes for frozen weights; FSDP and ZeRO-3 divide 4 bits stored as bfloat16."""
+FUSED_LOSS = "AutoLigerKernelForCausalLM"
+"""Class of Liger Kernel that loads a model with a fused head and loss, and its other kernels."""
 DTYPES = {"fp32": "float32", "fp16": "float16"}
 CACHE = "model.config.use_cache = False  # recomputed layers would find their keys in it already"
 CHECKPOINTING = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
@@ -50,7 +88,7 @@ CHECKPOINTING = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
 
 def half_type(job: Request) -> str:
     """Name PyTorch's type of the job's 16-bit numbers; float32 without any."""
-    return DTYPES.get(job.problem.training.precision, "bfloat16")
+    return DTYPES.get(job.training.precision, "bfloat16")
 
 
 def model_class(config: ModelConfig) -> str:
@@ -62,10 +100,28 @@ def model_class(config: ModelConfig) -> str:
 
 def imports(job: Request) -> list[str]:
     """Return the imports of `model_text`."""
+    training = job.training
     lines = ["from typing import Any\n", "import torch"]
-    if job.problem.training.lora_rank:
+    library = _optimizer(job).partition(".")[0]
+    if library != "torch":
+        lines.append(
+            f"import {library}.optim" if "optim" in _optimizer(job) else f"import {library}"
+        )
+    if training.attention_kernel in INSTALLED:
+        lines.append(f"import {INSTALLED[training.attention_kernel]}  # what the attention runs on")
+    if training.lora_rank:
         lines.append("from peft import LoraConfig, get_peft_model")
+    if training.frozen_bits in QUANTIZED:
+        lines.append("from transformers import BitsAndBytesConfig")
+    if training.loss == "fused":
+        return [*lines, f"from liger_kernel.transformers import {FUSED_LOSS}"]
     return [*lines, f"from transformers import {model_class(job.model)}"]
+
+
+def _optimizer(job: Request) -> str:
+    """Name the class of the job's optimizer; bitsandbytes knows no tensors divided by FSDP2."""
+    name = OPTIMIZERS.get(job.training.optimizer, "")
+    return name.replace("bitsandbytes", "torchao") if job.target == "accelerate" else name
 
 
 def model_text(
@@ -79,22 +135,31 @@ def model_text(
         mesh: Further arguments of `from_pretrained`, for tensor parallelism.
         check: Lines before the model is loaded.
     """
-    training = job.problem.training
-    settings = []
+    training = job.training
+    kernel = training.attention_kernel
+    settings = list(CUDNN) if kernel == "cudnn" else []
+    attention = ATTENTION.get(kernel or "", "sdpa")
+    values = f'dtype=torch.{dtype}, attn_implementation="{attention}"{mesh}'
+    if training.frozen_bits in QUANTIZED:
+        values += f", quantization_config=BitsAndBytesConfig({QUANTIZED[training.frozen_bits]})"
+    fused = training.loss == "fused"
+    if fused:
+        values += ", fused_linear_cross_entropy=True"
     if job.recompute() == "full":
         settings += [CACHE, CHECKPOINTING] if checkpointing else [CACHE]
     if training.lora_rank:
         settings.append("model = with_adapters(model)")
-    text = MODEL.format(
-        arguments="accelerator: Any, name: str" if mesh else "name: str",
-        check=check,
-        kind=model_class(job.model),
-        dtype=dtype,
-        mesh=mesh,
-        settings="".join(f"    {line}\n" for line in settings),
-    )
-    if not training.lora_rank:
-        return text
+    arguments = "accelerator: Any, name: str" if job.target == "accelerate" else "name: str"
+    kind = FUSED_LOSS if fused else model_class(job.model)
+    lines = "".join(f"    {line}\n" for line in settings)
+    text = MODEL.format(arguments=arguments, check=check, kind=kind, values=values, settings=lines)
+    text += OPTIMIZER.format(optimizer=_optimizer(job))
+    return _adapters_text(training) + text if training.lora_rank else text
+
+
+def _adapters_text(training: TrainingConfig) -> str:
+    """Write `with_adapters`."""
     rows = [f'    "{name}": {MODULES[name]},\n' for name in training.lora_targets]
     targets = "".join(["{\n", *rows, "}"]).replace("'", '"')
-    return ADAPTERS.format(targets=targets, rank=training.lora_rank) + text
+    dropout = training.lora_dropout
+    return ADAPTERS.format(targets=targets, rank=training.lora_rank, dropout=dropout)

@@ -5,7 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.export.common import ChunkContent, Exported, Flag, Request, switches
+from darts_parallel.export.common import INSTALLED, ChunkContent, Exported, Flag, Request, switches
 from darts_parallel.export.megatron_layers import (
     hybrid_flags,
     prediction_flags,
@@ -29,6 +29,25 @@ PRECISION: dict[str, list[Flag]] = {
     "nvfp4": [("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
 }
 """Flags of a precision; below 16 bits they follow those of bf16."""
+ATTENTION: dict[str, list[Flag]] = {
+    "fa2": [("attention-backend", "flash"), ("flash-attention-version", 2)],
+    "fa3": [("attention-backend", "flash"), ("flash-attention-version", 3)],
+    "cudnn": [("attention-backend", "fused")],
+    "unfused": [("attention-backend", "unfused")],
+}
+"""Flags of an attention kernel; Transformer Engine has all but FlashAttention itself."""
+OPTIMIZER: dict[str, list[Flag]] = {
+    "adam": [("optimizer", "adam")],
+    "sgd": [("optimizer", "sgd")],
+    "lion": [("optimizer", "lion")],
+    "muon": [("optimizer", "muon")],
+    "adam_bf16_moments": [
+        ("optimizer", "adam"),
+        ("use-precision-aware-optimizer", None),
+        ("exp-avg-dtype", "bf16"),
+        ("exp-avg-sq-dtype", "bf16"),
+    ],
+}
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -74,7 +93,7 @@ def _notes(job: Request) -> list[str]:
             "residuals are written as sequential, attention then MLP: a model with parallel ones (GPT-NeoX, "
             "GPT-J, Falcon) is another model, which has no flag"
         )
-    if job.problem.training.precision == "fp32" and job.problem.training.fused_attention:
+    if job.training.precision == "fp32" and job.training.fused_attention:
         notes.append(
             "fp32 has no fused attention there: scores are kept, which the plan does not price"
         )
@@ -92,6 +111,9 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, list[Flag]]
         "# MEGATRON: folder of Megatron-LM; NODE_RANK, MASTER_ADDR, MASTER_PORT: of this node.",
         "set -eu",
     ]
+    package = INSTALLED.get(job.training.attention_kernel or "")
+    if package is not None:
+        lines.append(f'python -c "import {package}"  # training.attention_kernel wants it')
     # one queue orders tensor-parallel collectives before the kernels that wait; FSDP needs several
     if strategy.zero_stage < 2:
         lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=1")
@@ -130,10 +152,11 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
         ]
     if strategy.sequence_parallel:
         flags.append(("sequence-parallel", None))
+        flags += switches({"tp-comm-overlap": bool(job.training.tp_comm_overlap)})
     flags += _pipeline_flags(job) + _zero_flags(job, strategy)
     flags += [
         ("micro-batch-size", job.micro_batch_size(strategy)),
-        ("global-batch-size", job.problem.training.global_batch_size),
+        ("global-batch-size", job.training.global_batch_size),
     ]
     return flags
 
@@ -257,7 +280,7 @@ def _model_flags(job: Request) -> list[Flag]:
 
 
 def _training_flags(job: Request) -> list[Flag]:
-    training = job.problem.training
+    training = job.training
     narrow = job.problem.software.gradient_bits == 16
     flags: list[Flag] = [("seq-length", training.seq_len)]
     if training.precision not in ("fp16", "fp32"):
@@ -265,8 +288,24 @@ def _training_flags(job: Request) -> list[Flag]:
         sums = "grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32"
         flags.append((sums, None))
     flags += PRECISION.get(training.precision, [])
-    flags.append(("optimizer", training.optimizer))
-    # flash kernels are for 16 bits
-    fused = training.fused_attention and training.precision != "fp32"
-    flags.append(("attention-backend", "flash" if fused else "unfused"))
+    flags += OPTIMIZER.get(training.optimizer, [])
+    # fused kernels are for 16 bits
+    wide = training.precision == "fp32"
+    flags += ATTENTION.get("unfused" if wide else str(training.attention_kernel), [])
+    return flags + _switch_flags(job)
+
+
+def _switch_flags(job: Request) -> list[Flag]:
+    """Return the flags of switches that are off by default."""
+    training = job.training
+    flags: list[Flag] = []
+    if training.loss == "fused":
+        flags += [("cross-entropy-loss-fusion", None), ("cross-entropy-fusion-impl", "native")]
+    if training.cuda_graphs == "full_iteration":
+        flags += [("cuda-graph-impl", "full_iteration")]
+        flags += [("no-check-for-nan-in-loss-and-grad", None)]
+    elif training.cuda_graphs == "per_layer":
+        flags.append(("cuda-graph-impl", "transformer_engine"))
+        if job.experts is not None:  # the sizes of routed experts change
+            flags.append(("cuda-graph-modules", "attn moe_router"))
     return flags

@@ -36,7 +36,7 @@ def _latent_flags(config: ModelConfig) -> list[Flag]:
 
 def _expert_flags(job: Request) -> list[Flag]:
     config = job.model
-    training = job.problem.training
+    training = job.training
     if config.num_experts is None:
         return []
     if config.moe_router_bias != config.linear_bias:
@@ -115,7 +115,7 @@ def _period(pattern: list[int]) -> int:
 
 def megatron_recompute_modules(job: Request) -> list[Flag]:
     """Name the parts that selective recomputation repeats, other than the attention core."""
-    modules = job.problem.training.recompute_modules
+    modules = job.training.recompute_modules
     if list(modules) == ["core_attn"] or all(s.recompute != "selective" for s in job.blocks):
         return []
     return [("recompute-modules", " ".join(modules))]

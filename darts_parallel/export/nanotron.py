@@ -104,6 +104,7 @@ def _parallelism(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     plan = job.plan
     mode = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
     recompute = job.recompute() == "full"
+    overlap = bool(job.training.tp_comm_overlap)
     section = {
         "dp": strategy.dp,
         "pp": plan.pp,
@@ -112,16 +113,15 @@ def _parallelism(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         "context_parallel_size": plan.cp,
         "pp_engine": "1f1b",
         "tp_mode": mode,
-        "tp_linear_async_communication": False,
-        "recompute_layer": recompute,
+        "tp_linear_async_communication": overlap,
     }
-    return section
+    return section | {"recompute_layer": recompute}
 
 
 def _tokens(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     size = job.micro_batch_size(strategy)
     section = {
-        "sequence_length": job.problem.training.seq_len,
+        "sequence_length": job.training.seq_len,
         "micro_batch_size": size,
         "batch_accumulation_per_replica": job.plan.num_micro_batches,
         "train_steps": 100,
@@ -142,7 +142,7 @@ def _yours(model: str) -> dict[str, Any]:
 
 
 def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    training = job.problem.training
+    training = job.training
     wide = training.precision != "fp16" and job.problem.software.gradient_bits != 16
     factory = FACTORIES[training.optimizer]
     section = {
@@ -157,7 +157,7 @@ def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 
 def _model(job: Request) -> dict[str, Any]:
-    dtype = DTYPE[job.problem.training.precision]
+    dtype = DTYPE[job.training.precision]
     llama = _llama(job.model)
     section = {
         "dtype": dtype,

@@ -5,7 +5,7 @@ executes it.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
@@ -83,7 +83,11 @@ def export(job: Request) -> Exported:
     names = [layer.name for layer in problem.model.layers]
     ranks = range(problem.cluster.num_devices)
     plan = job.plan.to_dict(names, ranks, experts=problem.model.has_experts)
-    data = {"schema": SCHEMA, **plan, "config": asdict(problem.config)}
+    data = {
+        "schema": SCHEMA,
+        **plan,
+        "config": asdict(replace(problem.config, training=job.training)),
+    }
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     notes = (
         "the tokens are random: write your own batch()",
@@ -94,7 +98,7 @@ def export(job: Request) -> Exported:
 
 
 def _check(job: Request) -> None:
-    precision = job.problem.training.precision
+    precision = job.training.precision
     if precision not in ("bf16", "fp32"):
         why = "does not scale its loss" if precision == "fp16" else "multiplies in 16 bits at least"
         job.refuse(
@@ -102,7 +106,7 @@ def _check(job: Request) -> None:
         )
     job.settle()
     try:
-        refuse_model(job.problem.model, job.problem.training)
+        refuse_model(job.problem.model, job.training)
     except UnsupportedError as error:
         what, _, way = str(error).removesuffix(".").partition("; try ")
         raise job.refuse(what, way) from None

@@ -56,18 +56,15 @@ def export(job: Request) -> Exported:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
         path = f'str(Path(__file__).with_name("{ORDER}"))'
         lines.append(f"    config.parallelism.pipeline_parallel_schedule_csv = {path}")
-    parameters = MIXED_PARAMETER[job.problem.training.precision]
+    parameters = MIXED_PARAMETER[job.training.precision]
     types = {"mixed_precision_param": parameters, "mixed_precision_reduce": "float32"}
     lines += _assignments("training", types)
-    experts = job.experts or strategy
-    if pipeline or max(strategy.ep, experts.ep) > 1:
-        lines.append(
-            "    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts"
-        )
-    lines += _batches(job, strategy)
+    lines += _switches(job) + _batches(job, strategy)
     activation = f"{recompute}.Config()" if recompute else None
     lines.append(f"    config.activation_checkpoint = {activation}")
     imports = []
+    if job.training.loss == "chunked":
+        imports.append("from torchtitan.components.loss import ChunkedLossWrapper")
     if recompute:
         imports.append(f"from torchtitan.distributed.activation_checkpoint import {recompute}")
     if files:
@@ -77,6 +74,22 @@ def export(job: Request) -> Exported:
     body = "\n".join(lines)
     module = MODULE.format(headline=headline, imports=head, layers=job.model.num_layers, body=body)
     return Exported({"torchtitan_plan.py": module} | files, (_note(job),))
+
+
+def _switches(job: Request) -> list[str]:
+    """Write the switches of the job; a chunked loss is the wrapper of the model's own."""
+    training = job.training
+    graphs = {"disable_cuda_graphs": training.cuda_graphs == "none"}
+    compiled = {
+        "enable": bool(training.compiled),
+        "enable_async_tensor_parallel": bool(training.tp_comm_overlap),
+    }
+    lines = _assignments("training", graphs) + _assignments("compile", compiled)
+    if training.optimizer == "adam_bf16_moments":
+        lines += _assignments("optimizer", {"implementation": "fused_opt_states_bf16"})
+    inner = 'getattr(config.loss, "loss_fn", config.loss)'
+    chunked = f"ChunkedLossWrapper.Config(loss_fn={inner})"
+    return [*lines, f"    config.loss = {chunked if training.loss == 'chunked' else inner}"]
 
 
 def _batches(job: Request, strategy: LayerStrategy) -> list[str]:
@@ -157,7 +170,7 @@ def _modules(chunk: ChunkContent) -> list[str]:
 
 def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return sequences, as release 0.3.0 counts: a pipeline cuts the local batch."""
-    training, size = job.problem.training, job.micro_batch_size(strategy)
+    training, size = job.training, job.micro_batch_size(strategy)
     return {
         "local_batch_size": size * job.plan.num_micro_batches if job.plan.pp > 1 else size,
         "global_batch_size": training.global_batch_size,
@@ -167,7 +180,7 @@ def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 def _token_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return tokens, as main counts them."""
-    training = job.problem.training
+    training = job.training
     return {
         "num_tokens_per_microbatch_per_dp_rank": job.micro_batch_size(strategy) * training.seq_len,
         "num_tokens_per_train_step": training.global_batch_size * training.seq_len,

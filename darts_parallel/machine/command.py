@@ -137,7 +137,7 @@ def _block_overrides(layer: BlockTime, precision: str) -> list[str]:
     return [
         "model=gpt2_xl",
         "training=toy",
-        "training.fused_attention=false",
+        "training.attention_kernel=unfused",
         "space=uniform",
         "space.pp=1",
         "space.tp=1",

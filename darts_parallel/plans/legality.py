@@ -298,7 +298,14 @@ def refuse_model(model: Model, training: TrainingConfig) -> None:
         raise UnsupportedError(
             f"training.lora_rank={training.lora_rank} cannot run here, where every weight is trained; try 0."
         )
-    unbuilt = [key for key, _ in parts_beyond(config, read_trainer("torch").model_parts)]
+    rules = read_trainer("torch")
+    optimizers = rules.switches["optimizer"]
+    if training.optimizer not in optimizers:
+        raise UnsupportedError(
+            f"training.optimizer={training.optimizer} cannot run here, where it is one of "
+            f"{', '.join(optimizers)}; try adam."
+        )
+    unbuilt = [key for key, _ in parts_beyond(config, rules.model_parts)]
     if config.num_experts is not None:
         unbuilt += _unbuilt_routing(config)
     if unbuilt:

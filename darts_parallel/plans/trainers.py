@@ -17,6 +17,17 @@ MODEL_FACTS = (
     "multi_latent_attention",
 )
 """Fields of `ModelConfig` that the rules of `conf/trainer/` may name."""
+TRAINING_FACTS = (
+    "optimizer",
+    "lora_rank",
+    "frozen_bits",
+    "attention_kernel",
+    "tp_comm_overlap",
+    "compiled",
+    "loss",
+    "cuda_graphs",
+)
+"""Fields of `TrainingConfig` that the rules may name."""
 STRATEGY_FACTS = (
     "dp",
     "tp",
@@ -39,8 +50,8 @@ def job_facts(model: Model, training: TrainingConfig, software: Software) -> dic
     """Return the settings of a job that the rules of `conf/trainer/` may name."""
     config = model.config
     job = {key: getattr(config, key) for key in MODEL_FACTS}
-    job["optimizer"] = training.optimizer
-    job["lora_rank"] = training.lora_rank
+    for key in TRAINING_FACTS:
+        job[key] = getattr(training, key)
     job["gradient_bits"] = software.gradient_bits
     job["num_experts"] = (config.num_experts or 0) if model.has_experts else 0
     job["mamba_layers"] = (config.hybrid_override_pattern or "").count(MAMBA)

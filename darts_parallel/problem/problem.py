@@ -34,13 +34,12 @@ class Problem:
     @staticmethod
     def from_config(config: Config) -> "Problem":
         """Derive the domain objects (SI units) from the checked configuration."""
-        software = read_software(config.training.software)
-        bits = config.training.gradient_bits or software.gradient_bits
-        software = replace(software, gradient_bits=bits)
+        training = config.job(config.space.trainer)
+        software = read_software(training.software, config.own_software).under(training)
         cluster = Cluster.from_config(config.cluster, config.training.precision, software)
         measured = _measured(config) if config.cost.name == "profiled" else None
         block, measured = captured_block(config, cluster) or (None, measured)
-        return Problem(config, _model(config, block), cluster, config.training, measured, software)
+        return Problem(config, _model(config, block), cluster, training, measured, software)
 
     @cached_property
     def priced(self) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.config import DeviceConfig, config_dir
+from darts_parallel.config import DeviceConfig, TrainingConfig, config_dir, require
 from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
@@ -29,10 +29,27 @@ HABITS = (
     "gradient_copy",
     "step_bytes",
     "loss_bytes",
+    "fused_loss_bytes",
     "gathered_inputs",
     "gate_kept",
+    "runs",
 )
 OFFSETS = "offsets"
+USUAL_RUNS = {"attention_kernel": "fa2", "compiled": None}
+"""Switches of runs behind the figures of frameworks that do not say: their average on an H100 is
+what those with FlashAttention 2 reach (`conf/software/nanotron.yaml`)."""
+OVERLAPPED = 0.76
+"""Share of tensor-parallel communication that Megatron-Core's overlap hides: fitted to its runs,
+whose recipes turn it on."""
+COMPILED = {
+    None: {"streaming_factor": 1.25, "layer_overhead_us": 236.0},
+    False: {"streaming_factor": 1.40, "layer_overhead_us": 260.0},
+    True: {"streaming_factor": 1.07, "layer_overhead_us": 209.0},
+}
+"""Figures fitted to runs of torchtitan without and with `torch.compile`, and to all frameworks; the
+ratios count."""
+LOSS_CHUNKS = 8
+"""Parts of a chunked loss (torchtitan's ChunkedLossWrapper)."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +73,17 @@ class Software:
     loss_bytes: float = 6.0
     """Bytes a logit of a micro-batch: 16 bits and the softmax in float32, as in Megatron's
     cross-entropy."""
+    fused_loss_bytes: float = 0.0
+    """Bytes a logit with `training.loss=fused`; 0 where head and loss are one kernel."""
     gathered_inputs: bool = False
     """Products keep the whole inputs that sequence parallelism gathers for them, not a rank's
     part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
+    runs: Mapping[str, Any] = field(default_factory=dict)
+    """Switches of the runs to which its figures are fitted, by key of `training`."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Switches of the job that are known, which move its figures."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Fields of `DeviceConfig` that the framework decides, by name."""
     offsets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -74,7 +97,45 @@ class Software:
             share = getattr(config, name)
             logit = log(share / (1.0 - share)) + own.get(device, own.get(ANY, 0.0))
             changed[name] = 1.0 / (1.0 + exp(-logit))
-        return replace(config, **changed) if changed else config
+        own_figures = replace(config, **changed) if changed else config
+        switched = self._switched(own_figures)
+        return replace(own_figures, **switched) if switched else own_figures
+
+    def under(self, training: TrainingConfig) -> "Software":
+        """Return the framework under the switches of a job; what is null stays an average.
+
+        Errors:
+            ConfigError: its figures are of compiled runs, and the job is not compiled.
+        """
+        runs = USUAL_RUNS | dict(self.runs)
+        keys = ("attention_kernel", "tp_comm_overlap", "compiled")
+        job = {key: getattr(training, key) for key in keys}
+        if runs["compiled"] and training.compiled is False:
+            rule = "go with training.compiled=true, as its runs did"
+            near = "training.compiled=true, or another training.software"
+            require(False, f"training.software={self.name}", rule, near)
+        bytes_of = {"chunked": self.loss_bytes / LOSS_CHUNKS, "fused": self.fused_loss_bytes}
+        loss = bytes_of.get(training.loss or "", self.loss_bytes)
+        bits = training.gradient_bits or self.gradient_bits
+        known = {key: value for key, value in job.items() if value is not None}
+        return replace(self, gradient_bits=bits, loss_bytes=loss, runs=runs, job=known)
+
+    def _switched(self, figures: DeviceConfig) -> dict[str, float]:
+        """Return the figures that the job's switches move: ratios to what the runs had."""
+        switched: dict[str, float] = {}
+        speeds = figures.attention_TFLOPs
+        kernel = self.job.get("attention_kernel")
+        if kernel in speeds:
+            ratio = speeds[kernel] / speeds.get(self.runs["attention_kernel"], speeds[kernel])
+            switched["attention_efficiency"] = min(figures.attention_efficiency * ratio, 1.0)
+        if "tp_comm_overlap" in self.job:
+            hidden = max(figures.tp_hidden_share, OVERLAPPED)
+            switched["tp_hidden_share"] = hidden if self.job["tp_comm_overlap"] else 0.0
+        if "compiled" in self.job:
+            usual = COMPILED[self.runs["compiled"]]
+            for name, value in COMPILED[self.job["compiled"]].items():
+                switched[name] = getattr(figures, name) * value / usual[name]
+        return switched
 
 
 COMMON = Software()
@@ -91,28 +152,41 @@ def software_names() -> list[str]:
     return sorted(file.stem for file in (Path(config_dir()) / "software").glob("*.yaml"))
 
 
-@lru_cache(maxsize=32)
-def read_software(name: str | None) -> Software:
+def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Software:
     """Read the framework of a name; the common one for None.
+
+    Args:
+        own: Content of a user's file of that name, which takes the place of a shipped one.
 
     Errors:
         ConfigError: there is no such file, or it has an unknown key.
     """
     if name is None:
         return COMMON
+    if own:
+        return _software(name, dict(own))
     names = software_names()
     if name not in names:
         near = closest(name, names)
         raise ConfigError(
             f"training.software={name} must be null or one of {', '.join(names)}; try {near}."
         )
+    return _shipped(name)
+
+
+@lru_cache(maxsize=32)
+def _shipped(name: str) -> Software:
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.safe_load(text) or {}  # type: ignore[no-untyped-call]
+    return _software(name, yaml.safe_load(text) or {})  # type: ignore[no-untyped-call]
+
+
+def _software(name: str, data: dict[str, Any]) -> Software:
+    """Build a framework of the content of its file."""
     offsets = data.pop(OFFSETS, {})
     software = with_habits(name, data)
     data = {key: value for key, value in data.items() if key not in HABITS}
     known = {entry.name for entry in fields(DeviceConfig)}
     for key in (*data, *offsets):
         if key not in known:
-            raise ConfigError(f"conf/software/{name}.yaml: {key} is not a field of a device.")
+            raise ConfigError(f"software/{name}.yaml: {key} is not a field of a device.")
     return replace(software, values=data, offsets=offsets)

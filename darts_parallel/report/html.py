@@ -25,6 +25,7 @@ from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import percent, seconds
 from darts_parallel.report.journey import COLOURS, Journey, Pixels, journey, short_names, thinned
 from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.switches import averaged_switches, switch_savings
 from darts_parallel.report.text import DOES_NOT_FIT, known_of, layerwise_sentence, stages_line
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
 from darts_parallel.schedules import SEARCHED
@@ -128,7 +129,12 @@ def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
     found = [f'<p class="decision">{decision}</p>']
     if outcome.failures is not None:
         found.append(f"<p>{escape('. '.join(failure_lines(outcome.failures)))}.</p>")
-    found.append(f'<p class="note">{escape(_assumed(problem) + means)}.</p>')
+    notes = [
+        _assumed(problem) + means,
+        *averaged_switches(problem),
+        *switch_savings(problem, outcome.plan),
+    ]
+    found += [f'<p class="note">{escape(note)}.</p>' for note in notes]
     if not cost.feasible:
         found.append(f'<p class="bad">{DOES_NOT_FIT}</p>')
     return found

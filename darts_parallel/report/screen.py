@@ -28,6 +28,7 @@ from darts_parallel.report.format import (
     term_words,
 )
 from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.switches import switch_savings
 from darts_parallel.report.text import (
     DOES_NOT_FIT,
     NOTABLE_RISK,
@@ -97,7 +98,7 @@ def headline(outcome: Outcome) -> Iterator[Text]:
 
 
 def _job_notes(outcome: Outcome) -> Iterator[str]:
-    """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly."""
+    """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly, savings."""
     problem = outcome.problem
     placed = order_label(problem.cluster.arranged(outcome.plan.node_order))
     yield placed and f"nodes along the pipeline: {placed}"
@@ -110,6 +111,7 @@ def _job_notes(outcome: Outcome) -> Iterator[str]:
     if outcome.failures is not None:
         yield from failure_lines(outcome.failures)
     yield batch_note(problem.cluster.num_devices, problem.training.global_batch_size)
+    yield from switch_savings(problem, outcome.plan)
 
 
 def _job_words(problem: Problem) -> str:

@@ -22,6 +22,7 @@ from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
 from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.switches import averaged_switches
 
 Takers = Callable[[Plan], Sequence[str]]
 """Names the trainers that take a plan."""
@@ -187,6 +188,7 @@ def report_notes(outcome: Outcome, sure: Intervals | None) -> Iterator[str]:
     if outcome.answers:
         yield "gap: this plan's seconds relative to the baseline; below 0 this plan is faster"
     yield from _indistinguishable(outcome, sure)
+    yield from averaged_switches(outcome.problem)
     if outcome.result is not None:
         yield from _search_lines(outcome, outcome.result)
     for entry in outcome.answers:

@@ -128,6 +128,8 @@ def _model(run: MeasuredRun) -> ModelConfig:
 
 def _training(run: MeasuredRun) -> TrainingConfig:
     given = _same_fields(TrainingConfig, run)
+    if not run.fused_attention:
+        given["attention_kernel"] = "unfused"
     modules = given.pop("recompute_modules")
     if modules:
         given["recompute_modules"] = list(modules)

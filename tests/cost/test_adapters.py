@@ -7,7 +7,7 @@ from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plans.legality import refuse_unexecutable
 from darts_parallel.plans.space import OuterSpace
@@ -72,10 +72,18 @@ def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
     def seconds(gemms):  # type: ignore[no-untyped-def]
         return float(products_seconds(gemms, choices.tokens, choices.tp, device, 2))
 
+    # B's outputs are added, in forward 6 bytes each; backward moves 15 bytes an input and 12 an output
+    config = lora.model.config
+    hidden, ffn, kv = config.hidden_size, config.ffn_hidden_size or 0, 16 * 2
+    inputs = float(choices.tokens) * (hidden + hidden + hidden + ffn)
+    outputs = float(choices.tokens) * (hidden + 2 * kv + hidden + 2 * ffn + hidden)
+    memory = device.memory_bandwidth * device.memory_efficiency
+    added, back = 6.0 * outputs / memory, (15.0 * inputs + 12.0 * outputs) / memory
     before, after = costs(full, strategy), costs(lora, strategy)
-    assert float(after.forward) == pytest.approx(float(before.forward) + seconds(block.adapters))
+    forward = float(before.forward) + seconds(block.adapters) + added
+    assert float(after.forward) == pytest.approx(forward)
     whole = float(before.terms["compute"])
-    less = seconds(block.gemms) - 3.0 * seconds(block.adapters)
+    less = seconds(block.gemms) - 3.0 * seconds(block.adapters) - added - back
     # and the sum of gradients over micro-batches is that of the adapters
     summed = (
         block.sharded_parameters + block.replicated_parameters - block.adapter_parameters
@@ -83,6 +91,41 @@ def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
     less += summed / (device.memory_bandwidth * device.memory_efficiency)
     assert float(after.terms["compute"]) == pytest.approx(whole - less)
     assert float(after.gradient_sync) < float(before.gradient_sync)
+
+
+def test_dropout_is_read_written_and_kept() -> None:
+    strategy, without = LayerStrategy(1, 8), llama()
+    dropped = llama("training.lora_dropout=0.1")
+    device, config = without.cluster.groups[0].device, without.model.config
+    tokens = float(ChoiceTensors.build(without.training, (1,), (strategy,)).tokens)
+    inputs = tokens * (3 * config.hidden_size + (config.ffn_hidden_size or 0))
+    before, after = costs(without, strategy), costs(dropped, strategy)
+    memory = device.memory_bandwidth * device.memory_efficiency
+    # an input is read and written with a mask of one byte, in forward and in backward
+    assert float(after.forward - before.forward) == pytest.approx(5.0 * inputs / memory)
+    assert float(after.backward - before.backward) == pytest.approx(5.0 * inputs / memory)
+    kept = float(after.activation - before.activation) / device.activation_factor
+    assert kept == pytest.approx(3.0 * inputs)
+
+
+@pytest.mark.parametrize(("bits", "held"), [(8, 1.0), (4, 0.5625)])
+def test_narrow_frozen_weights_are_held_and_widened_for_each_pass(bits: int, held: float) -> None:
+    strategy = LayerStrategy(1, 8)
+    wide, narrow = llama(), llama(f"training.frozen_bits={bits}")
+    block, device = wide.model.layers[1], wide.cluster.groups[0].device
+    frozen = block.sharded_parameters + block.replicated_parameters
+    before, after = costs(wide, strategy), costs(narrow, strategy)
+    less = float(before.static - after.static) / device.state_factor
+    assert less == pytest.approx((2.0 - held) * frozen)
+    memory = device.memory_bandwidth * device.memory_efficiency
+    slower = float(after.forward - before.forward)
+    assert slower == pytest.approx((held + 2.0) * frozen / memory)
+
+
+def test_settings_of_adapters_want_adapters() -> None:
+    for key in ("lora_dropout=0.1", "frozen_bits=8"):
+        with pytest.raises(ConfigError, match=f"{key} must go with training.lora_rank above 0"):
+            llama(f"training.{key}", rank=0)
 
 
 def test_only_what_an_adapter_or_another_kernel_reads_is_kept() -> None:

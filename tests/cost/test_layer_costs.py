@@ -40,7 +40,7 @@ def gpt_block() -> Problem:
             "training=gpt2_xl",
             f"training.seq_len={S}",
             "training.global_batch_size=16",
-            "training.fused_attention=false",
+            "training.attention_kernel=unfused",
             "cluster=a10_8x4",
         ]
     )

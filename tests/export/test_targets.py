@@ -41,7 +41,7 @@ def test_every_target_has_a_golden_file_and_a_place_in_the_schema() -> None:
 
 
 def loaded_by(text: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a module's `planned_model` asks of transformers and PEFT, which are stand-ins."""
+    """Return what `planned_model` of a module asks of transformers and PEFT, which are stand-ins."""
     asked: dict[str, Any] = {}
 
     def from_pretrained(name: str, **given: Any) -> nn.Module:
@@ -63,7 +63,8 @@ def loaded_by(text: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> d
         monkeypatch.setitem(sys.modules, name, cast(ModuleType, stand_in))
     scope: dict[str, Any] = {}
     exec(compile(text, "plan", "exec"), scope)
-    assert scope["planned_model"]("some/model") is model
+    given = ("accelerator", "some/model") if "Accelerator" in text else ("some/model",)
+    assert scope["planned_model"](*given) is model
     return asked
 
 
@@ -100,7 +101,8 @@ def test_without_adapters_the_program_trains_all_weights(
     *_, text = export_plan(llama, plan, target).files.values()
     asked = loaded_by(text, block("q_proj"), monkeypatch)
     # DeepSpeed keeps master weights of its own
-    assert asked == {"dtype": torch.float32 if target == "accelerate" else torch.bfloat16}
+    weights = torch.float32 if target == "accelerate" else torch.bfloat16
+    assert asked == {"dtype": weights, "attn_implementation": "sdpa"}
 
 
 def test_adapters_that_tensor_parallelism_would_not_divide_are_refused() -> None:
@@ -123,12 +125,16 @@ def applied(text: str, layers: int, **training: int) -> SimpleNamespace:
     assert isinstance(function, ast.FunctionDef)
     function.returns, function.args.args[0].annotation = None, None
     scope: dict[str, Any] = {"FullAC": SimpleNamespace(Config=lambda: "full")}
+    scope["ChunkedLossWrapper"] = SimpleNamespace(Config=lambda loss_fn: ("chunked", loss_fn))
     exec(compile(tree, "plan", "exec"), scope)
     model = SimpleNamespace(model=SimpleNamespace(layers=[None] * layers))
     own = {
         "parallelism": SimpleNamespace(),
         "training": SimpleNamespace(**training),
         "model_spec": model,
+        "compile": SimpleNamespace(),
+        "optimizer": SimpleNamespace(),
+        "loss": "cross entropy",
     }
     return cast(SimpleNamespace, scope["apply_plan"](SimpleNamespace(**own)))
 
@@ -159,7 +165,7 @@ def test_the_torchtitan_function_sets_what_the_plan_says(name: str) -> None:
     assert config.activation_checkpoint == ("full" if strategy.recompute == "full" else None)
     per_step = training.num_tokens_per_microbatch_per_dp_rank * strategy.dp * plan.num_micro_batches
     assert per_step == training.num_tokens_per_train_step == problem.tokens_per_iteration
-    assert hasattr(training, "disable_cuda_graphs") == (plan.pp > 1 or plan.layers[1].ep > 1)
+    assert training.disable_cuda_graphs
     if plan.pp == 1:
         assert not hasattr(p, "module_fqns_per_model_part")
         return

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import log
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,17 @@ def test_weights_are_cast_once_an_iteration_whatever_the_micro_batches() -> None
     )
     sixteen = load_problem(["model=llama3_8b", "training=llama3_8b", "cluster=h100_1x8"])
     assert float(weight_cast_seconds(block, 1.0, sixteen.cluster.groups[0].device)) == 0.0  # type: ignore[arg-type]
+
+
+def test_an_own_file_of_config_dir_is_read_and_stored_with_the_job(tmp_path: Path) -> None:
+    (tmp_path / "software").mkdir()
+    (tmp_path / "software/mine.yaml").write_text("loss_bytes: 0.1\nstreaming_factor: 2.0\n")
+    problem = load_problem([*JOB, "training.software=mine"], str(tmp_path))
+    assert problem.software.loss_bytes == 0.1
+    assert problem.cluster.groups[0].device.streaming_factor == 2.0
+    # a plan.json keeps the figures, so that it needs the folder no more
+    assert problem.config.own_software == {"loss_bytes": 0.1, "streaming_factor": 2.0}
+    assert Problem.from_config(problem.config).software == problem.software
+    (tmp_path / "software/mine.yaml").write_text("speed: 2.0\n")
+    with pytest.raises(ConfigError, match=r"software/mine.yaml: speed is not a field"):
+        load_problem([*JOB, "training.software=mine"], str(tmp_path))

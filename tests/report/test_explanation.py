@@ -30,7 +30,7 @@ PROBLEMS = {
         "model=toy",
         "cluster=toy",
         "training=toy",
-        "training.fused_attention=false",
+        "training.attention_kernel=unfused",
         "space.pp=1",
     ],
     "hybrid": HYBRID,

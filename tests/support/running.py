@@ -53,7 +53,7 @@ BERT = (
     "model.token_types=2",
     "model.output_bias=true",
     "model.final_norm=false",
-    "training.fused_attention=false",
+    "training.attention_kernel=unfused",
 )
 
 

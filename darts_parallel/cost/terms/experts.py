@@ -23,7 +23,7 @@ from darts_parallel.cost.compute import (
     products_seconds,
     stream_seconds,
 )
-from darts_parallel.cost.sharding import ShardGroup, ring_group
+from darts_parallel.cost.sharding import ShardGroup, frozen_bytes, ring_group
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
 from darts_parallel.errors import UnsupportedError
@@ -110,7 +110,7 @@ class ExpertTerm(CostTerm):
         if stage.measured is not None:  # measured times hold the launches already
             return forward, backward
         local = _experts(layer).count / stage.choices.ep
-        layer_launches = stage.training.launches * stage.device.expert_overhead
+        layer_launches = stage.training.expert_launches * stage.device.expert_overhead
         launches = layer_launches * (1.0 + local / USUAL_LOCAL) / 2.0
         forward_gap = launch_gap(compute[0] + forward, launches)
         backward_gap = launch_gap(compute[1] + backward, BACKWARD_FACTOR * launches)
@@ -124,7 +124,7 @@ class ExpertTerm(CostTerm):
         replicas = stage.choices.expert_replicas
         inner, across = split_group(ring_group(shapes, topology), replicas, replicas)
         parameters = _experts(layer).parameters / degrees
-        return [ShardGroup(parameters, replicas, inner, across, layer.frozen)]
+        return [ShardGroup(parameters, replicas, inner, across, frozen_bytes(stage, layer))]
 
 
 def _experts(layer: LayerSpec) -> Experts:

@@ -27,10 +27,18 @@ def planned_accelerator() -> Accelerator:
     )
 
 
-def planned_model(name: str) -> Any:
+def planned_model(accelerator: Any, name: str) -> Any:
     """Load the model as the plan prices it."""
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=torch.float32, attn_implementation="sdpa"
+    )
     return model
+
+
+def planned_optimizer(model: Any, **settings: Any) -> Any:
+    """Make the optimizer whose state the plan prices; rates and decay are yours."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, **settings)
 
 
 def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) -> Any:

@@ -11,5 +11,13 @@ from transformers import AutoModelForCausalLM
 
 def planned_model(name: str) -> Any:
     """Load the model as the plan prices it."""
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
     return model
+
+
+def planned_optimizer(model: Any, **settings: Any) -> Any:
+    """Make the optimizer whose state the plan prices; rates and decay are yours."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, **settings)

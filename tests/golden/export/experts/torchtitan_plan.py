@@ -8,6 +8,7 @@ Call it in a config function of the model's config_registry.py, on the configura
 # toy_mixture on toy, 8 GPUs; written by darts-parallel
 # dp 8 · tp 1 · ep 4 · pp 1 · micro-batch 1 × 2 · ZeRO-2
 
+from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.trainer import Trainer
 
 
@@ -26,7 +27,10 @@ def apply_plan(config: Trainer.Config) -> Trainer.Config:
     config.parallelism.expert_parallel_degree = 4
     config.training.mixed_precision_param = "bfloat16"
     config.training.mixed_precision_reduce = "float32"
-    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts
+    config.training.disable_cuda_graphs = True
+    config.compile.enable = False
+    config.compile.enable_async_tensor_parallel = False
+    config.loss = ChunkedLossWrapper.Config(loss_fn=getattr(config.loss, "loss_fn", config.loss))
     if hasattr(config.training, "num_tokens_per_train_step"):  # main
         config.training.num_tokens_per_microbatch_per_dp_rank = 64
         config.training.num_tokens_per_train_step = 1024

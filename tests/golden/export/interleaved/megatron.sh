@@ -39,7 +39,7 @@ training=(
     --bf16
     --accumulate-allreduce-grads-in-fp32
     --optimizer adam
-    --attention-backend flash
+    --attention-backend fused
 )
 
 torchrun --nnodes 2 --nproc-per-node 4 --node-rank "${NODE_RANK:-0}" \

@@ -8,6 +8,7 @@ Call it in a config function of the model's config_registry.py, on the configura
 # toy_llama on toy, 8 GPUs; written by darts-parallel
 # dp 2 · tp 2 · pp 2 · micro-batch 2 × 4 · ZeRO-1 · recompute full · sequence parallel
 
+from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.trainer import Trainer
 
@@ -31,7 +32,10 @@ def apply_plan(config: Trainer.Config) -> Trainer.Config:
     ]
     config.training.mixed_precision_param = "bfloat16"
     config.training.mixed_precision_reduce = "float32"
-    config.training.disable_cuda_graphs = True  # not with pipelines or divided experts
+    config.training.disable_cuda_graphs = True
+    config.compile.enable = False
+    config.compile.enable_async_tensor_parallel = False
+    config.loss = ChunkedLossWrapper.Config(loss_fn=getattr(config.loss, "loss_fn", config.loss))
     if hasattr(config.training, "num_tokens_per_train_step"):  # main
         config.training.num_tokens_per_microbatch_per_dp_rank = 128
         config.training.num_tokens_per_train_step = 1024

@@ -31,6 +31,14 @@ def planned_model(accelerator: Any, name: str) -> Any:
     """Load the model as the plan prices it."""
     if not hasattr(tensor_parallel, "ReplicateParallel"):
         raise ImportError("tensor parallelism beside FSDP wants transformers==5.0.0")
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, tp_plan="auto", device_mesh=accelerator.torch_device_mesh)
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=torch.float32, attn_implementation="sdpa", tp_plan="auto", device_mesh=accelerator.torch_device_mesh
+    )
     model.config.use_cache = False  # recomputed layers would find their keys in it already
     return model
+
+
+def planned_optimizer(model: Any, **settings: Any) -> Any:
+    """Make the optimizer whose state the plan prices; rates and decay are yours."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, **settings)

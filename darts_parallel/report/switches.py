@@ -1,0 +1,71 @@
+"""Switches of the run: which ones a price does not know, and what turning one on saves."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from darts_parallel.config import Trainer, read_trainer
+from darts_parallel.cost import evaluate
+from darts_parallel.plans import Plan, facts, job_facts
+from darts_parallel.problem import Problem
+
+AVERAGED = ("attention_kernel", "tp_comm_overlap", "compiled")
+"""Keys of `training` whose null stands for the average of the runs behind the figures."""
+PRICED = (*AVERAGED, "cuda_graphs", "overlap_moe_expert_parallel_comm")
+"""Keys of `training` that change seconds, and that a trainer's files can set."""
+NOTABLE = 0.005
+"""Share of the seconds from which on a saving is named."""
+
+
+def averaged_switches(problem: Problem) -> Iterator[str]:
+    """Yield a line on the switches that are not known, if any."""
+    unknown = [key for key in AVERAGED if getattr(problem.training, key) is None]
+    if unknown and problem.config.cost.analytic:
+        yield f"Not known, so averages of measured runs: {', '.join(unknown)}"
+
+
+def switch_savings(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Yield a line for each switch of the trainer that would save time: this plan, priced again."""
+    name = problem.config.space.trainer
+    if name is None or not problem.config.cost.analytic:
+        return
+    usual = evaluate(plan, problem).iteration_time_s
+    for key, values in read_trainer(name).switches.items():
+        if key in PRICED:
+            yield from _saving(problem, plan, key, values, usual)
+
+
+def _saving(
+    problem: Problem, plan: Plan, key: str, values: list[Any], usual: float
+) -> Iterator[str]:
+    """Yield the line of the value that saves most, if it saves a notable share."""
+    best = usual * (1.0 - NOTABLE)
+    line = ""
+    for value in values:
+        changed = _switched(problem, key, value)
+        if value == getattr(problem.training, key) or not _runs(changed, plan):
+            continue
+        seconds = evaluate(plan, changed).iteration_time_s
+        if seconds < best:
+            best = seconds
+            saved = 100.0 * (1.0 - seconds / usual)
+            line = (
+                f"training.{key}={str(value).lower()} would save {saved:.1f} % of this plan's time"
+            )
+    if line:
+        yield line
+
+
+def _switched(problem: Problem, key: str, value: Any) -> Problem:
+    """Return the problem with another value of a key of `training`."""
+    training = replace(problem.config.training, **{key: value})
+    changed = Problem.from_config(replace(problem.config, training=training))
+    return replace(changed, headroom=problem.headroom)
+
+
+def _runs(problem: Problem, plan: Plan) -> bool:
+    """Return whether the trainer runs a plan's strategies under the switches of the problem."""
+    rules: Trainer = read_trainer(str(problem.config.space.trainer))
+    job = job_facts(problem.model, problem.training, problem.software)
+    given = [facts(job, plan.pp, plan.cp, own) for own in set(plan.layers)]
+    return not any(lack.holds(one) for lack in rules.lacks for one in given)

@@ -1,0 +1,254 @@
+"""Switches of the run: a trainer's files set them, or its exporter refuses them by name."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from darts_parallel import evaluate
+from darts_parallel.config import EXPORTS, read_trainer
+from darts_parallel.config.training import KERNELS, OPTIMIZERS
+from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.export import export_plan
+from darts_parallel.export.common import SWITCHES
+from darts_parallel.plans.strategy import LayerStrategy
+from darts_parallel.problem.problem import Problem, load_problem
+from darts_parallel.report.switches import averaged_switches, switch_savings
+from tests.support.export_plans import LLAMA, MIXTURE, plan_of, problem_of
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "attention_kernel": KERNELS,
+    "tp_comm_overlap": (False, True),
+    "compiled": (False, True),
+    "loss": ("full", "chunked", "fused"),
+    "cuda_graphs": ("none", "per_layer", "full_iteration"),
+    "optimizer": OPTIMIZERS,
+    "fp8_dot_product_attention": (False, True),
+    "overlap_moe_expert_parallel_comm": (False, True),
+    "moe_shared_expert_overlap": (False, True),
+}
+STRATEGIES = {
+    "megatron": LayerStrategy(2, 4, 1, sequence_parallel=True),
+    "nanotron": LayerStrategy(2, 4, 1, sequence_parallel=True),
+}
+EXPERTS = ("deepspeed", "galvatron", "megatron", "torch", "torchtitan")
+
+
+def files(trainer: str, **training: Any) -> dict[str, str]:
+    """The files of one plan of a trainer, with keys of `training`."""
+    of_experts = any("moe" in key for key in training) and trainer in EXPERTS
+    given = [*(MIXTURE if of_experts else LLAMA), "training.precision=bf16"]
+    if training.get("fp8_dot_product_attention"):
+        given += ["+cluster.devices.toy.peak_TFLOPs.fp8=2.0", "training.precision=fp8"]
+        training["precision"] = "fp8"
+    if trainer == "torchtitan" and training.get("tp_comm_overlap"):
+        training["compiled"] = True
+    problem = problem_of(tuple(given))
+    job = replace(problem.config.training, **training)
+    problem = replace(problem, config=replace(problem.config, training=job))
+    strategy = STRATEGIES.get(trainer, LayerStrategy(1, 8, 0))
+    if training.get("optimizer") == "sgd":  # no distributed optimizer of Megatron's
+        strategy = replace(strategy, zero_stage=0)
+    return export_plan(problem, plan_of(problem, strategy, 2), trainer).files
+
+
+def test_every_switch_has_its_values_here() -> None:
+    assert set(VALUES) == set(SWITCHES)
+    for name in EXPORTS:
+        switches = read_trainer(name).switches
+        assert {key for key in switches if not set(switches[key]) <= set(VALUES[key])} == set()
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+@pytest.mark.parametrize("key", VALUES)
+def test_a_switch_is_in_the_files_or_refused_by_its_name(trainer: str, key: str) -> None:
+    usual = {"moe_token_dispatcher_type": "alltoall"} if "moe" in key else {}
+    default = files(trainer, **usual)
+    known = read_trainer(trainer).switches.get(key, [])
+    written = [default] if known else []
+    for value in VALUES[key]:
+        if known and value == known[0]:
+            assert files(trainer, **{key: value}) == default
+        elif value in known:
+            written.append(files(trainer, **{key: value}))
+        elif value not in (False, "none", "adam"):
+            word = str(value).lower()
+            with pytest.raises(UnsupportedError, match=rf"training\.{key}={word}, and no .*try "):
+                files(trainer, **{key: value})
+    # every value has files of its own
+    assert len({str(own) for own in written}) == len(known)
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+def test_the_price_of_a_trainers_job_reads_the_switches_of_its_files(trainer: str) -> None:
+    problem = load_problem([*LLAMA, f"space.trainer={trainer}"])
+    for key, values in read_trainer(trainer).switches.items():
+        assert getattr(problem.training, key) == values[0]
+        # the job itself stays as the user gave it
+        assert getattr(problem.config.training, key) in (None, values[0])
+
+
+def test_megatrons_script_names_the_flags_of_its_source() -> None:
+    def script(**training: Any) -> str:
+        return files("megatron", **training)["megatron.sh"]
+
+    assert "--attention-backend fused" in script()
+    assert "--tp-comm-overlap" not in script()
+    assert "--sequence-parallel\n    --tp-comm-overlap\n" in script(tp_comm_overlap=True)
+    third = script(attention_kernel="fa3")
+    assert "--attention-backend flash\n    --flash-attention-version 3" in third
+    # what only the installation decides is checked before anything starts
+    assert third.index('python -c "import flash_attn_interface"') < third.index("torchrun")
+    moments = script(optimizer="adam_bf16_moments")
+    assert "--optimizer sgd\n" in script(optimizer="sgd")
+    for flag in ("use-precision-aware-optimizer", "exp-avg-dtype bf16", "exp-avg-sq-dtype bf16"):
+        assert f"--{flag}\n" in moments
+    assert "--cross-entropy-fusion-impl native" in script(loss="fused")
+    whole = script(cuda_graphs="full_iteration")
+    assert "--cuda-graph-impl full_iteration\n    --no-check-for-nan-in-loss-and-grad" in whole
+    experts = script(cuda_graphs="per_layer", moe_token_dispatcher_type="alltoall")
+    assert "--cuda-graph-modules attn moe_router" in experts
+
+
+@pytest.mark.parametrize(
+    ("training", "strategy", "why"),
+    [
+        ({"tp_comm_overlap": True}, LayerStrategy(2, 4, 1), "wants sequence parallelism"),
+        ({"optimizer": "adam_bf16_moments"}, LayerStrategy(1, 8, 0), "the distributed optimizer"),
+        ({"optimizer": "lion"}, LayerStrategy(1, 8, 3), "its FSDP takes Adam only"),
+    ],
+)
+def test_plans_on_which_megatron_asserts_are_refused(
+    training: dict[str, Any], strategy: LayerStrategy, why: str
+) -> None:
+    problem = problem_of(tuple(LLAMA))
+    job = replace(problem.config.training, **training)
+    problem = replace(problem, config=replace(problem.config, training=job))
+    with pytest.raises(UnsupportedError, match=why):
+        export_plan(problem, plan_of(problem, strategy, 2), "megatron")
+
+
+def test_torchtitans_function_names_the_fields_of_its_source() -> None:
+    def text(**training: Any) -> str:
+        return files("torchtitan", **training)["torchtitan_plan.py"]
+
+    usual = text()
+    assert "config.compile.enable = False" in usual
+    assert "config.training.disable_cuda_graphs = True" in usual
+    assert "config.loss = ChunkedLossWrapper.Config(loss_fn=getattr(config.loss" in usual
+    assert "ChunkedLossWrapper" not in text(loss="full")
+    both = text(tp_comm_overlap=True)
+    assert "config.compile.enable = True\n" in both
+    assert "config.compile.enable_async_tensor_parallel = True\n" in both
+    assert 'implementation = "fused_opt_states_bf16"' in text(optimizer="adam_bf16_moments")
+    problem = problem_of((*LLAMA, "training.tp_comm_overlap=true"))
+    with pytest.raises(UnsupportedError, match=r"compiled blocks; try training\.compiled=true"):
+        export_plan(problem, plan_of(problem, LayerStrategy(1, 8), 2), "torchtitan")
+
+
+def test_programs_on_transformers_load_what_is_priced() -> None:
+    def text(trainer: str, **training: Any) -> str:
+        return list(files(trainer, **training).values())[-1]
+
+    for trainer in ("accelerate", "deepspeed"):
+        assert "torch.optim.AdamW(trained" in text(trainer)
+        assert 'attn_implementation="flash_attention_3"' in text(trainer, attention_kernel="fa3")
+        assert "\nimport flash_attn_interface" in text(trainer, attention_kernel="fa3")
+        assert "enable_flash_sdp(False)" in text(trainer, attention_kernel="cudnn")
+        fused = text(trainer, loss="fused")
+        assert "AutoLigerKernelForCausalLM.from_pretrained(" in fused
+        assert "fused_linear_cross_entropy=True" in fused
+        adapters = {"lora_rank": 8, "lora_dropout": 0.1, "frozen_bits": 4}
+        made = text(trainer, **adapters)
+        assert "LoraConfig(r=8, lora_dropout=0.1, target_modules=chosen)" in made
+        assert "load_in_4bit=True" in made
+        compile(made, "plan", "exec")
+    # FSDP2 divides the state of torchao's optimizers, not that of bitsandbytes'
+    assert "torchao.optim.AdamW8bit(" in text("accelerate", optimizer="adam_8bit")
+    assert "bitsandbytes.optim.AdamW8bit(" in text("deepspeed", optimizer="adam_8bit")
+
+
+def device_of(*job: str) -> Any:
+    return load_problem(["model=llama3_8b", "cluster=h100_1x8", *job]).cluster.groups[0].device
+
+
+def test_an_attention_kernel_is_its_published_ratio_to_the_runs_of_the_framework() -> None:
+    speeds = load_problem(["cluster=h100_1x8"]).config.cluster.devices["h100"].attention_TFLOPs
+    for software, habit in (("megatron_core", "cudnn"), ("null", "fa2"), ("nanotron", "fa2")):
+        usual = device_of(f"training.software={software}").attention_efficiency
+        for kernel, speed in speeds.items():
+            job = (f"training.software={software}", f"training.attention_kernel={kernel}")
+            own = device_of(*job).attention_efficiency
+            assert own / usual == pytest.approx(speed / speeds[habit])
+    # FlashAttention 2 is 1.6 times as slow as cuDNN on Hopper
+    assert speeds["cudnn"] / speeds["fa2"] == pytest.approx(1.62, abs=0.01)
+
+
+def test_tensor_parallel_messages_are_hidden_only_where_they_overlap() -> None:
+    for software in ("megatron_core", "null"):
+        job = f"training.software={software}"
+        assert device_of(job, "training.tp_comm_overlap=false").tp_hidden_share == 0.0
+        assert device_of(job, "training.tp_comm_overlap=true").tp_hidden_share >= 0.76
+    assert 0.0 < device_of().tp_hidden_share < 0.76
+
+
+def test_compiled_blocks_are_priced_as_torchtitans_runs_with_and_without() -> None:
+    plain = device_of("training.software=torchtitan")
+    made = device_of("training.software=torchtitan", "training.compiled=true")
+    own = device_of("training.software=torchtitan_compile", "training.compiled=true")
+    assert made.streaming_factor == pytest.approx(own.streaming_factor)
+    assert made.layer_overhead == pytest.approx(own.layer_overhead)
+    assert made.streaming_factor < plain.streaming_factor
+    with pytest.raises(ConfigError, match=r"torchtitan_compile must go with .*compiled=true"):
+        device_of("training.software=torchtitan_compile", "training.compiled=false")
+
+
+@pytest.mark.parametrize("known", [[], ["training.software=megatron_core"]])
+def test_without_a_known_switch_every_figure_is_the_average(known: list[str]) -> None:
+    problem = load_problem(["model=llama3_8b", "cluster=h100_1x8", *known])
+    assert not problem.software.job
+    bare = replace(problem.software, runs={})
+    config = problem.config.cluster.devices["h100"]
+    assert bare.on("h100", config) == problem.software.on("h100", config)
+
+
+def logit_bytes(*job: str) -> float:
+    problem: Problem = load_problem(["model=llama3_8b", "cluster=h100_1x8", *job])
+    return problem.software.loss_bytes
+
+
+def test_the_loss_keeps_all_logits_an_eighth_of_them_or_none() -> None:
+    assert logit_bytes() == logit_bytes("training.loss=full") == 6.0
+    assert logit_bytes("training.loss=chunked") == 6.0 / 8
+    assert logit_bytes("training.loss=fused") == 0.0
+    # Megatron's fused loss keeps 16-bit logits and the softmax
+    assert logit_bytes("training.loss=fused", "training.software=megatron_core") == 6.0
+
+
+def test_the_old_key_is_refused_and_the_new_one_named() -> None:
+    for key in ("training.fused_attention", "+training.fused_attention"):
+        with pytest.raises(ConfigError, match=re.escape("try training.attention_kernel")):
+            load_problem([*LLAMA, f"{key}=false"])
+    with pytest.raises(ConfigError, match="try adam_8bit"):
+        load_problem([*LLAMA, "training.optimizer=adamw_8bit"])
+
+
+def test_the_report_names_averages_and_what_a_switch_of_the_trainer_saves() -> None:
+    job = ["model=llama3_8b", "cluster=h100_1x8", "space.pp=1"]
+    generic = load_problem(job)
+    (line,) = averaged_switches(generic)
+    assert line.endswith("attention_kernel, tp_comm_overlap, compiled")
+    plan = plan_of(generic, LayerStrategy(8, 1, 1, "full", True), 64)
+    assert list(switch_savings(generic, plan)) == []
+    megatron = load_problem([*job, "trainer=megatron"])
+    lines = list(switch_savings(megatron, plan))
+    changed = load_problem([*job, "trainer=megatron", "training.tp_comm_overlap=true"])
+    seconds = [evaluate(plan, own).iteration_time_s for own in (megatron, changed)]
+    saved = 100.0 * (1.0 - seconds[1] / seconds[0])
+    expected = f"training.tp_comm_overlap=true would save {saved:.1f} % of this plan's time"
+    assert expected in lines
+    assert saved > 1.0
+    # an overlap wants sequence parallelism
+    split = plan_of(generic, LayerStrategy(8, 1, 1, "full"), 64)
+    assert not any("tp_comm_overlap" in line for line in switch_savings(megatron, split))
