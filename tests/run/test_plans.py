@@ -42,6 +42,11 @@ CASES = {
     "GPipe": (2, uniform((0, 3, 5), 4, ONE, schedule="gpipe"), LLAMA),
     "interleaved": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2), ()),
     "ZB-V": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"), LLAMA),
+    "ZB-V of few micro-batches": (
+        2,
+        uniform((0, 1, 2, 3, 5), 2, ONE, chunks=2, schedule="zero_bubble_v"),
+        LLAMA,
+    ),
     "ZB-V, tied table": (
         2,
         uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"),

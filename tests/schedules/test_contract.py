@@ -1,5 +1,6 @@
 """The contract of every schedule, whatever its file says."""
 
+import numpy as np
 import pytest
 
 from darts_parallel.cost.schedule_graph import compiled
@@ -80,3 +81,51 @@ def test_passes_that_move_together_run_and_are_held_no_longer(
         assert len(row) == len(times)
         assert all(time <= times[entry] for time, entry in row.items())
         assert held(row).max() <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "count", "bubble", "most"),
+    [
+        ("zero_bubble_v", 4, 4, 0.125, 8),
+        ("zero_bubble_v", 8, 8, 0.146, 16),
+        ("zero_bubble_v", 8, 15, 0.078, 16),
+        ("zero_bubble_v", 16, 16, 0.157, 32),
+        ("v_half", 8, 16, 0.285, 10),
+        ("v_half", 16, 32, 0.329, 18),
+    ],
+)
+def test_bubbles_and_memory_on_a_v_are_those_published(
+    name: str, pp: int, count: int, bubble: float, most: int
+) -> None:
+    schedule = find(name)
+    orders = schedule.orders(pp, count, 2)
+    seconds = {"F": [1.0] * 2 * pp, "B": [1.0] * 2 * pp, "W": [1.0] * 2 * pp}
+    ends, _ = event_queue_ends(orders, seconds, [0.0] * (2 * pp - 1))
+    assert max(ends) / (6 * count) - 1.0 <= bubble
+    for order in orders:
+        changes = [(kind == "F") - (kind == "W") for kind, _, _ in order]
+        assert np.cumsum(changes).max() <= most
+
+
+@pytest.mark.parametrize("pp", [2, 3, 5, 8])
+def test_late_weights_take_no_longer_than_pytorchs_order_and_no_more_memory(pp: int) -> None:
+    seconds = {kind: [1.0] * 2 * pp for kind in "FBW"}
+    rule, message = find("zero_bubble_v"), [0.0] * (2 * pp - 1)
+    # PyTorch leaves the surplus of an order for more micro-batches out
+    more = rule.orders(pp, 2 * pp - 1, 2)
+    for count in range(1, 2 * pp - 1):
+        own = rule.orders(pp, count, 2)
+        usual = tuple(tuple(one for one in order if one.micro_batch < count) for order in more)
+        assert max(event_queue_ends(own, seconds, message)[0]) <= max(
+            event_queue_ends(usual, seconds, message)[0]
+        )
+        for order in own:
+            assert (
+                np.cumsum([(one.kind == "F") - (one.kind == "W") for one in order]).max() <= 2 * pp
+            )
+
+
+def test_pytorchs_order_is_kept_where_micro_batches_are_enough() -> None:
+    rule = find("zero_bubble_v")
+    assert rule.pytorch_class(4, 7) == "ZBVZeroBubble"
+    assert rule.pytorch_class(4, 6) is None
