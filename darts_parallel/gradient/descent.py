@@ -75,6 +75,8 @@ TOLERANCE = 1.0 + 1e-9
 """Factor on the best plan's seconds up to which a lower bound excludes nothing: above rounding."""
 THIN_AT = (0.05, 0.15, 0.3, 0.5)
 """Shares of the steps after which the worse half of the restarts is dropped."""
+AVERAGED_FROM = 0.5
+"""Share of the steps from which weights and stage boundaries are averaged."""
 HARD_EVERY = 10
 """Steps between two roundings of all restarts. With 20 the raw plan of BERT in tight memory is
 17 % slower, and nothing is saved: polishing then takes longer."""
@@ -249,6 +251,9 @@ class GradientSearch:
             costs.append(group.price(relaxed, schedules.sharpness, group.paths))
         self._find_gradients(costs)
         self.histories.record(self.step, weights)
+        if self.step >= AVERAGED_FROM * self.config.num_steps - 1:
+            for group, relaxed in zip(self.groups, weights, strict=True):
+                group.remember(relaxed)
         last = self.step == self.config.num_steps - 1
         if last or self.step % HARD_EVERY == 0:
             self._collect(weights, costs)
@@ -384,14 +389,17 @@ class GradientSearch:
             self.stopped_by = orders.search()
 
     def own_plans(self) -> list[tuple[PlanStage, PricedPlan]]:
-        """Return the winning restart's plan, rounded, then repaired; none where no step was taken."""
-        if not self.merits:
+        """Return the winning restart's plan, rounded, then repaired; none before averages are kept.
+
+        Layers that are equal change their strategies together, so that a plan oscillates about the
+        memory's limit. The average over the last steps is the mixture that its multipliers aim at.
+        """
+        if not self.merits or self.groups[0].averages is None:
             return []
         lead, outer, restart = lowest(self.merits)
         group = self.groups[lead]
         table = self.pool.tables[group.table_index]
-        last = Schedules.at(self.config, self.step - 1, self.config.num_steps)
-        rounded = group.hard_plans(group.relax(last, None), counts=True).plans
+        rounded = group.average_plans().plans
         row = outer * self.merits[lead].shape[1] + restart
         relaxed = rounded[row : row + 1]
         repaired, _ = repair(table, relaxed, float("inf"))

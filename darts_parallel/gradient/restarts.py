@@ -30,6 +30,8 @@ FIRST_FRACTION = -2.0
 """Logit of the shares in host memory at the start: 12 %."""
 MERIT_PENALTY = 2.0
 """Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
+AVERAGING = 0.05
+"""Share of a step in the running means of weights and stage boundaries: about 20 steps count."""
 SIMULATE_EVERY = 5
 """Steps between simulations of all restarts; in between, seconds follow the last critical paths."""
 
@@ -74,6 +76,8 @@ class RestartBatch:
     """Row of the whole table for each row of `table`, shape `(O,)`."""
     fraction_logits: Tensor | None = None
     """Logits of the shares in host memory, `(O, R, pp, 2)`; None where plans do not offload."""
+    averages: tuple[Tensor, Tensor] | None = None
+    """Running means of weights `(O, R, L, C)` and stage boundaries `(O, R, K - 1)`; None at first."""
     paths: PathMemory | None = field(init=False)
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
@@ -190,18 +194,30 @@ class RestartBatch:
         offloaded = torch.tensor([kind in host.kinds for kind in OFFLOADS])
         return torch.sigmoid(self.fraction_logits) * offloaded
 
-    def hard_plans(self, relaxed: RelaxedPlans, *, counts: bool = False) -> TablePlans:
-        """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts.
+    def remember(self, relaxed: RelaxedPlans) -> None:
+        """Move the averages of weights and stage boundaries by one step."""
+        now = (relaxed.choices.detach(), self.edges.detach())
+        before = self.averages or now
+        weights = before[0].lerp(now[0], AVERAGING)
+        self.averages = (weights, before[1].lerp(now[1], AVERAGING))
 
-        Args:
-            counts: Equal layers of a stage share their expected counts; else each takes its likeliest
-                strategy.
-        """
+    def hard_plans(self, relaxed: RelaxedPlans) -> TablePlans:
+        """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts."""
         weights = relaxed.choices.detach()
-        edges = self.edges.detach()
+        plans = harden(weights, self.edges.detach(), self.table)
+        return self._of_whole_table(plans)
+
+    def average_plans(self) -> TablePlans:
+        """Round the averages to as many plans; equal layers of a stage share their expected counts."""
+        assert self.averages is not None
+        weights, edges = self.averages
         plans = harden(weights, edges, self.table)
-        if counts and self.space_kind == "layerwise":
+        if self.space_kind == "layerwise":
             plans = round_counts(weights.flatten(0, 1), plans, self.table)
+        return self._of_whole_table(plans)
+
+    def _of_whole_table(self, plans: HardPlans) -> TablePlans:
+        """Number pipeline configurations as the whole table; in stage-wise spaces first layers decide."""
         if self.space_kind == "stagewise":
             first = plans.first_layers.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))
@@ -240,7 +256,11 @@ class RestartBatch:
         table = self.table.select(kept.outer)
         outer = self.outer_index[kept.outer]
         settings = (self.table_index, outer, fractions)
-        return RestartBatch(table, self.space_kind, logits, widths, multipliers, *settings)
+        part = RestartBatch(table, self.space_kind, logits, widths, multipliers, *settings)
+        if self.averages is not None:
+            weights, edges = self.averages
+            part.averages = (kept.of(weights), kept.of(edges))
+        return part
 
 
 def _initial_logits(

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from darts_parallel.config import SearchConfig
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans
+from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch
 from darts_parallel.gradient.rounding import fill, fit, harden, layer_kinds, round_counts
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
@@ -189,3 +192,21 @@ def test_recomputed_layers_come_first_in_a_stage() -> None:
     for part in (names[:5], names[5:]):
         assert part == sorted(part, key=order.index)
         assert set(part) == set(order)
+
+
+def test_the_average_of_a_restart_that_changes_its_mind_is_a_mixture() -> None:
+    table = alike(random_table(2, pp=2, num_layers=8, num_choices=2, num_outer=1))
+    rng = torch.Generator().manual_seed(0)
+    config = SearchConfig(num_restarts=1)
+    batch = RestartBatch.initial(table, "layerwise", config, rng, 0, torch.tensor([0]))
+    for step in range(400):
+        one = torch.tensor([1.0, 0.0] if step % 4 else [0.0, 1.0], dtype=torch.float64)
+        weights = one.expand(1, 1, 8, 2)
+        batch.remember(RelaxedPlans(weights, torch.ones(1, 1, 8, 2, dtype=torch.float64) / 2))
+    batch = batch.select(KeptRestarts(0, torch.tensor([0]), torch.tensor([[0]])))
+    plan = batch.average_plans().plans
+    stages, choices = plan.stages()[0], plan.choices[0]
+    for stage in range(2):
+        own = choices[stages == stage]
+        assert int((own == 0).sum()) == round(0.75 * len(own))
+        assert int((own == 1).sum()) > 0
