@@ -64,7 +64,7 @@ from darts_parallel.gradient.restarts import (
     RestartBatch,
     lowest,
 )
-from darts_parallel.gradient.rounding import repair
+from darts_parallel.gradient.rounding import repair_stages
 from darts_parallel.gradient.step_record import LeadingPlan, PlanStage, SearchResult, StepRecord
 from darts_parallel.gradient.winner import Histories
 from darts_parallel.problem import Problem
@@ -75,7 +75,7 @@ TOLERANCE = 1.0 + 1e-9
 """Factor on the best plan's seconds up to which a lower bound excludes nothing: above rounding."""
 THIN_AT = (0.05, 0.15, 0.3, 0.5)
 """Shares of the steps after which the worse half of the restarts is dropped."""
-AVERAGED_FROM = 0.5
+AVERAGED_FROM = 2 / 3
 """Share of the steps from which weights and stage boundaries are averaged."""
 HARD_EVERY = 10
 """Steps between two roundings of all restarts. With 20 the raw plan of BERT in tight memory is
@@ -251,9 +251,10 @@ class GradientSearch:
             costs.append(group.price(relaxed, schedules.sharpness, group.paths))
         self._find_gradients(costs)
         self.histories.record(self.step, weights)
-        if self.step >= AVERAGED_FROM * self.config.num_steps - 1:
+        averaged = self.step + 1 - int(AVERAGED_FROM * self.config.num_steps)
+        if averaged > 0:
             for group, relaxed in zip(self.groups, weights, strict=True):
-                group.remember(relaxed)
+                group.remember(relaxed, averaged)
         last = self.step == self.config.num_steps - 1
         if last or self.step % HARD_EVERY == 0:
             self._collect(weights, costs)
@@ -389,20 +390,22 @@ class GradientSearch:
             self.stopped_by = orders.search()
 
     def own_plans(self) -> list[tuple[PlanStage, PricedPlan]]:
-        """Return the winning restart's plan, rounded, then repaired; none before averages are kept.
+        """Return the winning restart's plan, rounded, then repaired; none where no step was taken.
 
-        Layers that are equal change their strategies together, so that a plan oscillates about the
-        memory's limit. The average over the last steps is the mixture that its multipliers aim at.
+        Equal layers change their strategies together, so that a plan oscillates about the limit of
+        the memory. The mean over the last steps is the mixture that the multipliers aim at.
         """
-        if not self.merits or self.groups[0].averages is None:
+        if not self.merits:
             return []
         lead, outer, restart = lowest(self.merits)
         group = self.groups[lead]
         table = self.pool.tables[group.table_index]
+        if group.averages is None:
+            group.remember(group.relax(self.schedules(), None), 1)
         rounded = group.average_plans().plans
         row = outer * self.merits[lead].shape[1] + restart
         relaxed = rounded[row : row + 1]
-        repaired, _ = repair(table, relaxed, float("inf"))
+        repaired = repair_stages(table, relaxed)
         found = []
         for name, plan in (("relaxed", relaxed), ("repaired", repaired)):
             cost = evaluate_batch(table, plan)

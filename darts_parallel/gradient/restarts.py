@@ -30,8 +30,6 @@ FIRST_FRACTION = -2.0
 """Logit of the shares in host memory at the start: 12 %."""
 MERIT_PENALTY = 2.0
 """Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
-AVERAGING = 0.05
-"""Share of a step in the running means of weights and stage boundaries: about 20 steps count."""
 SIMULATE_EVERY = 5
 """Steps between simulations of all restarts; in between, seconds follow the last critical paths."""
 
@@ -77,7 +75,7 @@ class RestartBatch:
     fraction_logits: Tensor | None = None
     """Logits of the shares in host memory, `(O, R, pp, 2)`; None where plans do not offload."""
     averages: tuple[Tensor, Tensor] | None = None
-    """Running means of weights `(O, R, L, C)` and stage boundaries `(O, R, K - 1)`; None at first."""
+    """Means of weights `(O, R, L, C)` and stage boundaries `(O, R, K - 1)` over the last steps."""
     paths: PathMemory | None = field(init=False)
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
@@ -194,12 +192,13 @@ class RestartBatch:
         offloaded = torch.tensor([kind in host.kinds for kind in OFFLOADS])
         return torch.sigmoid(self.fraction_logits) * offloaded
 
-    def remember(self, relaxed: RelaxedPlans) -> None:
-        """Move the averages of weights and stage boundaries by one step."""
+    def remember(self, relaxed: RelaxedPlans, steps: int) -> None:
+        """Add one step to the means of weights and stage boundaries over so many steps."""
         now = (relaxed.choices.detach(), self.edges.detach())
         before = self.averages or now
-        weights = before[0].lerp(now[0], AVERAGING)
-        self.averages = (weights, before[1].lerp(now[1], AVERAGING))
+        weights = before[0].lerp(now[0], 1.0 / steps)
+        edges = before[1].lerp(now[1], 1.0 / steps)
+        self.averages = (weights, edges)
 
     def hard_plans(self, relaxed: RelaxedPlans) -> TablePlans:
         """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts."""
@@ -208,7 +207,7 @@ class RestartBatch:
         return self._of_whole_table(plans)
 
     def average_plans(self) -> TablePlans:
-        """Round the averages to as many plans; equal layers of a stage share their expected counts."""
+        """Round the means to as many plans; equal layers of a stage share their expected counts."""
         assert self.averages is not None
         weights, edges = self.averages
         plans = harden(weights, edges, self.table)

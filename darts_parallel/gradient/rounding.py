@@ -168,6 +168,69 @@ def repair(
     return plans, evaluate_batch(table, plans)
 
 
+def repair_stages(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Make one plan fit: exchange strategies; where that is not enough, move stage boundaries, too.
+
+    Each round passes one unit to another stage, where that leaves the least memory over the limit.
+    A plan that cannot be saved stays infeasible.
+    """
+    found, cost = repair(table, plan, float("inf"))
+    excess = _excess_share(table, cost)
+    while float(excess[0]) > 0.0:
+        moved = _with_moved_boundaries(table, plan)
+        if not len(moved):
+            break
+        repaired, cost = repair(table, moved, float("inf"))
+        shares = _excess_share(table, cost)
+        seconds = cost.iteration_time
+        # of those with the least excess the fastest one
+        fastest = seconds.masked_fill(shares > shares.min(), torch.inf)
+        best = int(fastest.argmin())
+        if float(shares[best]) >= float(excess[0]):
+            break
+        plan = moved[best : best + 1]
+        found = repaired[best : best + 1]
+        excess = shares[best : best + 1]
+    return found
+
+
+def _excess_share(table: CostTable, cost: BatchCost) -> Tensor:
+    """Return bytes above the capacity over the capacity, summed over devices, `(B,)`."""
+    share = cost.memory / table.capacity - 1.0
+    over = share.clamp(min=0.0)
+    fits = cost.feasible.unsqueeze(1)
+    return over.masked_fill(fits, 0.0).sum(1)
+
+
+def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Return a plan with neighbouring stage boundaries moved by one unit together, `(B,)` plans.
+
+    The stages between them pass a unit on, so that a unit can reach a stage that has room.
+    """
+    units = unit_starts(table.fused_to_previous)
+    places = torch.searchsorted(units, plan.first_layers[0])
+    count = len(places)
+    first, last = torch.triu_indices(count, count).unbind()
+    number = torch.arange(count)
+    steps = (number >= first.unsqueeze(1)) & (number <= last.unsqueeze(1))
+    # the first stage begins at the first layer
+    steps = steps[first > 0].long()
+    moved = places + torch.cat([steps, -steps])
+    ends = torch.full((len(moved), 1), len(units))
+    sizes = torch.diff(moved, append=ends)
+    moved = moved[(sizes > 0).all(1)]
+    count = len(moved)
+    others = HardPlans(
+        outer=plan.outer.expand(count),
+        choices=plan.choices.expand(count, -1),
+        first_layers=units[moved],
+    )
+    num_choices = len(table.choices)
+    chosen = torch.nn.functional.one_hot(others.choices, num_choices)
+    weights = chosen.double()
+    return round_counts(weights, others, table)
+
+
 def fit(table: CostTable, plans: HardPlans) -> HardPlans:
     """Re-select strategies by Lagrangian relaxation of the memory limit, layouts fixed."""
     if not len(plans):

@@ -12,7 +12,15 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans
 from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch
-from darts_parallel.gradient.rounding import fill, fit, harden, layer_kinds, round_counts
+from darts_parallel.gradient.rounding import (
+    fill,
+    fit,
+    harden,
+    layer_kinds,
+    repair,
+    repair_stages,
+    round_counts,
+)
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 
@@ -202,7 +210,8 @@ def test_the_average_of_a_restart_that_changes_its_mind_is_a_mixture() -> None:
     for step in range(400):
         one = torch.tensor([1.0, 0.0] if step % 4 else [0.0, 1.0], dtype=torch.float64)
         weights = one.expand(1, 1, 8, 2)
-        batch.remember(RelaxedPlans(weights, torch.ones(1, 1, 8, 2, dtype=torch.float64) / 2))
+        stages = torch.ones(1, 1, 8, 2, dtype=torch.float64) / 2
+        batch.remember(RelaxedPlans(weights, stages), step + 1)
     batch = batch.select(KeptRestarts(0, torch.tensor([0]), torch.tensor([[0]])))
     plan = batch.average_plans().plans
     stages, choices = plan.stages()[0], plan.choices[0]
@@ -210,3 +219,35 @@ def test_the_average_of_a_restart_that_changes_its_mind_is_a_mixture() -> None:
         own = choices[stages == stage]
         assert int((own == 0).sum()) == round(0.75 * len(own))
         assert int((own == 1).sum()) > 0
+
+
+def test_a_stage_of_too_many_layers_gives_some_away() -> None:
+    moved = 0
+    for seed in range(12):
+        table = alike(random_table(seed, pp=3, num_layers=9, num_choices=3, num_layouts=1))
+        even = HardPlans(torch.tensor([0]), torch.zeros(1, 9).long(), torch.tensor([[0, 3, 6]]))
+        even = replace(even, choices=even.choices + table.static[0, 0].argmin())
+        memory = evaluate_batch(table, even).memory[0]
+        # a little more than even stages need
+        table = replace(table, capacity=1.05 * memory.max().expand(3))
+        lopsided = replace(even, first_layers=torch.tensor([[0, 1, 2]]))
+        found = repair_stages(table, lopsided)
+        moved += int(bool(evaluate_batch(table, found).feasible[0]))
+        assert int(found.first_layers[0].diff().min()) >= 1
+    assert moved == 12
+
+
+def test_a_plan_that_exchanges_make_fit_keeps_its_stages() -> None:
+    kept = 0
+    for seed in range(12):
+        table = random_table(seed, pp=2, num_layers=6, num_choices=5, tightness=0.6)
+        plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
+        for row in range(len(plans)):
+            own = plans[row : row + 1]
+            fixed, cost = repair(table, own, float("inf"))
+            found = repair_stages(table, own)
+            if bool(cost.feasible[0]):
+                assert found.first_layers.equal(own.first_layers)
+                assert found.choices.equal(fixed.choices)
+                kept += 1
+    assert kept
