@@ -43,7 +43,8 @@ class PlanStage:
 
     name: str
     """`relaxed`: mean weights of the winning restart over the last third of the steps, rounded;
-    `repaired`: made to fit by the cheapest exchanges, and by passing layers on; `fitted`: strategies and stage boundaries chosen again; `polished`; `chosen`."""
+    `repaired`: made to fit by the cheapest exchanges, and by passing layers on; `fitted`: strategies
+    and stage boundaries chosen again; `polished`; `chosen`."""
     iteration_time_s: float
     fits: bool
 
