@@ -31,6 +31,10 @@ COMMANDS = {
     ),
     "graph": ("split a module of your own over ranks, and write the program", ""),
     "design": ("find the machine for a budget, or the cheapest machine for a time", ""),
+    "models": (
+        "list the models with their sizes; also: clusters, devices, trainers",
+        "The first word of a line is the NAME of model=NAME, cluster=NAME or trainer=NAME.",
+    ),
     "profile": ("measure this machine, and write its device and cluster files", ""),
 }
 """Summary and usage of each command; a command without a usage prints its own help."""

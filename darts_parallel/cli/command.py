@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from darts_parallel.cli._arguments import deferred_overrides, flags_first, with_keys
 from darts_parallel.cli._help import help_asked, help_lines
 from darts_parallel.cli._job_config import job_config
+from darts_parallel.cli._listing import LISTS, listing
 from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli._sweeps import sweep_folder
 from darts_parallel.config import (
@@ -85,6 +86,9 @@ def main() -> None:
     held: list[str] = []
     _print_whatever_comes()
     try:
+        if sys.argv[1:2] and sys.argv[1] in LISTS:
+            print("\n".join(listing(sys.argv[1])))
+            return
         if help_asked(sys.argv[1:]):
             print("\n".join(help_lines(sys.argv[1:])))
             return

@@ -36,6 +36,25 @@ def test_the_overview_fits_a_screen_and_names_every_command_and_group() -> None:
     assert folders - set(GROUPS) == {"design"}  # a command of its own reads its files
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("models", "deepseek_v3 61 layers × 7,168 · 256 experts · 163,840 tokens"),
+        ("models", "hf sizes of a file of your own"),
+        ("clusters", "a10_a100_mixed 1 × 4 a100_40 + 3 × 4 a10"),
+        ("devices", "rtx4090 24 GiB at 1,008 GB/s · 165.2 TFLOP/s bf16"),
+        ("trainers", "megatron Megatron-LM, by its flags (megatron/training/arguments.py)."),
+    ],
+)
+def test_a_list_names_every_file_with_its_sizes(command: Command, name: str, line: str) -> None:
+    outcome = command(name)
+    assert outcome.status == 0
+    lines = [" ".join(row.split()) for row in outcome.out.splitlines()]
+    assert line in lines
+    folder = Path(config_dir()) / name.removesuffix("s")
+    assert [row.split()[0] for row in lines] == sorted(path.stem for path in folder.iterdir())
+
+
 @pytest.mark.parametrize("doc", key_docs(), ids=lambda doc: doc.key)
 def test_every_key_says_what_it_means_and_what_null_does(doc: KeyDoc) -> None:
     assert doc.complete, doc
