@@ -50,9 +50,15 @@ class _Device:
         kind, half, batch = self.left[0]
         stage = self.stages[half]
         if kind == "F":
-            given = stage == 0 or ends.get(("F", stage - 1, batch), now + 1) <= now
-            return given and self.held < self.most
-        needed = ("F", stage, batch) if stage == self.last_stage else ("B", stage + 1, batch)
+            if self.held == self.most:
+                return False
+            if stage == 0:
+                return True
+            needed = ("F", stage - 1, batch)
+        elif stage == self.last_stage:
+            needed = ("F", stage, batch)
+        else:
+            needed = ("B", stage + 1, batch)
         return ends.get(needed, now + 1) <= now
 
 
@@ -65,7 +71,10 @@ def with_late_weights(orders: Iterable[Iterable[Step]], most: int) -> tuple[tupl
     """
     rows = [deque(step for step in order if step[0] != "W") for order in orders]
     last = 2 * len(rows) - 1
-    devices = [_Device((k, last - k), last, most, row) for k, row in enumerate(rows)]
+    devices = []
+    for device, row in enumerate(rows):
+        stages = (device, last - device)
+        devices.append(_Device(stages, last, most, row))
     ends: Ends = {}
     now = 0
     while any(device.left or device.weights for device in devices):
