@@ -38,6 +38,25 @@ def test_smooth_max_lies_above_the_maximum_by_at_most_log_n_over_sharpness(seed:
     torch.testing.assert_close(smooth_max(values, None), exact)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sharpness", [5.0, 20.0, 220.0])
+def test_smooth_max_has_the_slope_of_its_value(seed: int, sharpness: float) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    values = 1.0 + 0.3 * torch.rand(6, generator=rng, dtype=torch.float64)
+    free = values.clone().requires_grad_()
+    smooth_max(free, sharpness).backward()
+    step = 1e-6
+    slopes = []
+    for index in range(6):
+        moved = [values.clone(), values.clone()]
+        moved[0][index] -= step
+        moved[1][index] += step
+        low, high = (float(smooth_max(one, sharpness)) for one in moved)
+        slopes.append((high - low) / (2 * step))
+    assert free.grad is not None
+    assert free.grad.tolist() == pytest.approx(slopes, abs=1e-4)
+
+
 def test_smooth_max_of_zeros_has_a_finite_gradient() -> None:
     values = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
     smooth_max(values, 20.0).sum().backward()
