@@ -76,10 +76,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     flags = vars(FlagParser().parse_intermixed_args(_written_out(arguments)))
     given = flags.pop("overrides")
     verb = next((argument for argument in given if argument in VERBS), None)
-    overrides = [
-        *_without_verb(given, verb),
-        *_tune_flags(verb, flags.pop("top"), flags.pop("from_log"), force=flags.pop("force")),
-    ]
+    force = flags.pop("force")
+    tuned = _tune_flags(verb, flags.pop("top"), flags.pop("from_log"), force=force)
+    overrides = [*_without_verb(given, verb), *tuned]
     if flags.pop("explain"):
         overrides.append("explain=true")
     for override in overrides:
