@@ -39,16 +39,18 @@ class TrainingConfig:
     optimizer: str = one_of("adam", OPTIMIZERS)
     """Optimizer; its states take memory, and its step takes time."""
     attention_kernel: str | None = one_of(None, KERNELS)
-    """FlashAttention 2 or 3, cuDNN's, Triton's, what PyTorch chooses, or no fused one. null, here
-    and in the three keys that follow: what the trainer's files set, else the average of measured
-    runs."""
+    """FlashAttention 2 or 3, cuDNN's, Triton's, what PyTorch chooses, or no fused one; null: what the
+    trainer's files set, else the average of measured runs."""
     tp_comm_overlap: bool | None = None
-    """Products overlap the tensor-parallel communication (Megatron-LM's flag of this name)."""
+    """Products overlap the tensor-parallel communication (Megatron-LM's flag of this name); null: as
+    the trainer's files set it, else the average of measured runs."""
     compiled: bool | None = None
-    """Blocks are compiled (`torch.compile`)."""
+    """Blocks are compiled (`torch.compile`); null: as the trainer's files set it, else the average of
+    measured runs."""
     loss: str | None = one_of(None, ("full", "chunked", "fused"))
     """`full`: all logits of a micro-batch exist; `chunked`: an eighth of them at a time; `fused`:
-    head and loss are one kernel, or, in Megatron-LM, the loss is."""
+    head and loss are one kernel, or, in Megatron-LM, the loss is; null: as the trainer's files set
+    it, else the average of measured runs."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
     """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
     moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
