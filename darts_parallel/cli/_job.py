@@ -195,7 +195,7 @@ class Job(Watcher):
         for line in distance:
             self._print_line(line)
         tables += render_ladder(findings.rungs, self.console)
-        trainers = trainers_table(findings.offers, problem)
+        trainers = trainers_table(findings.offers, problem, outcome.plan)
         self.console.print(trainers)
         file = self._file("plan.json")
         lines = [
@@ -235,7 +235,7 @@ class Job(Watcher):
         self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]
     ) -> list[str]:
         """Print and return the commands to go on."""
-        lines = trainer_sentences(found, problem, self.overrides)
+        lines = trainer_sentences(found, self.overrides)
         others = [rung for rung in rungs if rung.name != CHOSEN]
         lines += [f"{r.name}: {start_command(problem, r.plan, self._file(r.file))}" for r in others]
         for line in lines if problem.config.output.verbose else ():

@@ -3,19 +3,19 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import exp
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from darts_parallel.config import EXPORTS
-from darts_parallel.cost import CostTable, without_dominated
+from darts_parallel.config import EXPORTS, Trainer
+from darts_parallel.cost import CostTable, build_tables, evaluate, without_dominated
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
-from darts_parallel.planner import Planned, out_of_memory, posterior
+from darts_parallel.planner import Planned, out_of_memory, tightened
 from darts_parallel.plans import Plan, job_facts, trainer_runs
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, one_line, table_of
@@ -29,21 +29,19 @@ COUNT = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """A trainer's plan for a job: the chosen plan if it runs that, else its best uniform plan."""
+    """A trainer's own best plan for a job, priced by the trainer's own efficiencies."""
 
     name: str
     plan: Plan | None
     """None: no plan of this space."""
     seconds: float | None = None
     """Per iteration."""
-    slower: float = 0.0
-    """Relative to the chosen plan."""
     chance: float | None = None
     """Probability that the job runs out of memory."""
     takes: bool = False
     """Whether it takes the chosen plan."""
     why: str = ""
-    """Why it takes no plan, one clause."""
+    """Why there is no plan, or what the plan lacks to be the best one, one clause."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
@@ -64,94 +62,125 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
     return f"no trainer takes {file}"
 
 
-def trainers_table(found: Sequence[Offer], problem: Problem) -> Table:
+def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Table:
     """Return a line for every trainer: what each makes of the job."""
-    columns = [("trainer", "left"), ("plan (trainer=NAME searches more)", "left")]
+    average = problem.training.software is None and problem.config.cost.knows_stages
+    whose = "by the trainer's own efficiencies" + " (above: average ones)" * average
+    columns = [("trainer", "left"), (f"best plan {whose}", "left")]
     table = table_of(None, *columns, ("seconds", "right"), ("fits", "right"))
     for offer in found:
         if offer.plan is None:
             table.add_row(offer.name, one_line(f"none: {offer.why}"), "", "")
             continue
-        words = (
-            "this plan" if offer.takes else offer.plan.describe(problem.training.global_batch_size)
-        )
+        words = offer.plan.describe(problem.training.global_batch_size)
+        words = "this plan" if offer.plan == chosen else words
+        words = f"{offer.why}: {words}" if offer.why else words
         time = "" if offer.seconds is None else seconds_label(offer.seconds)
         table.add_row(offer.name, one_line(words), time, fits_label(offer.chance))
     return table
 
 
-def trainer_sentences(found: Sequence[Offer], problem: Problem, given: Sequence[str]) -> list[str]:
-    """Say how a trainer gets its plan, and what none that takes this one costs."""
-    others = [offer for offer in found if offer.plan is not None and not offer.takes]
-    if not others:
+def trainer_sentences(found: Sequence[Offer], given: Sequence[str]) -> list[str]:
+    """Say how a trainer gets its plan."""
+    if not any(offer.plan is not None and not offer.takes for offer in found):
         return []
-    lines = []
-    if not any(offer.takes for offer in found):
-        lines += _within_error(min(others, key=lambda offer: offer.slower), problem)
-    named = problem.config.space.trainer
     kept = [override for override in given if not override.startswith("trainer=")]
     again = " ".join(["darts-parallel", *kept, "trainer=NAME"])
-    whose = f"rows consider plans of {named} only; " if named else ""
-    return [*lines, f"{whose}best plan for another trainer: {again}"]
-
-
-def _within_error(best: Offer, problem: Problem) -> list[str]:
-    """Say so where a trainer's own plan is slower by less than the model can tell."""
-    difference = exp(posterior(problem).difference) - 1.0
-    if best.slower >= difference:
-        return []
-    told = f"less than the model can tell ({100 * difference:.0f} %)"
-    faster = f"{100 * best.slower:.1f} %"
-    return [
-        f"No trainer takes this plan, and it is faster than {best.name}'s own by {faster}, {told}."
-    ]
+    return [f"best plan for another trainer: {again}"]
 
 
 def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer]:
-    """Yield what each trainer makes of the job; beside a given plan no other is looked for.
+    """Yield what each trainer makes of the job; next to a given plan no other is looked for.
 
     Args:
         problem: As it was searched.
+        seconds: Of the chosen plan.
     """
-    config, plan, deadline = problem.config, planned.plan, time.monotonic() + SECONDS
+    config, plan = problem.config, planned.plan
     closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
-    others = closed and planned.result is not None and config.space.offload is None
+    search = closed and planned.result is not None and config.space.offload is None
+    rows = _Rows(planned, seconds, time.monotonic() + SECONDS)
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
-        if not refused:
-            yield Offer(name, plan, seconds, 0.0, out_of_memory(plan, problem), takes=True)
-        elif lacking := model_refusals(problem, name):
-            yield Offer(name, None, why=lacking[0][0])
-        elif not others:
-            yield Offer(name, None, why=refused[0][0])
-        else:
-            yield _own_row(name, problem, planned.tables, deadline, seconds)
+        try:
+            if lacking := model_refusals(problem, name):
+                yield Offer(name, None, why=lacking[0][0])
+            elif refused and not search:
+                yield Offer(name, None, why=refused[0][0])
+            else:
+                yield rows.row(name, problem, takes=not refused, search=search)
+        except DartsParallelError as error:
+            yield Offer(name, None, why=str(error).rstrip("."))
 
 
-def _own_row(
-    name: str,
-    problem: Problem,
-    tables: Sequence[CostTable],
-    deadline: float,
-    chosen: float,
-) -> Offer:
-    """Return a trainer's own best plan; what its rules refuse of the user's pins is the reason."""
-    try:
-        return _own_best(name, problem, tables, deadline, chosen)
-    except DartsParallelError as error:
-        return Offer(name, None, why=str(error).rstrip("."))
+@dataclass(frozen=True)
+class _Rows:
+    """Makes the rows of all trainers."""
+
+    planned: Planned
+    seconds: float
+    """Of the chosen plan."""
+    deadline: float
+    """Limit of `time.monotonic()` for the searches of all trainers."""
+
+    def row(self, name: str, problem: Problem, *, takes: bool, search: bool) -> Offer:
+        """Return a trainer's own best plan, or the chosen one where that is as fast."""
+        own = own_problem(problem, name)
+        plan = self.planned.plan
+        same = own.training.software == problem.training.software
+        taken = None
+        if takes:
+            seconds = self.seconds if same else evaluate(plan, own).iteration_time_s
+            taken = Offer(name, plan, seconds, out_of_memory(plan, own), takes=True)
+            if same or not search:
+                return taken
+        shared = same and problem.config.space.trainer is None
+        if not shared:
+            own = replace(own, headroom=tightened(own).headroom)
+        best = self._own_best(name, own, shared=shared)
+        layerwise = own.config.abilities(name).layerwise or own.config.space.executable
+        if best.plan is not None and layerwise and problem.config.space.kind != "uniform":
+            best = replace(best, why=f"uniform, trainer={name} searches layer-wise")
+        if taken is None or (best.seconds or inf) < (taken.seconds or inf):
+            return replace(best, takes=takes)
+        return taken
+
+    def _own_best(self, name: str, own: Problem, *, shared: bool) -> Offer:
+        """Return the best uniform plan of a trainer."""
+        rules, mine = own.config.abilities(name), []
+        if shared:
+            mine = list(_restricted(self.planned.tables, own, rules))
+        elif time.monotonic() < self.deadline:
+            mine = [without_dominated(table) for table in build_tables(own)]
+        found = find_uniform_plan(mine, deadline=self.deadline, count=COUNT)
+        again = f"trainer={name}"
+        for candidate in found.alternatives:
+            plan = candidate.to_plan(mine)
+            if refusals(own, plan, name):
+                continue
+            why = "" if found.proven else f"unfinished, {again} goes on"
+            return Offer(name, plan, candidate.time, out_of_memory(plan, own), why=why)
+        if not found.proven:
+            return Offer(name, None, why=f"not finished; try {again}")
+        return Offer(name, None, why="no plan of this space that it runs fits")
 
 
-def _own_best(
-    name: str, problem: Problem, tables: Sequence[CostTable], deadline: float, chosen: float
-) -> Offer:
-    """Return the best uniform plan of a trainer, by the tables of the chosen plan."""
-    space = replace(problem.config.space, trainer=name)
-    own = replace(
-        Problem.from_config(replace(problem.config, space=space)), headroom=problem.headroom
-    )
+def own_problem(problem: Problem, name: str) -> Problem:
+    """Return the problem of a trainer: uniform plans that it runs, by its own efficiencies."""
+    config = problem.config
+    known = config.abilities(name).software
+    software = config.training.software
+    if software not in known:
+        software = known[0] if known else None
+    space = replace(config.space, trainer=name, executable=False, kind="uniform")
+    training = replace(config.training, software=software)
+    own = Problem.from_config(replace(config, space=space, training=training))
+    return replace(own, headroom=problem.headroom)
+
+
+def _restricted(tables: Sequence[CostTable], own: Problem, rules: Trainer) -> Iterator[CostTable]:
+    """Yield the part of each table that a trainer runs."""
     fused = torch.tensor([layer.fused_to_previous for layer in own.model.layers])
-    mine, rules = [], own.config.abilities(name)
     job = job_facts(own.model, own.training, own.software)
     for table in tables:
         schedule = table.pipeline.schedule
@@ -161,15 +190,4 @@ def _own_best(
             if trainer_runs(rules, job, table.pp, table.cp, schedule, choice)
         ]
         if kept:
-            mine.append(
-                without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused))
-            )
-    found = find_uniform_plan(mine, deadline=deadline, count=COUNT)
-    for candidate in found.alternatives:
-        plan = candidate.to_plan(mine)
-        if not refusals(own, plan, name):
-            return Offer(
-                name, plan, candidate.time, candidate.time / chosen - 1.0, out_of_memory(plan, own)
-            )
-    why = "no plan of this space that it runs " + ("fits" if found.proven else "was found")
-    return Offer(name, None, why=why)
+            yield without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused))
