@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from darts_parallel.config import EXPORTS, Trainer
+from darts_parallel.config import EXPORTS
 from darts_parallel.cost import CostTable, build_tables, evaluate, without_dominated
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import find_uniform_plan
@@ -147,13 +147,14 @@ class _Rows:
 
     def _own_best(self, name: str, own: Problem, *, shared: bool) -> Offer:
         """Return the best uniform plan of a trainer."""
-        rules, mine = own.config.abilities(name), []
+        again = f"trainer={name}"
+        if time.monotonic() > self.deadline:
+            return Offer(name, None, why=f"not finished; try {again}")
         if shared:
-            mine = list(_restricted(self.planned.tables, own, rules))
-        elif time.monotonic() < self.deadline:
+            mine = list(_restricted(self.planned.tables, own))
+        else:
             mine = [without_dominated(table) for table in build_tables(own)]
         found = find_uniform_plan(mine, deadline=self.deadline, count=COUNT)
-        again = f"trainer={name}"
         for candidate in found.alternatives:
             plan = candidate.to_plan(mine)
             if refusals(own, plan, name):
@@ -178,8 +179,9 @@ def own_problem(problem: Problem, name: str) -> Problem:
     return replace(own, headroom=problem.headroom)
 
 
-def _restricted(tables: Sequence[CostTable], own: Problem, rules: Trainer) -> Iterator[CostTable]:
-    """Yield the part of each table that a trainer runs."""
+def _restricted(tables: Sequence[CostTable], own: Problem) -> Iterator[CostTable]:
+    """Yield the part of each table that the trainer of a problem runs."""
+    rules = own.config.abilities(str(own.config.space.trainer))
     fused = torch.tensor([layer.fused_to_previous for layer in own.model.layers])
     job = job_facts(own.model, own.training, own.software)
     for table in tables:

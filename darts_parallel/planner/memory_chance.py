@@ -11,6 +11,7 @@ loosened as little as needed; the median peak fits always.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import NormalDist
@@ -35,12 +36,8 @@ MOST_EXTRA = 0.15
 """Relative seconds that a safe plan may cost."""
 GAIN = 2.0 * TIE
 """Relative seconds from which another plan is faster: above what two ties may cost."""
-ROUNDS = 4
-"""Searches at most, each with less memory than the one before."""
-OVERSHOOT = 2.0
-"""Factor of the next tightening over the missing one: devices share errors, so that one step may not do."""
-LOOSER = (0.5, 0.25, 0.0)
-"""Shares of the distance to all memory, for further searches where the plan is twice as safe as asked for."""
+LEVELS = (0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01, 3e-3, 1e-3, 1e-4)
+"""Chances of one device whose headrooms are searched, whatever `space.out_of_memory` is."""
 LEAST_STEP = 0.02
 """Least tightening, of the logarithm of the memory."""
 SAFE_TRIES = 4
@@ -104,7 +101,12 @@ def _headroom(distance: float) -> float:
 
 
 def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned:
-    """Return what a search finds, with memory tightened until its plan keeps `space.out_of_memory`.
+    """Return the fastest plan met that keeps `space.out_of_memory`; if none does, the safest one.
+
+    Plans are met at the headrooms of `LEVELS`. `search=exact` starts with all memory, and the first
+    plan that keeps the chance is the fastest one: the seconds of optima rise with the headroom. So
+    with a looser limit seconds never rise and chances never fall. The other searches start at the
+    level of the limit, since each takes seconds.
 
     Args:
         find: Searches the problem with a share of every device's memory left free.
@@ -112,20 +114,20 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
     Errors:
         InfeasibleError: no plan's median peak fits.
     """
-    headroom = tightened(problem).headroom
+    if not tightened(problem).headroom:
+        return find(0.0)
     errors = _MemoryErrors(posterior(problem), problem.cluster, problem.software.name)
     median = Asked.of(tightened(problem, 0.5), tables=())
-    search = _ChanceSearch(find, problem.config, errors, median)
-    try:
-        found = search.tightest(headroom)
-    except InfeasibleError as error:
-        if not headroom:
-            raise
-        largest = _distance_that_fits(replace(problem, headroom=headroom))
-        return search.safest(largest, error)
-    if found.warning or found.problem is None:
-        return found
-    return search.loosened(found, found.problem.headroom)
+    headrooms = [errors.headroom(chance) if chance < 0.5 else 0.0 for chance in LEVELS]
+    search = _ChanceSearch(find, problem, errors, median, headrooms)
+    usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
+    exact = problem.config.search.method == "exact"
+    met, failed = search.tighter(0 if exact else usual)
+    if met and search.keeps(met[-1]):
+        return met[-1] if exact else search.loosened(met[-1], usual)
+    if met and met[-1].interrupted:
+        return met[-1]
+    return search.safest(met, failed, usual)
 
 
 @dataclass(frozen=True)
@@ -133,56 +135,60 @@ class _ChanceSearch:
     """Searches of one job with more and less memory left free."""
 
     find: Callable[[float], Planned]
-    config: Config
+    problem: Problem
     errors: _MemoryErrors
     median: Asked
     """The job with all memory but `space.memory_margin`, without tables."""
+    headrooms: Sequence[float]
+    """Shares of memory left free, of `LEVELS`."""
+
+    @property
+    def config(self) -> Config:
+        """Configuration of the job."""
+        return self.problem.config
 
     @property
     def allowed(self) -> float:
         """Chance of running out of memory that a plan may have."""
         return self.config.space.out_of_memory
 
-    def tightest(self, headroom: float) -> Planned:
-        """Tighten memory until a plan keeps the chance.
+    def keeps(self, found: Planned) -> bool:
+        """Return whether a plan keeps the chance."""
+        return found.out_of_memory is None or found.out_of_memory <= self.allowed
 
-        Errors:
-            InfeasibleError: no plan fits with the first headroom.
+    def tighter(self, first: int) -> tuple[list[Planned], int | None]:
+        """Leave more and more memory free, from a level on, until a plan keeps the chance.
+
+        Returns:
+            The plans met, and the level at which no plan fits; None where some plan fits at all.
         """
-        found = self.find(headroom)
-        for _ in range(ROUNDS - 1):
-            chance = found.out_of_memory
-            if chance is None or self._settled(found, headroom):
-                return found
-            missing = (_quantile(self.allowed) - _quantile(chance)) * self.errors.spread()
-            step = max(OVERSHOOT * missing, LEAST_STEP)
-            headroom = _headroom(_distance(headroom) + step)
+        met: list[Planned] = []
+        for level in range(first, len(self.headrooms)):
+            headroom = self.headrooms[level]
+            tight = replace(self.problem, headroom=headroom)
+            if met and evaluate(met[-1].plan, tight).feasible:
+                continue  # it is the best plan of this level, too
             try:
-                found = self.find(headroom)
+                met.append(self.find(headroom))
             except InfeasibleError:
+                if not headroom:
+                    raise
+                return met, level
+            if self.keeps(met[-1]) or met[-1].interrupted:
                 break
-        if self._settled(found, headroom):
-            return found
-        warning = f"no plan that keeps space.out_of_memory={self.allowed:g} was found"
-        return replace(found, warning=warning)
+        return met, None
 
-    def _settled(self, found: Planned, headroom: float) -> bool:
-        """Return whether less memory would be of no use."""
-        chance = found.out_of_memory
-        return chance is None or chance <= self.allowed or not headroom or found.interrupted
-
-    def loosened(self, found: Planned, headroom: float) -> Planned:
+    def loosened(self, found: Planned, level: int) -> Planned:
         """Leave less memory free while the plan is twice as safe as asked for and a faster one may fit.
 
         One spread for all compositions of bytes may leave more free than the plan needs.
         """
-        for share in LOOSER if headroom else ():
-            if found.interrupted or not self._worth_loosening(found, last=not share):
+        for looser in reversed(range(level)):
+            if found.interrupted or not self._worth_loosening(found, last=not looser):
                 break
-            other = self.find(_headroom(share * _distance(headroom)))
+            other = self.find(self.headrooms[looser])
             found = replace(found, interrupted=other.interrupted)
-            chance = other.out_of_memory
-            if chance is None or chance > self.allowed or other.interrupted:
+            if not self.keeps(other) or other.interrupted:
                 break
             if _seconds(other) <= _seconds(found) * (1.0 - TIE):
                 found = other
@@ -209,23 +215,30 @@ class _ChanceSearch:
         rung = _rung("fastest", asked, found, RUNG_SECONDS)
         return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - GAIN)
 
-    def safest(self, distance: float, error: InfeasibleError) -> Planned:
-        """Plan with as much memory left free as some plan allows; the error says what would help.
+    def safest(self, met: Sequence[Planned], failed: int | None, usual: int) -> Planned:
+        """Return the plan of least chance; the warning says what a plan that keeps the limit takes.
 
         Args:
-            distance: Largest one, in log memory, at which some plan fits.
+            met: Plans that do not keep the chance.
+            failed: Level at which no plan fits: more memory is left free below it, as far as some
+                plan allows.
+            usual: Level of the limit.
         """
-        for own in (distance, distance / 2.0) if distance else ():
+        warning = f"no plan that keeps space.out_of_memory={self.allowed:g} was found"
+        found = list(met)
+        if failed is not None:
+            distance = _distance_that_fits(replace(self.problem, headroom=self.headrooms[failed]))
+            for own in (distance, distance / 2.0, 0.0)[: 1 if met else None]:
+                with suppress(InfeasibleError):
+                    found.append(self.find(_headroom(own)))
+                    break
             try:
-                found = self.find(_headroom(own))
-                break
-            except InfeasibleError:
-                continue
-        else:
-            found = self.find(0.0)
-        ways = str(error).partition("smallest changes that help: ")[2].removesuffix(".")
-        kept = f"no plan keeps space.out_of_memory={self.allowed:g}"
-        return replace(found, warning=f"{kept}; it takes {ways}")
+                self.find(self.headrooms[max(failed, usual)])
+            except InfeasibleError as error:
+                ways = str(error).partition("smallest changes that help: ")[2].removesuffix(".")
+                warning = f"no plan keeps space.out_of_memory={self.allowed:g}; it takes {ways}"
+        best = min(found, key=lambda one: one.out_of_memory or 0.0)
+        return best if self.keeps(best) else replace(best, warning=warning)
 
 
 def _seconds(planned: Planned) -> float:

@@ -1,6 +1,7 @@
 """Memory as a chance constraint: what is promised holds for the plan, and what cannot be is said."""
 
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 import torch
@@ -8,9 +9,17 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner._simplest import TIE
-from darts_parallel.planner.memory_chance import MOST_EXTRA, SAFER, SURE, ladder, tightened
-from darts_parallel.planner.planning import plan
+from darts_parallel.planner.memory_chance import (
+    MOST_EXTRA,
+    SAFER,
+    SURE,
+    ladder,
+    tightened,
+    within_chance,
+)
+from darts_parallel.planner.planning import _searched, plan
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
+from darts_parallel.planner.watcher import Watcher
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]
@@ -48,6 +57,32 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
                 assert chosen < rung.seconds <= chosen * (1.0 + MOST_EXTRA)
             if rung.name == "fastest":
                 assert rung.seconds < chosen * (1.0 - 2.0 * TIE)
+
+
+MONOTONE = [
+    ["cluster.devices.toy.memory_GiB=0.13"],
+    ["cluster.devices.toy.memory_GiB=0.16", "space=uniform"],
+    ["cluster.devices.toy.memory_GiB=0.2", "space=uniform"],
+    ["cluster.devices.toy.memory_GiB=0.2", "space.pp=2"],
+    ["cluster.devices.toy.memory_GiB=0.25", "space=uniform", "training.seq_len=32"],
+    ["cluster=toy_mixed", "cluster.devices.toy.memory_GiB=0.2", "space=uniform"],
+]
+
+
+@pytest.mark.parametrize("job", MONOTONE)
+def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list[str]) -> None:
+    few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "verification.enabled=false"]
+    problem = load_problem([*TOY, *few, *job])
+    find = cache(partial(_searched, problem, None, Watcher()))  # the limit is no part of it
+    seconds, chance = float("inf"), 0.0
+    for allowed in (1e-3, 0.01, 0.05, 0.12, 0.2, 0.35, 0.5):
+        space = replace(problem.config.space, out_of_memory=allowed)
+        asked = replace(problem, config=replace(problem.config, space=space))
+        found = within_chance(asked, find)
+        assert found.result.iteration_time_s <= seconds * (1.0 + 1e-12)
+        assert found.out_of_memory >= chance - 1e-12
+        assert bool(found.warning) == (found.out_of_memory > allowed and allowed < 0.5)
+        seconds, chance = found.result.iteration_time_s, found.out_of_memory
 
 
 def test_a_safe_plan_halves_the_chance_and_sure_ones_have_none(
