@@ -4,9 +4,9 @@ The logarithm of a device's bytes is off by a normal error. Inside a search ever
 s)` of its memory. `z` is the normal quantile of the chance, `s` the largest standard deviation of
 any composition of bytes: one number, so that the constraint stays additive and every bound and
 proof holds for the tightened problem. The chance of the plan that comes out is then computed for
-the whole job, whose devices share their errors (`prediction_intervals.any_above`); where it is
-above the limit the memory is tightened further. Where no plan fits the tightened problem, it is
-loosened as little as needed; the median peak fits always.
+the whole job, whose devices share their errors (`prediction_intervals.any_above`). Searches leave
+the headrooms of a fixed list free, and the fastest plan that keeps the limit is taken. Where none
+does, the plan of least chance is; the median peak fits always.
 """
 
 import time
