@@ -99,7 +99,7 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     config, plan = problem.config, planned.plan
     closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
     search = closed and planned.result is not None and config.space.offload is None
-    rows = _Rows(planned, seconds, time.monotonic() + SECONDS)
+    rows = _TrainerRows(planned, seconds, time.monotonic() + SECONDS)
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         try:
@@ -114,12 +114,12 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TrainerRows:
     """Makes the rows of all trainers."""
 
     planned: Planned
     seconds: float
-    """Of the chosen plan."""
+    """Seconds of the chosen plan."""
     deadline: float
     """Limit of `time.monotonic()` for the searches of all trainers."""
 
