@@ -49,7 +49,10 @@ class ShardGroup:
 
     def held(self, state: StateBytes) -> StateBytes:
         """Return bytes per parameter; frozen parameters keep no gradient or optimizer state."""
-        return state if self.frozen is None else StateBytes(self.frozen, 0.0, 0.0)
+        if self.frozen is None:
+            return state
+        # an explanation asks for one part of the state at a time, which may be no parameter
+        return StateBytes(self.frozen if state.parameter else 0.0, 0.0, 0.0)
 
 
 def frozen_bytes(stage: StageContext, layer: LayerSpec) -> float | None:

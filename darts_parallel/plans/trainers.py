@@ -26,6 +26,7 @@ TRAINING_FACTS = (
     "compiled",
     "loss",
     "cuda_graphs",
+    "overlap_moe_expert_parallel_comm",
 )
 """Fields of `TrainingConfig` that the rules may name."""
 STRATEGY_FACTS = (

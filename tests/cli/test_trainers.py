@@ -102,5 +102,5 @@ def test_a_plan_is_started_by_a_trainer_that_takes_it_and_no_other() -> None:
     assert (
         start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
     )
-    nobody = load_problem([*TOY, "training.cuda_graphs=full_iteration"])
+    nobody = load_problem([*TOY, "training.loss=chunked", "training.attention_kernel=triton"])
     assert start_command(nobody, chosen, Path("p.json")) == "no trainer takes p.json"

@@ -115,6 +115,7 @@ def test_megatrons_script_names_the_flags_of_its_source() -> None:
     ("training", "strategy", "why"),
     [
         ({"tp_comm_overlap": True}, LayerStrategy(2, 4, 1), "wants sequence parallelism"),
+        ({"cuda_graphs": "per_layer"}, LayerStrategy(1, 8, 1, "full"), "are not recomputed"),
         ({"optimizer": "adam_bf16_moments"}, LayerStrategy(1, 8, 0), "the distributed optimizer"),
         ({"optimizer": "lion"}, LayerStrategy(1, 8, 3), "its FSDP takes Adam only"),
     ],
@@ -221,6 +222,8 @@ def logit_bytes(*job: str) -> float:
 def test_the_loss_keeps_all_logits_an_eighth_of_them_or_none() -> None:
     assert logit_bytes() == logit_bytes("training.loss=full") == 6.0
     assert logit_bytes("training.loss=chunked") == 6.0 / 8
+    # models of Hugging Face keep float32 logits and their softmax
+    assert logit_bytes("training.software=deepspeed_hf") == 14.0
     assert logit_bytes("training.loss=fused") == 0.0
     # Megatron's fused loss keeps 16-bit logits and the softmax
     assert logit_bytes("training.loss=fused", "training.software=megatron_core") == 6.0

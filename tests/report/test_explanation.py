@@ -47,6 +47,12 @@ PROBLEMS = {
     "adapters": [*MIXTURE, "training.lora_rank=4", "training.lora_targets=[linear_qkv,linear_fc2]"],
     "simulated": [*LLAMA, "cost.pipeline=simulated"],
     "half blocks": [*MIXTURE, "space.cut=half_block"],
+    "dropped adapters": [
+        *LLAMA,
+        "training.lora_rank=4",
+        "training.lora_dropout=0.1",
+        "training.frozen_bits=4",
+    ],
     "recorded iterations": [*LLAMA, "training.cuda_graphs=full_iteration"],
 }
 
