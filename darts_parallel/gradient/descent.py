@@ -405,7 +405,9 @@ class GradientSearch:
         rounded = group.average_plans().plans
         row = outer * self.merits[lead].shape[1] + restart
         relaxed = rounded[row : row + 1]
-        repaired = repair_stages(table, relaxed)
+        # an exchange of one layer leaves the other spaces
+        layerwise = self.space_kind == "layerwise"
+        repaired = repair_stages(table, relaxed) if layerwise else relaxed
         found = []
         for name, plan in (("relaxed", relaxed), ("repaired", repaired)):
             cost = evaluate_batch(table, plan)
