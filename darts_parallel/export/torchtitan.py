@@ -52,8 +52,7 @@ def export(job: Request) -> Exported:
     pipeline = job.plan.pp > 1
     files: dict[str, str] = {}
     lines = _assignments("parallelism", parallelism_fields(job, strategy))
-    plan = job.plan
-    if pipeline and plan.passes.pytorch_class(plan.pp, plan.num_micro_batches) is None:
+    if pipeline and job.plan.passes.pytorch is None:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
         path = f'str(Path(__file__).with_name("{ORDER}"))'
         lines.append(f"    config.parallelism.pipeline_parallel_schedule_csv = {path}")
@@ -152,7 +151,7 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
         # an order in a CSV still needs a class, which decides where the stages lie
         rules = (plan.passes, _usual(plan))
         names = [rule.pytorch_class(plan.pp, plan.num_micro_batches) for rule in rules]
-        values["pipeline_parallel_schedule"] = names[0] or names[1] or rules[1].pytorch
+        values["pipeline_parallel_schedule"] = names[0] or names[1]
         values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
     return values
 

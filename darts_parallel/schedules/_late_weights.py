@@ -22,6 +22,8 @@ class _Device:
     last_stage: int
     most: int
     """Micro-batches of a stage that it can hold, from forward pass to gradient of the weights."""
+    most_weights: int
+    """Gradients of the weights that it can leave for later."""
     left: deque[Step]
     """Forward and backward passes that have not run."""
     weights: deque[Step] = field(default_factory=deque)
@@ -31,7 +33,7 @@ class _Device:
 
     def next(self, now: int, ends: Ends) -> Step | None:
         """Take the pass that runs in a second; None: the device waits."""
-        if self.left and self._may_run(now, ends):
+        if self.left and len(self.weights) < self.most_weights and self._may_run(now, ends):
             step = self.left.popleft()
             kind, half, batch = step
             if kind == "F":
@@ -62,19 +64,22 @@ class _Device:
         return ends.get(needed, now + 1) <= now
 
 
-def with_late_weights(orders: Iterable[Iterable[Step]], most: int) -> tuple[tuple[Step, ...], ...]:
+def with_late_weights(
+    orders: Iterable[Iterable[Step]], most: int, most_weights: int
+) -> tuple[tuple[Step, ...], ...]:
     """Return the passes of every device with the gradients of the weights as late as above.
 
     Args:
         orders: Passes by device; gradients of the weights in them are ignored.
         most: Micro-batches of a stage that a device can hold; the orders hold no more.
+        most_weights: Gradients of the weights that a device can leave for later.
     """
     rows = [deque(step for step in order if step[0] != "W") for order in orders]
     last = 2 * len(rows) - 1
     devices = []
     for device, row in enumerate(rows):
         stages = (device, last - device)
-        devices.append(_Device(stages, last, most, row))
+        devices.append(_Device(stages, last, most, most_weights, row))
     ends: Ends = {}
     now = 0
     while any(device.left or device.weights for device in devices):

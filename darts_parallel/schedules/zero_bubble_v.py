@@ -1,14 +1,10 @@
 """ZB-V (Qi et al. 2023, arXiv 2401.10241, section 6), in PyTorch's order.
 
 The bubble vanishes if forward, backward and weight passes take equal seconds, with the memory of
-1F1B. That takes 2 pp - 1 micro-batches. With fewer, PyTorch's order runs weight passes while other
-devices wait for what follows, so they are moved (`_late_weights.py`), and PyTorch gets the passes.
+1F1B.
 """
 
-from functools import lru_cache
-
-from darts_parallel.schedules._folded import Folded, Runner, Step, Steps
-from darts_parallel.schedules._late_weights import with_late_weights
+from darts_parallel.schedules._folded import Folded, Runner, Steps
 
 
 class ZeroBubbleV(Folded):
@@ -19,29 +15,11 @@ class ZeroBubbleV(Folded):
     starts_search = True
 
     def steps(self, device: int, pp: int, count: int) -> Steps:
-        """Take PyTorch's order where there are enough micro-batches for it."""
-        if count < _enough(pp):
-            yield from _few(pp, count)[device]
-        else:
-            yield from _steps(device, pp, count)
-
-    def pytorch_class(self, pp: int, count: int) -> str | None:
-        """Return no class where passes are moved."""
-        return None if count < _enough(pp) else self.pytorch
-
-
-def _enough(pp: int) -> int:
-    return 2 * pp - 1
-
-
-@lru_cache(maxsize=64)
-def _few(pp: int, count: int) -> tuple[tuple[Step, ...], ...]:
-    """Write the order for enough micro-batches, leave the surplus out, and move the weights."""
-    orders = []
-    for device in range(pp):
-        steps = _steps(device, pp, _enough(pp))
-        orders.append([step for step in steps if step[2] < count])
-    return with_late_weights(orders, 2 * pp)
+        """Write the order for enough micro-batches, and leave the surplus out."""
+        least = max(2 * pp - 1, count)
+        for kind, half, batch in _steps(device, pp, least):
+            if batch < count:
+                yield kind, half, batch
 
 
 def _steps(device: int, pp: int, count: int) -> Steps:

@@ -100,9 +100,9 @@ def test_the_compiled_rule_of_a_stages_bytes_is_that_of_the_table(schedule: str,
     assert priced > 0
 
 
-@pytest.mark.parametrize(("pp", "seconds"), [(4, 27), (8, 55)])
-def test_the_search_finds_nothing_above_zb_v_where_micro_batches_are_few(
-    pp: int, seconds: int
+@pytest.mark.parametrize(("pp", "rule", "least"), [(4, 30, 27), (8, 62, 55)])
+def test_the_search_closes_the_gap_of_zb_v_where_micro_batches_are_few(
+    pp: int, rule: int, least: int
 ) -> None:
     table = free_table(0, "zero_bubble_v", pp, pp, tightness=0.0)
     ones, table = torch.ones_like(table.forward), table.keep_choices(table.allowed[0].nonzero()[0])
@@ -122,9 +122,10 @@ def test_the_search_finds_nothing_above_zb_v_where_micro_batches_are_few(
     )
     zero = torch.zeros(1, table.num_layers, dtype=torch.long)
     plan = HardPlans(zero[0, :1], zero, torch.arange(2 * pp)[None])
-    # of 6 pp for the work
-    assert float(evaluate_batch(table, plan).iteration_time[0]) == seconds
-    assert OrderProblem(table, 0, "uniform").starts(plan)[0].seconds == seconds
+    assert float(evaluate_batch(table, plan).iteration_time[0]) == rule
+    assert (
+        OrderProblem(table, 0, "uniform").starts(plan)[0].seconds == least
+    )  # of 6 pp for the work
 
 
 def hard(order: Order) -> HardPlans:
@@ -192,7 +193,7 @@ def test_annealing_finds_the_best_of_all_orders(
             assert min(found) == pytest.approx(best, rel=1e-12)
 
 
-def test_the_heuristic_finds_zb_v_where_micro_batches_are_as_few_as_devices() -> None:
+def test_the_heuristic_closes_the_gap_of_zb_v_where_micro_batches_are_as_few_as_devices() -> None:
     table = free_table(0, "zero_bubble_v", 8, 8)
     shape, ones = table.forward.shape, torch.ones_like(table.forward)
     ones[:, :, 16:] = 0.0  # one layer a stage counts
@@ -211,7 +212,7 @@ def test_the_heuristic_finds_zb_v_where_micro_batches_are_as_few_as_devices() ->
     table = replace(table, allowed=torch.ones_like(table.allowed), kind_allowed=None)
     rule = float(evaluate_batch(table, plan).iteration_time[0])
     best = OrderProblem(table, 0, "uniform").starts(plan)[0].seconds
-    assert (rule, best) == (55.0, 55.0)  # a bubble of 12.7 % of an iteration
+    assert (rule, best) == (62.0, 55.0)  # bubbles of 22.6 and 12.7 % of an iteration
 
 
 def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pass(

@@ -44,7 +44,7 @@ CASES = {
     "ZB-V": (2, uniform((0, 1, 2, 3, 5), 4, ONE, chunks=2, schedule="zero_bubble_v"), LLAMA),
     "ZB-V of few micro-batches": (
         2,
-        uniform((0, 1, 2, 3, 5), 2, ONE, chunks=2, schedule="zero_bubble_v"),
+        uniform((0, 1, 2, 3, 5), 2, ONE, chunks=2, schedule="zero_bubble_v_late"),
         LLAMA,
     ),
     "ZB-V, tied table": (
