@@ -3,17 +3,19 @@
     python -m experiments.trainer_switches
 
 Every trainer's best uniform plan of Llama 3 70B on 64 H100 is priced and written under each value of
-each switch; Llama 3 8B where the trainer has no plan of 70B. A line is shown where the files of the
-trainer's usual value and of another one differ.
+each switch. The plans of Megatron-LM and nanotron have tp 8, the one of DeepSpeed has no pipeline.
+Llama 3 8B takes the place of a model of which a trainer has no plan. A line is shown where the files of
+two values differ.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.config import EXPORTS, read_trainer, run_main
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, InfeasibleError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
@@ -22,6 +24,9 @@ from experiments.study import Report, Study, StudyOptions, run_study
 
 MODELS = ("llama3_70b", "llama3_8b")
 SEARCH = ("cluster=h100_8x8", "space=uniform", "search=exact")
+SPLIT = ("space.tp=8", "space.sequence_parallel=true")
+PINNED = {"megatron": SPLIT, "nanotron": SPLIT, "deepspeed": ("space.pp=1",)}
+"""Settings under which most switches count, by trainer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ def read_trainer_rows(name: str) -> list[Row]:
     usual = _lines(problem, found, name)
     rows = []
     for key, values in read_trainer(name).switches.items():
-        for value in values:
+        for value in () if "moe" in key else values:
             switch = f"{key}={str(value).lower()}"
             training = replace(problem.config.training, **{key: value})
             try:
@@ -55,7 +60,7 @@ def read_trainer_rows(name: str) -> list[Row]:
                 rows.append(Row(name, words, switch, 0.0, reason))
                 continue
             others = usual if own != usual else _others(problem, found, name, key)
-            only = [line.strip() for line in own if line not in others]
+            only = [line.strip() for line in own if others and line not in others]
             seconds = evaluate(found, changed).iteration_time_s
             rows.append(Row(name, words, switch, seconds, " ".join(only) or "no line"))
     return rows
@@ -63,14 +68,14 @@ def read_trainer_rows(name: str) -> list[Row]:
 
 def _best(name: str) -> tuple[Problem, Plan]:
     """Return the job of the largest model of which a trainer has a plan, and the best plan."""
-    for model in MODELS[:-1]:
-        problem = load_problem([f"model={model}", f"trainer={name}", *SEARCH])
-        try:
+    for model in MODELS:
+        pins = PINNED.get(name, ())
+        problem = load_problem([f"model={model}", f"trainer={name}", *SEARCH, *pins])
+        with suppress(InfeasibleError, UnsupportedError):
             return problem, plan(problem).plan
-        except DartsParallelError:
-            continue
-    problem = load_problem([f"model={MODELS[-1]}", f"trainer={name}", *SEARCH])
-    return problem, plan(problem).plan
+    raise UnsupportedError(
+        f"trainer={name} has no plan of {' or '.join(MODELS)}; try another cluster."
+    )
 
 
 def _lines(problem: Problem, found: Plan, name: str) -> list[str]:
@@ -80,9 +85,9 @@ def _lines(problem: Problem, found: Plan, name: str) -> list[str]:
 
 
 def _others(problem: Problem, found: Plan, name: str, key: str) -> list[str]:
-    """Return the lines of the first other value of a switch that the plan runs under."""
+    """Return the lines of the last other value of a switch that the plan runs under."""
     _, *others = read_trainer(name).switches[key]
-    for value in others:
+    for value in reversed(others):
         training: Any = replace(problem.config.training, **{key: value})
         changed = replace(problem, config=replace(problem.config, training=training))
         try:

@@ -120,9 +120,9 @@ class Software:
         known = {key: value for key, value in job.items() if value is not None}
         return replace(self, gradient_bits=bits, loss_bytes=loss, runs=runs, job=known)
 
-    def _switched(self, figures: DeviceConfig) -> dict[str, float]:
+    def _switched(self, figures: DeviceConfig) -> dict[str, Any]:
         """Return the figures that the job's switches move: ratios to what the runs had."""
-        switched: dict[str, float] = {}
+        switched: dict[str, Any] = {}
         speeds = figures.attention_TFLOPs
         kernel = self.job.get("attention_kernel")
         if kernel in speeds:
