@@ -127,7 +127,7 @@ class _TrainerRows:
         """Return a trainer's own best plan, or the chosen one where that is as fast."""
         own = own_problem(problem, name)
         plan = self.planned.plan
-        same = own.training.software == problem.training.software
+        same = own.training == problem.training
         taken = None
         if takes:
             seconds = self.seconds if same else evaluate(plan, own).iteration_time_s

@@ -6,15 +6,19 @@ tell one strategy from four.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 
+from darts_parallel.config import EXPORTS, Trainer
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, even_uniform_plans
 from darts_parallel.errors import PlanError
 from darts_parallel.gradient import round_counts
 from darts_parallel.planner._exact_methods import feasible_seconds
 from darts_parallel.planner._session import Asked, NamedPlan
-from darts_parallel.plans import Plan
+from darts_parallel.plans import Plan, job_facts, trainer_runs
+from darts_parallel.problem import Problem
 
 TIE = 0.001
 """Relative seconds that fewer strategies may cost, and more even stages after them: 0.2 % in all."""
@@ -93,6 +97,41 @@ def recomputed_first(plan: Plan, asked: Asked) -> Plan:
     if seconds > float(cost.iteration_time[0]) * (1.0 + GAIN_TOLERANCE):
         return plan
     return replace(plan, layers=ordered.to_plan(0, table).layers)
+
+
+def simplest_within(plans: Sequence[Plan], asked: Asked, problem: Problem, limit: float) -> Plan:
+    """Return the plan that is easiest to run, of some plans and of their merged forms.
+
+    More trainers that run its strategies come first, then a lower ZeRO stage, fewer strategies,
+    fewer different stage sizes, and fewer seconds.
+
+    Args:
+        plans: Plans that fit, the chosen one first.
+        limit: Seconds that it may take.
+    """
+    as_fast = list(_within(plans, asked, limit)) or list(plans[:1])
+    merged = [_merged(own, asked, limit) for own in as_fast]
+    return min([*as_fast, *merged], key=lambda own: (*_effort(own, problem), asked.seconds(own)))
+
+
+def _effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:
+    """Return what makes a plan hard to run, the weightiest first."""
+    strategies = set(plan.layers)
+    job = job_facts(problem.model, problem.training, problem.software)
+    trainers = sum(_runs(problem.config.abilities(name), plan, job) for name in EXPORTS)
+    zero = max(own.zero_stage for own in strategies)
+    sizes = {end - first for first, end in pairwise(plan.boundaries)}
+    return -trainers, zero, len(strategies), len(sizes)
+
+
+def _runs(rules: Trainer, plan: Plan, job: dict[str, Any]) -> bool:
+    """Return whether a trainer runs the strategies of a plan, as far as the plan itself says it."""
+    if rules.executable:
+        return plan.cp == 1
+    if len(set(plan.layers)) > 1 and not rules.layerwise:
+        return False
+    pipeline = (plan.pp, plan.cp, plan.schedule_name)
+    return all(trainer_runs(rules, job, *pipeline, own) for own in set(plan.layers))
 
 
 def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[NamedPlan]:

@@ -21,7 +21,7 @@ from darts_parallel.cost import CostTable, build_tables, evaluate, with_memory, 
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
-from darts_parallel.planner._simplest import TIE, with_one_end
+from darts_parallel.planner._simplest import TIE, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import Posterior, posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
@@ -274,8 +274,9 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     The fastest is left out where it gains no more than ties may cost. The safe one is the cheapest
     that is met with at most half the chosen plan's chance of running out of memory (`SAFER`); it is
     left out where the chosen one fits with 99 % (`SURE`), or where such a plan costs more than
-    `MOST_EXTRA`. They come from the exact methods, each within `RUNG_SECONDS`, where plans are
-    checked at all.
+    `MOST_EXTRA`. The simplest is easiest to run of the plans that the model cannot tell from the
+    chosen one; it is left out where that one is. The others come from the exact methods, each
+    within `RUNG_SECONDS`, where plans are checked at all.
     """
     tight, result = planned.problem, planned.result
     if tight is None or result is None or planned.out_of_memory is None:
@@ -290,7 +291,27 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
             rungs.append(fastest)
     if tables and chosen.chance > SURE:
         rungs += _safe_rungs(problem, chosen, tables)
-    return sorted(rungs, key=lambda rung: rung.seconds)
+    easy = _simplest_rung(planned, tight, chosen)
+    return sorted([*rungs, *easy], key=lambda rung: rung.seconds)
+
+
+def _simplest_rung(planned: Planned, tight: Problem, chosen: Rung) -> list[Rung]:
+    """Return the plan that is easiest to run of those that the model cannot tell from the chosen one."""
+    asked, result = planned.asked, planned.result
+    if asked is None or result is None or asked.simulated or tight.config.space.offload:
+        return []
+    limit = chosen.seconds * exp(posterior(tight).difference)
+    known = [answer.plan for answer in planned.answers if answer.plan is not None]
+    others = [plan for _, plan in result.alternatives]
+    plan = simplest_within([chosen.plan, *known, *others], asked, tight, limit)
+    chance = asked.functions.chance(plan)
+    if (
+        plan == chosen.plan
+        or chance is None
+        or chance > max(chosen.chance, tight.config.space.out_of_memory)
+    ):
+        return []
+    return [Rung("simplest", plan, asked.seconds(plan), chance)]
 
 
 def _safe_rungs(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> list[Rung]:

@@ -21,7 +21,7 @@ class Rung:
     """A risk level: a plan between the fastest and the safest."""
 
     name: str
-    """`fastest`, `chosen` or `safe`."""
+    """`fastest`, `chosen`, `simplest` or `safe`."""
     plan: Plan
     seconds: float
     """Per iteration."""
