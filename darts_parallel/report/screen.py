@@ -35,7 +35,6 @@ from darts_parallel.report.text import (
     STOPPED,
     Takers,
     baseline_claim,
-    kept_words,
     known_of,
     memory_colour,
     report_notes,
@@ -70,9 +69,11 @@ def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> 
     console.print()
     console.print(stage_lines(outcome))
     console.print(Text(_times(outcome)))
-    if outcome.answers or outcome.result is not None:
+    if outcome.answers:
         console.print()
         console.print(_checks(outcome))
+    if outcome.result is not None:
+        console.print(Text(f"search: {_search_words(outcome, outcome.result)}"))
     return tables
 
 
@@ -241,12 +242,10 @@ def _times(outcome: Outcome) -> str:
 
 
 def _checks(outcome: Outcome) -> Table:
-    """Return a line for every exact method, and one for the search."""
+    """Return a line for every exact method."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for entry in outcome.answers:
         table.add_row(entry.name.replace("_", " "), one_line(_check_words(entry)))
-    if outcome.result is not None:
-        table.add_row("search", one_line(_search_words(outcome, outcome.result)))
     return table
 
 
@@ -269,5 +268,4 @@ def _search_words(outcome: Outcome, result: SearchResult) -> str:
     took = f"{result.seconds:.1f} s{STOPPED[result.stopped_by]}"
     if result.gradient_iteration_time_s is None:
         return f"{result.method.replace('_', ' ')}: {result.why}; {took}"
-    way = f"{stages_line(outcome, seconds=False)}; kept: {kept_words(result)}"
-    return f"{way}; {result.steps} steps, {took}"
+    return f"{stages_line(outcome, seconds=False)} %; {took}"

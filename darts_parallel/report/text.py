@@ -357,9 +357,9 @@ def stages_line(outcome: Outcome, *, seconds: bool = True) -> str:
     stages = []
     for stage in outcome.stages:
         gap = outcome.gap(stage)
-        state = "does not fit" if gap is None else f"{100 * gap + 0.0:+.2f} %"
+        state = "no fit" if gap is None else f"{100 * gap + 0.0:+.2f}"
         time = f"{_number(stage.iteration_time_s)} s, " if seconds else ""
-        stages.append(f"{stage.name} {time}{state}")
+        stages.append(f"{stage.name} {time}{state}{' %' * seconds}")
     return " → ".join(stages)
 
 

@@ -28,7 +28,7 @@ def printed(overrides: list[str], folder: Path) -> list[str]:
     planner = "darts_parallel.planner.memory_chance.RUNG_SECONDS"
     with patch(planner, 600.0), patch("darts_parallel.cli._trainers.SECONDS", 600.0):
         job.run()
-    text = re.sub(r"(steps, )[0-9.]+ s\b", r"\1… s", out.getvalue().replace(str(folder), FOLDER))
+    text = re.sub(r"( %; )[0-9.]+ s\b", r"\1… s", out.getvalue().replace(str(folder), FOLDER))
     lines = [line.rstrip() for line in text.splitlines()]
     return [line[i : i + WIDTH] for line in lines for i in range(0, max(len(line), 1), WIDTH)]
 
