@@ -77,8 +77,8 @@ def with_late_weights(
     rows = [deque(step for step in order if step[0] != "W") for order in orders]
     last = 2 * len(rows) - 1
     devices = []
-    for device, row in enumerate(rows):
-        stages = (device, last - device)
+    for number, row in enumerate(rows):
+        stages = (number, last - number)
         devices.append(_Device(stages, last, most, most_weights, row))
     ends: Ends = {}
     now = 0
