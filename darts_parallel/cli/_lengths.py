@@ -1,42 +1,129 @@
 """Plans for `training.lengths`: their table, and the first one's file."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
+from darts_parallel.config import DYNAMIC, EXPORTS, PACKINGS, PADDED
 from darts_parallel.cost import evaluate
-from darts_parallel.planner import plan_lengths
-from darts_parallel.plans import write_json
+from darts_parallel.export import refusals
+from darts_parallel.planner import Found, LengthPlan, plan_lengths
+from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
 from darts_parallel.report import seconds as seconds_label
+
+COLUMNS = ("seconds", "95 %", "tokens/s", "bound", "fits")
 
 
 def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     """Write and print the plans for `training.lengths`; return the best expected seconds."""
     found = plan_lengths(problem)
     training = problem.training
-    file = folder / "plan.json"
-    entries = []
-    kind = "packed" if training.packed else "padded"
     by = training.software or "a generic framework"
+    config = problem.config
+    batch = f"{training.global_batch_size:,} sequences of {training.lengths}"
     title = (
-        f"{problem.config.model.name} on {problem.config.cluster.name}, {training.global_batch_size:,} "
-        f"sequences of {training.lengths}, {kind} · {training.precision} · {training.optimizer} · by {by}\n"
-        "seconds of a step, memory of its longest micro-batch: mean, 95 %, most drawn; fits: the longest"
+        f"{config.model.name} on {config.cluster.name}, {batch} · {training.precision} · "
+        f"{training.optimizer} · by {by}\n"
+        "seconds of a step: mean, 95 %, bound of any packing; fits: its fullest micro-batch; packing: tokens "
+        "of a rank"
     )
-    names = ("seconds", "95 %", "memory", "95 %", "most", "fits")
-    table = table_of(title, *((name, "right") for name in names), ("plan", "left"))
-    for own in found:
-        words = own.plan.describe(training.global_batch_size)
-        shares = (f"{100 * share:.0f} %" for share in own.memory)
-        table.add_row(*map(seconds_label, own.seconds), *shares, fits_label(own.chance), words)
-        figures = {"seconds": own.seconds, "memory": own.memory, "chance": own.chance}
-        entries.append({"plan": words, **figures})
-    data = plan_dict(Outcome(problem, found[0].plan, evaluate(found[0].plan, problem)))
-    write_json(file, data | {"lengths": {"packed": training.packed, "plans": entries}})
+    right = [(name, "right") for name in COLUMNS]
+    table = table_of(title, *right, ("packing", "left"), ("from", "left"), ("plan", "left"))
+    for own in found.plans:
+        table.add_row(*_cells(own, training.global_batch_size))
     console.print(table)
-    start = start_command(problem, found[0].plan, file)
+    best = found.plans[0]
+    job = _job(problem, best)
+    file = folder / "plan.json"
+    data = plan_dict(Outcome(job, best.plan, evaluate(best.plan, job)))
+    entries = [_entry(own, training.global_batch_size) for own in found.plans]
+    write_json(file, data | {"lengths": {"plans": entries, "refused": found.refused}})
+    for line in (*_remarks(problem, found.plans), *_main_search(found)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    start = start_command(job, best.plan, file)
     console.print(f"start it: {start}", soft_wrap=True, highlight=False, markup=False)
-    return found[0].seconds[0]
+    return best.seconds[0]
+
+
+def _cells(own: LengthPlan, batch: int) -> list[str]:
+    """Return the row of a plan."""
+    mean, quantile = map(seconds_label, own.seconds)
+    speed = f"{own.tokens_per_s:,.0f}"
+    bound = seconds_label(own.bound)
+    fits = fits_label(own.chance)
+    source = f"main search, {own.place}" if own.place else "even uniform"
+    words = own.plan.describe(batch)
+    return [mean, quantile, speed, bound, fits, _knobs(own), source, words]
+
+
+def _knobs(own: LengthPlan) -> str:
+    """Return the settings of a packing in one line."""
+    packing = own.packing
+    if packing.scheduler == PADDED:
+        return PADDED
+    text = f"{packing.scheduler} {packing.budget:,}"
+    return f"{text}, cp ≥ {packing.min_cp}" if packing.scheduler == DYNAMIC else text
+
+
+def _job(problem: Problem, own: LengthPlan) -> Problem:
+    """Return the job with the settings of a packing."""
+    packing = own.packing
+    training = replace(
+        problem.training,
+        sequence_packing_scheduler=packing.scheduler,
+        max_seqlen_per_dp_cp_rank=packing.budget or None,
+        min_dynamic_context_parallel_size=packing.min_cp,
+    )
+    return Problem.from_config(replace(problem.config, training=training))
+
+
+def _entry(own: LengthPlan, batch: int) -> dict[str, Any]:
+    """Return a plan's entry in `plan.json`."""
+    fields = own._asdict()
+    plan: Plan = fields.pop("plan")
+    return {"plan": plan.describe(batch), **fields, "packing": own.packing._asdict()}
+
+
+def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:
+    """Yield what holds of every packing, and the trainers that cannot run it."""
+    yield (
+        "A packed micro-batch holds at most its budget, whatever the lengths: the chance to fit is the "
+        "same in every step."
+    )
+    for scheduler in PACKINGS:
+        rows = [own for own in plans if own.packing.scheduler == scheduler]
+        if not rows:
+            yield f"{scheduler}: no plan fits."
+            continue
+        able, unable = _trainers(_job(problem, rows[0]), rows[0].plan)
+        runs = ", ".join(able) or "no trainer here"
+        others = "; ".join(f"not with {', '.join(names)}: {why}" for why, names in unable.items())
+        yield f"{scheduler}: its first plan runs with {runs}; {others or 'with all of them'}."
+
+
+def _trainers(job: Problem, plan: Plan) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the trainers that run a plan, and the others by a reason, which is packing where it is one."""
+    able = []
+    unable: dict[str, list[str]] = {}
+    for name in EXPORTS:
+        reasons = [why for why, _ in refusals(job, plan, name)]
+        if reasons:
+            named = [why for why in reasons if "sequence_packing_scheduler" in why]
+            unable.setdefault([*named, *reasons][0], []).append(name)
+        else:
+            able.append(name)
+    return able, unable
+
+
+def _main_search(found: Found) -> Iterator[str]:
+    """Yield what is missing of the main search's plans."""
+    if found.why:
+        yield f"The main search has no plan to price: {found.why}"
+    for schedule, count in found.refused.items():
+        yield f"{schedule} is not priced over lengths, only 1f1b: {count} of the main search's plans."

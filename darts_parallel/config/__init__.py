@@ -71,6 +71,10 @@ from darts_parallel.config.trainer import Trainer as Trainer
 from darts_parallel.config.trainer import TrainerLog as TrainerLog
 from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.trainer import read_trainer as read_trainer
+from darts_parallel.config.training import DYNAMIC as DYNAMIC
+from darts_parallel.config.training import PACKED as PACKED
+from darts_parallel.config.training import PACKINGS as PACKINGS
+from darts_parallel.config.training import PADDED as PADDED
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 from darts_parallel.config.words import OTHER_WORDS as OTHER_WORDS

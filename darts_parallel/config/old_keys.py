@@ -55,6 +55,7 @@ OLD_KEYS: tuple[OldKey, ...] = (
     OldKey("search.simulate_every"),
     OldKey("search.thin_at"),
     OldKey("training.fused_attention", "attention_kernel", {False: "unfused", True: None}),
+    OldKey("training.packed"),
 )
 """Every key that a version removed or renamed, in alphabetical order.
 

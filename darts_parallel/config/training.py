@@ -22,6 +22,8 @@ KERNELS = ("fa2", "fa3", "cudnn", "triton", "sdpa", UNFUSED)
 """FlashAttention 2 and 3, cuDNN's, Triton's (PyTorch's flex attention), what
 `scaled_dot_product_attention` chooses, and products apart from the softmax."""
 OPTIMIZERS = ("adam", "sgd", "adam_bf16_moments", "adam_8bit", "lion", "muon", "adafactor")
+PACKINGS = PADDED, PACKED, DYNAMIC = ("padded", "dp_balanced", "default_dynamic_cp")
+"""Ways to make micro-batches of sequences of many lengths; the last two are names of Megatron-LM."""
 LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Products of a block that may have an adapter: both of the attention, both of the MLP."""
 
@@ -84,9 +86,14 @@ class TrainingConfig:
     """A histogram of sequence lengths, a CSV file with the columns length and count: plans for the
     expected seconds of its steps (`planner/lengths.py`). A given plan is priced for `seq_len`
     tokens. null: all sequences have `seq_len` tokens."""
-    packed: bool = True
-    """With `lengths`: sequences lie one after the other, attention within each; else they are
-    padded."""
+    sequence_packing_scheduler: str | None = one_of(None, (*PACKINGS, None))
+    """How sequences of many lengths become micro-batches; null: the fastest. `padded`: as long as
+    the longest of the micro-batch. Others: packed by Megatron-LM's scheduler of this name."""
+    max_seqlen_per_dp_cp_rank: int | None = ranged(None, 1)
+    """Tokens of a rank in a packed micro-batch (Megatron-LM's flag); null: the fastest."""
+    min_dynamic_context_parallel_size: int = ranged(1, 1)
+    """Ranks of the smallest group under dynamic context parallelism, at least (Megatron-LM's
+    flag)."""
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is
     common."""
@@ -117,6 +124,9 @@ class TrainingConfig:
             value = getattr(self, key)
             rule = "go with training.lora_rank above 0"
             require(self.lora_rank or value == off, f"training.{key}={value}", rule, off)
+        smallest = self.min_dynamic_context_parallel_size
+        setting = f"training.min_dynamic_context_parallel_size={smallest}"
+        require(smallest.bit_count() == 1, setting, "be a power of two", 1)
         narrow = self.precision in ("fp8", "mxfp8") and self.fused_attention
         setting = "training.fp8_dot_product_attention=true"
         rule = "go with precision fp8 or mxfp8 and fused attention"

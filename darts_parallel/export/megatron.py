@@ -5,6 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
+from darts_parallel.config import DYNAMIC, PADDED
 from darts_parallel.export.common import INSTALLED, ChunkContent, Exported, Flag, Request, switches
 from darts_parallel.export.megatron_layers import (
     hybrid_flags,
@@ -67,10 +68,45 @@ def export(job: Request) -> Exported:
         "model": _model_flags(job),
         "training": _training_flags(job),
     }
+    groups["packing"] = _packing_flags(job)
     job.settle()
     notes = _notes(job)
+    if groups["packing"]:
+        notes.append(
+            "packing wants Megatron-LM's branch dev (d48bd6be) or PR 5679 (533deb7b), TransformerEngine 2.9, "
+            "and data that are single sequences: --use-varlen-dataset in dev, --sft in the PR"
+        )
     filled = {name: flags for name, flags in groups.items() if flags}
     return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes))
+
+
+def _packing_flags(job: Request) -> list[Flag]:
+    """Return the flags of sequence packing and dynamic context parallelism.
+
+    Branch `dev` at d48bd6be and PR 5679 at 533deb7b have all of them; main at d98e8a64 has none.
+    """
+    training = job.problem.training
+    scheduler = training.sequence_packing_scheduler
+    if scheduler in (None, PADDED):
+        return []
+    budget = training.max_seqlen_per_dp_cp_rank
+    if budget is None:
+        raise job.refuse(
+            f"training.sequence_packing_scheduler={scheduler} without max_seqlen_per_dp_cp_rank",
+            f"training.max_seqlen_per_dp_cp_rank={training.seq_len}",
+        )
+    flags: list[Flag] = [
+        ("sequence-packing-scheduler", scheduler),
+        ("max-seqlen-per-dp-cp-rank", budget),
+        ("calculate-per-token-loss", None),
+        ("dataloader-type", "single"),
+        ("cuda-graph-impl", "none"),
+    ]
+    if scheduler == DYNAMIC:
+        smallest = training.min_dynamic_context_parallel_size
+        flags.append(("dynamic-context-parallel", None))
+        flags.append(("min-dynamic-context-parallel-size", smallest))
+    return flags
 
 
 def _notes(job: Request) -> list[str]:

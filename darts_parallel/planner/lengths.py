@@ -1,323 +1,417 @@
-"""Plans for sequences of many lengths: seconds and memory of even uniform plans over common draws.
+"""Plans for sequences of many lengths: padded, packed at a fixed degree, or with dynamic context parallelism.
 
-A step draws `global_batch_size` sequences from the histogram `training.lengths`, which every plan
-cuts into micro-batches, rank after rank. A padded micro-batch costs what it would cost if all its
-sequences were as long as the longest. A packed one (tokens one after the other, attention within a
-sequence) costs the mean of what it would cost if all were as long as each: exact for what is linear
-in tokens, and for attention.
+A step draws `global_batch_size` sequences from the histogram `training.lengths`. Every plan gets the
+same draws. Each packing of `sequence_packing.py` makes micro-batches of them, and `_pass_prices.py`
+prices these. Under dynamic context parallelism all ranks wait in every micro-batch for its longest
+rank, because the groups change between micro-batches.
 
-A step is the longest path through 1F1B with the seconds of its own micro-batches, on the slowest
-data-parallel rank (where ZeRO-2, ZeRO-3 or experts communicate, ranks wait in every pass), and what
-the model adds to that path at the mean length: gradients, optimizer. All micro-batches in flight
-fill as much memory as the longest of the step.
+Even uniform plans are tried in the order of a lower bound: the work of all sequences over all
+ranks. For each plan the settings of a packing are searched: the budget of a rank on a geometric
+grid, refined around the best ones, then the smallest group. The best plans of the main search, which
+may be uneven and differ by layer, are priced over the same draws.
+
+Packed micro-batches hold at most the budget, whatever the lengths. The memory, and with it the
+chance of running out, is therefore the same in every step.
 """
 
-import csv
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from math import ceil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from darts_parallel.cost import (
-    PLAN_MEMORY_TOLERANCE,
-    CostTable,
-    HardPlans,
-    build_tables,
-    compiled,
-    evaluate_batch,
-    even_uniform_plans,
-    pass_ends,
-    pass_seconds,
+from darts_parallel.config import DYNAMIC, PACKED, PACKINGS, PADDED
+from darts_parallel.cost import PipelineModel
+from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.planner._length_draws import DRAWS, Draws, Floats, read_lengths
+from darts_parallel.planner._pass_prices import (
+    PlanPrices,
+    PricedPlan,
+    Strategies,
+    changed,
+    whole,
 )
-from darts_parallel.errors import ConfigError, InfeasibleError, read_text
 from darts_parallel.planner.memory_chance import tightened
-from darts_parallel.planner.prediction_intervals import out_of_memory, stage_devices
-from darts_parallel.plans import Plan, outer_spaces
+from darts_parallel.planner.planning import plan as find_plan
+from darts_parallel.planner.prediction_intervals import out_of_memory
+from darts_parallel.planner.sequence_packing import Wave, default_dynamic_cp, dp_balanced, padded
+from darts_parallel.plans import (
+    LayerStrategy,
+    OuterSpace,
+    Plan,
+    divisors,
+    job_facts,
+    micro_batch_legal,
+    outer_spaces,
+    trainer_runs,
+)
 from darts_parallel.problem import Problem
+from darts_parallel.schedules import CLOSED_FORM
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-DRAWS = 32
-"""Steps that are drawn."""
 QUANTILE = 0.95
 """Quantile over the draws that is told next to the mean."""
-LENGTHS = 9
-"""Lengths that are priced; others are interpolated."""
-LISTED = 8
-"""Plans that are returned."""
+FEW = 4
+"""Draws over which settings are compared."""
+LISTED = 3
+"""Plans of every packing that are returned."""
+SEARCHED = 10
+"""Plans of the main search that are priced."""
 SLACK = 1.01
-"""How far above the slowest listed plan the bounds of others are drawn: draws are not their mean."""
-BELOW = 1.0 - 1e-9
-"""Factor of a length that undoes rounding before it is rounded up."""
-MOST_COUNT = 1e15
-"""Largest count of a length: sums of counts stay exact."""
+"""How far above the slowest listed plan the bounds of others are tried: bounds are of few draws."""
+STEPS = (2.0**0.5, 2.0**0.25, 2.0**0.125)
+"""Factors between neighbouring budgets around the best of the first grid, which has factors of 2."""
+
+
+class Packing(NamedTuple):
+    """How sequences become micro-batches."""
+
+    scheduler: str
+    """A member of `PACKINGS`."""
+    cp: int
+    """Context-parallel degree; with dynamic context parallelism, of the launch alone."""
+    micro_batch_size: int = 1
+    """Sequences of a padded micro-batch."""
+    budget: int = 0
+    """Tokens of a rank in a packed micro-batch."""
+    min_cp: int = 1
+    """Smallest group of dynamic context parallelism."""
+
+    def tokens(self, longest: int) -> float:
+        """Return the tokens of a rank in its fullest micro-batch."""
+        return self.budget or longest * self.micro_batch_size / self.cp
+
+    def function(self, ranks: int) -> Callable[[list[int]], list[Wave]]:
+        """Return the function that packs the lengths of a step on some ranks."""
+        if self.scheduler == DYNAMIC:
+            return partial(default_dynamic_cp, ranks=ranks, budget=self.budget, min_cp=self.min_cp)
+        given = {"dp": ranks // self.cp, "cp": self.cp}
+        if self.scheduler == PACKED:
+            return partial(dp_balanced, budget=self.budget, **given)
+        return partial(padded, size=self.micro_batch_size, **given)
+
+    def key(self, ranks: int) -> Hashable:
+        """Return what the packing depends on: not on the degree of a dynamic launch."""
+        own = self._replace(cp=1) if self.scheduler == DYNAMIC else self
+        return ranks, own
 
 
 class LengthPlan(NamedTuple):
-    """An even uniform plan over the draws."""
+    """A plan and a packing over the draws."""
 
     plan: Plan
-    seconds: tuple[float, ...]
+    packing: Packing
+    seconds: tuple[float, float]
     """Seconds of a step: mean and `QUANTILE`."""
-    memory: tuple[float, ...]
-    """Share of the fullest device that is full in a step: mean, `QUANTILE` and largest."""
-    chance: float | None
-    """Probability that the longest micro-batch drawn runs out of memory."""
+    tokens_per_s: float
+    bound: float
+    """Mean seconds that no packing of these sequences on the plan's ranks can beat."""
+    chance: float | None = None
+    """Probability that the job runs out of memory."""
+    place: int = 0
+    """Place among the plans of the main search, from 1; 0: an even uniform plan."""
 
 
-def read_lengths(path: str, longest: int) -> tuple[Integers, Floats]:
-    """Return the lengths, rising, of a CSV file with the columns `length` and `count`, and their shares.
+class Found(NamedTuple):
+    """Plans for a histogram of lengths."""
 
-    Errors:
-        ConfigError: it cannot be read, or holds a length not in 1 to `longest`, or a count not
-            above 0.
-    """
-    rows: list[tuple[int, float]] = []
-    why = "has no rows"
-    try:
-        lines = read_text(path).removeprefix("\ufeff").splitlines()
-        for row in csv.DictReader(lines):
-            why = f"has the row {','.join(str(value) for value in row.values())}"
-            length, count = int(row["length"]), float(row["count"])
-            if not (1 <= length <= longest and 0.0 < count < MOST_COUNT):
-                raise ValueError
-            rows.append((length, count))
-    except (KeyError, TypeError, ValueError, csv.Error):
-        rows = []
-    except OSError as error:
-        rows = []
-        why = f"cannot be read ({error.strerror})"
-    if not rows:
-        raise ConfigError(
-            f"training.lengths={path} must be a CSV file with the columns length (1 to training.seq_len="
-            f"{longest}) and count (above 0), and {why}; try rows such as {longest},100."
-        )
-    every, counts = zip(*rows, strict=True)
-    lengths, places = np.unique(every, return_inverse=True)
-    sums = np.bincount(places, counts)
-    return lengths, sums / sums.sum()
+    plans: list[LengthPlan]
+    """The best of every packing, and the plans of the main search, fastest first."""
+    refused: dict[str, int]
+    """Schedules that are not priced, and how many plans of the main search have each."""
+    why: str
+    """Why the main search has no plan, a sentence; empty where it has."""
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """Sequences of `DRAWS` steps, of which G lengths are priced and mix to the others."""
-
-    grid: Integers
-    """The priced lengths, `(G,)`."""
-    hat: Floats
-    """Weights of the priced lengths in every length of the histogram, `(lengths, G)`."""
-    picks: Integers
-    """Number of the length of every drawn sequence, rising with the length, `(DRAWS, batch)`."""
-    packed: bool
-    known: dict[tuple[int, int], Floats] = field(default_factory=dict)
-    """Mixes by number of micro-batches and data-parallel ranks."""
-
-    @staticmethod
-    def of(problem: Problem) -> "_Draws":
-        """Draw the steps of a job."""
-        training = problem.training
-        lengths, shares = read_lengths(str(training.lengths), training.seq_len)
-        grid = lengths
-        if len(lengths) > LENGTHS:
-            quantiles = np.linspace(0.0, 1.0, LENGTHS)
-            marks = np.interp(quantiles, shares.cumsum(), lengths)
-            grid = np.unique(marks.round().astype(np.int64))
-        columns = [np.interp(lengths, grid, row) for row in np.eye(len(grid))]
-        source = np.random.default_rng(problem.config.search.seed)
-        size = (DRAWS, training.global_batch_size)
-        picks = source.choice(len(lengths), size, p=shares)
-        return _Draws(grid, np.stack(columns, 1), picks, training.packed)
-
-    @property
-    def mean(self) -> Floats:
-        """Weights of the priced lengths in the mean sequence, `(G,)`."""
-        weights = self.hat[self.picks]
-        return np.asarray(weights.mean((0, 1)))
-
-    def micro_batches(self, count: int, ranks: int) -> Floats:
-        """Return the weights of the priced lengths in every micro-batch, `(DRAWS, count, ranks, G)`."""
-        if (count, ranks) not in self.known:
-            cut = self.picks.reshape(DRAWS, count, ranks, -1)
-            if self.packed:
-                self.known[count, ranks] = self.hat[cut].mean(-2)
-            else:
-                self.known[count, ranks] = self.hat[cut.max(-1)]
-        return self.known[count, ranks]
-
-
-class _Costs(NamedTuple):
-    """Costs of N even uniform plans of a table at G lengths."""
-
-    table: CostTable
-    plans: HardPlans
-    seconds: Floats
-    """Seconds of an iteration, `(G, N)`."""
-    passes: Floats
-    """Seconds of passes forward and backward, `(2, G, N, stages)`."""
-    memory: Floats
-    """Bytes, `(G, N, stages)`."""
-
-    def one(self, number: int) -> "_PlanCost":
-        """Return one plan and its costs."""
-        limit = self.table.capacity.numpy() * (1.0 + PLAN_MEMORY_TOLERANCE)
-        plan = self.plans.to_plan(number, self.table)
-        seconds = self.seconds[:, number]
-        passes = self.passes[:, :, number]
-        memory = self.memory[:, number]
-        return _PlanCost(plan, limit, seconds, passes, memory)
-
-
-class _PlanCost(NamedTuple):
-    """Costs of a plan at G lengths."""
-
-    plan: Plan
-    limit: Floats
-    """Bytes of a device, `(stages,)`."""
-    seconds: Floats
-    """Shape `(G,)`."""
-    passes: Floats
-    """Shape `(2, G, stages)`."""
-    memory: Floats
-    """Shape `(G, stages)`."""
-
-
-def plan_lengths(problem: Problem) -> list[LengthPlan]:
-    """Return the fastest expected even uniform plans.
+def plan_lengths(problem: Problem) -> Found:
+    """Return the plans with the fewest expected seconds.
 
     They keep `space.out_of_memory`, or are the least risky where none does.
 
     Errors:
-        ConfigError: the file is bad, or the closed form prices no plan of the space.
-        InfeasibleError: no plan holds the longest micro-batch.
+        ConfigError: the file is bad, or the space has no plan of 1F1B that the closed form prices.
+        InfeasibleError: no plan holds the longest sequence.
     """
-    draws, allowed = _Draws.of(problem), problem.config.space.out_of_memory
-    found = _drawn(tightened(problem), draws) or _drawn(problem, draws)
-    if not found:
-        longest = int(draws.grid[-1])
-        why = f"no even uniform plan holds its longest micro-batch, up to {longest:,} tokens a sequence"
-        raise InfeasibleError(
-            f"training.lengths={problem.training.lengths}: {why}; try {longest // 2:,}."
-        )
-
-    def order(own: LengthPlan) -> tuple[bool, tuple[float, ...]]:
-        return (own.chance or 0.0) > allowed, own.seconds
-
-    return sorted(found, key=order)[:LISTED]
-
-
-def _drawn(problem: Problem, draws: _Draws) -> list[LengthPlan]:
-    """Return plans that fit; the mean micro-batch bounds the expected seconds of a plan from below."""
-    priced = list(_priced(problem, draws.grid.tolist()))
-    queue = [
-        (float(seconds), index, number)
-        for index, own in enumerate(priced)
-        for number, seconds in enumerate(draws.mean @ own.seconds)
-    ]
-    found: dict[tuple[int, int, int], LengthPlan] = {}
-    for bound, index, number in sorted(queue):
-        best = sorted(known.seconds[0] for known in found.values())[:LISTED]
-        if len(best) == LISTED and bound > SLACK * best[-1]:
+    draws = Draws.of(problem)
+    given, why = _main_plans(problem)
+    for own in (tightened(problem), problem):
+        search = _Search(own, draws, _prices(own, draws, given))
+        plans = search.run(given)
+        if plans:
             break
-        cost = priced[index].one(number)
-        first = cost.plan.layers[0]
-        key = (index, cost.plan.num_micro_batches, first.tp)
-        if key not in found:
-            own = _over_draws(problem, draws, cost)
-            if own is not None:
-                found[key] = own
+    else:
+        longest = int(draws.grid[-1])
+        rule = f"no even uniform plan holds its longest sequence, {longest:,} tokens"
+        raise InfeasibleError(
+            f"training.lengths={problem.training.lengths}: {rule}; try {longest // 2:,}."
+        )
+    allowed = problem.config.space.out_of_memory
+    plans = [own._replace(chance=_chance(problem, own)) for own in plans]
+
+    def order(own: LengthPlan) -> tuple[bool, float]:
+        return (own.chance or 0.0) > allowed, own.seconds[0]
+
+    schedules = [plan.schedule_name for plan in given if plan.schedule_name != CLOSED_FORM]
+    return Found(sorted(plans, key=order), dict(Counter(schedules)), why)
+
+
+def _main_plans(problem: Problem) -> tuple[list[Plan], str]:
+    """Return the best plans of the main search for sequences of `seq_len` tokens, or why it has none."""
+    try:
+        found = find_plan(changed(problem, lengths=None))
+    except InfeasibleError as error:
+        return [], str(error)
+    others = () if found.result is None else found.result.alternatives
+    plans = dict.fromkeys([found.plan, *(plan for _, plan in others)])
+    return list(plans)[:SEARCHED], ""
+
+
+def _prices(problem: Problem, draws: Draws, given: Sequence[Plan]) -> list[PlanPrices]:
+    """Price the plans of 1F1B, for each pipeline degree and order of the nodes.
+
+    Errors:
+        ConfigError: there are none that the closed form prices.
+    """
+    usual = [plan for plan in given if plan.schedule_name == CLOSED_FORM]
+    result = []
+    for spaces in _usual_spaces(problem):
+        first = spaces[0]
+        degrees: dict[LayerStrategy, list[int]] = defaultdict(list)
+        for space in spaces:
+            for choice in space.choices:
+                degrees[whole(choice, space.cp)].append(space.cp)
+        space = replace(first, choices=tuple(degrees), cp=1)
+        strategies = Strategies(problem, draws, space, degrees)
+        own = [plan for plan in usual if plan.pp == first.pp]
+        own = [plan for plan in own if plan.node_order == first.node_order]
+        result.append(PlanPrices.of(strategies, own))
+    return result
+
+
+def _usual_spaces(problem: Problem) -> list[list[OuterSpace]]:
+    """Return the spaces of 1F1B, those with equal stages together.
+
+    Errors:
+        ConfigError: there are none that the closed form prices.
+    """
+    config = problem.config
+    found: dict[tuple[object, ...], list[OuterSpace]] = defaultdict(list)
+    others = set()
+    for space in outer_spaces(problem):
+        model = PipelineModel.from_config(config.cost, space.virtual_stages, space.schedule)
+        if space.offload:
+            others.add("offloading")
+        elif model.simulated:
+            others.add(model.schedule)
+        else:
+            found[space.pp, space.node_order].append(space)
+    if not found:
+        rule = "must go with plans of 1f1b that the closed form prices"
+        way = "try cost.pipeline=closed_form space.virtual_stages=1"
+        others_named = " and ".join(sorted(others))
+        raise ConfigError(
+            f"training.lengths={config.training.lengths} {rule}, not {others_named}; {way} "
+            "space.schedules=null space.offload=null."
+        )
     return list(found.values())
 
 
-def _over_draws(problem: Problem, draws: _Draws, cost: _PlanCost) -> LengthPlan | None:
-    """Return a plan over the draws; None where some micro-batch does not fit."""
-    plan, layer = cost.plan, cost.plan.layers[0]
-    if (draws.mean @ cost.memory > cost.limit).any():
-        return None
-    mixed = draws.micro_batches(plan.num_micro_batches, layer.dp)
-    peaks = (mixed @ cost.memory).max((1, 2))
-    if (peaks > cost.limit).any():
-        return None
-    mean = draws.mean
-    usual = mean[None, None, None].repeat(plan.num_micro_batches, 1)
-    together = layer.zero_stage >= 2 or layer.ep > 1
-    path = _path_seconds(mixed, cost.passes, together=together)
-    usual_path = _path_seconds(usual, cost.passes)
-    seconds = path + mean @ cost.seconds - usual_path
-    full = _fullest(problem, plan, peaks)
-    unit = 2 * plan.cp * layer.tp  # tokens that are divided among ranks
-    longest = (mixed @ draws.grid).max() * BELOW
-    length = min(unit * ceil(longest / unit), problem.training.seq_len)
-    chance = out_of_memory(plan, _at(problem, length))
-    memory = (*_mean_and_quantile(full), float(full.max()))
-    return LengthPlan(plan, _mean_and_quantile(seconds), memory, chance)
+class _Tried(NamedTuple):
+    """A plan with one packing."""
+
+    seconds: float
+    """Mean over few draws."""
+    own: PricedPlan
+    packing: Packing
 
 
-def _fullest(problem: Problem, plan: Plan, peaks: Floats) -> Floats:
-    """Return the share of the fullest device that peaks `(DRAWS, stages)` fill, `(DRAWS,)`."""
-    devices = stage_devices(plan, problem.cluster)
-    reserved = np.array([device.reserved for device in devices])
-    whole = np.array([float(device.memory) for device in devices])
-    shares = (peaks + reserved) / whole
-    return np.asarray(shares.max(1))
+@dataclass(frozen=True)
+class _Search:
+    """Search of packings for the plans of a job."""
+
+    problem: Problem
+    draws: Draws
+    prices: Sequence[PlanPrices]
+
+    @property
+    def schedulers(self) -> Sequence[str]:
+        """Packings that the job allows."""
+        asked = self.problem.training.sequence_packing_scheduler
+        return PACKINGS if asked is None else [asked]
+
+    def run(self, given: Sequence[Plan]) -> list[LengthPlan]:
+        """Return the best uniform plans of every packing, and the given ones with their best packing."""
+        plans: list[PricedPlan] = []
+        for own in self.prices:
+            plans += [PricedPlan(own, number) for number in range(len(own.plans))]
+        uniform = [own for own in plans if own.given is None]
+        found = []
+        for scheduler in self.schedulers:
+            best = self._best_uniform(scheduler, uniform)
+            found += [self._row(tried) for tried in best]
+        for place, plan in enumerate(given, 1):
+            for own in plans:
+                if own.given == plan:
+                    found += self._given_row(own, place)
+        return found
+
+    def _given_row(self, own: PricedPlan, place: int) -> list[LengthPlan]:
+        """Return a plan of the main search with its best packing, where one fits."""
+        tried = [self._tried(own, self._first(own, scheduler)) for scheduler in self.schedulers]
+        fitting = [one for one in tried if one is not None]
+        if not fitting:
+            return []
+        best = min(fitting, key=lambda one: one.seconds)
+        return [self._row(best)._replace(place=place)]
+
+    def _best_uniform(self, scheduler: str, plans: Sequence[PricedPlan]) -> list[_Tried]:
+        """Return the best plans with a packing, one for each pipeline and tensor-parallel degree."""
+        most = 2.0 * self.problem.training.seq_len
+        queue = sorted((own.least_seconds(most), place) for place, own in enumerate(plans))
+        best: dict[tuple[int, int], _Tried] = {}
+        for bound, place in queue:
+            ranked = sorted(one.seconds for one in best.values())
+            if len(ranked) >= LISTED and bound > SLACK * ranked[LISTED - 1]:
+                break
+            own = plans[place]
+            key = (id(own.prices), own.layers[0].tp)
+            known = best[key].seconds if key in best else inf
+            if bound > known:
+                continue
+            tried = self._tried(own, self._first(own, scheduler))
+            if tried is not None and tried.seconds < known:
+                best[key] = tried
+        return sorted(best.values(), key=lambda one: one.seconds)[:LISTED]
+
+    def _tried(self, own: PricedPlan, packings: Iterable[Packing]) -> _Tried | None:
+        """Return a plan with the fastest of some packings over few draws; None where none fits."""
+        best = None
+        for packing in packings:
+            if self._fits(own, packing):
+                seconds = float(self._seconds(own, packing, FEW).mean())
+                if best is None or seconds < best.seconds:
+                    best = _Tried(seconds, own, packing)
+        return best
+
+    def _refined(self, tried: _Tried) -> _Tried:
+        """Return a plan with better settings of its packing, where some are found nearby."""
+        own = tried.own
+        if tried.packing.budget and self.problem.training.max_seqlen_per_dp_cp_rank is None:
+            for step in STEPS:
+                packing = tried.packing
+                near = [int(packing.budget * step), int(packing.budget / step)]
+                others = self._budgets(own, packing.scheduler, packing.cp, near)
+                better = self._tried(own, others)
+                if better is not None and better.seconds < tried.seconds:
+                    tried = better
+        while tried.packing.scheduler == DYNAMIC:
+            wider = tried.packing._replace(min_cp=2 * tried.packing.min_cp)
+            better = self._tried(own, [wider] if wider.min_cp <= own.ranks else [])
+            if better is None or better.seconds >= tried.seconds:
+                break
+            tried = better
+        return tried
+
+    def _first(self, own: PricedPlan, scheduler: str) -> Iterator[Packing]:
+        """Yield the packings that are tried first: all of padding, budgets by factors of 2."""
+        training = self.problem.training
+        if scheduler == PADDED:
+            yield from self._padded(own)
+        elif not own.mixed:
+            most = 2 * training.seq_len
+            budgets = [most >> halvings for halvings in range(most.bit_length())]
+            if training.max_seqlen_per_dp_cp_rank is not None:
+                budgets = [training.max_seqlen_per_dp_cp_rank]
+            degrees = [1] if scheduler == DYNAMIC else own.degrees
+            for cp in degrees:
+                yield from self._budgets(own, scheduler, cp, budgets)
+
+    def _padded(self, own: PricedPlan) -> Iterator[Packing]:
+        """Yield all padded micro-batches that the job allows."""
+        batch = self.problem.training.global_batch_size
+        counts = divisors(batch) if own.given is None else [own.given.num_micro_batches]
+        layer = own.layers[0]
+        for cp in own.degrees:
+            dp = layer.dp // cp
+            for count in counts:
+                rank = replace(layer, dp=dp)
+                if micro_batch_legal(self.problem.config.space, batch, count, rank):
+                    yield Packing(PADDED, cp, micro_batch_size=batch // (count * dp))
+
+    def _budgets(
+        self, own: PricedPlan, scheduler: str, cp: int, budgets: Iterable[int]
+    ) -> Iterator[Packing]:
+        """Yield packings with budgets that hold a sequence of `seq_len` tokens.
+
+        Under dynamic context parallelism all ranks together may hold it. The launch takes the
+        smallest power of two that holds it, from 2 on: with 1 Megatron-LM sets up none.
+        """
+        training = self.problem.training
+        batch = training.global_batch_size
+        degrees = [cp]
+        if scheduler == DYNAMIC:
+            degrees = self._launch_degrees(own.ranks)
+        degrees = [n for n in degrees if batch % (own.ranks // n) == 0]
+        least = min(training.min_dynamic_context_parallel_size, own.ranks)
+        for budget in budgets:
+            holding = [n for n in degrees if n * budget >= training.seq_len]
+            if holding:
+                yield Packing(scheduler, holding[0], budget=budget, min_cp=least)
+
+    def _launch_degrees(self, ranks: int) -> list[int]:
+        """Return the degrees of a dynamic launch: the ranks must be a power of two."""
+        if ranks.bit_count() > 1:
+            return []
+        return divisors(ranks)[1:]
+
+    def _fits(self, own: PricedPlan, packing: Packing) -> bool:
+        """Return whether the fullest micro-batch fits the memory, and the trainer runs it."""
+        if not own.fits(packing.cp, packing.tokens(int(self.draws.grid[-1]))):
+            return False
+        config = self.problem.config
+        if config.space.trainer is None:
+            return True
+        training = replace(self.problem.training, sequence_packing_scheduler=packing.scheduler)
+        job = job_facts(self.problem.model, training, self.problem.software)
+        rules = config.abilities(config.space.trainer)
+        plan = own.to_plan(packing.cp, 1)
+        return all(
+            trainer_runs(rules, job, plan.pp, plan.cp, CLOSED_FORM, layer)
+            for layer in set(plan.layers)
+        )
+
+    def _seconds(self, own: PricedPlan, packing: Packing, draws: int) -> Floats:
+        """Return the seconds of the first draws."""
+        pack = packing.function(own.ranks)
+        load = self.draws.load(packing.key(own.ranks), pack, draws)
+        return own.seconds(load, waits=own.waits or packing.scheduler == DYNAMIC)
+
+    def _row(self, tried: _Tried) -> LengthPlan:
+        """Return a plan and its refined packing over all draws."""
+        _, own, packing = self._refined(tried)
+        seconds = self._seconds(own, packing, DRAWS)
+        mean = float(seconds.mean())
+        quantile = float(np.quantile(seconds, QUANTILE))
+        sequences = own.ranks // packing.cp * packing.micro_batch_size
+        plan = own.to_plan(packing.cp, self.problem.training.global_batch_size // sequences)
+        tokens = packing.tokens(int(self.draws.grid[-1]))
+        speed = float(self.draws.mean_tokens.sum()) / mean
+        bound = own.least_seconds(tokens)
+        return LengthPlan(plan, packing, (mean, quantile), speed, bound)
 
 
-def _mean_and_quantile(values: Floats) -> tuple[float, float]:
-    quantile = np.quantile(values, QUANTILE)
-    return float(values.mean()), float(quantile)
-
-
-def _at(problem: Problem, length: int) -> Problem:
-    """Return the job for sequences of one length."""
-    training = replace(problem.training, seq_len=length, lengths=None)
-    own = Problem.from_config(replace(problem.config, training=training))
-    return replace(own, headroom=problem.headroom)
-
-
-def _priced(problem: Problem, grid: list[int]) -> Iterator[_Costs]:
-    """Yield what the even uniform plans of every table cost at every length."""
-    spaces = outer_spaces(problem)
-    tables = [build_tables(_at(problem, length), spaces) for length in grid]
-    for same in zip(*tables, strict=True):
-        table = same[0]
-        if table.pipeline.simulated or table.host is not None:
-            rule = "must go with plans of 1F1B that the closed form prices, without offloading"
-            way = "try cost.pipeline=closed_form space.virtual_stages=1"
-            raise ConfigError(f"training.lengths={problem.training.lengths} {rule}; {way}.")
-        plans = even_uniform_plans(table)
-        endless = torch.full_like(table.capacity, torch.inf)
-        roomy = replace(table, capacity=endless)
-        plans = plans[evaluate_batch(roomy, plans).feasible]
-        costs = [evaluate_batch(own, plans) for own in same]
-        passes = [pass_seconds(own, plans).blocking() for own in same]
-        forward = torch.stack([own.forward for own in passes])
-        backward = torch.stack([own.backward for own in passes])
-        both = torch.stack([forward, backward]).numpy()
-        seconds = torch.stack([own.iteration_time for own in costs]).numpy()
-        memory = torch.stack([own.memory for own in costs]).numpy()
-        yield _Costs(table, plans, seconds, both, memory)
-
-
-def _path_seconds(mixed: Floats, cost: Floats, *, together: bool = False) -> Floats:
-    """Return the seconds of 1F1B of micro-batches, `(draws,)`.
-
-    Args:
-        mixed: Weights of the priced lengths, `(draws, micro-batches, ranks, G)`.
-        cost: Seconds of passes forward and backward, `(2, G, stages)`.
-        together: Whether ranks wait in every pass, and not at the end alone.
-    """
-    passes = np.stack([mixed @ part for part in cost])
-    if together:
-        passes = passes.max(3, keepdims=True)
-    _, draws, count, ranks, stages = passes.shape
-    graph = compiled("1f1b", stages, count, 1)
-    kind, stage, batch = graph.operations.T
-    durations = passes[kind, :, batch, :, stage]
-    durations = durations.reshape(len(graph), draws * ranks)
-    ends = pass_ends(graph, durations, np.zeros_like(durations))[0]
-    last = ends[graph.last].max(0).reshape(draws, ranks)
-    return np.asarray(last.max(1))
+def _chance(problem: Problem, own: LengthPlan) -> float | None:
+    """Return the probability that the fullest micro-batch runs out of memory."""
+    plan = own.plan
+    training = problem.training
+    dp = plan.layers[0].dp
+    longest = int(read_lengths(str(training.lengths), training.seq_len)[0][-1])
+    tokens = own.packing.tokens(longest) * plan.cp
+    sequences = max(own.packing.micro_batch_size, ceil(tokens / training.seq_len))
+    unit = 2 * plan.cp * plan.layers[0].tp  # tokens that are divided among ranks
+    length = min(unit * ceil(tokens / (sequences * unit)), training.seq_len)
+    batch = dp * sequences * plan.num_micro_batches
+    job = changed(problem, lengths=None, seq_len=length, global_batch_size=batch)
+    return out_of_memory(plan, job)

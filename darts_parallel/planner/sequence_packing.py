@@ -9,6 +9,7 @@ Megatron-LM's branch `dev` at d48bd6be (megatron-core 0.19.0), without interleav
 - `padded`: no packing, all sequences of a micro-batch are as long as its longest.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -77,62 +78,69 @@ class _Open:
     work: float = 0.0
     """Of a rank: squared lengths over ranks."""
 
-    def add(self, number: int, length: int) -> None:
-        """Give the group a sequence."""
-        self.sequences.append(number)
-        self.tokens += length / self.ranks
-        self.work += length * length / self.ranks
-
 
 @dataclass
 class _OpenWave:
     """A micro-batch that still takes sequences."""
 
-    ranks: int
+    free: int
+    """Ranks without a group."""
     budget: int
     most_work: float
     """Most work of a rank."""
+    busiest: float = 0.0
+    """Work of the busiest rank."""
     groups: list[_Open] = field(default_factory=list)
     """In order of ranks."""
+    by_ranks: dict[int, list[_Open]] = field(default_factory=lambda: defaultdict(list))
 
-    def place(self, number: int, length: int, size: int) -> bool:
+    def place(self, number: int, length: int, ranks: int) -> bool:
         """Add a sequence where the busiest rank stays least busy; return whether there is a place.
 
         Args:
-            size: Smallest group that the sequence needs.
+            ranks: Ranks of the smallest group that holds the sequence.
         """
         best = None
-        busiest = max(own.work for own in self.groups)
         least = self.most_work
-        for own in self._places(length, size):
-            work = max(busiest, own.work + length * length / own.ranks)
+        for own in self._places(length, ranks):
+            work = max(self.busiest, own.work + length * length / own.ranks)
             if work < least or (best is None and work == least):
                 best, least = own, work
-            if work == busiest:
+            if work == self.busiest:
                 break
-        if best is None:
-            return False
-        if not best.sequences:
-            self.groups.append(best)
-        best.add(number, length)
-        return True
+        if best is not None:
+            self.add(best, number, length)
+        return best is not None
 
-    def _places(self, length: int, size: int) -> Iterator[_Open]:
+    def _places(self, length: int, ranks: int) -> Iterator[_Open]:
         """Yield the groups with room for a sequence, and new ones, smaller ones first."""
-        free = self.ranks - sum(own.ranks for own in self.groups)
-        while size <= self.ranks:
-            for own in self.groups:
-                if own.ranks == size and own.tokens + length / size <= self.budget:
+        while ranks <= max(self.free, *self.by_ranks):
+            tokens = length / ranks
+            for own in self.by_ranks[ranks]:
+                if own.tokens + tokens <= self.budget:
                     yield own
-            if size <= free:
-                yield _Open(size)
-            size *= 2
+            if ranks <= self.free:
+                yield _Open(ranks)
+            ranks *= 2
 
-    def widen(self) -> None:
-        """Double the first of the smallest groups until no rank is idle."""
-        while sum(own.ranks for own in self.groups) < self.ranks:
+    def add(self, group: _Open, number: int, length: int) -> None:
+        """Give a sequence to a group, which may be new."""
+        if not group.sequences:
+            self.groups.append(group)
+            self.by_ranks[group.ranks].append(group)
+            self.free -= group.ranks
+        group.sequences.append(number)
+        group.tokens += length / group.ranks
+        group.work += length * length / group.ranks
+        self.busiest = max(self.busiest, group.work)
+
+    def closed(self) -> Wave:
+        """Double the first of the smallest groups until no rank is idle, and return the groups."""
+        while self.free:
             smallest = min(self.groups, key=lambda own: own.ranks)
+            self.free -= smallest.ranks
             smallest.ranks *= 2
+        return [Group(own.ranks, tuple(own.sequences)) for own in self.groups]
 
 
 def default_dynamic_cp(
@@ -146,27 +154,24 @@ def default_dynamic_cp(
         budget: Tokens of a rank (`--max-seqlen-per-dp-cp-rank`).
         min_cp: Smallest group, a power of two (`--min-dynamic-context-parallel-size`).
     """
-    needed = {}
-    for length in set(lengths):
-        needed[length] = max(min_cp, 1 << (ceil(length / budget) - 1).bit_length())
-    left = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    left = defaultdict(list)
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        left[lengths[number]].append(number)
     waves = []
     while left:
-        first, *others = left
-        longest = lengths[first]
-        group = _Open(needed[longest])
-        group.add(first, longest)
-        wave = _OpenWave(ranks, budget, longest * budget * WORK_MARGIN, [group])
-        left = []
-        refused = 0
-        for number in others:
-            length = lengths[number]
-            # nothing has changed since an equal sequence found no place
-            if length != refused and wave.place(number, length, needed[length]):
-                refused = 0
-            else:
-                refused = length
-                left.append(number)
-        wave.widen()
-        waves.append([Group(own.ranks, tuple(own.sequences)) for own in wave.groups])
+        longest = next(iter(left))
+        wave = _OpenWave(ranks, budget, longest * budget * WORK_MARGIN)
+        wave.add(_Open(needed(longest, budget, min_cp)), left[longest].pop(0), longest)
+        for length, numbers in left.items():
+            least = needed(length, budget, min_cp)
+            # an equal sequence finds no place where the one before found none
+            while numbers and wave.place(numbers[0], length, least):
+                numbers.pop(0)
+        waves.append(wave.closed())
+        left = {length: numbers for length, numbers in left.items() if numbers}
     return waves
+
+
+def needed(length: int, budget: int, min_cp: int) -> int:
+    """Return the ranks that hold a sequence: a power of two, at least `min_cp`."""
+    return max(min_cp, 1 << (ceil(length / budget) - 1).bit_length())

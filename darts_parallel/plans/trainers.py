@@ -18,6 +18,7 @@ MODEL_FACTS = (
 )
 """Fields of `ModelConfig` that the rules of `conf/trainer/` may name."""
 TRAINING_FACTS = (
+    "sequence_packing_scheduler",
     "optimizer",
     "lora_rank",
     "frozen_bits",
@@ -55,7 +56,9 @@ def job_facts(model: Model, training: TrainingConfig, software: Software) -> dic
         job[key] = getattr(training, key)
     job["gradient_bits"] = software.gradient_bits
     job["num_experts"] = (config.num_experts or 0) if model.has_experts else 0
-    job["mamba_layers"] = (config.hybrid_override_pattern or "").count(MAMBA)
+    pattern = config.hybrid_override_pattern or ""
+    job["mamba_layers"] = pattern.count(MAMBA)
+    job["hybrid_layers"] = len(pattern)
     return job
 
 

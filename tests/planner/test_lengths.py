@@ -1,20 +1,28 @@
-"""Plans for sequences of many lengths: what they must share with the plain job, and with each other."""
+"""Plans for sequences of many lengths: what they must share with the plain job, and with a simulation."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.config import PACKINGS
+from darts_parallel.cost import build_tables, evaluate, pass_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.planner import lengths
-from darts_parallel.planner.lengths import LengthPlan, plan_lengths, read_lengths
-from darts_parallel.planner.prediction_intervals import out_of_memory
+from darts_parallel.planner import _length_draws, lengths
+from darts_parallel.planner._length_draws import DRAWS, Draws, read_lengths
+from darts_parallel.planner._pass_prices import PricedPlan, path_seconds
+from darts_parallel.planner.lengths import Packing, plan_lengths
+from darts_parallel.planner.sequence_packing import Group
+from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.schedules import find
 from tests.support.commands import QUIET, Command
+from tests.support.packed_steps import simulated_step
 
 RANDOM = range(3)
 
@@ -26,109 +34,214 @@ def job(folder: Path, rows: dict[int, float], *more: str) -> Problem:
     return load_problem(["model=toy", "cluster=toy", *words, *more])
 
 
-def random_job(folder: Path, seed: int, values: list[int], *more: str) -> Problem:
-    """A toy job of random batch, memory, lengths and pins."""
+def random_job(folder: Path, seed: int, values: Sequence[int], *more: str) -> Problem:
+    """A toy job of random batch, memory, shares and pipeline degree."""
     rng = np.random.default_rng(seed)
     rows = {length: float(rng.integers(1, 100)) for length in values}
     pins = [
         f"training.global_batch_size={8 * rng.integers(1, 5)}",
         f"search.seed={seed}",
-        f"space.pp={rng.choice(['null', '2', '4'])}",
-        f"cluster.devices.toy.memory_GiB={rng.choice([0.102, 0.5])}",
+        f"space.pp={[1, 2, 4][seed % 3]}",
+        f"cluster.devices.toy.memory_GiB={rng.choice([0.11, 0.5])}",
+        "space.cp=null",
     ]
     return job(folder, rows, "training.seq_len=512", *pins, *more)
 
 
-def found_of(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> dict[object, LengthPlan]:
-    """All plans, by plan, whatever their place."""
-    monkeypatch.setattr(lengths, "LISTED", 10_000)
-    return {own.plan: own for own in plan_lengths(problem)}
+@pytest.fixture
+def no_main_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "_main_plans", lambda problem: ([], ""))
+
+
+def searched(problem: Problem) -> tuple[lengths._Search, list[PricedPlan]]:
+    draws = Draws.of(problem)
+    prices = lengths._prices(problem, draws, [])
+    plans = [PricedPlan(own, number) for own in prices for number in range(len(own.plans))]
+    return lengths._Search(problem, draws, prices), plans
 
 
 @pytest.mark.parametrize("seed", RANDOM)
-@pytest.mark.parametrize("packed", ["true", "false"])
-def test_one_length_is_plain(
-    tmp_path: Path, seed: int, packed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    length = [64, 128, 512][seed % 3]
-    problem = random_job(tmp_path, seed, [length], f"training.packed={packed}")
-    plain = replace(
-        problem.config, training=replace(problem.training, lengths=None, seq_len=length)
-    )
-    usual, found = Problem.from_config(plain), found_of(problem, monkeypatch)
-    assert len(found) > 3
-    for plan, own in found.items():
-        cost = evaluate(plan, usual)  # type: ignore[arg-type]
-        assert cost.feasible
-        assert own.seconds == pytest.approx((cost.iteration_time_s,) * 2, rel=1e-9)
-        full = max(u / c for u, c in zip(cost.memory_bytes, cost.capacity_bytes, strict=True))
-        assert own.memory == pytest.approx((full,) * 3, rel=1e-9)
-        assert own.chance == pytest.approx(out_of_memory(own.plan, usual))
-    assert min(own.seconds for own in found.values()) == next(iter(found.values())).seconds
+def test_one_length_is_plain(tmp_path: Path, seed: int) -> None:
+    length = [64, 128, 512][seed]
+    problem = random_job(tmp_path, seed, [length])
+    plain = replace(problem.training, lengths=None, seq_len=length)
+    usual = Problem.from_config(replace(problem.config, training=plain))
+    search, plans = searched(problem)
+    batch = problem.training.global_batch_size
+    compared = 0
+    for own in plans[:: max(1, len(plans) // 20)]:
+        for cp in own.degrees:
+            dp = own.ranks // cp
+            for packing in (Packing("padded", cp), Packing("dp_balanced", cp, budget=length // cp)):
+                cost = evaluate(own.to_plan(cp, batch // dp), usual)
+                found = search._seconds(own, packing, DRAWS)
+                assert found == pytest.approx(cost.iteration_time_s, rel=2e-3)
+                reserved = np.array(cost.memory_bytes) - own.memory(cp, length / cp)
+                if own.prices.strategies.space.pp <= batch // dp:
+                    assert np.ptp(reserved) <= 2e-3 * max(cost.memory_bytes)
+                compared += 1
+    assert compared > 20
 
 
-@pytest.mark.parametrize("seed", RANDOM)
-def test_padding_costs_seconds_and_memory(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = [32, 96, 256, 512] if seed % 2 else list(range(16, 512, 31))
-    packed, padded = (
-        found_of(random_job(tmp_path, seed, values, f"training.packed={word}"), monkeypatch)
-        for word in ("true", "false")
-    )
-    both = set(packed) & set(padded)
-    assert both
-    for plan in both:
-        less, more = packed[plan], padded[plan]
-        pairs = zip((*less.seconds, *less.memory), (*more.seconds, *more.memory), strict=True)
-        assert all(b >= a * (1.0 - 1e-9) for a, b in pairs)
-        assert all(max(own.memory[:2]) <= own.memory[2] * (1.0 + 1e-9) for own in (less, more))
+def exact_seconds(problem: Problem, own: PricedPlan, stages: int) -> Any:
+    """Return the seconds of a pass of a group from tables of its own tokens and lengths."""
+    space = own.prices.strategies.space
+
+    @cache
+    def of_length(cp: int, tokens: int, length: int) -> dict[str, list[float]]:
+        # `tokens` of all ranks of a group; `length` micro-batches of them
+        batch = tokens * own.ranks // cp
+        training = replace(problem.training, lengths=None, seq_len=length, global_batch_size=batch)
+        plain = Problem.from_config(replace(problem.config, training=training))
+        choices: tuple[LayerStrategy, ...] = own.to_plan(cp, 1).layers[:1]
+        (table,) = build_tables(plain, [OuterSpace(space.pp, (length,), choices, cp)])
+        plan = own.prices.plans[own.number : own.number + 1]
+        row = replace(plan, choices=plan.choices * 0)
+        passes = pass_seconds(table, row).blocking()
+        return {"F": passes.forward[0].tolist(), "B": passes.backward[0].tolist()}
+
+    def seconds(
+        every: Sequence[int], cp: int, numbers: tuple[int, ...], kind: str, k: int
+    ) -> float:
+        own_lengths = [every[number] for number in numbers]
+        tokens = sum(own_lengths)
+        parts = [n / tokens * of_length(cp, tokens, n)[kind][k] for n in own_lengths]
+        return sum(parts)
+
+    return seconds
 
 
-def test_a_packed_step_costs_the_mean_sequence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = ("cluster.nodes.0.count=1", "cluster.nodes.0.gpus=1", "training.seq_len=512")
-    problem = job(tmp_path, {64: 3.0, 256: 1.0}, *alone, "training.global_batch_size=8")
-    draws = np.random.default_rng(problem.config.search.seed).choice(
-        2, (lengths.DRAWS, 8), p=[0.75, 0.25]
-    )
-    for plan, own in found_of(problem, monkeypatch).items():
-        seconds = []
-        for length in (64, 256):
-            training = replace(problem.training, lengths=None, seq_len=length)
-            cost = evaluate(plan, Problem.from_config(replace(problem.config, training=training)))  # type: ignore[arg-type]
-            seconds.append(cost.iteration_time_s)
-        expected = np.array(seconds)[draws].mean(1)
-        assert own.seconds == pytest.approx(
-            (expected.mean(), np.quantile(expected, lengths.QUANTILE))
-        )
+@pytest.mark.parametrize("seed", range(5))
+def test_seconds_are_those_of_an_event_simulation(tmp_path: Path, seed: int) -> None:
+    # 40 batches for each seed: 32 draws under dynamic context parallelism, 8 under a fixed degree
+    problem = random_job(tmp_path, seed, [32, 64, 192, 512], "space.tp=1")
+    search, plans = searched(problem)
+    own = next(one for one in plans if one.layers[0].zero_stage == seed % 2)
+    stages = len(own.prices.limit)
+    exact = exact_seconds(problem, own, stages)
+    for packing, draws in (
+        (Packing("default_dynamic_cp", 1, budget=256, min_cp=1 + seed % 2), 32),
+        (Packing("dp_balanced", 2, budget=320), 8),
+    ):
+        waits = packing.scheduler == "default_dynamic_cp"
+        load = search.draws.load(packing.key(own.ranks), packing.function(own.ranks), draws)
+        found = own.pipeline_seconds(load, waits=waits)
+        for draw in range(draws):
+            every = search.draws.lengths[search.draws.picks[draw]].tolist()
+            waves = packing.function(own.ranks)(every)
+            simulated = simulated_step(waves, stages, partial(exact, every), waits=waits)
+            assert found[draw] == pytest.approx(simulated, rel=0.01)
 
 
 def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
     rng = np.random.default_rng(0)
     for stages, count in ((1, 3), (2, 5), (4, 3), (3, 7)):
-        passes, last = rng.random((2, 1, count, 2, stages)), stages - 1
-        ends, free = dict[object, list[float]](), [[0.0] * 2] * stages
-        waiting = [list(order) for order in find("1f1b").orders(stages, count, 1)]
-        while any(waiting):
-            for k, row in enumerate(waiting):
-                kind, _, i = row[0] if row else ("", 0, 0)
-                giver = (
-                    ("F", i, k - 1) if kind == "F" else ("B", i, k + 1) if k < last else ("F", i, k)
-                )
-                if row and (giver in ends or (kind == "F" and k == 0)):
-                    begin = np.maximum(free[k], ends.get(giver, [0.0, 0.0]))
-                    free[k] = ends[kind, i, k] = (
-                        begin + passes["FB".index(kind), 0, i, :, k]
-                    ).tolist()
-                    row.pop(0)
-        # one length for every micro-batch and rank
-        weights = np.eye(2 * count).reshape(1, count, 2, 2 * count)
-        costs = passes[:, 0].reshape(2, 2 * count, stages)
-        found = lengths._path_seconds(weights, costs)
-        assert found == pytest.approx([max(max(own) for own in free)])
-        assert lengths._path_seconds(weights, costs, together=True)[0] >= found[0]
+        passes = rng.random((count + 1, 2, 2, stages))
+        waves = [[Group(1, (2 * w,)), Group(1, (2 * w + 1,))] for w in range(count)]
+
+        def seconds(
+            ranks: int, own: tuple[int, ...], kind: str, stage: int, passes: Any = passes
+        ) -> float:
+            return float(passes[own[0] // 2, own[0] % 2, "FB".index(kind), stage])
+
+        found = path_seconds(passes, np.array([count, 1]))
+        expected = simulated_step(waves, stages, seconds, waits=False)
+        assert found == pytest.approx([expected, passes[-1].sum((1, 2)).max()])
+        slowest = passes.max(1, keepdims=True)
+        waiting = simulated_step(waves, stages, seconds, waits=True)
+        assert path_seconds(slowest, np.array([count, 1]))[0] == pytest.approx(waiting)
+        assert waiting >= expected
+
+
+@pytest.mark.parametrize("seed", RANDOM)
+@pytest.mark.usefixtures("no_main_search")
+def test_no_packing_beats_the_bound_and_packed_memory_knows_no_lengths(
+    tmp_path: Path, seed: int
+) -> None:
+    values = [32, 96, 256, 512] if seed % 2 else list(range(16, 513, 31))
+    problem = random_job(tmp_path, seed, values)
+    found = plan_lengths(problem)
+    for own in found.plans:
+        if own.packing.scheduler != "padded":
+            assert own.bound <= own.seconds[0]
+    best = {
+        name: [own for own in found.plans if own.packing.scheduler == name] for name in PACKINGS
+    }
+    assert min(own.seconds for own in best["dp_balanced"]) < min(
+        own.seconds for own in best["padded"]
+    )
+    (tmp_path / "lengths.csv").write_text("length,count\n16,1\n")
+    for own in found.plans:
+        if own.packing.scheduler != "padded":
+            assert lengths._chance(problem, own) == own.chance
+
+
+@pytest.mark.usefixtures("no_main_search")
+def test_pinned_settings_are_kept(tmp_path: Path) -> None:
+    pins = [
+        "training.sequence_packing_scheduler=default_dynamic_cp",
+        "training.max_seqlen_per_dp_cp_rank=300",
+        "training.min_dynamic_context_parallel_size=2",
+        "training.global_batch_size=16",
+    ]
+    found = plan_lengths(job(tmp_path, {32: 9.0, 400: 1.0}, *pins, "training.seq_len=512"))
+    assert found.plans
+    for own in found.plans:
+        assert own.packing.scheduler == "default_dynamic_cp"
+        assert own.packing.budget == 300
+        assert own.packing.min_cp >= 2
+        assert own.plan.cp * 300 >= 512
+    with pytest.raises(ConfigError, match="must be a power of two; try 1"):
+        job(tmp_path, {32: 9.0}, "training.min_dynamic_context_parallel_size=3")
+
+
+@pytest.mark.usefixtures("no_main_search")
+def test_settings_are_near_the_best_of_a_grid_of_200(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    drawn = rng.lognormal(np.log(80), 0.8, 500).clip(16, 512).astype(int) // 16 * 16
+    values, counts = np.unique(drawn, return_counts=True)
+    rows = {int(value): float(count) for value, count in zip(values, counts, strict=True)}
+    pins = ["training.global_batch_size=64", "training.seq_len=512", "space.pp=1", "space.tp=1"]
+    problem = job(tmp_path, rows, *pins)
+    search, plans = searched(problem)
+    own = plans[0]
+    tried = search._tried(own, search._first(own, "default_dynamic_cp"))
+    assert tried is not None
+    chosen = search._refined(tried).packing
+    budgets = np.geomspace(64, 1024, 50).astype(int).tolist()
+    grid = [chosen._replace(budget=b, min_cp=cp) for b in budgets for cp in (1, 2, 4, 8)]
+    assert len(grid) == 200
+    best = min(search._seconds(own, packing, DRAWS).mean() for packing in grid)
+    assert search._seconds(own, chosen, DRAWS).mean() <= 1.02 * best
+
+
+def test_plans_of_the_main_search_are_priced_over_the_same_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = ["training.global_batch_size=16", "training.seq_len=512", "space.pp=[1,2]"]
+    problem = job(tmp_path, {32: 9.0, 400: 1.0}, *pins)
+    light, heavy = (LayerStrategy(1, 4, 1, kind) for kind in ("none", "full"))
+    even = Plan(4, (0, 3, 7), (light,) * 7)
+    uneven = Plan(4, (0, 2, 7), (light,) * 3 + (heavy,) * 4)
+    chunks = Plan(4, (0, 2, 4, 5, 7), (light,) * 7, virtual_stages=2)
+    result = SimpleNamespace(alternatives=[(1.0, chunks), (2.0, uneven)])
+    planned = SimpleNamespace(plan=even, result=result)
+    monkeypatch.setattr(lengths, "find_plan", lambda given: planned)
+    found = plan_lengths(problem)
+    assert found.refused == {"interleaved": 1}
+    priced = {own.place: own for own in found.plans if own.place}
+    assert sorted(priced) == [1, 3]
+    assert priced[3].plan.boundaries == uneven.boundaries
+    alike = [own for own in found.plans if not own.place and own.plan == priced[1].plan]
+    assert all(
+        own.seconds >= priced[1].seconds for own in alike if own.packing == priced[1].packing
+    )
+
+    def none(given: Problem) -> None:
+        raise InfeasibleError("no plan.")
+
+    monkeypatch.setattr(lengths, "find_plan", none)
+    assert plan_lengths(problem).why == "no plan."
 
 
 @pytest.mark.parametrize(
@@ -138,8 +251,10 @@ def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
         ("length,count\n", "has no rows"),
         ("len,count\n3,4\n", "has the row 3,4"),
         ("length,count\n8,1\n0,1\n", "has the row 0,1"),
+        ("length,count\n-8,1\n", "has the row -8,1"),
         ("length,count\n600,1\n", "has the row 600,1"),
         ("length,count\n8,0\n", "has the row 8,0"),
+        ("length,count\n8,-3\n", "has the row 8,-3"),
         ("length,count\n8,nan\n", "8,nan"),
         ("length,count\n8.5,1\n", "8.5,1"),
         ("length,count\n8\n", "row 8,None"),
@@ -160,6 +275,7 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str | None, words: str
     assert sentence.endswith("; try rows such as 512,100.")
 
 
+@pytest.mark.usefixtures("no_main_search")
 def test_equal_lengths_count_together_and_no_memory_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("length,count,more\n8,1,x\n4,2,y\n8,1,z\n")
     found, shares = read_lengths(str(tmp_path / "twice.csv"), 8)
@@ -168,41 +284,55 @@ def test_equal_lengths_count_together_and_no_memory_is_one_sentence(tmp_path: Pa
     small = job(
         tmp_path, {512: 1.0}, "training.seq_len=512", "cluster.devices.toy.memory_GiB=0.1001"
     )
-    with pytest.raises(InfeasibleError, match="no even uniform plan holds its longest micro-batch"):
+    with pytest.raises(InfeasibleError, match="no even uniform plan holds its longest sequence"):
         plan_lengths(small)
-    with pytest.raises(ConfigError, match="must go with plans of 1F1B"):
-        plan_lengths(job(tmp_path, {8: 1.0}, "cost.pipeline=simulated"))
+    with pytest.raises(ConfigError, match=r"must go with plans of 1f1b .* not gpipe; try"):
+        plan_lengths(job(tmp_path, {8: 1.0}, "space.schedules=[gpipe]"))
 
 
-def test_the_command_writes_the_best_plan_which_is_used_like_any_other(command: Command) -> None:
+@pytest.mark.usefixtures("no_main_search")
+def test_the_command_writes_the_best_plan_and_names_what_cannot_run_it(command: Command) -> None:
     (command.folder / "lengths.csv").write_text("length,count\n16,5\n64,1\n")
-    done = command(
-        "model=toy",
-        "cluster=toy",
-        "training=toy",
-        "training.lengths=lengths.csv",
-        *QUIET,
-        "trainer=galvatron",
-        "hydra.run.dir=own",
-    )
+    words = ["model=toy", "cluster=toy", "training=toy", "training.lengths=lengths.csv"]
+    words += ["cluster.devices.toy.memory_GiB=8"]
+    done = command(*words, *QUIET, "trainer=megatron", "hydra.run.dir=own")
     assert done.status == 0, done.err
     data = json.loads((command.folder / "own/plan.json").read_text())
     plans = data["lengths"]["plans"]
-    assert data["lengths"]["packed"] is True
+    assert {entry["packing"]["scheduler"] for entry in plans} == set(PACKINGS)
     assert [entry["seconds"] for entry in plans] == sorted(entry["seconds"] for entry in plans)
     assert all(entry["chance"] <= 0.2 for entry in plans)
-    assert "own/plan.json export=galvatron" in done.out
+    assert "own/plan.json export=megatron" in done.out
+    assert "not with accelerate, deepspeed, galvatron, nanotron, torchtitan" in done.out
+    training = data["config"]["training"]
+    assert training["sequence_packing_scheduler"] == plans[0]["packing"]["scheduler"]
     priced = command("own/plan.json", *QUIET, "hydra.run.dir=priced")
     assert "given plan, not searched" in priced.out, priced.err
+    written = command("plan=own/plan.json", *QUIET, "export=megatron", "hydra.run.dir=written")
+    assert written.status == 0, written.err
+    script = (command.folder / "written/megatron.sh").read_text()
+    budget = training["max_seqlen_per_dp_cp_rank"]
+    if training["sequence_packing_scheduler"] != "padded":
+        assert f"--max-seqlen-per-dp-cp-rank {budget}\n" in script
+    refused = command(*words, "model=toy", "training.seq_len=32", *QUIET)
+    assert refused.status == 2
+    assert refused.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_main_search")
 def test_many_lengths_cost_nearly_what_all_of_them_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {32 * n: 1.0 for n in range(1, 17)}
-    problem = job(tmp_path, rows, "training.seq_len=512", "space.pp=1", "space.tp=1")
-    few = {own.plan: own.seconds[0] for own in plan_lengths(problem)}
-    monkeypatch.setattr(lengths, "LENGTHS", len(rows))
-    assert few == pytest.approx(
-        {own.plan: own.seconds[0] for own in plan_lengths(problem)}, rel=0.01
-    )
+    pins = ["training.seq_len=512", "space.pp=1", "space.tp=1", "training.global_batch_size=16"]
+    problem = job(tmp_path, rows, *pins)
+
+    def seconds() -> dict[Any, float]:
+        return {(own.plan, own.packing): own.seconds[0] for own in plan_lengths(problem).plans}
+
+    few = seconds()
+    monkeypatch.setattr(_length_draws, "LENGTHS", len(rows))
+    every = seconds()
+    assert few.keys() & every.keys()
+    for key in few.keys() & every.keys():
+        assert few[key] == pytest.approx(every[key], rel=0.01)

@@ -1,0 +1,157 @@
+"""Sequences drawn from a histogram of lengths, and what a packing makes of them on every rank."""
+
+import csv
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from darts_parallel.errors import ConfigError, read_text
+from darts_parallel.planner.sequence_packing import Wave
+from darts_parallel.problem import Problem
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+DRAWS = 32
+"""Steps that are drawn."""
+LENGTHS = 5
+"""Lengths that are priced; others are interpolated."""
+MOST_COUNT = 1e15
+"""Largest count of a length: sums of counts stay exact."""
+
+
+def read_lengths(path: str, longest: int) -> tuple[Integers, Floats]:
+    """Return the lengths, rising, of a CSV file with the columns `length` and `count`, and their shares.
+
+    Errors:
+        ConfigError: it cannot be read, or holds a length not in 1 to `longest`, or a count not
+            above 0.
+    """
+    rows: list[tuple[int, float]] = []
+    why = "has no rows"
+    try:
+        lines = read_text(path).removeprefix("\ufeff").splitlines()
+        for row in csv.DictReader(lines):
+            why = f"has the row {','.join(str(value) for value in row.values())}"
+            length, count = int(row["length"]), float(row["count"])
+            if not (1 <= length <= longest and 0.0 < count < MOST_COUNT):
+                raise ValueError
+            rows.append((length, count))
+    except (KeyError, TypeError, ValueError, csv.Error):
+        rows = []
+    except OSError as error:
+        rows = []
+        why = f"cannot be read ({error.strerror})"
+    if not rows:
+        raise ConfigError(
+            f"training.lengths={path} must be a CSV file with the columns length (1 to training.seq_len="
+            f"{longest}) and count (above 0), and {why}; try rows such as {longest},100."
+        )
+    every, counts = zip(*rows, strict=True)
+    lengths, places = np.unique(every, return_inverse=True)
+    sums = np.bincount(places, counts)
+    return lengths, sums / sums.sum()
+
+
+def weights_between(values: Floats | Integers, marks: Floats | Integers) -> Floats:
+    """Return the weights of M marks that interpolate at values, extrapolating outside, `(values, M)`."""
+    weights = np.zeros((len(values), len(marks)))
+    if len(marks) == 1:
+        return weights + 1.0
+    below = np.clip(np.searchsorted(marks, values) - 1, 0, len(marks) - 2)
+    place = (values - marks[below]) / (marks[below + 1] - marks[below])
+    rows = np.arange(len(values))
+    weights[rows, below] = 1.0 - place
+    weights[rows, below + 1] = place
+    return weights
+
+
+class Load(NamedTuple):
+    """Groups of ranks in all micro-batches of D draws: M groups in W micro-batches."""
+
+    ranks: Integers
+    """Context-parallel degree of every group, `(M,)`."""
+    tokens: Floats
+    """Tokens of a rank, `(M,)`."""
+    mix: Floats
+    """Shares of the tokens by priced lengths, `(M, G)`."""
+    waves: Integers
+    """First group of every micro-batch, `(W,)`."""
+    counts: Integers
+    """Micro-batches of every draw, `(D,)`."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Sequences of `DRAWS` steps, of which G lengths are priced and mix to the others."""
+
+    lengths: Integers
+    """Lengths of the histogram, rising."""
+    picks: Integers
+    """Number of the length of every drawn sequence, `(DRAWS, batch)`."""
+    grid: Integers
+    """The priced lengths, `(G,)`."""
+    hat: Floats
+    """Weights of the priced lengths in every length, `(lengths, G)`."""
+    known: dict[tuple[Hashable, int], Load] = field(default_factory=dict)
+    """Loads by the packing and the number of draws."""
+
+    @staticmethod
+    def of(problem: Problem) -> "Draws":
+        """Draw the steps of a job."""
+        training = problem.training
+        lengths, shares = read_lengths(str(training.lengths), training.seq_len)
+        grid = lengths
+        if len(lengths) > LENGTHS:
+            # between two marks lie equal tokens
+            tokens = (shares * lengths).cumsum()
+            marks = np.linspace(0.0, tokens[-1], LENGTHS)
+            marks = np.interp(marks, tokens, lengths).round()
+            grid = np.unique(marks.astype(np.int64))
+        source = np.random.default_rng(problem.config.search.seed)
+        size = (DRAWS, training.global_batch_size)
+        picks = source.choice(len(lengths), size, p=shares)
+        return Draws(lengths, picks, grid, weights_between(lengths, grid))
+
+    @cached_property
+    def mean_tokens(self) -> Floats:
+        """Mean tokens of a step by priced length, `(G,)`."""
+        tokens = self.hat * self.lengths[:, None]
+        return np.asarray(tokens[self.picks].sum(1).mean(0))
+
+    def load(self, key: Hashable, pack: Callable[[list[int]], list[Wave]], draws: int) -> Load:
+        """Pack the first draws, or look up what the same packing made of them.
+
+        Args:
+            key: Name of the packing and its settings.
+        """
+        if (key, draws) not in self.known:
+            self.known[key, draws] = self._packed(pack, draws)
+        return self.known[key, draws]
+
+    def _packed(self, pack: Callable[[list[int]], list[Wave]], draws: int) -> Load:
+        steps = [pack(self.lengths[own].tolist()) for own in self.picks[:draws]]
+        waves = list(chain.from_iterable(steps))
+        groups = list(chain.from_iterable(waves))
+        ranks = np.array([own.ranks for own in groups])
+        sizes = np.array([len(own.sequences) for own in groups])
+        widths = np.array([len(wave) for wave in waves])
+        counts = np.array([len(step) for step in steps])
+        # every draw has its own row of picks
+        of_wave = np.repeat(np.arange(draws), counts)
+        of_group = np.repeat(of_wave, widths)
+        rows = np.repeat(of_group, sizes)
+        numbers = [number for own in groups for number in own.sequences]
+        places = self.picks[rows, numbers]
+        starts = np.cumsum(sizes) - sizes
+        lengths = self.lengths[places]
+        tokens = np.add.reduceat(lengths, starts)
+        weighted = self.hat[places] * lengths[:, None]
+        mix = np.add.reduceat(weighted, starts) / tokens[:, None]
+        first = np.cumsum(widths) - widths
+        return Load(ranks, tokens / ranks, mix, first, counts)
