@@ -368,7 +368,9 @@ class _Search:
 
     def _fits(self, own: PricedPlan, packing: Packing) -> bool:
         """Return whether the fullest micro-batch fits the memory, and the trainer runs it."""
-        if not own.fits(packing.cp, packing.tokens(int(self.draws.grid[-1]))):
+        longest = int(self.draws.grid[-1])
+        tokens = packing.tokens(longest)
+        if not own.fits(packing.cp, tokens):
             return False
         config = self.problem.config
         if config.space.trainer is None:
@@ -394,9 +396,11 @@ class _Search:
         seconds = self._seconds(own, packing, DRAWS)
         mean = float(seconds.mean())
         quantile = float(np.quantile(seconds, QUANTILE))
+        batch = self.problem.training.global_batch_size
         sequences = own.ranks // packing.cp * packing.micro_batch_size
-        plan = own.to_plan(packing.cp, self.problem.training.global_batch_size // sequences)
-        tokens = packing.tokens(int(self.draws.grid[-1]))
+        plan = own.to_plan(packing.cp, batch // sequences)
+        longest = int(self.draws.grid[-1])
+        tokens = packing.tokens(longest)
         speed = float(self.draws.mean_tokens.sum()) / mean
         bound = own.least_seconds(tokens)
         return LengthPlan(plan, packing, (mean, quantile), speed, bound)
