@@ -74,9 +74,9 @@ class _Open:
     ranks: int
     sequences: list[int] = field(default_factory=list)
     tokens: float = 0.0
-    """Of a rank."""
+    """Tokens of a rank."""
     work: float = 0.0
-    """Of a rank: squared lengths over ranks."""
+    """Work of a rank: squared lengths over ranks."""
 
 
 @dataclass
