@@ -11,7 +11,7 @@ from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import DYNAMIC, EXPORTS, PACKINGS, PADDED
 from darts_parallel.cost import evaluate
 from darts_parallel.export import refusals
-from darts_parallel.planner import Found, LengthPlan, plan_lengths
+from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
 from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
@@ -121,7 +121,7 @@ def _trainers(job: Problem, plan: Plan) -> tuple[list[str], dict[str, list[str]]
     return able, unable
 
 
-def _main_search(found: Found) -> Iterator[str]:
+def _main_search(found: LengthPlans) -> Iterator[str]:
     """Yield what is missing of the main search's plans."""
     if found.why:
         yield f"The main search has no plan to price: {found.why}"

@@ -49,13 +49,13 @@ class _Prices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Strategies:
-    """Strategies of the plans of one pipeline degree and order of the nodes."""
+class SharedStrategies:
+    """SharedStrategies of the plans of one pipeline degree and order of the nodes."""
 
     problem: Problem
     draws: Draws
     space: OuterSpace
-    """Strategies as without context parallelism: `dp` counts all ranks that share gradients."""
+    """SharedStrategies as without context parallelism: `dp` counts all ranks that share gradients."""
     degrees: Mapping[LayerStrategy, Sequence[int]]
     """Context-parallel degrees that the space allows with each of them."""
 
@@ -100,7 +100,7 @@ class Strategies:
 class PlanPrices:
     """Prices of P plans of the same strategies."""
 
-    strategies: Strategies
+    strategies: SharedStrategies
     plans: HardPlans
     """The even uniform ones, then the given ones."""
     given: Sequence[Plan]
@@ -110,7 +110,7 @@ class PlanPrices:
     """Prices by context-parallel degree."""
 
     @staticmethod
-    def of(strategies: Strategies, given: Sequence[Plan]) -> "PlanPrices":
+    def of(strategies: SharedStrategies, given: Sequence[Plan]) -> "PlanPrices":
         """Price the even uniform plans, and the given plans behind them."""
         longest = int(strategies.draws.grid[-1])
         table = strategies.table(1, longest)
@@ -168,7 +168,7 @@ def whole(strategy: LayerStrategy, cp: int) -> LayerStrategy:
 
 
 @dataclass(frozen=True)
-class PricedPlan:
+class PlanAtLengths:
     """One plan of `PlanPrices`."""
 
     prices: PlanPrices

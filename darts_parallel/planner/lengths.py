@@ -28,9 +28,9 @@ from darts_parallel.cost import PipelineModel
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner._length_draws import DRAWS, Draws, Floats, read_lengths
 from darts_parallel.planner._pass_prices import (
+    PlanAtLengths,
     PlanPrices,
-    PricedPlan,
-    Strategies,
+    SharedStrategies,
     changed,
     whole,
 )
@@ -114,7 +114,7 @@ class LengthPlan(NamedTuple):
     """Place among the plans of the main search, from 1; 0: an even uniform plan."""
 
 
-class Found(NamedTuple):
+class LengthPlans(NamedTuple):
     """Plans for a histogram of lengths."""
 
     plans: list[LengthPlan]
@@ -125,7 +125,7 @@ class Found(NamedTuple):
     """Why the main search has no plan, a sentence; empty where it has."""
 
 
-def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> Found:
+def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> LengthPlans:
     """Return the plans with the fewest expected seconds.
 
     They keep `space.out_of_memory`, or are the least risky where none does.
@@ -142,7 +142,7 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
     if given is None:
         given, why = _main_plans(problem)
     for own in (tightened(problem), problem):
-        search = _Search(own, draws, _prices(own, draws, given))
+        search = _PackingSearch(own, draws, _prices(own, draws, given))
         plans = search.run(given)
         if plans:
             break
@@ -159,7 +159,7 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
         return (own.chance or 0.0) > allowed, own.seconds[0]
 
     schedules = [plan.schedule_name for plan in given if plan.schedule_name != CLOSED_FORM]
-    return Found(sorted(plans, key=order), dict(Counter(schedules)), why)
+    return LengthPlans(sorted(plans, key=order), dict(Counter(schedules)), why)
 
 
 def _main_plans(problem: Problem) -> tuple[list[Plan], str]:
@@ -188,7 +188,7 @@ def _prices(problem: Problem, draws: Draws, given: Sequence[Plan]) -> list[PlanP
             for choice in space.choices:
                 degrees[whole(choice, space.cp)].append(space.cp)
         space = replace(first, choices=tuple(degrees), cp=1)
-        strategies = Strategies(problem, draws, space, degrees)
+        strategies = SharedStrategies(problem, draws, space, degrees)
         own = [plan for plan in usual if plan.pp == first.pp]
         own = [plan for plan in own if plan.node_order == first.node_order]
         result.append(PlanPrices.of(strategies, own))
@@ -228,12 +228,12 @@ class _Tried(NamedTuple):
 
     seconds: float
     """Mean over few draws."""
-    own: PricedPlan
+    own: PlanAtLengths
     packing: Packing
 
 
 @dataclass(frozen=True)
-class _Search:
+class _PackingSearch:
     """Search of packings for the plans of a job."""
 
     problem: Problem
@@ -248,9 +248,9 @@ class _Search:
 
     def run(self, given: Sequence[Plan]) -> list[LengthPlan]:
         """Return the best uniform plans of every packing, and the given ones with their best packing."""
-        plans: list[PricedPlan] = []
+        plans: list[PlanAtLengths] = []
         for own in self.prices:
-            plans += [PricedPlan(own, number) for number in range(len(own.plans))]
+            plans += [PlanAtLengths(own, number) for number in range(len(own.plans))]
         uniform = [own for own in plans if own.given is None]
         found = []
         for scheduler in self.schedulers:
@@ -262,7 +262,7 @@ class _Search:
                     found += self._given_row(own, place)
         return found
 
-    def _given_row(self, own: PricedPlan, place: int) -> list[LengthPlan]:
+    def _given_row(self, own: PlanAtLengths, place: int) -> list[LengthPlan]:
         """Return a plan of the main search with its best packing, where one fits."""
         tried = [self._tried(own, self._first(own, scheduler)) for scheduler in self.schedulers]
         fitting = [one for one in tried if one is not None]
@@ -271,7 +271,7 @@ class _Search:
         best = min(fitting, key=lambda one: one.seconds)
         return [self._row(best)._replace(place=place)]
 
-    def _best_uniform(self, scheduler: str, plans: Sequence[PricedPlan]) -> list[_Tried]:
+    def _best_uniform(self, scheduler: str, plans: Sequence[PlanAtLengths]) -> list[_Tried]:
         """Return the best plans with a packing, one for each pipeline and tensor-parallel degree."""
         most = 2.0 * self.problem.training.seq_len
         queue = sorted((own.least_seconds(most), place) for place, own in enumerate(plans))
@@ -290,7 +290,7 @@ class _Search:
                 best[key] = tried
         return sorted(best.values(), key=lambda one: one.seconds)[:LISTED]
 
-    def _tried(self, own: PricedPlan, packings: Iterable[Packing]) -> _Tried | None:
+    def _tried(self, own: PlanAtLengths, packings: Iterable[Packing]) -> _Tried | None:
         """Return a plan with the fastest of some packings over few draws; None where none fits."""
         best = None
         for packing in packings:
@@ -319,7 +319,7 @@ class _Search:
             tried = better
         return tried
 
-    def _first(self, own: PricedPlan, scheduler: str) -> Iterator[Packing]:
+    def _first(self, own: PlanAtLengths, scheduler: str) -> Iterator[Packing]:
         """Yield the packings that are tried first: all of padding, budgets by factors of 2."""
         training = self.problem.training
         if scheduler == PADDED:
@@ -333,7 +333,7 @@ class _Search:
             for cp in degrees:
                 yield from self._budgets(own, scheduler, cp, budgets)
 
-    def _padded(self, own: PricedPlan) -> Iterator[Packing]:
+    def _padded(self, own: PlanAtLengths) -> Iterator[Packing]:
         """Yield all padded micro-batches that the job allows."""
         batch = self.problem.training.global_batch_size
         counts = divisors(batch) if own.given is None else [own.given.num_micro_batches]
@@ -346,7 +346,7 @@ class _Search:
                     yield Packing(PADDED, cp, micro_batch_size=batch // (count * dp))
 
     def _budgets(
-        self, own: PricedPlan, scheduler: str, cp: int, budgets: Iterable[int]
+        self, own: PlanAtLengths, scheduler: str, cp: int, budgets: Iterable[int]
     ) -> Iterator[Packing]:
         """Yield packings with budgets that hold a sequence of `seq_len` tokens.
 
@@ -371,7 +371,7 @@ class _Search:
             return []
         return divisors(ranks)[1:]
 
-    def _fits(self, own: PricedPlan, packing: Packing) -> bool:
+    def _fits(self, own: PlanAtLengths, packing: Packing) -> bool:
         """Return whether the fullest micro-batch fits the memory, and the trainer runs it."""
         longest = int(self.draws.grid[-1])
         tokens = packing.tokens(longest)
@@ -389,7 +389,7 @@ class _Search:
             for layer in set(plan.layers)
         )
 
-    def _seconds(self, own: PricedPlan, packing: Packing, draws: int) -> Floats:
+    def _seconds(self, own: PlanAtLengths, packing: Packing, draws: int) -> Floats:
         """Return the seconds of the first draws."""
         pack = packing.function(own.ranks)
         load = self.draws.load(packing.key(own.ranks), pack, draws)

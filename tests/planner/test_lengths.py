@@ -16,7 +16,7 @@ from darts_parallel.cost import build_tables, evaluate, pass_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner import _length_draws, lengths
 from darts_parallel.planner._length_draws import DRAWS, Draws, read_lengths
-from darts_parallel.planner._pass_prices import PricedPlan, path_seconds
+from darts_parallel.planner._pass_prices import PlanAtLengths, path_seconds
 from darts_parallel.planner.lengths import Packing, plan_lengths
 from darts_parallel.planner.sequence_packing import Group
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
@@ -53,11 +53,11 @@ def no_main_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "_main_plans", lambda problem: ([], ""))
 
 
-def searched(problem: Problem) -> tuple[lengths._Search, list[PricedPlan]]:
+def searched(problem: Problem) -> tuple[lengths._PackingSearch, list[PlanAtLengths]]:
     draws = Draws.of(problem)
     prices = lengths._prices(problem, draws, [])
-    plans = [PricedPlan(own, number) for own in prices for number in range(len(own.plans))]
-    return lengths._Search(problem, draws, prices), plans
+    plans = [PlanAtLengths(own, number) for own in prices for number in range(len(own.plans))]
+    return lengths._PackingSearch(problem, draws, prices), plans
 
 
 @pytest.mark.parametrize("seed", RANDOM)
@@ -83,7 +83,7 @@ def test_one_length_is_plain(tmp_path: Path, seed: int) -> None:
     assert compared > 20
 
 
-def exact_seconds(problem: Problem, own: PricedPlan, stages: int) -> Any:
+def exact_seconds(problem: Problem, own: PlanAtLengths, stages: int) -> Any:
     """Return the seconds of a pass of a group from tables of its own tokens and lengths."""
     space = own.prices.strategies.space
 
