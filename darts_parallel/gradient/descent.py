@@ -25,9 +25,10 @@ Constraints
     fused layers share a stage                           -> `unit_starts`
 Solution: Adam on logits of x, widths between the e, logits of f -> `GradientSearch.move`
     Falling temperatures make soft x and y hard -> `Schedules.at`. They are rounded by `harden`, and
-    made to fit by `repair`, `fit` and `fill`. Half of the restarts is dropped at each of `THIN_AT`.
-    Configurations whose `outer_lower_bounds` exceed the best plan are dropped at once. The best
-    plans are polished by `polish_pool`.
+    made to fit by `repair`, `fit` and `fill`. The winning restart's mean over the last third of the
+    steps is rounded to counts by `round_counts`, and made to fit by `repair_stages`. Half of the
+    restarts is dropped at each of `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the
+    best plan are dropped at once. The best plans are polished by `polish_pool`.
 """
 
 from collections.abc import Callable, Sequence
