@@ -37,7 +37,7 @@ from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
 from darts_parallel.cost import LOSSLESS, evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact import Verification
-from darts_parallel.gradient import RECORD_EVERY, SearchResult, StepRecord
+from darts_parallel.gradient import SearchResult, StepRecord
 from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, Tracker, plan_dict, render
@@ -376,7 +376,7 @@ class BilevelJob(SeedWatcher):
 
     def on_record(self, seed: int, record: StepRecord) -> None:
         """Write the curves of the first seed's logit steps."""
-        if self.tracker is not None and seed == self.first and record.step % RECORD_EVERY == 0:
+        if self.tracker is not None and seed == self.first:
             self.tracker.record(record)
 
     def on_progress(
