@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 from darts_parallel.config import config_dir
 
-Entry = dict[str, Any]
+Entry = Any
+"""Content of a file."""
 
 
 def _model(entry: Entry) -> str:
@@ -49,7 +50,7 @@ def listing(name: str) -> list[str]:
     for path in sorted((Path(config_dir()) / name.removesuffix("s")).glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         if name in SIZES:
-            words = SIZES[name](yaml.safe_load(text))
+            words = SIZES[name](OmegaConf.create(text))
         else:
             _, head, *_ = text.splitlines()
             words = head.removeprefix("# ")
