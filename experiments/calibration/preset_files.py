@@ -122,7 +122,8 @@ def framework_text(
         f"# {name}: habits on the wire, and what was fitted to its runs.",
         f"{MARK} figures {when}.",
     ]
-    lines += [f"{key}: {str(facts[key]).lower()}" for key in HABITS if key in facts]
+    habits = {key: str(facts[key]).lower() for key in HABITS if key in facts}
+    lines += [f"{key}: {value}".replace("'", "") for key, value in habits.items()]
     values = fitted.at(Place("none", name, "", ""))
     offsets = []
     for quantity in OF_DEVICES:
