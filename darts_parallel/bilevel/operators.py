@@ -300,7 +300,7 @@ class OperatorSearch:
             name = group.operators[0].name
             for choice, probability in zip(group.choices, own.tolist(), strict=True):
                 found[name, choice.labels[-1]] += probability
-        return found
+        return dict(found)
 
     def improved(self) -> tuple[int, ...]:
         """Return the plan that the programme chooses at the seconds of its own step, or the exact one."""

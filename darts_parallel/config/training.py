@@ -123,7 +123,7 @@ class TrainingConfig:
         for key, off in (("lora_dropout", 0.0), ("frozen_bits", 16)):
             value = getattr(self, key)
             rule = "go with training.lora_rank above 0"
-            require(self.lora_rank or value == off, f"training.{key}={value}", rule, off)
+            require(self.lora_rank > 0 or value == off, f"training.{key}={value}", rule, off)
         smallest = self.min_dynamic_context_parallel_size
         setting = f"training.min_dynamic_context_parallel_size={smallest}"
         require(smallest.bit_count() == 1, setting, "be a power of two", 1)

@@ -147,7 +147,8 @@ class GraphProgramme:
         Several consumers share the variables of moves; one alone pays in its distribution.
         """
         shared = []
-        paid = fan.count * sum(table.seconds[:, table.layout] for table in fan.moves)
+        seconds = [table.seconds[:, table.layout] for table in fan.moves]
+        paid = fan.count * np.sum(seconds, axis=0)
         if len(fan.consumers) > 1:
             for table in fan.moves:
                 variables = self._grid(fan.count * table.seconds)

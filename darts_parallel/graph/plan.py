@@ -247,6 +247,6 @@ def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> Plan
     chosen = GraphOptions(**options)
     space = chosen.space(graph, mesh)
     answer = GraphProgramme(space).solve(chosen.time_limit)
-    searched = chosen.descent and descend(space, chosen.descent)
+    searched = descend(space, chosen.descent) if chosen.descent else None
     plan = GraphPlan(space, answer.assignment)
     return PlannedGraph(plan, answer, searched, time.perf_counter() - began)

@@ -158,11 +158,11 @@ def _split_lines(plan: GraphPlan) -> list[str]:
     total = sum(seconds for seconds, _ in rows) or 1.0
     rows.sort(key=lambda row: -row[0])
     lines = []
-    for seconds, group in rows[:LISTED]:
+    for spent, group in rows[:LISTED]:
         op, *others = group.operators
         times = f" x {len(others) + 1}" if others else ""
         splits = ", ".join(plan.choice(op).labels)
-        share = PERCENT * seconds / total
+        share = PERCENT * spent / total
         lines.append(f"  {share:5.1f} % {op.op}{times} ({op.module or op.name}): splits {splits}")
     return lines
 

@@ -398,10 +398,11 @@ def _of_gradients(
     found = {}
     for name, part in parts.items():
         expected = tensors[name].grad if name in tensors else None
-        pair = [_whole(one) for one in (part.grad, expected) if one is not None]
-        if len(pair) == 2:
-            found[f"gradient of {name}"] = _difference(*pair, UNSEEN * largest)
-        elif pair and pair[0].any():
+        known = [_whole(one) for one in (part.grad, expected) if one is not None]
+        if len(known) == 2:
+            made, wanted = known
+            found[f"gradient of {name}"] = _difference(made, wanted, UNSEEN * largest)
+        elif known and known[0].any():
             found[f"gradient of {name}"] = inf
     return found
 

@@ -87,10 +87,10 @@ class Packing(NamedTuple):
         """Return the function that packs the lengths of a step on some ranks."""
         if self.scheduler == DYNAMIC:
             return partial(default_dynamic_cp, ranks=ranks, budget=self.budget, min_cp=self.min_cp)
-        given = {"dp": ranks // self.cp, "cp": self.cp}
+        dp = ranks // self.cp
         if self.scheduler == PACKED:
-            return partial(dp_balanced, budget=self.budget, **given)
-        return partial(padded, size=self.micro_batch_size, **given)
+            return partial(dp_balanced, dp=dp, cp=self.cp, budget=self.budget)
+        return partial(padded, dp=dp, cp=self.cp, size=self.micro_batch_size)
 
     def key(self, ranks: int) -> Hashable:
         """Return what the packing depends on: not on the degree of a dynamic launch."""
@@ -249,8 +249,8 @@ class _PackingSearch:
     def run(self, given: Sequence[Plan]) -> list[LengthPlan]:
         """Return the best uniform plans of every packing, and the given ones with their best packing."""
         plans: list[PlanAtLengths] = []
-        for own in self.prices:
-            plans += [PlanAtLengths(own, number) for number in range(len(own.plans))]
+        for prices in self.prices:
+            plans += [PlanAtLengths(prices, number) for number in range(len(prices.plans))]
         uniform = [own for own in plans if own.given is None]
         found = []
         for scheduler in self.schedulers:

@@ -168,7 +168,8 @@ def default_dynamic_cp(
             while numbers and wave.place(numbers[0], length, least):
                 numbers.pop(0)
         waves.append(wave.closed())
-        left = {length: numbers for length, numbers in left.items() if numbers}
+        for length in [length for length, numbers in left.items() if not numbers]:
+            del left[length]
     return waves
 
 

@@ -1,6 +1,6 @@
 """The curve of a sweep; matplotlib is imported with this module."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from darts_parallel.report.journey import COLOURS, thinned
 
 
 def write_sweep_curve(
-    path: Path, key: str, points: Sequence[tuple[float, dict[str, float | None]]]
+    path: Path, key: str, points: Sequence[tuple[float, Mapping[str, float | None]]]
 ) -> None:
     """Draw seconds per iteration, and the gap of repaired plans if known, over the values of a key."""
     figure = Figure(figsize=(7.5, 3.8), dpi=110, layout="constrained")

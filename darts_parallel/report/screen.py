@@ -206,7 +206,7 @@ def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> l
     held = _layers_of(plan, stages)
     kinds = [outcome.problem.model.layers[i].kind for i in held]
     layers = one_line(_names(outcome, held) + kind_counts(kinds, 0, len(kinds)))
-    cells = [
+    cells: list[str | Text] = [
         rank_ranges(stages),
         rank_ranges(ranks) + line.device,
         layers,
