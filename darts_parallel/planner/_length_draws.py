@@ -124,7 +124,12 @@ class Draws:
         tokens = self.hat * self.lengths[:, None]
         return np.asarray(tokens[self.picks].sum(1).mean(0))
 
-    def load(self, key: Hashable, pack: Callable[[list[int]], list[Wave]], draws: int) -> Load:
+    def load(
+        self,
+        key: Hashable,
+        pack: Callable[[list[int]], list[Wave]],
+        draws: int,
+    ) -> Load:
         """Pack the first draws, or look up what the same packing made of them.
 
         Args:

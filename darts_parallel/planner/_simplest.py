@@ -26,7 +26,11 @@ NEIGHBOURS = 3
 """Plans of one strategy next to the chosen one, with its stages and micro-batches."""
 
 
-def simplest(plan: Plan, others: Sequence[Plan], asked: Asked) -> Plan:
+def simplest(
+    plan: Plan,
+    others: Sequence[Plan],
+    asked: Asked,
+) -> Plan:
     """Return the plan of fewest strategies, of those the fastest, within `TIE` of a plan.
 
     Strategies of a plan are replaced by others of its own, all layers of one at once.
@@ -53,7 +57,11 @@ def _within(plans: Iterable[Plan], asked: Asked, limit: float = float("inf")) ->
             yield plan
 
 
-def _merged(plan: Plan, asked: Asked, limit: float) -> Plan:
+def _merged(
+    plan: Plan,
+    asked: Asked,
+    limit: float,
+) -> Plan:
     """Return the plan with as few of its strategies as the limit of seconds allows, by the cheapest steps."""
     if plan.offload:
         return plan
@@ -99,7 +107,12 @@ def recomputed_first(plan: Plan, asked: Asked) -> Plan:
     return replace(plan, layers=ordered.to_plan(0, table).layers)
 
 
-def simplest_within(plans: Sequence[Plan], asked: Asked, problem: Problem, limit: float) -> Plan:
+def simplest_within(
+    plans: Sequence[Plan],
+    asked: Asked,
+    problem: Problem,
+    limit: float,
+) -> Plan:
     """Return the plan that is easiest to run, of some plans and of their merged forms.
 
     More trainers that run its strategies come first, then a lower ZeRO stage, fewer strategies,
@@ -124,7 +137,11 @@ def _effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:
     return -trainers, zero, len(strategies), len(sizes)
 
 
-def _runs(rules: Trainer, plan: Plan, job: dict[str, Any]) -> bool:
+def _runs(
+    rules: Trainer,
+    plan: Plan,
+    job: dict[str, Any],
+) -> bool:
     """Return whether a trainer runs the strategies of a plan, as far as the plan itself says it."""
     if rules.executable:
         return plan.cp == 1
@@ -175,7 +192,11 @@ def _of_other_degrees(
             yield float(seconds[row]), other
 
 
-def with_one_end(plan: Plan, others: Sequence[Plan], asked: Asked) -> Plan:
+def with_one_end(
+    plan: Plan,
+    others: Sequence[Plan],
+    asked: Asked,
+) -> Plan:
     """Return the plan whose embedding, head and loss share a strategy, where its trainer wants that.
 
     It is the fastest with one of the plan's own strategies at both ends, or the fastest of the

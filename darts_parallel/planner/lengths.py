@@ -173,7 +173,11 @@ def _main_plans(problem: Problem) -> tuple[list[Plan], str]:
     return list(plans)[:SEARCHED], ""
 
 
-def _prices(problem: Problem, draws: Draws, given: Sequence[Plan]) -> list[PlanPrices]:
+def _prices(
+    problem: Problem,
+    draws: Draws,
+    given: Sequence[Plan],
+) -> list[PlanPrices]:
     """Price the plans of 1F1B, for each pipeline degree and order of the nodes.
 
     Errors:
@@ -389,7 +393,12 @@ class _PackingSearch:
             for layer in set(plan.layers)
         )
 
-    def _seconds(self, own: PlanAtLengths, packing: Packing, draws: int) -> Floats:
+    def _seconds(
+        self,
+        own: PlanAtLengths,
+        packing: Packing,
+        draws: int,
+    ) -> Floats:
         """Return the seconds of the first draws."""
         pack = packing.function(own.ranks)
         load = self.draws.load(packing.key(own.ranks), pack, draws)

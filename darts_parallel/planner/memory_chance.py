@@ -215,7 +215,12 @@ class _ChanceSearch:
         rung = _rung("fastest", asked, found, RUNG_SECONDS)
         return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - GAIN)
 
-    def safest(self, met: Sequence[Planned], failed: int | None, usual: int) -> Planned:
+    def safest(
+        self,
+        met: Sequence[Planned],
+        failed: int | None,
+        usual: int,
+    ) -> Planned:
         """Return the plan of least chance; the warning says what a plan that keeps the limit takes.
 
         Args:
@@ -295,7 +300,11 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     return sorted([*rungs, *easy], key=lambda rung: rung.seconds)
 
 
-def _simplest_rung(planned: Planned, tight: Problem, chosen: Rung) -> list[Rung]:
+def _simplest_rung(
+    planned: Planned,
+    tight: Problem,
+    chosen: Rung,
+) -> list[Rung]:
     """Return the plan that is easiest to run of those that the model cannot tell from the chosen one."""
     asked, result = planned.asked, planned.result
     if asked is None or result is None or asked.simulated or tight.config.space.offload:
@@ -314,7 +323,11 @@ def _simplest_rung(planned: Planned, tight: Problem, chosen: Rung) -> list[Rung]
     return [Rung("simplest", plan, asked.seconds(plan), chance)]
 
 
-def _safe_rungs(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> list[Rung]:
+def _safe_rungs(
+    problem: Problem,
+    chosen: Rung,
+    tables: Sequence[CostTable],
+) -> list[Rung]:
     """Return the cheaper safe plan of the uniform space and of the whole one; none where neither is found.
 
     Uniform plans take a tenth of the seconds, so that one is known.
@@ -324,7 +337,11 @@ def _safe_rungs(problem: Problem, chosen: Rung, tables: Sequence[CostTable]) -> 
     return sorted((rung for rung in found if rung is not None), key=lambda rung: rung.seconds)[:1]
 
 
-def _asked_at(problem: Problem, headroom: float, tables: Sequence[CostTable]) -> Asked:
+def _asked_at(
+    problem: Problem,
+    headroom: float,
+    tables: Sequence[CostTable],
+) -> Asked:
     """Ask for a plan of a problem that leaves another share of the memory free."""
     own = replace(problem, headroom=headroom)
     return Asked.of(own, [with_memory(table, own.cluster, own.margin) for table in tables])

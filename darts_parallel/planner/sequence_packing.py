@@ -34,14 +34,24 @@ Wave = list[Group]
 """One micro-batch of all ranks, in order of ranks."""
 
 
-def padded(lengths: Sequence[int], dp: int, cp: int, size: int) -> list[Wave]:
+def padded(
+    lengths: Sequence[int],
+    dp: int,
+    cp: int,
+    size: int,
+) -> list[Wave]:
     """Return micro-batches of `size` sequences, rank after rank; each is as often its longest one."""
     rows = np.arange(len(lengths)).reshape(-1, dp, size)
     longest = np.take_along_axis(rows, np.asarray(lengths)[rows].argmax(2)[:, :, None], 2)
     return [[Group(cp, (number,) * size) for number in row] for row in longest[:, :, 0].tolist()]
 
 
-def dp_balanced(lengths: Sequence[int], dp: int, cp: int, budget: int) -> list[Wave]:
+def dp_balanced(
+    lengths: Sequence[int],
+    dp: int,
+    cp: int,
+    budget: int,
+) -> list[Wave]:
     """Pack sequences in their order, up to `budget` tokens a rank.
 
     Single sequences then leave the last packs, until the packs are a multiple of `dp`.
@@ -94,7 +104,12 @@ class _OpenWave:
     """In order of ranks."""
     by_ranks: dict[int, list[_Open]] = field(default_factory=lambda: defaultdict(list))
 
-    def place(self, number: int, length: int, ranks: int) -> bool:
+    def place(
+        self,
+        number: int,
+        length: int,
+        ranks: int,
+    ) -> bool:
         """Add a sequence where the busiest rank stays least busy; return whether there is a place.
 
         Args:
@@ -123,7 +138,12 @@ class _OpenWave:
                 yield _Open(ranks)
             ranks *= 2
 
-    def add(self, group: _Open, number: int, length: int) -> None:
+    def add(
+        self,
+        group: _Open,
+        number: int,
+        length: int,
+    ) -> None:
         """Give a sequence to a group, which may be new."""
         if not group.sequences:
             self.groups.append(group)
@@ -173,6 +193,10 @@ def default_dynamic_cp(
     return waves
 
 
-def needed(length: int, budget: int, min_cp: int) -> int:
+def needed(
+    length: int,
+    budget: int,
+    min_cp: int,
+) -> int:
     """Return the ranks that hold a sequence: a power of two, at least `min_cp`."""
     return max(min_cp, 1 << (ceil(length / budget) - 1).bit_length())
