@@ -29,6 +29,8 @@ answers publish=true
 hf_classes publish=true
 trainer_switches jobs=1 publish=true
 graph_blocks publish=true
+dynamic_cp jobs=1 publish=true
+trainer_switches jobs=1 publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
 endef
 export PAGES

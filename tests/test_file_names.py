@@ -38,6 +38,8 @@ OTHER_PROJECTS = {
     "deepspeed/runtime/config.py",
     "examples/bert/pretrain_bert.py",
     "galvatron/core/runtime/hybrid_parallel_config.py",
+    "megatron/core/datasets/data_schedule.py",
+    "megatron/core/datasets/data_schedule_utils.py",
     "megatron/core/models/hybrid/hybrid_layer_allocation.py",
     "megatron/training/arguments.py",
     "pretrain_gpt.py",

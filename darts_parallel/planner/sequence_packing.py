@@ -1,7 +1,8 @@
 """How trainers pack the sequences of a step into micro-batches, emulated from Megatron-LM's rules.
 
-The rules are those of `megatron/core/datasets/data_schedule.py` and `data_schedule_utils.py` in
-Megatron-LM's branch `dev` at d48bd6be (megatron-core 0.19.0), without interleaved stages.
+The rules are those of `megatron/core/datasets/data_schedule.py` and
+`megatron/core/datasets/data_schedule_utils.py` in Megatron-LM's branch `dev` at d48bd6be
+(megatron-core 0.19.0), without interleaved stages.
 `tests/planner/test_sequence_packing.py` compares 1,000 batches with that code.
 
 - `dp_balanced`: packing at a fixed context-parallel degree (cp).
