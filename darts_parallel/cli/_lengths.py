@@ -85,9 +85,9 @@ def _job(problem: Problem, own: LengthPlan) -> Problem:
 
 def _entry(own: LengthPlan, batch: int) -> dict[str, Any]:
     """Return a plan's entry in `plan.json`."""
-    fields = own._asdict()
-    plan: Plan = fields.pop("plan")
-    return {"plan": plan.describe(batch), **fields, "packing": own.packing._asdict()}
+    entry = dict(zip(own._fields, own, strict=True))
+    packing = dict(zip(own.packing._fields, own.packing, strict=True))
+    return {**entry, "plan": own.plan.describe(batch), "packing": packing}
 
 
 def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:

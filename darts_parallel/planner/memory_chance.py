@@ -237,6 +237,8 @@ class _ChanceSearch:
                 with suppress(InfeasibleError):
                     found.append(self.find(_headroom(own)))
                     break
+            if not found:
+                return self.find(0.0)  # which says why none fits
             try:
                 self.find(self.headrooms[max(failed, usual)])
             except InfeasibleError as error:
