@@ -225,6 +225,8 @@ def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
         choices=plan.choices.expand(count, -1),
         first_layers=units[moved],
     )
+    if not count:  # one stage has no boundary to move
+        return others
     num_choices = len(table.choices)
     chosen = torch.nn.functional.one_hot(others.choices, num_choices)
     weights = chosen.double()

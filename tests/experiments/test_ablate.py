@@ -57,7 +57,8 @@ def test_controls_plan_problems_of_schedules_and_repeat_themselves(name: str) ->
     found = [search_tables(tables, "layerwise", config, 1, loop=CONTROLS[name]) for _ in range(2)]
     bound = simulated_lower_bound(tables, "layerwise")
     for result in found:
-        assert bound <= result.iteration_time_s <= result.raw_iteration_time_s < float("inf")
+        assert bound <= result.iteration_time_s <= result.raw_iteration_time_s
+        assert result.iteration_time_s < float("inf")
         assert result.steps == (0 if name == "no_descent" else 20)
 
 

@@ -13,7 +13,7 @@ from darts_parallel.config import RunConfig
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance, tuning
 from darts_parallel.planner.figure_posterior import LatentPlace, Posterior, ResidualSpreads
-from darts_parallel.planner.memory_chance import tightened, within_chance
+from darts_parallel.planner.memory_chance import within_chance
 from darts_parallel.planner.prediction_intervals import time_slopes
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.run_figures import Trial
@@ -110,37 +110,6 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
         LatentPlace("intra_efficiency", framework=framework, intra="nvlink4"): -0.1,
     }
     assert time_slopes(known, problem, own | {"memory": -0.3}) == pytest.approx(slopes)
-
-
-def test_memory_is_tightened_by_twice_the_need_then_loosened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = SimpleNamespace(largest_memory_spread=lambda cluster, framework, room=1.0: 0.1)
-    monkeypatch.setattr(memory_chance, "posterior", lambda problem: known)
-    problem = load_problem(TOY)
-    cases = [[0.4, 0.11], [0.21, 0.2], [0.9] * 4, [0.05, 0.08, 0.19], [0.05, 0.3]]
-    for chances, kept in zip(cases, (0.11, 0.2, 0.9, 0.19, 0.05), strict=True):
-        left, distances = iter(chances), []
-
-        def find(headroom: float, left: Any = left, distances: Any = distances) -> Planned:
-            distances.append(-log(1.0 - headroom))
-            tight = replace(problem, headroom=headroom)
-            return Planned(job(1), problem=tight, out_of_memory=next(left))
-
-        found = within_chance(problem, find)
-        assert (len(distances), found.out_of_memory) == (len(chances), kept)
-        # standard deviations of a normal error: 0.8416 at a chance of 0.2 and 0.2533 at 0.4
-        assert distances[0] == pytest.approx(0.08416, rel=1e-3)
-        step = {
-            0.4: 0.2 * (0.8416 - 0.2533),
-            0.21: 0.02,
-            0.9: 0.2 * (0.8416 + 1.2816),
-            0.05: -0.04208,
-        }
-        assert distances[1] - distances[0] == pytest.approx(step[chances[0]], rel=1e-3)
-        warning = "no plan that keeps space.out_of_memory=0.2 was found" if kept == 0.9 else ""
-        assert found.warning == warning
-    assert tightened(problem, 0.02).headroom == pytest.approx(1 - exp(-0.1 * 2.05375), rel=1e-5)
 
 
 def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(

@@ -78,7 +78,8 @@ MONOTONE = [
 
 @pytest.mark.parametrize("job", MONOTONE)
 def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list[str]) -> None:
-    few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "verification.enabled=false"]
+    few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "space.sequence_parallel=false"]
+    few += ["space.recompute=[none,full]", "verification.enabled=false"]
     problem = load_problem([*TOY, *few, *job])
     find = cache(partial(_searched, problem, None, Watcher()))  # the limit is no part of it
     seconds, chance = float("inf"), 0.0
