@@ -10,6 +10,7 @@ from experiments import hf_classes
 from experiments.hf_classes import CLASSES, SIZES, HfClassesOptions
 
 
+@pytest.mark.slow
 def test_classes_are_accepted_or_refused_with_the_part_that_is_not_modelled(tmp_path: Path) -> None:
     given = ["only=[gpt2,beam,ministral]", "jobs=1", f"out={tmp_path}"]
     assert hf_classes.run(parse(HfClassesOptions, given)) == 0

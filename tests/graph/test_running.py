@@ -184,6 +184,7 @@ def chain() -> Made:
     )
 
 
+@pytest.mark.slow
 def test_weights_first_in_all_states_on_two_processes_is_one_process(two: Workers) -> None:
     space, ways = plan_made(chain, (2,), merge=True).space, 0
     for group, own in enumerate(space.groups):

@@ -76,6 +76,7 @@ MONOTONE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", MONOTONE)
 def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list[str]) -> None:
     few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "space.sequence_parallel=false"]
