@@ -140,7 +140,7 @@ class _TrainerRows:
         best = self._own_best(name, own, shared=shared)
         layerwise = own.config.abilities(name).layerwise or own.config.space.executable
         if best.plan is not None and layerwise and problem.config.space.kind != "uniform":
-            best = replace(best, why=f"uniform; trainer={name} goes on")
+            best = replace(best, why=f"uniform; try trainer={name}")
         if taken is None or (best.seconds or inf) < (taken.seconds or inf):
             return replace(best, takes=takes)
         return taken
@@ -159,7 +159,7 @@ class _TrainerRows:
             plan = candidate.to_plan(mine)
             if refusals(own, plan, name):
                 continue
-            why = "" if found.proven else f"unfinished; {again} goes on"
+            why = "" if found.proven else f"unfinished; try {again}"
             return Offer(name, plan, candidate.time, out_of_memory(plan, own), why=why)
         if not found.proven:
             return Offer(name, None, why=f"not finished; try {again}")

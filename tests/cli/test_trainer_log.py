@@ -72,6 +72,11 @@ def test_the_rate_of_an_older_torchtitan_and_a_long_log_are_read(tmp_path: Path)
     problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
     tokens = problem.tokens_per_iteration / problem.cluster.num_devices
     line = f"step: 10  loss:  1.5  memory: 2.00GiB(3%)  wps: {round(tokens / 0.002):,}  mfu: 1%\n"
-    (tmp_path / "log").write_text("nothing\n" * (LONGEST_LOG // 6) + 9 * line)
+    long = "nothing\n" * (LONGEST_LOG // 6) + 9 * line
+    (tmp_path / "log").write_text(long)
     seconds, peak, _ = read_log(str(tmp_path / "log"), problem)
     assert (seconds, peak) == (pytest.approx(0.002, rel=0.01), 2**31)
+    # the batch is printed at the beginning
+    (tmp_path / "log").write_text(f"global batch size: 3\n{long}")
+    with pytest.raises(ConfigError, match="3 sequences"):
+        read_log(str(tmp_path / "log"), problem)
