@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_a_list_names_every_file_with_its_sizes(command: Command, name: str, lin
 @pytest.mark.parametrize("doc", key_docs(), ids=lambda doc: doc.key)
 def test_every_key_says_what_it_means_and_what_null_does(doc: KeyDoc) -> None:
     assert doc.complete, doc
+
+
+def test_a_key_that_may_be_null_has_to_say_what_null_does() -> None:
+    known = {doc.key: doc for doc in key_docs()}
+    for key in ("model.num_kv_heads", "space.tp", "training.compiled", "plan"):
+        assert known[key].may_be_null
+        assert not replace(known[key], meaning="A key.").complete
+    assert not known["search.seed"].may_be_null
 
 
 @pytest.mark.parametrize("word", [*WORDS, *SYNONYMS])

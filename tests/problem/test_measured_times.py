@@ -137,6 +137,13 @@ def test_collectives_inside_the_measured_times_are_not_added(block: Path) -> Non
     apart = evaluate(plan(2, 1), profiled(block))
     inside = evaluate(plan(2, 1), profiled(block, "cost.profile_collectives=included"))
     assert inside.breakdown_s["compute"] == apart.breakdown_s["compute"]
+    measured = profiled(block, "cost.profile_collectives=included").measured
+    assert measured is not None
+    two, sizes = torch.full((1,), 2.0).double(), torch.ones(1, 1).double()
+    for name in ("tp_forward", "tp_backward"):
+        collectives = measured.figures("toy", "block", (two, two), sizes, name)
+        assert collectives is not None
+        assert collectives.tolist() == [[0.0]]
     # embedding and head were not measured
     assert 0.0 < inside.breakdown_s["tensor_parallel"] < apart.breakdown_s["tensor_parallel"]
 
