@@ -89,15 +89,16 @@ def cases() -> Iterator[PrintedRun]:
         own = [row for row in rows if row["histogram"] == name]
         counts = {int(row["length"]): float(row["count"]) for row in own}
         for nodes in (1, 4):
-            words = (*VERL_JOB, f"cluster.nodes.0.count={nodes}")
-            yield PrintedRun(VERL, f"{name}, {8 * nodes} H100", VERL_RATIO, words, counts)
+            job = (*VERL_JOB, f"cluster.nodes.0.count={nodes}")
+            yield PrintedRun(VERL, f"{name}, {8 * nodes} H100", VERL_RATIO, job, counts)
     for cluster in ("h100_1x8", "gb200_nvl72"):
         for gpus, ratio in MEGATRON_RATIOS.items():
-            words = (*MEGATRON_JOB, f"cluster={cluster}", f"cluster.nodes.0.count={gpus // 4}")
+            pins = (f"cluster={cluster}", f"cluster.nodes.0.count={gpus // 4}")
             # 8 sequences for each of dp = gpus / 4 ranks
             batch = f"training.global_batch_size={2 * gpus}"
             name = f"{gpus} GPUs as in {cluster}"
-            yield PrintedRun(MEGATRON, name, ratio, (*words, batch), lognormal_counts())
+            words = (*MEGATRON_JOB, *pins, batch)
+            yield PrintedRun(MEGATRON, name, ratio, words, lognormal_counts())
 
 
 def lognormal_counts() -> dict[int, float]:
