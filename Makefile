@@ -4,7 +4,7 @@ VENV := .venv
 CLIENTS := .venv-clients
 ARGS ?=
 
-.PHONY: search test fuzz pages test-clients docs lint format install develop clean
+.PHONY: search test fuzz pages test-clients docs docs-test lint format install develop clean
 
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
@@ -30,7 +30,6 @@ hf_classes publish=true
 trainer_switches jobs=1 publish=true
 graph_blocks publish=true
 dynamic_cp jobs=1 publish=true
-trainer_switches jobs=1 publish=true
 bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
 endef
 export PAGES
@@ -53,6 +52,9 @@ lint: develop  ## ruff and mypy
 docs: install  ## the site of docs/, into site/: pages, links and the reference, checked
 	$(VENV)/bin/pip install -qq -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
+docs-test: install  ## every command of README and every block marked `run` runs; the site then shows what it prints
+	$(VENV)/bin/python docs/run_commands.py
 
 format: develop  ## apply ruff's formatting and fixes
 	$(VENV)/bin/ruff check --fix .

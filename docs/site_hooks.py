@@ -1,5 +1,6 @@
-"""Hooks of the site: pages of other folders that the documents link to become pages of the site."""
+"""Hooks of the site: linked pages of other folders become its pages, and commands show what they print."""
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -11,6 +12,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("experiments", "conf", "clients")
 """Folders whose Markdown and pictures belong to the site."""
+OUTPUT = ROOT / "build" / "docs_output.json"
+"""What `make docs-test` has printed, by command; the site is built without it, too."""
+RUN = re.compile(r"<!-- run -->\n\n((?:    .+\n)+)")
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 
 
@@ -41,4 +45,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         relative = posixpath.relpath(new, posixpath.dirname(inside) or ".")
         return f"[{words}]({relative}{'#' + anchor if anchor else ''})"
 
-    return LINK.sub(replaced, markdown)
+    return LINK.sub(replaced, _with_outputs(markdown))
+
+
+def _with_outputs(markdown: str) -> str:
+    """Fold what a command printed below its block, if it was run."""
+    printed = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+
+    def folded(match: re.Match[str]) -> str:
+        command = "\n".join(line[4:] for line in match[1].rstrip().splitlines())
+        if command not in printed:
+            return match[0]
+        lines = "\n".join(f"    {line}" for line in printed[command].splitlines())
+        return f'{match[0]}\n??? example "What it prints"\n\n    ```text\n{lines}\n    ```\n\n'
+
+    return RUN.sub(folded, markdown)

@@ -1,0 +1,88 @@
+"""Run the commands of the documents: `python docs/run_commands.py`, or `make docs-test`.
+
+Every command of README runs, and every block of another page below the line `<!-- run -->`. They run in a new
+folder that holds the `plan.json` of the default job and the examples. What each one prints is written to
+`build/docs_output.json`, from which the site shows it. The exit status is 1 if a command fails.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OUTPUT = ROOT / "build" / "docs_output.json"
+BLOCK = re.compile(r"<!-- run -->\n\n((?:    .+\n)+)")
+"""An indented block below a line that no reader sees."""
+OF_README = re.compile(r"^(?:    |\| .*?`)(darts-parallel [^`\n]+)", re.MULTILINE)
+LIMIT = 240.0
+"""Seconds of one block."""
+WORKERS = 2
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return page and text of every block that runs."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = [("README.md", command) for command in OF_README.findall(readme)]
+    for page in sorted((ROOT / "docs").glob("**/*.md")):
+        for text in BLOCK.findall(page.read_text(encoding="utf-8")):
+            lines = [line.removeprefix("    ") for line in text.rstrip().splitlines()]
+            found.append((page.relative_to(ROOT / "docs").as_posix(), "\n".join(lines)))
+    return found
+
+
+def run(text: str, folder: Path) -> tuple[int, str]:
+    """Return the exit status and what the block prints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    try:
+        done = subprocess.run(
+            ["bash", "-euc", text],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"longer than {LIMIT:.0f} s"
+    return done.returncode, done.stdout.replace(str(folder), ".")
+
+
+def main() -> int:
+    """Run all blocks, two at a time; print a line for each."""
+    printed: dict[str, str] = {}
+    failed = 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name in ("examples", "conf"):
+            (folder / name).symlink_to(ROOT / name)
+        run("darts-parallel hydra.run.dir=.", folder)
+
+        def timed(block: tuple[str, str]) -> tuple[float, int, str]:
+            began = time.monotonic()
+            status, text = run(block[1], folder)
+            return time.monotonic() - began, status, text
+
+        found = blocks()
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for (page, text), done in zip(found, pool.map(timed, found), strict=True):
+                seconds, status, output = done
+                printed[text] = output
+                failed += status != 0
+                words = "ok" if status == 0 else f"exit status {status}: {output[-400:]}"
+                print(f"{page:<28} {seconds:6.1f} s  {text[:90]!r} {words}", flush=True)
+    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.write_text(json.dumps(printed, indent=1), encoding="utf-8")
+    print(f"{len(found)} blocks, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
