@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from darts_parallel.api import Plan as Plan
     from darts_parallel.api import Planned as Planned
     from darts_parallel.api import PlannedJob as PlannedJob
+    from darts_parallel.api import PlanView as PlanView
     from darts_parallel.api import Problem as Problem
     from darts_parallel.api import SearchResult as SearchResult
     from darts_parallel.api import evaluate as evaluate
@@ -30,6 +31,7 @@ _LATE = (
     "Plan",
     "Planned",
     "PlannedJob",
+    "PlanView",
     "Problem",
     "SearchResult",
     "evaluate",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.cost import CostBreakdown as CostBreakdown
+from darts_parallel.cost import PlanView as PlanView
 from darts_parallel.cost import evaluate as evaluate
 from darts_parallel.export import Exported, export_plan, require_trainers
 from darts_parallel.gradient import SearchResult as SearchResult

@@ -98,7 +98,7 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     """
     config, plan = problem.config, planned.plan
     closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
-    search = closed and planned.result is not None and config.space.offload is None
+    search = closed and planned.result is not None and not config.unsolved
     rows = _TrainerRows(planned, seconds, time.monotonic() + SECONDS)
     for name in EXPORTS:
         refused = refusals(problem, plan, name)

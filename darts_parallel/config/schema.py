@@ -75,6 +75,9 @@ class CostConfig:
     simulated)."""
     lossy_block: int = one_of(64, (16, 32, 64, 128, 256))
     """Numbers that share one scale of 16 bits where a collective sends few bits."""
+    term: Any = None
+    """A cost term of your own, `package.file:function`, or a list of them (`docs/how-to/own-term.md`);
+    null: none. The search runs the code of the file."""
 
     @property
     def analytic(self) -> bool:
@@ -88,6 +91,13 @@ class CostConfig:
 
     def __post_init__(self) -> None:
         check_fields("cost", self)
+        self.term = [self.term] if isinstance(self.term, str) else self.term
+        if self.term is not None:
+            given = f"cost.term={self.term}"
+            named = all(isinstance(path, str) for path in self.term)
+            require(named, given, "name functions", "cost.term=package.file:function")
+            rule = "go with cost=analytic or profiled, since cost=searcher knows no stages"
+            require(self.knows_stages, given, rule, "cost=analytic")
         require_member("cost.schedule", self.schedule, schedules.names_with_chunks(1))
         self.schedule = schedules.full_name(self.schedule)
         if self.pipeline == "simulated":
@@ -427,8 +437,26 @@ class Config:
         }
         require_none(f"training.lora_rank={rank}", others if rank else {}, 0)
 
+    @property
+    def unsolved(self) -> bool:
+        """Whether plans have costs that exact methods only bound: shares in host memory, own terms."""
+        return self.space.offload is not None or self.cost.term is not None
+
+    def _check_term(self) -> None:
+        """Refuse what does not price the user's own terms."""
+        nodes = self.objective.choose_nodes or self.objective.name == "goodput"
+        orders = "searched" in (self.space.schedules or ())
+        others = {
+            "a searched order of passes": orders,
+            "sequences of many lengths": self.training.lengths is not None,
+            "a choice of nodes": nodes,
+            "a bilevel search": self.bilevel is not None,
+        }
+        require_none(f"cost.term={self.cost.term}", others if self.cost.term else {}, "null")
+
     def _check_together(self) -> None:
         self._check_adapters()
+        self._check_term()
         known = self.cluster.mtbf_hours_per_gpu is not None
         rule = "go with cluster.mtbf_hours_per_gpu, which is null"
         near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"

@@ -46,6 +46,12 @@ from darts_parallel.cost.memory import padded_vocabulary as padded_vocabulary
 from darts_parallel.cost.memory import parameters_per_rank as parameters_per_rank
 from darts_parallel.cost.memory import state_bytes as state_bytes
 from darts_parallel.cost.memory import static_bytes as static_bytes
+from darts_parallel.cost.own_terms import COMPUTE as COMPUTE
+from darts_parallel.cost.own_terms import OwnTerm as OwnTerm
+from darts_parallel.cost.own_terms import OwnTerms as OwnTerms
+from darts_parallel.cost.own_terms import PlanView as PlanView
+from darts_parallel.cost.own_terms import lengthened as lengthened
+from darts_parallel.cost.own_terms import stage_part as stage_part
 from darts_parallel.cost.pipeline import PipelineModel as PipelineModel
 from darts_parallel.cost.pipeline import pipeline_seconds as pipeline_seconds
 from darts_parallel.cost.pruning import canonical as canonical

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.own_terms import OwnTerms, PlanView
 from darts_parallel.cost.pipeline import PipelineModel, by_device
 from darts_parallel.cost.schedule_memory import schedule_memory
 from darts_parallel.plans import LayerStrategy
@@ -110,6 +111,8 @@ class CostTable:
     """Label of the nodes' order; empty where all nodes are equal."""
     host: HostMemory | None = field(default=None, metadata={"axes": "OQLC"})
     """Shares of tensors that plans may keep in host memory; None where plans may not."""
+    own: OwnTerms | None = None
+    """Cost terms of the user's own; None: there are none."""
 
     @cached_property
     def pp(self) -> int:
@@ -140,6 +143,22 @@ class CostTable:
     def stage_device(self) -> Tensor:
         """Device of every stage, `(K,)`."""
         return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
+
+    def own_seconds(self, **by_plan: Tensor) -> dict[str, Tensor]:
+        """Return the seconds of the user's own terms by name, `(B, K)` or `(B,)`.
+
+        Args:
+            by_plan: Fields of a `PlanView` whose first axis is B.
+        """
+        if self.own is None:
+            return {}
+        view = PlanView(
+            **by_plan,
+            stage_device=self.stage_device,
+            stage_node=self.own.stage_node,
+            strategies=tuple(choice.label() for choice in self.choices),
+        )
+        return self.own.seconds(view)
 
     def by_device(self, values: Tensor) -> Tensor:
         """Return the sums over the stages of every device: `(..., K)` to `(..., pp)`."""

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
+from darts_parallel.cost.own_terms import COMPUTE, lengthened, stage_part
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
@@ -58,6 +59,8 @@ class TableReading:
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
     between: tuple[Tensor, Tensor]
     """Results of `neighbour_seconds`."""
+    own: dict[str, Tensor]
+    """Seconds of the user's own terms, included above, `(B, K)` or `(B,)`."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,14 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     fits = (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
     feasible = _legal(table, plans, places) & fits
     per_iteration = table.per_iteration.take(places.chosen).sum(1)
+    own_seconds: dict[str, Tensor] = {}
+    if table.own is not None:
+        own_seconds = _own_seconds(table, plans, places, stage_seconds, sync, memory)
+    for seconds in own_seconds.values():
+        if seconds.dim() == 1:
+            per_iteration = per_iteration + seconds
+        else:
+            stage_seconds = stage_seconds + seconds
     return TableReading(
         stage_seconds=stage_seconds,
         sync=sync,
@@ -117,6 +128,33 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
         memory=memory,
         feasible=feasible,
         between=(inside, across),
+        own=own_seconds,
+    )
+
+
+def _own_seconds(
+    table: CostTable,
+    plans: HardPlans,
+    places: _Places,
+    stage_seconds: Tensor,
+    sync: Tensor,
+    memory: Tensor,
+) -> dict[str, Tensor]:
+    """Return the seconds of the user's own terms, `(B, K)` or `(B,)`."""
+    parts = [table.terms[name].take(places.chosen_by_kind) for name in COMPUTE]
+    compute = summed(torch.stack(parts).sum(0), places.stages, table.num_stages)
+    communication = (stage_seconds - compute).clamp(min=0.0)  # below 0 by rounding
+    counts = table.num_micro_batches[plans.outer].double()
+    stages = one_hot(places.stages, table.num_stages).double()
+    layers = one_hot(plans.choices, len(table.choices)).double()
+    return table.own_seconds(
+        stage_compute_s=compute,
+        stage_communication_s=communication,
+        num_micro_batches=counts,
+        device_memory_bytes=memory,
+        sync_s=sync,
+        stage_weights=stages,
+        layer_weights=layers,
     )
 
 
@@ -216,6 +254,8 @@ def pass_seconds(
 ) -> PassSeconds:
     """Return the passes of every stage; resharding in a stage is half forward, half backward.
 
+    The user's own terms lengthen both passes in proportion.
+
     Args:
         plans: B plans.
         between: Result of `neighbour_seconds`; None: it is computed here.
@@ -230,6 +270,9 @@ def pass_seconds(
     for own in plan_contributions(table, plans):
         forward = forward + own.forward
         backward = backward + own.backward
+    if table.own is not None:
+        added = stage_part(table_reading(table, plans).own, forward)
+        forward, backward = lengthened(forward, backward, added)
     inside, across = neighbour_seconds(table, plans, places.stages) if between is None else between
     return PassSeconds(
         forward=forward + inside / 2,
@@ -401,6 +444,8 @@ def _breakdown(
         extra_seconds = table.by_device(own.forward + own.backward)
         parts[own.name] = count * float(extra_seconds[0, slowest])
         updated = updated + own.per_iteration[0]
+    of_stages, of_iteration = _own_parts(table, plans, slowest)
+    parts |= {name: count * seconds for name, seconds in of_stages.items()}
     between = count * float(seconds[slowest]) - sum(parts.values())
     empty = not (stages == slowest).any()
     rounding = BOUND_TOLERANCE * float(seconds.sum())
@@ -414,4 +459,19 @@ def _breakdown(
     parts["optimizer"] = term("optimizer", last) + float(updated[last])
     tied = table.per_iteration[outer, layers, choices]
     parts["tied_embedding_sync"] = float(tied.sum())
-    return parts
+    return parts | of_iteration
+
+
+def _own_parts(
+    table: CostTable, plans: HardPlans, stage: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return one plan's seconds of the user's own terms: of a micro-batch of a stage, and an iteration's."""
+    of_stage: dict[str, float] = {}
+    of_iteration: dict[str, float] = {}
+    own = {} if table.own is None else table_reading(table, plans).own
+    for name, added in own.items():
+        if added.dim() == 1:
+            of_iteration[name] = float(added[0])
+        else:
+            of_stage[name] = float(table.by_device(added)[0, stage])
+    return of_stage, of_iteration

@@ -29,7 +29,11 @@ LEAST_SECONDS = 1e-30
 
 
 def without_offloadable_memory(table: CostTable) -> CostTable:
-    """Return the optimistic copy without offloadable tensors: its bounds hold for any share of them."""
+    """Return the optimistic copy without offloadable tensors: its bounds hold for any share of them.
+
+    Own terms of the user's are left out, too; the bounds then hold if these are not negative.
+    """
+    table = replace(table, own=None)
     host = table.host
     if host is None:
         return table

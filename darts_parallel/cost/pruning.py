@@ -19,6 +19,8 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
     Recomputation does not change an embedding, nor a ZeRO stage the loss: a search leaves them at
     random. The true cost does not change.
     """
+    if table.own is not None:
+        return plan  # the term may tell strategies apart that cost the same without it
     outer = int(plan.outer[0])
     common = [choice for choice, _ in Counter(plan.choices[0].tolist()).most_common()]
     unused = [choice for choice in range(len(table.choices)) if choice not in common]
@@ -65,8 +67,9 @@ def without_dominated(table: CostTable) -> CostTable:
     longer by the seconds that the micro-batch is shorter (a shorter backward hides less of it): the
     sum over stages falls by as much as the largest synchronisation rises at most.
     """
-    if table.host is not None:
-        return table  # offloading trades memory for seconds: no strategy wins in everything
+    # offloading trades memory for seconds, and an own term may prefer any strategy
+    if table.host is not None or table.own is not None:
+        return table
     legal = [table.allowed]
     if table.kind_allowed is not None:
         legal.append(table.kind_allowed)

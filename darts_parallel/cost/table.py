@@ -21,6 +21,7 @@ from darts_parallel.cost.choices import ChoiceTensors, element_bytes
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
+from darts_parallel.cost.own_terms import OwnTerms, load_terms
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
@@ -91,6 +92,15 @@ class PlacedSpace:
         pp = self.space.pp
         return self.space.virtual_stages > 1 and self.devices[pp] == pp - 1
 
+    @property
+    def stage_node(self) -> Tensor:
+        """Node of the first rank of every stage, `(K,)`."""
+        groups = self.arranged.groups
+        gpus = [group.gpus for group in groups for _ in range(group.count)]
+        ends = torch.tensor(gpus).cumsum(0)
+        width = self.cluster.num_devices // self.space.pp
+        return torch.searchsorted(ends, torch.tensor(self.devices) * width, right=True)
+
     def boundaries(self) -> list[BoundaryTopology | None]:
         """Return the link after every stage but the last; None: the next stage lies on the same device."""
         pp = self.space.pp
@@ -128,7 +138,14 @@ def build_tables(
         stage = partial(StageContext.build, replace(problem, cluster=group[0].cluster))
         made = _tables_of_equal_stages(group, stage, problem.config.space, problem.margin)
         tables |= zip(members, made, strict=True)
-    return [tables[index] for index in range(len(placed))]
+    built = [tables[index] for index in range(len(placed))]
+    if problem.config.cost.term is None:
+        return built
+    terms = load_terms(tuple(problem.config.cost.term))
+    return [
+        replace(table, own=OwnTerms(terms, own.stage_node))
+        for table, own in zip(built, placed, strict=True)
+    ]
 
 
 def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:

@@ -154,7 +154,8 @@ def _require_priceable(problem: Problem) -> None:
     """Refuse a job whose plans the bound does not cover."""
     space, cost = problem.config.space, problem.config.cost
     covered = space.kind == "uniform" and space.offload is None and cost.knows_stages
-    rule = "have space=uniform, space.offload=null and cost=analytic"
+    covered = covered and cost.term is None
+    rule = "have space=uniform, space.offload=null, cost.term=null and cost=analytic"
     given = f"space={space.kind} with cost={cost.name}"
     require(covered, "design.jobs", f"{rule}, not {given}", "space=uniform")
 

@@ -19,6 +19,7 @@ from darts_parallel.exact.result import Curve as Curve
 from darts_parallel.exact.result import DeadlineError as DeadlineError
 from darts_parallel.exact.result import TableResult as TableResult
 from darts_parallel.exact.result import Verification as Verification
+from darts_parallel.exact.result import unknown_costs as unknown_costs
 from darts_parallel.exact.segments import StageSegments as StageSegments
 from darts_parallel.exact.simulated import MAX_PRICED_PLANS as MAX_PRICED_PLANS
 from darts_parallel.exact.simulated import find_simulated_plan as find_simulated_plan

@@ -121,6 +121,8 @@ def outer_lower_bounds(
     Returns:
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
+    if table.own is not None and not table.own.non_negative:
+        return torch.zeros(table.num_outer, dtype=torch.float64)
     table = without_offloadable_memory(table)
     if table.virtual_stages > 1 or table.pipeline.simulated:
         return _work_bounds(table, space_kind, late)

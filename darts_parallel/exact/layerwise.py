@@ -39,12 +39,12 @@ from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.exact.bounds import least_bound, outer_bound, quick_lower_bounds
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import (
-    OFFLOADING,
     Check,
     DeadlineError,
     TableResult,
     deadline_check,
     too_large_note,
+    unknown_costs,
 )
 from darts_parallel.exact.segments import too_many_segments
 from darts_parallel.exact.uniform import find_uniform_plan
@@ -81,8 +81,9 @@ def find_layerwise_plan(
     """
     if space_kind not in SPACES:
         raise ValueError(f"space_kind={space_kind} must be one of {', '.join(SPACES)}.")
-    if any(table.host for table in tables):
-        return TableResult(None, least_bound(tables, space_kind), False, 0, note=OFFLOADING)
+    unknown = unknown_costs(tables)
+    if unknown:
+        return TableResult(None, least_bound(tables, space_kind), False, 0, note=unknown)
     if space_kind == "uniform":
         return find_uniform_plan(tables, incumbent, deadline)
     interleaved = [table for table in tables if table.virtual_stages > 1]

@@ -13,6 +13,8 @@ Curve = tuple[tuple[float, float], ...]
 """An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
 OFFLOADING = "it knows no shares in host memory (space.offload); its bound assumes free offloading"
 """Note of exact methods on problems with offloading."""
+OWN_TERM = "it knows no own terms (cost.term); its bound is without them"
+"""Note of exact methods on problems with cost terms of the user's own."""
 TOO_LARGE = "not proven: too many possible stages at"
 """Begins the note that names pipeline configurations that exact methods left out."""
 SAVED = (
@@ -51,6 +53,16 @@ def deadline_check(deadline: float) -> Check:
             raise DeadlineError
 
     return check
+
+
+def unknown_costs(tables: Iterable[CostTable]) -> str:
+    """Name costs that exact methods do not know and only bound; empty if there are none."""
+    for table in tables:
+        if table.host is not None:
+            return OFFLOADING
+        if table.own is not None:
+            return OWN_TERM
+    return ""
 
 
 def too_large_note(parts: Iterable[tuple[CostTable, int]]) -> str:

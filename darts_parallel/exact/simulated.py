@@ -28,7 +28,7 @@ from darts_parallel.cost import (
 from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import rising_bounds
 from darts_parallel.exact.enumeration import brute_force, number_of_plans
-from darts_parallel.exact.result import OFFLOADING, TableResult, Verification
+from darts_parallel.exact.result import TableResult, Verification, unknown_costs
 from darts_parallel.plans import Plan
 from darts_parallel.schedules import search_start
 
@@ -141,6 +141,8 @@ def simulated_lower_bound(
     def late() -> bool:
         return monotonic() > deadline
 
+    if any(table.own is not None and not table.own.non_negative for table in tables):
+        return 0.0
     tables = [in_any_order(without_offloadable_memory(table)) for table in tables]
     lowest = known
     for bound in rising_bounds(dict(enumerate(tables)), space_kind, late):
@@ -166,9 +168,10 @@ def find_simulated_plan(
         space_kind: One of `config.schema.SPACES`.
         deadline: `time.monotonic()` from which on the bound is not improved.
     """
-    if any(table.host for table in tables):
+    unknown = unknown_costs(tables)
+    if unknown:
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
-        return TableResult(None, floor, False, 0, note=OFFLOADING).verification(tables, 0.0)
+        return TableResult(None, floor, False, 0, note=unknown).verification(tables, 0.0)
     if number_of_plans(tables, space_kind) <= MAX_PRICED_PLANS:
         return _enumerated(tables, space_kind, deadline).verification(tables, 0.0)
     plan = closed_form()

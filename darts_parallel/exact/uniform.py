@@ -31,12 +31,12 @@ from darts_parallel.exact.chosen_stages import ChosenStages
 from darts_parallel.exact.enumeration import feasible_seconds
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import (
-    OFFLOADING,
     Check,
     DeadlineError,
     TableResult,
     deadline_check,
     too_large_note,
+    unknown_costs,
 )
 from darts_parallel.exact.segments import StageSegments, too_many_segments
 
@@ -68,8 +68,9 @@ def find_uniform_plan(
     Returns:
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
     """
-    if any(table.host for table in tables):
-        return TableResult(None, least_bound(tables, "uniform"), False, 0, note=OFFLOADING)
+    unknown = unknown_costs(tables)
+    if unknown:
+        return TableResult(None, least_bound(tables, "uniform"), False, 0, note=unknown)
     check = deadline_check(deadline)
     ranking = _Ranking(count, incumbent * (1 + COST_TOLERANCE))
     interleaved = {number: table for number, table in enumerate(tables) if table.virtual_stages > 1}

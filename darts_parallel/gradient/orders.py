@@ -22,6 +22,7 @@ from torch import Tensor
 
 from darts_parallel.config import SPACES, SearchConfig
 from darts_parallel.cost import CostTable, HardPlans, PricedPlan
+from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, Schedule, find, order_code
 
@@ -457,7 +458,7 @@ class OrderSearch:
     def _is_priced(self, entry: PricedPlan) -> bool:
         """Return whether the kernel prices the plans of an entry's table."""
         table = self.pool.tables[entry.table]
-        return table.pipeline.simulated and table.pp > 1 and table.host is None
+        return table.pipeline.simulated and table.pp > 1 and not unknown_costs([table])
 
     def _begun(self, entry: PricedPlan) -> list[_Start]:
         """Return starts from a plan: with its own schedule, and with a free order if it is allowed."""

@@ -148,7 +148,7 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
 
 def _has_closed_form(table: CostTable) -> bool:
     """Return whether changes of single stages can be priced by what they change."""
-    return table.has_plain_stages and not table.pipeline.simulated
+    return table.has_plain_stages and not table.pipeline.simulated and table.own is None
 
 
 def _neighbourhoods(table: CostTable, space_kind: str) -> list[Neighbourhood]:

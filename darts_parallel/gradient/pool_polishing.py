@@ -255,6 +255,7 @@ class _PoolPolisher:
     def _has_program(self, table: CostTable) -> bool:
         """Return whether the segment programs know the table's plans."""
         closed_form = table.has_plain_stages and not table.pipeline.simulated
+        closed_form = closed_form and table.own is None
         return closed_form and self.space_kind != "uniform"
 
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:

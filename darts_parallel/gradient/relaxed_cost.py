@@ -13,14 +13,17 @@ from torch import Tensor
 
 from darts_parallel.cost import (
     ACTIVATION,
+    COMPUTE,
     OPTIMIZER,
     CostTable,
     PassSeconds,
     PathMemory,
     kept_bytes,
+    lengthened,
     lengthening,
     pipeline_seconds,
     simulated_seconds,
+    stage_part,
 )
 from darts_parallel.gradient.relaxation import smooth_max
 
@@ -72,13 +75,9 @@ class Surrogate:
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
-        by_kind = {"time": table.time, "sync": table.sync}
+        by_kind = _costs_by_kind(table)
         plain = {name: getattr(table, name) for name in ("per_iteration", "static", "activation")}
-        if table.pipeline.simulated or table.host:
-            by_kind |= {name: getattr(table, name) for name in PASSES}
         if table.host is not None:
-            by_kind["transfer"] = table.host.transfer
-            by_kind["state_transfer"] = table.host.state_transfer
             plain["state"] = table.host.state
         columns = []
         for values in by_kind.values():
@@ -124,6 +123,13 @@ class Surrogate:
         if table.pipeline.blocking:
             seconds = seconds + torch.nn.functional.pad(across, (1, 0))
         syncs = self._sync_seconds(stage, weights.fractions)
+        memory = self._memory(weights, stage, layers, working, sharpness)
+        own = self._own_seconds(weights, stage, seconds, syncs, memory)
+        added = stage_part(own, seconds)
+        if own:
+            longer = lengthened(stage["forward"], stage["backward"], added)
+            stage["forward"], stage["backward"] = longer
+            seconds = seconds + added
         if table.pipeline.simulated:
             passes = self._passes(stage, inside, across)
             total, sync = self._simulated(passes, syncs, paths)
@@ -132,14 +138,55 @@ class Surrogate:
             counts = table.num_micro_batches.unsqueeze(1)
             total = pipeline_seconds(seconds, counts, slowest) + sync
         total = total + stage["per_iteration"].sum(-1)
+        for once in own.values():
+            if once.dim() < seconds.dim():
+                total = total + once
+        return SurrogateCost(total, table.by_device(seconds), memory, sync, table.capacity)
+
+    def _memory(
+        self,
+        weights: RelaxedPlans,
+        stage: dict[str, Tensor],
+        layers: Tensor,
+        working: Tensor,
+        sharpness: float | None,
+    ) -> Tensor:
+        """Return peak bytes of every device, `(O, R, pp)`, from the costs of stages and of layers."""
         if weights.fractions is not None:
             sent = weights.fractions[..., ACTIVATION].unsqueeze(-2)
             # the largest layer's activations are still on their way
             working = working + sent * self._activation(layers)
-        by_device = table.by_device(weights.stages) * working
+        by_device = self.table.by_device(weights.stages) * working
         largest = smooth_max(by_device, sharpness, dim=-2)
-        memory = self._kept_bytes(stage, weights.fractions) + largest
-        return SurrogateCost(total, table.by_device(seconds), memory, sync, table.capacity)
+        return self._kept_bytes(stage, weights.fractions) + largest
+
+    def _own_seconds(
+        self,
+        weights: RelaxedPlans,
+        stage: dict[str, Tensor],
+        seconds: Tensor,
+        syncs: Tensor,
+        memory: Tensor,
+    ) -> dict[str, Tensor]:
+        """Return the seconds of the user's own terms, `(O, R, K)` or `(O, R)`."""
+        table = self.table
+        if table.own is None:
+            return {}
+        size = syncs.shape[:2]
+        compute = stage["compute"]
+        communication = (seconds - compute).clamp(min=0.0)  # below 0 by rounding
+        by_plan = {
+            "stage_compute_s": compute,
+            "stage_communication_s": communication,
+            "device_memory_bytes": memory,
+            "sync_s": syncs,
+            "stage_weights": weights.stages,
+            "layer_weights": weights.choices,
+        }
+        flat = {name: value.flatten(0, 1) for name, value in by_plan.items()}
+        counts = table.num_micro_batches.repeat_interleave(size[1]).double()
+        own = table.own_seconds(num_micro_batches=counts, **flat)
+        return {name: torch.unflatten(added, 0, size) for name, added in own.items()}
 
     def _stage_costs(self, stages: Tensor, layers: Tensor) -> dict[str, Tensor]:
         """Return costs of all stages by name, `(O, R, K)`, from those of layers `(O, R, L, .)`."""
@@ -246,6 +293,19 @@ class Surrogate:
         kept = kept_bytes(stage["static"], stay * stage["activation"], in_flight)
         away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])
         return table.by_device(kept) - away
+
+
+def _costs_by_kind(table: CostTable) -> dict[str, Tensor]:
+    """Return the seconds that the surrogate of a table needs by kind of stage, `(O, Q, L, C)` each."""
+    by_kind = {"time": table.time, "sync": table.sync}
+    if table.own is not None:
+        by_kind["compute"] = torch.stack([table.terms[name] for name in COMPUTE]).sum(0)
+    if table.pipeline.simulated or table.host or table.own:
+        by_kind |= {name: getattr(table, name) for name in PASSES}
+    if table.host is not None:
+        by_kind["transfer"] = table.host.transfer
+        by_kind["state_transfer"] = table.host.state_transfer
+    return by_kind
 
 
 def _one_hot(numbers: Tensor, count: int) -> Tensor:

@@ -2,10 +2,9 @@
 
 import importlib
 import logging
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -13,14 +12,13 @@ from io import StringIO
 from pathlib import Path
 from textwrap import shorten
 from traceback import walk_tb
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from darts_parallel.config import require
+from darts_parallel.config import load_function, require
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.graph._builder import GraphBuilder, detach_regions
 from darts_parallel.graph.operators import FirstTensor, ModuleGraph
@@ -38,10 +36,8 @@ def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Modu
         ConfigError: no such file or function, or it makes no module.
     """
     setting = f"{key}={path}"
-    name, _, function = path.partition(":")
-    example = f"{key}=package.file:make_block"
-    require(bool(name and function), setting, "name a file and a function", example)
-    make = _function_of(setting, _imported(key, name, function), function)
+    make = load_function(key, path)
+    function = path.partition(":")[2]
     try:
         with torch.device(device):
             made = make()
@@ -53,41 +49,6 @@ def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Modu
     is_module = isinstance(made, nn.Module)
     require(is_module, setting, "return a torch.nn.Module", "a function that makes one")
     return made  # type: ignore[no-any-return]
-
-
-def _imported(key: str, name: str, function: str) -> ModuleType:
-    """Import the user's file, from the current folder too."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # the user's file runs here
-        parts = name.removesuffix(".py").split("/")
-        dotted = ".".join(part for part in parts if part.strip("."))
-        better = f"a file that python -c 'import {name}' runs"
-        if dotted != name:
-            better = f"{key}={dotted}:{function}"
-        raise ConfigError(
-            f"{key}={name}:{function}: {name} cannot be imported "
-            f"({type(error).__name__}: {error}); try {better}."
-        ) from error
-
-
-def _function_of(
-    setting: str,
-    imported: ModuleType,
-    name: str,
-) -> Callable[[], Any]:
-    """Return a function of the user's file."""
-    make = getattr(imported, name, None)
-    if callable(make):
-        return make  # type: ignore[no-any-return]
-    items = vars(imported).items()
-    known = [key for key, value in items if callable(value) and not key.startswith("_")]
-    raise ConfigError(
-        f"{setting}: {imported.__name__} has no function {name}; "
-        f"try one of {', '.join(known) or 'its own'}."
-    )
 
 
 def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:

@@ -15,6 +15,7 @@ from darts_parallel.exact import (
     find_simulated_plan,
     find_uniform_plan,
     number_of_plans,
+    unknown_costs,
 )
 from darts_parallel.gradient import repartitioned
 from darts_parallel.planner._session import Method, NamedPlan, Session
@@ -92,8 +93,9 @@ def _equal_chunks(session: Session) -> bool:
 
 def _unable(session: Session) -> str:
     asked = session.asked
-    if any(table.host for table in asked.tables):
-        return "no exact method knows shares in host memory (space.offload)"
+    unknown = unknown_costs(asked.tables)
+    if unknown:
+        return f"no exact method applies: {unknown}"
     if any(table.pipeline.free for table in asked.tables):
         return "no exact method knows all orders of passes (searched)"
     if asked.simulated and number_of_plans(asked.tables, asked.space_kind) > MAX_PRICED_PLANS:

@@ -14,6 +14,7 @@ import torch
 from darts_parallel.config import EXPORTS, Trainer
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, even_uniform_plans
 from darts_parallel.errors import PlanError
+from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient import round_counts
 from darts_parallel.planner._exact_methods import feasible_seconds
 from darts_parallel.planner._session import Asked, NamedPlan
@@ -164,9 +165,10 @@ def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
 
 def _has_pipeline_of(plan: Plan, table: CostTable) -> bool:
     """Return whether a table holds plans with the stages and the order of nodes of a plan."""
+    if unknown_costs([table]):
+        return False
     return (
-        not table.host
-        and plan.pp == table.pp
+        plan.pp == table.pp
         and plan.cp == table.cp
         and plan.node_order == table.node_order
         and plan.virtual_stages == table.virtual_stages

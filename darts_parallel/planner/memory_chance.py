@@ -269,7 +269,7 @@ def _distance_that_fits(problem: Problem) -> float:
 
 def _checked(config: Config, tables: Sequence[CostTable]) -> list[CostTable]:
     """Return the tables that exact methods check; none of simulated or unchecked jobs."""
-    closed = config.cost.pipeline == "closed_form" and config.space.offload is None
+    closed = config.cost.pipeline == "closed_form" and not config.unsolved
     if not closed or not config.verification.enabled:
         return []
     return [without_dominated(table) for table in tables]
@@ -309,7 +309,7 @@ def _simplest_rung(
 ) -> list[Rung]:
     """Return the plan that is easiest to run of those that the model cannot tell from the chosen one."""
     asked, result = planned.asked, planned.result
-    if asked is None or result is None or asked.simulated or tight.config.space.offload:
+    if asked is None or result is None or asked.simulated or tight.config.unsolved:
         return []
     limit = chosen.seconds * exp(posterior(tight).difference)
     known = [answer.plan for answer in planned.answers if answer.plan is not None]

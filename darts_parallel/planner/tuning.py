@@ -26,7 +26,10 @@ from darts_parallel.cost import (
     even_uniform_plans,
 )
 from darts_parallel.errors import PlanError
-from darts_parallel.exact import find_uniform_plan
+from darts_parallel.exact import (
+    find_uniform_plan,
+    unknown_costs,
+)
 from darts_parallel.gradient import PlanPool, TablePlans, repartitioned
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import NORMAL, REPEAT, Moved, doubles, posterior
@@ -121,7 +124,7 @@ def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]
     """Return the plans that were given, all that were tried, and the best ones of the uniform space."""
     tables = build_tables(problem)
     simulated = problem.config.cost.pipeline == "simulated"
-    if simulated or any(table.host for table in tables):
+    if simulated or unknown_costs(tables):
         found = _repartitioned_plans(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives

@@ -29,6 +29,7 @@ from darts_parallel.cost import (
     plan_contributions,
     shard_groups,
     static_bytes,
+    table_reading,
     terms_of,
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
@@ -102,6 +103,11 @@ SIMULATED_BUBBLE = (
 )
 
 
+def formula_of(term: str) -> tuple[str, str]:
+    """Return a term's formula in words and its source; terms of the user's own stand in `cost.term`."""
+    return FORMULAS.get(term, ("the user's function of that name", "cost.term"))
+
+
 @dataclass(frozen=True)
 class Line:
     """One term: bytes of a device, or seconds."""
@@ -140,7 +146,7 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     bubble = SIMULATED_BUBBLE if table.pipeline.simulated else FORMULAS["pipeline_bubble"]
     iteration = []
     for name, seconds in cost.breakdown_s.items():
-        formula, source = bubble if name == "pipeline_bubble" else FORMULAS[name]
+        formula, source = bubble if name == "pipeline_bubble" else formula_of(name)
         iteration.append(Line(None, "all", name, formula, source, seconds))
     return Explanation(
         memory=list(memory_lines(problem, plan)),
@@ -156,7 +162,7 @@ def _line(
     term: str,
     value: float,
 ) -> Line:
-    return Line(stage, layers, term, *FORMULAS[term], value)
+    return Line(stage, layers, term, *formula_of(term), value)
 
 
 @dataclass(frozen=True)
@@ -317,6 +323,10 @@ def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
         extra_seconds = table.by_device(own.forward + own.backward)[0].tolist()
         for stage, seconds in enumerate(extra_seconds):
             yield _line(stage, "all", own.name, seconds)
+    for name, added in table_reading(table, hard).own.items():
+        if added.dim() == 2:
+            for stage, seconds in enumerate(table.by_device(added)[0].tolist()):
+                yield _line(stage, "all", name, seconds)
     inside, across = neighbour_seconds(table, hard, hard.stages())
     inside = table.by_device(inside)
     across = table.by_device(torch.nn.functional.pad(across, (1, 0)))

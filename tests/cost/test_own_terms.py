@@ -1,0 +1,135 @@
+"""Cost terms of the user's own: priced alike everywhere, checked, bounded without them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from darts_parallel import ConfigError, evaluate, load_problem, plan
+from darts_parallel.cost import CostTable, OwnTerms, evaluate_batch
+from darts_parallel.cost.own_terms import load_terms
+from darts_parallel.cost.table import build_tables
+from darts_parallel.exact import outer_lower_bounds
+from darts_parallel.exact.enumeration import brute_force
+from darts_parallel.exact.layerwise import find_layerwise_plan
+from darts_parallel.gradient import search_tables
+from darts_parallel.report.explanation import explain
+from tests.support.random_plans import assert_surrogate_is_exact, random_plans
+from tests.support.random_tables import random_table
+
+HERE = "tests.support.own_terms"
+TOY = ["model=toy", "cluster=toy", "training=toy"]
+QUICK = ["search.num_steps=40", "search.num_restarts=4", "output.tensorboard=false"]
+
+
+def with_terms(table: CostTable, *names: str) -> CostTable:
+    """A random table with terms of the user's, and its seconds split into compute and the rest."""
+    terms = load_terms(tuple(f"{HERE}:{name}" for name in names))
+    nodes = torch.arange(table.num_stages) // 2
+    parts = {"compute": 0.5 * table.time, "recompute": 0.2 * table.time}
+    return replace(table, terms=parts, own=OwnTerms(terms, nodes))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("simulated", [False, True])
+def test_one_hot_surrogate_equals_the_price_of_the_plan(seed: int, simulated: bool) -> None:
+    table = with_terms(random_table(seed, pp=3, num_layers=6), "links", "heat", "discount")
+    pipeline = replace(table.pipeline, simulated=simulated)
+    table = replace(table, pipeline=pipeline)
+    table = table.select(list(range(table.num_outer)) * 4)
+    plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(seed))
+    priced = assert_surrogate_is_exact(table, plans)
+    without = evaluate_batch(replace(table, own=None), plans)
+    assert (priced.iteration_time - without.iteration_time).abs().min() > 1e-6
+
+
+def test_many_plans_are_priced_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = with_terms(random_table(0), "links", "heat")
+    plans = random_plans(table.select([0] * 30), 30, torch.Generator().manual_seed(0))
+    plans = replace(plans, outer=torch.zeros(30, dtype=torch.long))
+    whole = evaluate_batch(table, plans).iteration_time
+    monkeypatch.setattr("darts_parallel.cost.own_terms.MOST_WEIGHTS", 100)
+    assert torch.allclose(evaluate_batch(table, plans).iteration_time, whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_hold_and_the_search_is_near_the_best_of_all_plans(seed: int) -> None:
+    table = with_terms(random_table(seed, num_layers=4), "links", "heat")
+    best = brute_force([table], "layerwise").best
+    if best is None:
+        pytest.skip("no plan fits")
+    assert float(outer_lower_bounds(table).min()) <= best.time * (1 + 1e-9)
+    answer = find_layerwise_plan([table], "layerwise")
+    assert answer.best is None
+    assert not answer.proven
+    assert "cost.term" in answer.note
+    assert answer.lower_bound <= best.time * (1 + 1e-9)
+    config = load_problem([*TOY, *QUICK]).config.search
+    result = search_tables([table], "layerwise", config, 0)
+    assert best.time * (1 - 1e-9) <= result.iteration_time_s <= best.time * 1.05
+
+
+def test_a_term_below_zero_leaves_no_bound() -> None:
+    table = with_terms(random_table(1), "discount")
+    assert outer_lower_bounds(table).tolist() == [0.0] * table.num_outer
+
+
+REFUSED = {
+    "flat": "without a gradient",
+    "list_of_seconds": "returns a list",
+    "by_device": "returns the shape",
+    "endless": "not finite",
+    "below_zero": "below 0",
+    "counting": "on a second call",
+    "of_all": "other plans stand next to it",
+    "wrong_slope": "has the slope",
+    "failing": "no such sensor",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_term_that_breaks_its_contract_is_refused(name: str) -> None:
+    table = with_terms(random_table(0), name)
+    plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match=REFUSED[name]) as raised:
+        evaluate_batch(table, plans)
+    assert f"cost.term={HERE}:{name}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("term", "more", "words"),
+    [
+        ("nowhere:term", [], "cannot be imported"),
+        (f"{HERE}:no_such", [], "has no function no_such"),
+        (f"{HERE}", [], "name a file and a function"),
+        (f"{HERE}:links", ["space.schedules=[searched]"], "searched order"),
+        (f"{HERE}:links", ["cost=searcher"], "knows no stages"),
+        (f"{HERE}:links", ["objective.choose_nodes=true"], "choice of nodes"),
+    ],
+)
+def test_what_cannot_price_a_term_is_refused(term: str, more: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_tables(load_problem([*TOY, *more, f"cost.term={term}"]))
+
+
+def test_a_plan_is_found_priced_explained_and_named(tmp_path: Path) -> None:
+    terms = f"cost.term=[{HERE}:links,examples.own_cost_term:power_cap]"
+    problem = load_problem([*TOY, *QUICK, "space.pp=2", terms])
+    found = plan(problem)
+    cost = evaluate(found.plan, problem)
+    plain = evaluate(found.plan, load_problem([*TOY, "space.pp=2"]))
+    added = cost.breakdown_s["links"] + cost.breakdown_s["power_cap"]
+    assert added > 0
+    assert cost.iteration_time_s > plain.iteration_time_s
+    assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
+    lines = explain(problem, found.plan)
+    stages = [0.0] * found.plan.pp
+    for line in lines.micro_batch:
+        stages[line.stage or 0] += line.value
+    assert stages == pytest.approx(list(cost.stage_times_s), rel=1e-9)
+    assert {"links", "power_cap"} <= {line.term for line in lines.iteration}
+    found.save(str(tmp_path))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["predicted"]["breakdown_s"]["links"] == cost.breakdown_s["links"]
