@@ -139,6 +139,7 @@ class Job(Watcher):
             planned.answers,
             elasticities,
             planned.warning,
+            self._assumed(problem),
         )
         found = list(offers(problem, planned, cost.iteration_time_s))
         findings = Findings(planned, outcome, found, self._rungs(planned))
@@ -148,10 +149,6 @@ class Job(Watcher):
             with self._beside("the best plan of the space"):
                 best, distance = distance_to_best(self.problem, cost, self.folder)
         data = self._write(findings, best)
-        if ANY in self.overrides:
-            training = problem.training
-            job = f"batch {training.global_batch_size} × {training.seq_len} tokens"
-            self.say(f"{ANY}: no training job for this model; assuming {job}.")
         with self._plan_stands(), self._beside("the report"):
             self._report(findings, data, distance)
         with self._beside("the explanation"):
@@ -165,6 +162,17 @@ class Job(Watcher):
         if problem.config.export is not None:
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
+
+    def _assumed(self, problem: Problem) -> str:
+        """Say which batch and length the command assumed; empty where it gave both."""
+        training = problem.training
+        given = {override.partition("=")[0] for override in self.overrides}
+        sizes = {"gbs=": "training.global_batch_size", "seq=": "training.seq_len"}
+        missing = [word for word, key in sizes.items() if key not in given]
+        if ANY not in self.overrides or not missing:
+            return ""
+        batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
+        return f"assumed: {batch}; set {' and '.join(missing)}"
 
     @contextmanager
     def _beside(self, what: str) -> Iterator[None]:

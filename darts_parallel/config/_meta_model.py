@@ -24,6 +24,11 @@ SCANNED = 32
 """Tokens of that pass for models with state spaces, which scan token by token."""
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of published files that `transformers` knows by another name."""
+USUAL_TYPES = ("llama", "qwen3_moe", "glm4_moe", "deepseek_v3")
+"""Types that a file of an unknown type is compared with: dense, and with experts."""
+MOST_LAYERS = 1024
+"""Layers of `ModelConfig`."""
+_LAYERS = re.compile("(num_|n_)?(hidden_|encoder_|decoder_)?layers?")
 TOP_K = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -43,9 +48,12 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config = _configuration(values, place)
+            whole = _configuration(values, place)
+            config = _language_part(whole, values, place)
             try:
-                return _counted(config, place, name)
+                counted = _counted(config, place, name)
+                counted.fields["not_priced"] = _not_priced(whole, config)
+                return counted
             except NotModelled as error:
                 why = str(error)
             except Exception as error:  # every class fails in its own way
@@ -56,27 +64,74 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
 
 
 def _configuration(values: dict[str, Any], place: str) -> Any:
-    """Return the configuration of the language model: of a multimodal one its `text_config`."""
+    """Return the configuration of the whole model."""
     kind = str(values.get("model_type"))
     kind = OTHER_NAMES.get(kind, kind)
     if kind not in transformers.CONFIG_MAPPING:
+        remote = f"the file's own code{' (auto_map)' if 'auto_map' in values else ''} is not run"
+        near = f"a copy with model_type={_closest_type(values)} if its blocks are like that"
         raise ConfigError(
-            f"{place}: model_type={kind} must be one that transformers knows, such as llama; {OWN_FILE}."
+            f"{place}: model_type={kind} is unknown to transformers, and {remote}; try {near}, or a model "
+            "file of your own (--config-dir)."
         )
+    _require_few_layers(values, place)
     left_out = ("model_type", "auto_map", "quantization_config")
     kept = {key: value for key, value in values.items() if key not in left_out}
     try:
-        config = transformers.AutoConfig.for_model(kind, **kept)
+        return transformers.AutoConfig.for_model(kind, **kept)
     except Exception as error:  # every class has its own checks
         raise ConfigError(
             f"{place} is no configuration of model_type={kind} ({_line(error)}); {OWN_FILE}."
         ) from None
+
+
+def _language_part(config: Any, values: dict[str, Any], place: str) -> Any:
+    """Return the configuration of the language model: of a multimodal one its `text_config`."""
     text = getattr(config, "text_config", None)
+    if isinstance(text, dict) or "text_config" in (values.get("text_config") or {}):
+        rule = "must hold the sizes themselves, since its class reads no text_config in that place"
+        raise ConfigError(f"{place}: model_type={config.model_type} {rule}; {OWN_FILE}.")
     if text is not None and "tie_word_embeddings" in values:
         text.tie_word_embeddings = values["tie_word_embeddings"]
     if text is None or (_auto_class(text) is None and _auto_class(config) is not None):
         return config
     return text
+
+
+def _not_priced(whole: Any, text: Any) -> str | None:
+    """Name the parts of a multimodal model next to its language model, with their parameters."""
+    names = [
+        key.removesuffix("_config")
+        for key, part in vars(whole).items()
+        if isinstance(part, transformers.PretrainedConfig) and part is not text
+    ]
+    if whole is text or not names:
+        return None
+    shown = " and ".join(names)
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModel.from_config(whole)
+    except Exception:  # every class fails in its own way
+        return shown
+    others = [m for m in model.children() if type(getattr(m, "config", None)) is not type(text)]
+    return f"{shown} ({sum(map(_trained, others)):,} parameters)"
+
+
+def _closest_type(values: dict[str, Any]) -> str:
+    """Return the usual type whose configuration has the most keys of a file."""
+
+    def known(kind: str) -> int:
+        return len(transformers.AutoConfig.for_model(kind).to_dict().keys() & values.keys())
+
+    return max(USUAL_TYPES, key=known)
+
+
+def _require_few_layers(values: dict[str, Any], place: str) -> None:
+    """Refuse numbers of layers that no plan takes, before a list of them fills the memory."""
+    parts = [part for part in values.values() if isinstance(part, dict)]
+    for key, value in (pair for part in (values, *parts) for pair in part.items()):
+        if _LAYERS.fullmatch(key) and isinstance(value, int) and value > MOST_LAYERS:
+            raise ConfigError(f"{place}: {key}={value} must be at most {MOST_LAYERS}; {OWN_FILE}.")
 
 
 def _line(error: Exception) -> str:
@@ -248,9 +303,14 @@ def _routing(config: Any, num_experts: int, model: Any) -> dict[str, Any]:
 
 
 def _top_k(config: Any) -> int | None:
-    """Return the experts that a token is sent to, by the first known name."""
-    values = (getattr(config, key, None) for key in TOP_K)
-    return next((value for value in values if isinstance(value, int)), None)
+    """Return the experts that a token is sent to, by the first known name; the same in every layer."""
+    for key in TOP_K:
+        value = getattr(config, key, None)
+        if isinstance(value, list) and value == value[:1] * len(value):
+            value = next(iter(value), None)
+        if isinstance(value, int):
+            return value
+    return None
 
 
 def _windows(config: Any, layers: int) -> dict[str, Any]:

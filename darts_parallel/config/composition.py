@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ MOST_VALUES = 100_000
 JOBS = {"training", "experiment", "plan", "tune.from"}
 """Overrides that say which job it is."""
 ANY = "training=any"
-"""The job of models without a file of their name in the group."""
+"""The job of models without a file of their name in the group; batch and length are assumed."""
+LENGTH_ASSUMED = 8192
+"""Tokens of a sequence, or fewer where the model takes fewer."""
+TOKENS_ASSUMED = 65_536
+"""Tokens of a batch for each GPU."""
+MOST_TOKENS_ASSUMED = 4_194_304
 
 
 def to_config(composed: DictConfig, overrides: Sequence[str] = (), check: Check = None) -> Config:
@@ -45,7 +51,8 @@ def to_config(composed: DictConfig, overrides: Sequence[str] = (), check: Check 
         ConfigError: a missing or mistyped value, or one that breaks a rule.
     """
     try:
-        config = OmegaConf.to_object(_typed(resolve_path(composed, overrides, check), overrides))
+        typed = _typed(resolve_path(composed, overrides, check), overrides)
+        config = OmegaConf.to_object(_with_own_sizes(typed, overrides))
     except (OmegaConfBaseException, AssertionError) as error:
         # OmegaConf asserts on a part of what is null
         if isinstance(error.__cause__, DartsParallelError):
@@ -62,6 +69,59 @@ def _typed(composed: DictConfig, overrides: Sequence[str]) -> Any:
         return composed
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     return OmegaConf.unsafe_merge(OmegaConf.structured(Config), values)
+
+
+def _with_own_sizes(typed: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration with a module's own name, and the batch and length that `ANY` assumes.
+
+    Args:
+        typed: The composed configuration.
+        overrides: Batch and length that they give stay.
+    """
+    model = OmegaConf.select(typed, "model")
+    if not isinstance(model, DictConfig):
+        return typed
+    changed: dict[str, Any] = {}
+    shape = _first_input(model)
+    if shape and model.name == "module":
+        changed["model.name"] = str(model.path).rpartition(":")[2]
+    if ANY in overrides:
+        named = {override.partition("=")[0] for override in overrides}
+        changed |= _assumed_job(typed, shape or [1, None], named)
+    result = typed.copy()
+    for key, value in changed.items():
+        OmegaConf.update(result, key, value)
+    return result
+
+
+def _first_input(model: DictConfig) -> list[Any]:
+    """Return the shape `[sequences, tokens, ...]` of a module's first input; empty where there is none."""
+    inputs = OmegaConf.to_container(model, resolve=False).get("inputs")  # type: ignore[union-attr]
+    first = inputs[0] if isinstance(inputs, list) and inputs else None
+    return first if isinstance(first, list) and len(first) > 1 else []
+
+
+def _assumed_job(typed: DictConfig, shape: Sequence[Any], named: set[str]) -> dict[str, int]:
+    """Return the batch and the length that `ANY` assumes, where they are not named."""
+    result = {}
+    sequences, length = shape[:2]
+    if not isinstance(length, int):
+        length = min(LENGTH_ASSUMED, typed.model.max_seq_len)
+    if "training.seq_len" in named:
+        length = typed.training.seq_len
+    else:
+        result["training.seq_len"] = length
+    if "training.global_batch_size" not in named:
+        gpus = sum(group.count * group.gpus for group in typed.cluster.nodes)
+        tokens = min(MOST_TOKENS_ASSUMED, TOKENS_ASSUMED * gpus)
+        result["training.global_batch_size"] = _sequences(tokens / length, sequences)
+    return result
+
+
+def _sequences(wanted: float, unit: Any) -> int:
+    """Return the multiple of a unit by a power of two that is closest to so many sequences."""
+    size = unit if isinstance(unit, int) and unit > 0 else 1
+    return int(size * 2 ** max(round(log2(wanted / size)), 0))
 
 
 def load_config(

@@ -19,6 +19,8 @@ class ModelConfig:
     path: str | None = None
     """A Hugging Face config.json to take the sizes from (`model=hf`); null once they are taken.
     With `inputs` the function that makes a block: `package.file:make_block` (`model=module`)."""
+    not_priced: str | None = None
+    """Parts of a Hugging Face file that have no price, such as a vision tower; null: none."""
     inputs: Any = None
     """Shapes of a block's inputs, `[sequences, tokens, hidden_size]` first; null: blocks as the
     keys say."""

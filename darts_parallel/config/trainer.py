@@ -92,8 +92,10 @@ class Trainer:
     """Whether it is `darts_parallel.run`: it takes every plan of `space=executable`."""
     own_model: bool = True
     """Whether the model is the trainer's own; the user brings any other one."""
-    own_stages: bool = False
-    """Whether the trainer cuts the pipeline by a rule of its own."""
+    own_stages: str = ""
+    """Why no stages of a plan are run, where the trainer cuts pipelines itself; empty: they are."""
+    replicated_key_values: bool = False
+    """Whether tp may be a multiple of the key-value heads, of which each rank then has a copy."""
     whole_context_groups: bool = False
     """Whether a sharding group must hold whole context-parallel groups."""
     whole_ends: str = "never"

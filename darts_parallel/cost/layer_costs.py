@@ -77,6 +77,14 @@ class LayerCosts:
     working: Tensor
     """Bytes that exist only while the layer is computed."""
 
+    def where(self, kept: Tensor, other: "LayerCosts") -> "LayerCosts":
+        """Return these costs for the strategies `kept`, `(C,)`, and other ones for the rest."""
+        mine, its = vars(self), vars(other)
+        found = {name: torch.where(kept, mine[name], its[name]) for name in mine if name != "terms"}
+        names = self.terms
+        terms = {name: torch.where(kept, names[name], other.terms[name]) for name in names}
+        return LayerCosts(terms=terms, **found)
+
 
 def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> LayerCosts:
     """Price `layer` on a stage.

@@ -298,13 +298,19 @@ def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> Co
         # a tied table is the first layer's where both lie on one device
         return pp > 1 or not tied or number == 0
 
-    return [
-        [
-            layer_costs(stage, layer, counts_table=counts_table(number, layer.tied))
-            for number, layer in enumerate(model.kinds[0])
-        ]
-        for stage in stages
-    ]
+    def priced(stage: StageContext, number: int) -> LayerCosts:
+        layer = model.kinds[0][number]
+        counted = counts_table(number, layer.tied)
+        found = layer_costs(stage, layer, counts_table=counted)
+        tensor = stage.choices.tp
+        for tp in sorted(set(tensor.int().tolist())):
+            own = model.on_ranks(tp)
+            if own is not model:
+                other = layer_costs(stage, own.kinds[0][number], counts_table=counted)
+                found = found.where(tensor != tp, other)
+        return found
+
+    return [[priced(stage, number) for number in range(len(model.kinds[0]))] for stage in stages]
 
 
 def stack(costs: Costs, kinds_of: Tensor, read: Callable[[LayerCosts], Tensor]) -> Tensor:

@@ -306,6 +306,8 @@ def _model_flags(job: Request) -> list[Flag]:
     }
     wanted["bert-no-binary-head"] = not config.causal
     flags += switches(wanted)
+    if config.attention_sinks:
+        flags.append(("softmax-type", "learnable"))
     flags += megatron_model_flags(job)
     flags += window_flags(job) + prediction_flags(job)
     if not config.dropout:

@@ -20,6 +20,7 @@ from darts_parallel.problem import Cluster, Model
 USUALLY_ONE = ("virtual_stages", "cp")
 MOST_NODE_CHANGES = 64
 """Nodes more or fewer that an advice looks at."""
+UNLIKE = ", whose GPUs are alike: data and tensor parallelism over unlike GPUs are not searched"
 Pins = dict[str, tuple[int, ...]]
 """Values that the user allows, by key of `Combination`."""
 
@@ -73,6 +74,8 @@ def require_legal_pins(
         )
     pins = _pins(space)
     rules = _rules(pipeline_units(model), devices, training, f"{factors} = {devices}")
+    if not cluster.homogeneous:
+        rules["pp"] += UNLIKE
     for key, values in pins.items():
         members = sorted({getattr(combination, key) for combination in legal})
         # a list may have illegal values, which never enter the space; one legal value is enough

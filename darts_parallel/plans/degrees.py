@@ -74,19 +74,21 @@ def legal_tensor_degrees(
 ) -> list[int]:
     """Return tensor-parallel degrees that a plan may have.
 
-    They divide the heads: of queries, of keys and values, and of state spaces. They divide the
-    nodes of some type, or consist of them. With `cost=profiled` they were measured.
+    They divide the heads: of queries, of keys and values, and of state spaces; some trainers copy
+    heads of keys and values. They divide the nodes of some type, or consist of them. With
+    `cost=profiled` they were measured.
 
     Errors:
         ConfigError: `cost=profiled`, and none of them was measured.
     """
     sizes = node_sizes(cluster)
     heads = _heads(model)
-    legal = [
-        tp
-        for tp in divisors(cluster.num_devices)
-        if _divides_all(tp, heads) and any(divides_nodes(tp, size) for size in sizes)
-    ]
+
+    def possible(tp: int) -> bool:
+        whole = any(divides_nodes(tp, size) for size in sizes)
+        return whole and _divides_all(tp, heads) and _divides_key_values(tp, model)
+
+    legal = list(filter(possible, divisors(cluster.num_devices)))
     if measured is None:
         return legal
     known = [tp for tp in legal if tp in measured.degrees]
@@ -113,7 +115,15 @@ def _heads(model: Model) -> list[int]:
     if model.block:
         return []
     config = model.config
-    return [config.num_heads, config.num_kv_heads or config.num_heads, *_state_space_heads(model)]
+    return [config.num_heads, *_state_space_heads(model)]
+
+
+def _divides_key_values(tp: int, model: Model) -> bool:
+    """Return whether ranks share the key-value heads evenly, or have copies of them."""
+    heads = model.config.num_kv_heads
+    if heads is None or model.block:
+        return True
+    return heads % tp == 0 or (model.replicated_key_values and tp % heads == 0)
 
 
 def refused_pin(key: str, value: int, rule: str, members: Sequence[int]) -> ConfigError:

@@ -136,6 +136,15 @@ class Model:
     """Every block, where a layer source describes it and no key of the model."""
     half_blocks: bool = False
     """Attention and MLP of a block are layers of their own (`space.cut`)."""
+    replicated_key_values: bool = False
+    """Tensor parallelism may have more ranks than key-value heads: each then holds a copy of one."""
+
+    def on_ranks(self, tp: int) -> "Model":
+        """Return the model of which each of `tp` ranks has a part: with copies of key-value heads."""
+        heads = self.config.num_kv_heads
+        if not self.replicated_key_values or heads is None or tp <= heads:
+            return self
+        return replace(self, config=replace(self.config, num_kv_heads=tp))
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:

@@ -77,7 +77,11 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
     halves, rank = config.space.cut == HALF_BLOCK, training.lora_rank
     joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
     targets = tuple(training.lora_targets)
-    return Model(config.model, training.fused_attention, joined, rank, targets, block, halves)
+    trainer = config.space.trainer
+    copies = trainer is not None and config.abilities(trainer).replicated_key_values
+    return Model(
+        config.model, training.fused_attention, joined, rank, targets, block, halves, copies
+    )
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -133,8 +133,10 @@ def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
         _assumed(problem) + means,
         *averaged_switches(problem),
         *switch_savings(problem, outcome.plan),
+        outcome.assumed,
+        outcome.not_priced,
     ]
-    found += [f'<p class="note">{escape(note)}.</p>' for note in notes]
+    found += [f'<p class="note">{escape(note)}.</p>' for note in notes if note]
     if not cost.feasible:
         found.append(f'<p class="bad">{DOES_NOT_FIT}</p>')
     return found

@@ -27,6 +27,8 @@ class Outcome:
     """Relative change of the seconds by that of a figure of the hardware; None where unknown."""
     warning: str = ""
     """Why no plan keeps the chance of running out of memory, one clause."""
+    assumed: str = ""
+    """What the command assumed of the job, and the words that say it; empty where all was given."""
 
     @cached_property
     def sure(self) -> Intervals | None:
@@ -39,6 +41,12 @@ class Outcome:
         made = () if self.result is None else self.result.stages
         chosen = PlanStage("chosen", self.cost.iteration_time_s, self.cost.feasible)
         return [*made, chosen]
+
+    @property
+    def not_priced(self) -> str:
+        """Parts of the model that have no price; empty where all have."""
+        missing = self.problem.config.model.not_priced
+        return f"not priced: {missing}" if missing else ""
 
     @property
     def best_known_s(self) -> float:

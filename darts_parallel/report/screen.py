@@ -81,6 +81,8 @@ def headline(outcome: Outcome) -> Iterator[Text]:
     """Yield the job, the plan, its seconds, what is proven, and what was assumed."""
     problem, plan, cost = outcome.problem, outcome.plan, outcome.cost
     yield Text(_job_words(problem), "bold")
+    if outcome.assumed:
+        yield Text(outcome.assumed, "yellow")
     yield Text(plan.describe(problem.training.global_batch_size), "bold cyan")
     within = fits = ""
     if outcome.sure is not None:
@@ -101,6 +103,7 @@ def headline(outcome: Outcome) -> Iterator[Text]:
 def _job_notes(outcome: Outcome) -> Iterator[str]:
     """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly, savings."""
     problem = outcome.problem
+    yield outcome.not_priced
     placed = order_label(problem.cluster.arranged(outcome.plan.node_order))
     yield placed and f"nodes along the pipeline: {placed}"
     objective = problem.config.objective

@@ -1,6 +1,7 @@
 """Models read of Hugging Face files; `huggingface_counts.json` has published sizes and totals."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -322,3 +323,71 @@ def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
     plan = json.loads(command.plan_file().read_text())
     assert plan["model"]["qk_norm"]
     assert plan["config"]["model"]["path"] is None
+
+
+def test_lists_of_equal_numbers_are_read_as_one_number() -> None:
+    """Hunyuan-A13B's published file gives 32 times 8 experts a token: 80,393,183,232 parameters."""
+    hunyuan = {
+        "model_type": "hunyuan_v1_moe",
+        "hidden_size": 4096,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_experts": 64,
+        "moe_topk": [8] * 32,
+        "num_shared_expert": [1] * 32,
+        "moe_intermediate_size": [3072] * 32,
+        "use_qk_norm": True,
+        "vocab_size": 128167,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    }
+    model = ModelConfig(**imported(hunyuan).fields)
+    assert model.moe_router_topk == 8
+    assert Model(model, True).num_parameters == 80_393_183_232
+
+
+def test_a_vision_tower_is_named_with_its_parameters() -> None:
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "deepstack_visual_indexes": [],
+    }
+    file = {"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": vision}
+    named = imported(file).fields["not_priced"]
+    tower = re.fullmatch(r"vision \(([\d,]+) parameters\)", named)
+    assert tower is not None
+    # a patch of 3 x 2 x 16 x 16 numbers, two blocks and the merger of 2 x 2 patches
+    assert int(tower[1].replace(",", "")) > 3 * 2 * 16 * 16 * 32 + 2 * 12 * 32 * 32
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "must be at most 1024"),
+        ({"model_type": "qwen3_vl", "text_config": {"num_hidden_layers": 10**9}}, "at most 1024"),
+        ({"model_type": "gpt2", "n_layer": 10**9}, "n_layer=1000000000 must be at most 1024"),
+        ({"model_type": "llama", "text_config": SIZES}, "reads no text_config in that place"),
+        ({"model_type": "qwen3_vl", "text_config": {"text_config": SIZES}}, "reads no text_config"),
+        ({"model_type": "ours", "auto_map": {}}, r"the file's own code \(auto_map\) is not run"),
+        (
+            {
+                "model_type": "bailing_moe",
+                "num_experts_per_tok": 8,
+                "use_qk_norm": True,
+                "n_group": 8,
+            },
+            "try a copy with model_type=glm4_moe",
+        ),
+        ({"model_type": "llada", "hidden_size": 4096}, "try a copy with model_type=llama"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(values: Values, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        import_model(values, "model.path=config.json", "m")
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,83 @@
+"""What each trainer can run, by its own source, is in its space; what it cannot is refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from darts_parallel.cost import build_tables
+from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.export import export_plan
+from darts_parallel.planner.planning import plan
+from darts_parallel.plans.space import outer_spaces
+from darts_parallel.problem.problem import Problem, load_problem
+
+NODE = ("cluster=h100_1x8", "space=uniform", "space.pp=1", "space.num_micro_batches=8")
+FAST = ("verification.enabled=false", "search.num_steps=2", "search.num_restarts=1")
+
+
+def problem(*words: str) -> Problem:
+    return load_problem([*NODE, *FAST, *words])
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "deepspeed", "accelerate"])
+def test_most_trainers_share_key_value_heads_evenly(trainer: str) -> None:
+    """Qwen3-30B-A3B has 4: torchtitan, DeepSpeed's AutoTP and accelerate divide these by tp."""
+    with pytest.raises(ConfigError, match="must divide the heads, the KV heads"):
+        outer_spaces(problem("model=qwen3_30b_a3b", "space.tp=8", f"trainer={trainer}"))
+
+
+def test_megatron_copies_key_value_heads() -> None:
+    """Its number of query groups is a multiple or a divisor of tp."""
+    spaces = outer_spaces(problem("model=qwen3_30b_a3b", "space.tp=8", "trainer=megatron"))
+    assert {choice.tp for space in spaces for choice in space.choices} == {8}
+    with pytest.raises(ConfigError, match="try"):
+        outer_spaces(problem("model=toy", "model.num_kv_heads=2", "space.tp=8", "trainer=megatron"))
+
+
+def test_a_copied_head_costs_what_a_head_a_rank_costs() -> None:
+    """With 2 heads on 4 ranks each rank holds one, as of a model of 4 heads."""
+
+    def table(heads: int) -> Any:
+        words = (f"model.num_kv_heads={heads}", "space.tp=[1,4]", "trainer=megatron")
+        (found,) = build_tables(problem("model=llama3_8b", *words))
+        return found
+
+    copied, whole = table(2), table(4)
+    four = torch.tensor([choice.tp == 4 for choice in whole.choices])
+    for name in ("forward", "backward", "static", "activation"):
+        mine, its = getattr(copied, name), getattr(whole, name)
+        assert torch.equal(mine[..., four], its[..., four]), name
+        assert (mine <= its).all()
+    assert (copied.static[..., ~four].sum() < whole.static[..., ~four].sum()).item()
+
+
+def test_accelerate_trains_models_with_experts_by_fsdp() -> None:
+    """FSDP2 shards experts as any other module: ep 1 (huggingface/trl, PR 6845)."""
+    job = problem("model=qwen3_30b_a3b", "cluster=h100_8x8", "trainer=accelerate")
+    found = plan(job).plan
+    assert {(own.ep, own.etp, own.tp) for own in found.layers} == {(1, 1, 1)}
+    assert "fsdp_config" in export_plan(job, found, "accelerate").files["accelerate.yaml"]
+    with pytest.raises(ConfigError, match="and it divides no experts"):
+        outer_spaces(problem("model=qwen3_30b_a3b", "trainer=accelerate", "space.ep=2"))
+
+
+def test_megatron_trains_gpt_oss_by_a_learnable_softmax() -> None:
+    free = ("space.num_micro_batches=null", "space.tp=1", "space.recompute=full")
+    job = problem("model=gpt_oss_20b", "trainer=megatron", "cluster=h100_8x8", *free)
+    files = export_plan(job, plan(job).plan, "megatron").files
+    assert any("--softmax-type learnable" in text for text in files.values())
+    with pytest.raises(UnsupportedError, match="learned logit"):
+        export_plan(job, plan(job).plan, "nanotron")
+
+
+def test_nanotron_names_its_own_stages() -> None:
+    """Its rule cuts the pipeline, and its 1F1B wants at least pp - 1 micro-batches."""
+    pins = ("space.pp=8", "space.num_micro_batches=null", "training.global_batch_size=8")
+    with pytest.raises(ConfigError, match="a rule of its own and wants at least pp - 1 micro"):
+        outer_spaces(problem("model=llama2_7b", "trainer=nanotron", *pins))
+
+
+def test_unlike_gpus_are_only_searched_as_stages() -> None:
+    with pytest.raises(ConfigError, match="data and tensor parallelism over unlike GPUs are not"):
+        outer_spaces(load_problem(["model=toy", "cluster=toy_mixed", "space.pp=1"]))
