@@ -20,6 +20,7 @@ compare problems=core seeds=3 oracle_seconds=10 publish=true
 compare methods=[gradient_search] seeds=3 budget=60 oracle_seconds=20 publish=true
 compare_schedules publish=true
 design publish=true
+gradient_share publish=true
 ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
 benchmark publish=true
 validate_cost_model held_out=[family,source,model] publish=true

@@ -4,8 +4,8 @@ Sections 4 and 5: layers are clustered; for every run of clusters and every subm
 a strategy for each operator, the seconds of the operators and of resharding between them being least; a
 dynamic program over the runs then minimises `sum + (micro-batches - 1) * max`, trying bottlenecks from below.
 The integer program is solved by HiGHS (`scipy.optimize.milp`). Restricted to our plans: submeshes
-are equal, an operator is a cluster of layers (at most `CLUSTERS`), and memory is a row of the
-integer program, for a rounded-up number of micro-batches in flight. The most promising pipeline
+are equal, an operator is a layer, every layer is a cluster, and memory is a row of the integer
+program, for the micro-batches that the stage has in flight. The most promising pipeline
 configurations come first; those whose lower bound the best plan beats are left out.
 """
 
@@ -13,16 +13,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices
-from darts_parallel.cost import Array, Index
+from darts_parallel.cost import Array, Index, OuterCosts
 from darts_parallel.exact import StageSegments, lower_bound
-
-CLUSTERS = 12
-"""Layer clusters of a model; the paper finds that a few are enough."""
 
 
 def offer_plans(
@@ -43,37 +39,16 @@ def offer_plans(
 solve = on_tables(offer_plans, layerwise=True)
 
 
-Mask = NDArray[np.bool_]
-
-
-def clusters(
-    fused_to_previous: Mask,
-    pp: int,
-    most: int = CLUSTERS,
-) -> list[int]:
-    """Return first layers of clusters, and the number of layers: first unit, last, even runs between.
-
-    Args:
-        fused_to_previous: Layers that stay with the one before, `(L,)`.
-        pp: Stages; there are at least as many clusters.
-    """
-    units = np.flatnonzero(~fused_to_previous).tolist()
-    inner = units[1:-1]
-    wanted = max(most, pp) - 2
-    step = 1
-    if len(units) - 2 > wanted:
-        step = max(-(-len(inner) // max(wanted, 1)), 1)
-    kept = inner[::step]
-    if len(kept) + 2 < pp:
-        kept = inner
-    first = dict.fromkeys([units[0], *kept, units[-1]])
-    return [*first, len(fused_to_previous)]
+def layer_starts(costs: OuterCosts) -> list[int]:
+    """Return the first layers of all units, and the number of layers: every unit is a cluster."""
+    units = np.flatnonzero(~costs.fused_to_previous)
+    return [*units.tolist(), costs.num_layers]
 
 
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     """Solve the inter-operator program over all segments, each solved by the intra-operator program."""
     costs = outer.costs
-    edges = clusters(costs.fused_to_previous, costs.pp)
+    edges = layer_starts(costs)
     number = len(edges) - 1
     program = _IntraOperator(outer, edges)
     segments = StageSegments.legal(costs.pp, np.zeros(number, dtype=bool))
@@ -139,7 +114,7 @@ class _IntraOperator:
     ) -> _Answer | None:
         """Solve the stage of some clusters; None where nothing fits."""
         costs = self.costs
-        in_flight = 2.0 ** np.ceil(np.log2(costs.in_flight[stage]))  # rounded up: fewer programs
+        in_flight = float(costs.in_flight[stage])
         edges = self.edges[first : end + 1]
         layers = costs.layer_class[edges[0] : edges[-1]]
         lengths = tuple(np.diff(edges).tolist())

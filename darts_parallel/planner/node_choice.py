@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import inf, prod
+from math import inf, isfinite, prod
 from typing import Any
 
 from darts_parallel.config import Config, ObjectiveConfig
@@ -36,6 +36,8 @@ class Rental:
     """Choices of nodes that the offer allows."""
     useful: float = 1.0
     """Share of the seconds that the objective counts: what failures leave, or all."""
+    front: tuple["Rental", ...] = ()
+    """Choices that no other one beats in seconds and in dollars, fastest first; empty without dollars."""
 
     @property
     def name(self) -> str:
@@ -45,15 +47,32 @@ class Rental:
 
     def label(self) -> str:
         """Return one line for the report."""
-        return f"nodes: the best of {self.choices} choices of the offer, compared by their best uniform plans"
+        choices = f"the best of {self.choices} choices of the offer"
+        front = ""
+        if self.front:
+            front = (
+                f"; {len(self.front)} on the front of seconds and dollars (plan.json: rental.front)"
+            )
+        return f"nodes: {choices}, compared by their best uniform plans{front}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
+        front = [other.on_front() for other in self.front]
         return {
+            "front": front,
             "counts": list(self.counts),
             "choices": self.choices,
             "compared_by": "best uniform plan",
             "iteration_time_s": self.iteration_time_s,
+        }
+
+    def on_front(self) -> dict[str, Any]:
+        """Return the entry of a choice on the front."""
+        return {
+            "counts": list(self.counts),
+            "iteration_time_s": self.iteration_time_s,
+            "dollars": self.bill.dollars,
+            "plan": self.name,
         }
 
     def instead_of(self, result: SearchResult) -> SearchResult:
@@ -118,12 +137,26 @@ class NodeOffer:
         return worth(self.objective, self.cluster, seconds / self.useful)
 
     @cached_property
+    def least_seconds(self) -> float:
+        """Seconds of its fastest conceivable plan."""
+        bounds = [outer_lower_bounds(table, "uniform", 0.0) for table in self.tables]
+        return min(float(bound.min()) for bound in bounds)
+
+    @cached_property
     def floor(self) -> tuple[bool, float]:
         """Whether its fastest conceivable plan breaks the objective's limit, and that plan's figure."""
-        bounds = [outer_lower_bounds(table, "uniform", 0.0) for table in self.tables]
-        seconds = min(float(bound.min()) for bound in bounds)
-        figure, kept = self.worth(seconds)
+        figure, kept = self.worth(self.least_seconds)
         return not kept, figure
+
+    def beaten(self, found: Sequence[Rental]) -> bool:
+        """Return whether a choice was found that is faster and cheaper than any plan on this one."""
+        seconds = self.least_seconds
+        amount = bill(self.objective, self.cluster, seconds)
+        if amount is None or not isfinite(seconds):
+            return False
+        return any(
+            r.iteration_time_s <= seconds and r.bill.dollars <= amount.dollars for r in found
+        )
 
 
 def comparable(config: Config) -> bool:
@@ -180,7 +213,7 @@ def rent(problem: Problem) -> Rental:
     """Return the nodes that the objective wants, by the best uniform plans; of equally fast ones the fewest.
 
     Choices of nodes are solved in the order of their lower bounds, until no other one can be
-    better.
+    better. With an objective in dollars this means: better in seconds or in dollars.
 
     Errors:
         ConfigError: a price is missing that the objective needs, or the offer has too many choices.
@@ -192,10 +225,15 @@ def rent(problem: Problem) -> Rental:
     found: list[Rental] = []
     best = inf
     for offer in sorted(offers(problem, choices), key=lambda offer: offer.floor):
-        if best < inf and offer.floor > (False, best):
+        limit = inf
+        if objective.in_dollars:
+            if offer.beaten(found):
+                continue
+        elif best < inf and offer.floor > (False, best):
             break
-        # figures grow with the seconds: those beyond which this one cannot be better
-        limit = best / offer.worth(1.0)[0]
+        else:
+            # figures grow with the seconds: those beyond which this one cannot be better
+            limit = best / offer.worth(1.0)[0]
         answer = find_uniform_plan(offer.tables, limit).best
         if answer is None:
             continue
@@ -217,4 +255,14 @@ def rent(problem: Problem) -> Rental:
     if not objective.in_dollars:
         return min(found, key=lambda r: (r.iteration_time_s / r.useful, sum(r.counts)))
     bills = [rental.bill for rental in found]
-    return found[choose(objective, bills, [rental.name for rental in found])]
+    chosen = found[choose(objective, bills, [rental.name for rental in found])]
+    return replace(chosen, front=_front(found))
+
+
+def _front(found: Sequence[Rental]) -> tuple[Rental, ...]:
+    """Return the choices that no other one beats in seconds and in dollars, fastest first."""
+    front: list[Rental] = []
+    for rental in sorted(found, key=lambda r: (r.iteration_time_s, r.bill.dollars)):
+        if not front or rental.bill.dollars < front[-1].bill.dollars:
+            front.append(rental)
+    return tuple(front)

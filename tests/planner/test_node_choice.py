@@ -58,6 +58,26 @@ def test_the_choice_is_that_of_all_bills(overrides: list[str]) -> None:
         assert found.hours == pytest.approx(bills[wanted].hours, rel=1e-9)
 
 
+@pytest.mark.parametrize("overrides", OBJECTIVES)
+def test_the_front_is_that_of_all_choices(overrides: list[str]) -> None:
+    problem = toy(*overrides, "objective.num_iterations=1e5")
+    objective = problem.config.objective
+    pairs = []
+    for each in rented_problems(problem):
+        seconds = exact(each)
+        amount = bill(objective, each.cluster, seconds)
+        if amount is not None and seconds < np.inf:
+            pairs.append((seconds, amount.dollars))
+    wanted = [
+        own
+        for own in sorted(set(pairs))
+        if not any(other != own and np.less_equal(other, own).all() for other in pairs)
+    ]
+    front = [(rental.iteration_time_s, rental.bill.dollars) for rental in rent(problem).front]
+    assert np.allclose(front, wanted, rtol=1e-9)
+    assert len(front) > 1
+
+
 def test_a_bill_is_price_times_hours() -> None:
     problem = toy("objective=cost", "objective.num_iterations=7200")
     amount = bill(problem.config.objective, problem.cluster, 0.5)

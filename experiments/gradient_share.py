@@ -1,0 +1,243 @@
+"""What is the gradient worth? The same search with noise for gradients, and with logits that never move.
+
+python -m experiments.gradient_share                 22 closed-form problems and two with own terms, 3 seeds
+python -m experiments.gradient_share problems=[t5] seeds=1
+
+The controls take as many steps as the descent, and polish as it does.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf, isfinite
+
+import torch
+
+from baselines import PLANNERS
+from darts_parallel.config import SearchConfig, require_at_least, run_main
+from darts_parallel.cost import CostTable, build_tables, evaluate_batch
+from darts_parallel.exact import find_layerwise_plan
+from darts_parallel.gradient import GradientSearch, search_tables
+from darts_parallel.problem import load_problem
+from darts_parallel.report import markdown_table
+from experiments.comparison.controls import CONTROLS
+from experiments.comparison.problems import named, suite
+from experiments.comparison.quantiles import percent, quantile
+from experiments.comparison.runs import SPACE, gap
+from experiments.study import Report, Study, StudyOptions, run_study
+
+STAGES = ("relaxed", "repaired", "fitted", "polished")
+CLOSED = (", tight", ", uneven", "t5_1_3b on a10_8x4, loose")
+"""Parts of the names of closed-form problems: little memory, or layers that all differ."""
+LARGEST = 64
+"""GPUs of the largest problem that takes part."""
+OWN_TERMS = {
+    "shared links, llama2_7b pp 16": (
+        "model=llama2_7b",
+        "space.pp=16",
+        "cost.term=examples.own_cost_term:shared_links",
+    ),
+    "power cap, gpt2_xl": ("model=gpt2_xl", "cost.term=examples.own_cost_term:power_cap"),
+}
+"""Problems with a cost term that no exact method knows, by name."""
+PROXIES = (1.0, 1.5, 2.0, 3.0)
+"""Factors on messages and resharding of the tables that the exact method solves instead."""
+PROXY = "exact on proxies"
+ANNEALING = "annealing"
+TIE = 1e-6
+"""Relative difference below which two runs are equal."""
+
+
+class Frozen(GradientSearch):
+    """Take all steps, but move nothing."""
+
+    def move(self) -> None:
+        """Leave all parameters where they began."""
+
+
+LOOPS: dict[str, type[GradientSearch]] = {
+    "descent": GradientSearch,
+    "noise": CONTROLS["no_gradient"],
+    "frozen": Frozen,
+}
+"""Searches by variant."""
+
+
+@dataclass
+class ShareOptions(StudyOptions):
+    """Command line of `python -m experiments.gradient_share`."""
+
+    problems: list[str] = field(default_factory=list)
+    """Parts of problem names; none: all."""
+    seeds: int = 3
+    """Seeds 0 to `seeds` - 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("seeds", self.seeds, 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold the stages of one run: seconds per iteration, infinite where the plan does not fit."""
+
+    problem: str
+    variant: str
+    seed: int
+    cpu_s: float
+    relaxed: float
+    repaired: float
+    fitted: float
+    polished: float
+    optimum: float
+    """Proven by dynamic programming; infinite if nothing is proven."""
+
+
+def problems(parts: Sequence[str]) -> dict[str, Callable[[], Sequence[CostTable]]]:
+    """Return the tables' makers of all problems whose name contains one of `parts`, by name."""
+    found: dict[str, Callable[[], Sequence[CostTable]]] = {}
+    for case in named(suite(), CLOSED):
+        if case.problem.cluster.num_devices <= LARGEST:
+            found[case.name] = case.tables
+    for name, words in OWN_TERMS.items():
+        found[name] = partial(_own_tables, words)
+    return {name: make for name, make in found.items() if any(p in name for p in parts or [""])}
+
+
+def _own_tables(words: Sequence[str]) -> Sequence[CostTable]:
+    return build_tables(load_problem(list(words)))
+
+
+def solve(task: tuple[str, int]) -> list[Row]:
+    """Run every variant on one problem with one seed."""
+    torch.set_num_threads(1)
+    name, seed = task
+    tables = problems([name])[name]()
+    own = any(table.own for table in tables)
+    optimum = inf if own else find_layerwise_plan(tables, SPACE).cost
+    rows = []
+    for variant, loop in LOOPS.items():
+        began = time.process_time()
+        result = search_tables(tables, SPACE, SearchConfig(max_seconds=600.0), seed, loop=loop)
+        stages = dict.fromkeys(STAGES, inf)
+        for stage in result.stages if result else ():
+            if stage.fits:
+                stages[stage.name] = stage.iteration_time_s
+        rows.append(
+            Row(name, variant, seed, time.process_time() - began, **stages, optimum=optimum)
+        )
+    if own:
+        rows += _rivals(name, seed, tables, rows[0].cpu_s)
+    return rows
+
+
+def _rivals(name: str, seed: int, tables: Sequence[CostTable], seconds: float) -> Iterator[Row]:
+    """Yield what other methods find with an own term, annealing in the seconds of the descent."""
+    deadline = time.monotonic() + seconds
+    began = time.process_time()
+    found = PLANNERS[ANNEALING](tables, SPACE, deadline=deadline, seed=seed).cost
+    yield Row(name, ANNEALING, seed, time.process_time() - began, inf, inf, inf, found, inf)
+    began = time.process_time()
+    best = min(_on_proxy(tables, factor) for factor in PROXIES)
+    yield Row(name, PROXY, seed, time.process_time() - began, inf, inf, inf, best, inf)
+
+
+def _on_proxy(tables: Sequence[CostTable], factor: float) -> float:
+    """Return the true seconds of the plan that is optimal without the term, with longer messages."""
+    proxies = []
+    for table in tables:
+        plain = replace(table, own=None)
+        proxies.append(replace(plain, reshard=factor * table.reshard, p2p=factor * table.p2p))
+    best = find_layerwise_plan(proxies, SPACE).best
+    if best is None:
+        return inf
+    return float(evaluate_batch(tables[best.table], best.plan).iteration_time[0])
+
+
+def report(rows: Sequence[Row]) -> Report:
+    """Return medians by stage and variant, wins and losses, and the rows of problems with own terms."""
+    closed = [row for row in rows if isfinite(row.optimum)]
+    own = [row for row in rows if not isfinite(row.optimum)]
+    parts: list[str | list[str]] = []
+    if closed:
+        fits = [f"{name} {_fitting(closed, name)}" for name in LOOPS]
+        lines = [(name, *_cells(closed, name)) for name in LOOPS]
+        parts.append(
+            "Median gap to the proven optimum, by stage of the plan. A plan that does not fit counts "
+            f"as infinitely slow. The relaxed plan fits in: {', '.join(fits)} runs."
+        )
+        parts.append(markdown_table(("variant", *STAGES, "CPU s"), lines))
+        parts.append([_against(closed, other) for other in LOOPS if other != "descent"])
+    if own:
+        parts.append(
+            "Problems with an own term: median gap to the best plan of all methods and seeds."
+        )
+        parts.append(_own_table(own))
+    return Report(*parts)
+
+
+def _fitting(rows: Sequence[Row], variant: str) -> str:
+    relaxed = [row.relaxed for row in rows if row.variant == variant]
+    return f"{sum(map(isfinite, relaxed))} of {len(relaxed)}"
+
+
+def _cells(rows: Sequence[Row], variant: str) -> list[str]:
+    """Return the median gaps of a variant by stage, and its median seconds."""
+    mine = [row for row in rows if row.variant == variant]
+    stages = STAGES if variant in LOOPS else STAGES[-1:]
+    cells = ["-"] * (len(STAGES) - len(stages))
+    for stage in stages:
+        gaps = [gap(getattr(row, stage), row.optimum) for row in mine]
+        cells.append(percent(quantile(gaps, 50)))
+    return [*cells, f"{quantile([row.cpu_s for row in mine], 50):.1f}"]
+
+
+def _against(rows: Sequence[Row], other: str) -> str:
+    """Count runs in which descent is better and worse than a control, by stage."""
+    counts = []
+    for stage in STAGES[1:]:
+        own = _seconds(rows, "descent", stage)
+        control = _seconds(rows, other, stage)
+        better = sum(own[run] < control[run] * (1.0 - TIE) for run in own)
+        worse = sum(control[run] < own[run] * (1.0 - TIE) for run in own)
+        counts.append(f"{stage}: better in {better}, worse in {worse} of {len(own)} runs")
+    return f"- Descent against {other}, {'; '.join(counts)}."
+
+
+def _seconds(rows: Sequence[Row], variant: str, stage: str) -> dict[tuple[str, int], float]:
+    """Return the seconds of a stage by problem and seed."""
+    mine = [row for row in rows if row.variant == variant]
+    return {(row.problem, row.seed): getattr(row, stage) for row in mine}
+
+
+def _own_table(rows: Sequence[Row]) -> list[str]:
+    """Return the gaps to the best plan of all methods on problems with own terms."""
+    lines = []
+    for problem in dict.fromkeys(row.problem for row in rows):
+        mine = [row for row in rows if row.problem == problem]
+        best = min(row.polished for row in mine)
+        known = [replace(row, optimum=best) for row in mine]
+        for variant in dict.fromkeys(row.variant for row in mine):
+            lines.append((problem, variant, *_cells(known, variant)))
+    return markdown_table(("problem", "variant", *STAGES, "CPU s"), lines, left=(0, 1))
+
+
+def run(options: ShareOptions) -> int:
+    """Run all variants on all problems; returns the exit status."""
+    study = Study(
+        "gradient_share",
+        "What is the gradient worth?",
+        "free schedules, offload, and problems above 64 GPUs.",
+        solve,
+        report,
+    )
+    tasks = {}
+    for name in problems(options.problems):
+        for seed in range(options.seeds):
+            tasks[f"{name}, seed {seed}"] = (name, seed)
+    return run_study(study, tasks, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.gradient_share", __doc__, ShareOptions, run))
