@@ -13,6 +13,7 @@ from darts_parallel.config import (
     WORDS,
     composed_config,
     require_clear_machine,
+    with_box,
     without_words,
 )
 from darts_parallel.errors import ConfigError, DartsParallelError, read_json
@@ -170,6 +171,7 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: `gpus` or `nodes` could mean something else on this cluster.
     """
+    arguments = with_box(arguments)
     if {"gpus", "nodes"} & {argument.partition("=")[0] for argument in arguments}:
         require_clear_machine(arguments, _own_node_groups(arguments))
     return without_words(arguments)

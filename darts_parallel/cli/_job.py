@@ -20,7 +20,7 @@ from darts_parallel.cli._trainers import (
     trainers_table,
 )
 from darts_parallel.cli._tune import run_tuning
-from darts_parallel.config import ANY
+from darts_parallel.config import ANY, BETWEEN, BOX, INSIDE, ClusterConfig
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import DartsParallelError, UnsupportedError, fail, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
@@ -139,7 +139,7 @@ class Job(Watcher):
             planned.answers,
             elasticities,
             planned.warning,
-            self._assumed(problem),
+            tuple(self._assumed(problem)),
         )
         found = list(offers(problem, planned, cost.iteration_time_s))
         findings = Findings(planned, outcome, found, self._rungs(planned))
@@ -163,16 +163,28 @@ class Job(Watcher):
             self._export(planned.plan, problem.config.export)
         return cost.iteration_time_s
 
-    def _assumed(self, problem: Problem) -> str:
-        """Say which batch and length the command assumed; empty where it gave both."""
+    def _assumed(self, problem: Problem) -> Iterator[str]:
+        """Say which batch, length and links the command assumed."""
         training = problem.training
         given = {override.partition("=")[0] for override in self.overrides}
         sizes = {"gbs=": "training.global_batch_size", "seq=": "training.seq_len"}
         missing = [word for word, key in sizes.items() if key not in given]
-        if ANY not in self.overrides or not missing:
-            return ""
-        batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
-        return f"assumed: {batch}; set {' and '.join(missing)}"
+        if ANY in self.overrides and missing:
+            batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
+            yield f"assumed: {batch}; set {' and '.join(missing)}"
+        if BOX in self.overrides:
+            yield from self._assumed_links(problem.config.cluster)
+
+    def _assumed_links(self, cluster: ClusterConfig) -> Iterator[str]:
+        """Say which links of `cluster=box` were assumed, and not named by the user."""
+        node = cluster.nodes[0]
+        links = [(INSIDE, "inside a node", node.intra_node)]
+        if node.count > 1:
+            links.append((BETWEEN, "between nodes", cluster.inter_node))
+        for place, words, link in links:
+            key = f"{place}.bandwidth_GBps="
+            if sum(override.startswith(key) for override in self.overrides) < 2:
+                yield f"assumed: {link.bandwidth_GBps:g} GB/s {words}; set {key}"
 
     @contextmanager
     def _beside(self, what: str) -> Iterator[None]:

@@ -1,6 +1,10 @@
 """Read what a user may write: schema, composition, and one sentence for what cannot be."""
 
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
+from darts_parallel.config.box import BETWEEN as BETWEEN
+from darts_parallel.config.box import BOX as BOX
+from darts_parallel.config.box import INSIDE as INSIDE
+from darts_parallel.config.box import with_box as with_box
 from darts_parallel.config.checks import MAX_PROCESSES as MAX_PROCESSES
 from darts_parallel.config.checks import check_fields as check_fields
 from darts_parallel.config.checks import one_of as one_of

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.config._keys import type_at
+from darts_parallel.config.box import with_box
 from darts_parallel.config.checks import require
 from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
@@ -128,7 +129,7 @@ def load_config(
     overrides: list[str] | None = None, extra_dir: str | None = None, check: Check = None
 ) -> Config:
     """Return the checked configuration that `overrides` compose."""
-    arguments: list[Any] = with_own_job(without_words(overrides or []))
+    arguments: list[Any] = with_own_job(without_words(with_box(overrides or [])))
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
             rule = "be a folder"

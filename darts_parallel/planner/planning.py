@@ -8,6 +8,7 @@ from darts_parallel.cost import GAIN_TOLERANCE
 from darts_parallel.errors import InfeasibleError, PlanError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
+from darts_parallel.planner._memory_offers import memory_offers
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Asked, Reported, Session
 from darts_parallel.planner._simplest import (
@@ -49,7 +50,15 @@ def plan(
         return Planned(read_plan(config.plan, problem.model))
     if rental is None:
         problem, rental = choose_nodes(problem)
-    return within_chance(problem, partial(_searched, problem, rental, watcher or Watcher()))
+    try:
+        found = within_chance(problem, partial(_searched, problem, rental, watcher or Watcher()))
+    except InfeasibleError as error:
+        ways = [str(error).removesuffix("."), *memory_offers(problem)]
+        raise InfeasibleError(f"{' or '.join(ways)}.") from None
+    if found.warning and found.problem is not None:
+        ways = [found.warning, *memory_offers(tightened(problem))]
+        found = replace(found, warning=" or ".join(ways))
+    return found
 
 
 def _searched(

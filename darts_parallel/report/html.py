@@ -133,7 +133,7 @@ def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
         _assumed(problem) + means,
         *averaged_switches(problem),
         *switch_savings(problem, outcome.plan),
-        outcome.assumed,
+        *outcome.assumed,
         outcome.not_priced,
     ]
     found += [f'<p class="note">{escape(note)}.</p>' for note in notes if note]

@@ -27,8 +27,8 @@ class Outcome:
     """Relative change of the seconds by that of a figure of the hardware; None where unknown."""
     warning: str = ""
     """Why no plan keeps the chance of running out of memory, one clause."""
-    assumed: str = ""
-    """What the command assumed of the job, and the words that say it; empty where all was given."""
+    assumed: Sequence[str] = ()
+    """What the command assumed of the job and the machine, each with the words that set it."""
 
     @cached_property
     def sure(self) -> Intervals | None:

@@ -81,8 +81,7 @@ def headline(outcome: Outcome) -> Iterator[Text]:
     """Yield the job, the plan, its seconds, what is proven, and what was assumed."""
     problem, plan, cost = outcome.problem, outcome.plan, outcome.cost
     yield Text(_job_words(problem), "bold")
-    if outcome.assumed:
-        yield Text(outcome.assumed, "yellow")
+    yield from (Text(words, "yellow") for words in outcome.assumed)
     yield Text(plan.describe(problem.training.global_batch_size), "bold cyan")
     within = fits = ""
     if outcome.sure is not None:

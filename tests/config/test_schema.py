@@ -139,7 +139,7 @@ def stems(group: str) -> list[str]:
 
 
 MODELS = [name for name in stems("model") if name not in ("hf", "module")]
-CLUSTERS = stems("cluster")
+CLUSTERS = [name for name in stems("cluster") if name != "box"]
 PRESETS = list(
     zip(islice(cycle(MODELS), max(len(MODELS), len(CLUSTERS))), cycle(CLUSTERS), strict=False)
 )

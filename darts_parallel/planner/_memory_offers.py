@@ -1,0 +1,60 @@
+"""Changes of a job that needs more memory than there is, each tried by a search of uniform plans."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from darts_parallel.config import OFFLOADS, Config
+from darts_parallel.cost import build_tables, without_dominated
+from darts_parallel.errors import DartsParallelError
+from darts_parallel.exact import find_uniform_plan
+from darts_parallel.gradient import any_fits
+from darts_parallel.planner.prediction_intervals import out_of_memory
+from darts_parallel.problem import Problem
+
+SECONDS = 3.0
+"""Wall-clock seconds of all searches together."""
+LORA_RANK = 16
+
+
+def memory_offers(problem: Problem) -> Iterator[str]:
+    """Yield changes with which some plan fits, with the seconds and the chance to fit of the fastest found.
+
+    Only what the trainer of the space can write is tried.
+    """
+    deadline = time.monotonic() + SECONDS
+    for words, config in _changes(problem.config):
+        if time.monotonic() > deadline:
+            return
+        try:
+            own = replace(Problem.from_config(config), headroom=problem.headroom)
+            tables = [without_dominated(table) for table in build_tables(own)]
+        except DartsParallelError:  # another rule forbids the change
+            continue
+        if config.space.offload is not None:
+            if any_fits(tables, "uniform"):
+                yield words
+            continue
+        found = find_uniform_plan(tables, deadline=deadline).best
+        if found is not None:
+            chance = out_of_memory(found.to_plan(tables), own) or 0.0
+            yield f"{words} ({found.time:.3g} s, fits: {100 * (1 - chance):.0f} %)"
+
+
+def _changes(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yield changes in words, and the changed configurations: 8-bit Adam, LoRA, ZeRO-3, offloading."""
+    training, space = config.training, config.space
+    rules = config.abilities(space.trainer) if space.trainer else None
+    if training.optimizer == "adam" and (
+        rules is None or "adam_8bit" in rules.switches["optimizer"]
+    ):
+        words = "training.optimizer=adam_8bit"
+        yield words, replace(config, training=replace(training, optimizer="adam_8bit"))
+    if not training.lora_rank and (rules is None or not rules.own_model):
+        words = f"training.lora_rank={LORA_RANK}"
+        yield words, replace(config, training=replace(training, lora_rank=LORA_RANK))
+    if 3 not in (space.pinned("zero_stage") or (3,)):
+        yield "space.zero_stage=3", replace(config, space=replace(space, zero_stage=3))
+    if space.offload is None and rules is None and config.search.method != "exact":
+        free = replace(space, offload=list(OFFLOADS))
+        yield f"space.offload=[{','.join(OFFLOADS)}]", replace(config, space=free)

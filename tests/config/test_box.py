@@ -1,0 +1,65 @@
+"""`cluster=box gpu=NAME gpus=N nodes=N` describes a machine in one line."""
+
+import pytest
+
+from darts_parallel.config.composition import load_config
+from darts_parallel.errors import ConfigError
+from tests.support.commands import QUIET, Command
+
+DEVICES = ("a6000", "b300", "h100_pcie", "l40s", "mi325x", "t4", "v100_16")
+
+
+@pytest.mark.parametrize("gpu", DEVICES)
+def test_every_device_makes_a_machine(gpu: str) -> None:
+    precision = "training.precision=fp16"
+    cluster = load_config(["cluster=box", f"gpu={gpu}", "gpus=4", "nodes=2", precision]).cluster
+    (node,) = cluster.nodes
+    assert (node.count, node.gpus, node.device) == (2, 4, gpu)
+    assert cluster.name == f"2x4_{gpu}"
+    assert set(cluster.devices) == {gpu}
+
+
+def test_links_are_those_of_the_class_of_the_device_or_given() -> None:
+    """SXM boards have NVLink; a GeForce shares PCIe 4.0 x16, 25 GB/s."""
+    nvlink = load_config(["cluster=box", "gpu=h200"]).cluster
+    assert (
+        nvlink.nodes[0].intra_node == load_config(["cluster=h100_8x8"]).cluster.nodes[0].intra_node
+    )
+    bus = load_config(["cluster=box", "gpu=rtx4090"]).cluster.nodes[0].intra_node
+    assert (bus.bandwidth_GBps, bus.shared) == (25.0, True)
+    key = "cluster.inter_node.bandwidth_GBps"
+    assert (
+        load_config(["cluster=box", "gpu=h200", f"{key}=50"]).cluster.inter_node.bandwidth_GBps
+        == 50
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["cluster=box", "gpu=rtx409"], "try gpu=rtx4090"),
+        (["cluster=box"], "try gpu=h100"),
+        (["gpu=h100"], "try cluster=box gpu=h100"),
+        (["cluster=box", "gpu=h100", "gpus=64"], "try nodes=8"),
+    ],
+)
+def test_other_words_are_refused(words: list[str], sentence: str, command: Command) -> None:
+    done = command(*words)
+    assert done.status == 2
+    assert sentence in done.err
+    assert done.files == ()
+
+
+def test_assumed_links_stand_on_the_second_line(command: Command) -> None:
+    few = ("space=uniform", "search.num_steps=2", "search.num_restarts=1", "model=toy")
+    box = ("cluster=box", "gpu=rtx4090", "gpus=2", "nodes=2", "cluster.inter_node.bandwidth_GBps=3")
+    done = command(*few, *box, *QUIET)
+    assert done.status == 0, done.err
+    first, second, third, *_ = done.out.splitlines()
+    assert "on 2x2_rtx4090, 4 GPUs" in first
+    assert (
+        second == "assumed: 25 GB/s inside a node; set cluster.nodes.0.intra_node.bandwidth_GBps="
+    )
+    assert "assumed" not in third
+    with pytest.raises(ConfigError):
+        load_config([*few, "gpu=h100"])

@@ -1,0 +1,43 @@
+"""Where memory is short, the sentence offers changes of the job that were tried."""
+
+import re
+
+import pytest
+
+from darts_parallel.errors import InfeasibleError
+from darts_parallel.planner.planning import plan
+from darts_parallel.problem.problem import load_problem
+
+SHORT = ("search.num_steps=2", "search.num_restarts=1", "search.polish=false", "space=uniform")
+FULL = (
+    "model=llama2_7b",
+    "cluster=a10_4x4",
+    "cluster.nodes.0.count=1",
+    "space.zero_stage=0",
+    *SHORT,
+)
+OFFER = re.compile(r"(training\.\S+|space\.zero_stage=3) \(([\d.e+]+) s, fits: (\d+) %\)")
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        plan(load_problem([*FULL, *words]))
+    return str(caught.value)
+
+
+def test_every_offer_is_followed_to_a_plan_of_its_seconds() -> None:
+    sentence = refused()
+    offers = OFFER.findall(sentence)
+    assert "training.lora_rank=16" in {change for change, _, _ in offers}
+    for change, seconds, _ in offers:
+        words = [word for word in FULL if not word.startswith(change.partition("=")[0])]
+        free = load_problem([*words, change, "space.out_of_memory=0.5", "search=exact"])
+        assert plan(free).result.iteration_time_s == pytest.approx(float(seconds), rel=6e-3)
+
+
+def test_only_what_the_trainer_writes_is_offered() -> None:
+    """Megatron-LM trains all weights of its own models and has no 8-bit Adam."""
+    sentence = refused("trainer=megatron")
+    assert "lora_rank" not in sentence
+    assert "adam_8bit" not in sentence
+    assert "space.offload" not in sentence
