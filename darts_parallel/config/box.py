@@ -11,6 +11,8 @@ from darts_parallel.errors import ConfigError, closest
 BOX = "cluster=box"
 INSIDE = "cluster.nodes.0.intra_node"
 BETWEEN = "cluster.inter_node"
+PCIE = 25.0
+"""10^9 bytes a second of PCIe 4.0 x16, where a device file gives none."""
 NETWORK = 12.5
 """10^9 bytes a second between nodes of GPUs on PCIe: 100 Gb/s."""
 SOCKETS = {
@@ -67,4 +69,4 @@ def with_box(arguments: Sequence[str]) -> list[str]:
 
 def _bus(file: Path) -> float:
     """Return the bandwidth of a GPU's PCIe, in 10^9 bytes a second."""
-    return float(OmegaConf.load(file).get("host_bandwidth_GBps") or 25.0)
+    return float(OmegaConf.select(OmegaConf.load(file), "host_bandwidth_GBps") or PCIE)
