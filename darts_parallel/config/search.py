@@ -52,6 +52,9 @@ class SearchConfig:
     order_passes: int = ranged(800_000_000, 0, 10**12)
     """Passes that local search may time, 6 ns each, where `space.schedules` lists `searched`. Simulated
     pipelines of a fixed order get a twentieth, for their layers alone. 0 skips the local search."""
+    tie: float = ranged(0.01, 0.0, 0.2)
+    """Relative seconds that a plan may cost which is easier to run: more trainers take it, then a lower
+    ZeRO stage, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact` does."""
     max_seconds: float = ranged(120.0, 1e-3, 1e8)
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 

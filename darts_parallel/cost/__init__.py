@@ -31,6 +31,7 @@ from darts_parallel.cost.evaluation import pass_seconds as pass_seconds
 from darts_parallel.cost.evaluation import table_reading as table_reading
 from darts_parallel.cost.hard_plans import HardPlans as HardPlans
 from darts_parallel.cost.hard_plans import PricedPlan as PricedPlan
+from darts_parallel.cost.hard_plans import even_starts as even_starts
 from darts_parallel.cost.hard_plans import even_uniform_plans as even_uniform_plans
 from darts_parallel.cost.hard_plans import round_edges as round_edges
 from darts_parallel.cost.hard_plans import unit_starts as unit_starts

@@ -137,16 +137,21 @@ def round_edges(edges: Tensor, num_units: int) -> Tensor:
     return torch.cat([first, inner], dim=1)
 
 
+def even_starts(table: CostTable, *, ends_apart: bool = False) -> Tensor:
+    """Return the first layers of stages as even as possible, `(1, K)`; `ends_apart` as below."""
+    units = unit_starts(table.fused_to_previous)
+    even_units = len(units) - 2 * ends_apart
+    edges = ends_apart + torch.arange(1, table.num_stages) * even_units / table.num_stages
+    return units[round_edges(edges.unsqueeze(0), len(units))]
+
+
 def even_uniform_plans(table: CostTable, *, ends_apart: bool = False) -> HardPlans:
     """Return every outer choice with every strategy for all layers, stages as even as possible.
 
     Args: ends_apart: Even without the first and the last unit, which come on top, as trainers cut
         blocks.
     """
-    units = unit_starts(table.fused_to_previous)
-    even_units = len(units) - 2 * ends_apart
-    edges = ends_apart + torch.arange(1, table.num_stages) * even_units / table.num_stages
-    starts = units[round_edges(edges.unsqueeze(0), len(units))]
+    starts = even_starts(table, ends_apart=ends_apart)
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)
     return HardPlans(outer, choices, starts.expand(len(outer), -1))

@@ -1,7 +1,7 @@
 """Choose, among plans that cost about the same, one with few strategies.
 
-The model cannot tell seconds apart that differ by far more than `TIE`; whoever starts a plan can
-tell one strategy from four.
+The model cannot tell seconds apart that differ by far more than `search.tie`; whoever starts a plan
+can tell one strategy from four.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,13 @@ from typing import Any
 import torch
 
 from darts_parallel.config import EXPORTS, Trainer
-from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, even_uniform_plans
+from darts_parallel.cost import (
+    GAIN_TOLERANCE,
+    CostTable,
+    HardPlans,
+    even_starts,
+    even_uniform_plans,
+)
 from darts_parallel.errors import PlanError
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient import round_counts
@@ -22,28 +28,9 @@ from darts_parallel.plans import Plan, job_facts, trainer_runs
 from darts_parallel.problem import Problem
 
 TIE = 0.001
-"""Relative seconds that fewer strategies may cost, and more even stages after them: 0.2 % in all."""
+"""Relative seconds that more even stages may cost, after `search.tie`."""
 NEIGHBOURS = 3
 """Plans of one strategy next to the chosen one, with its stages and micro-batches."""
-
-
-def simplest(
-    plan: Plan,
-    others: Sequence[Plan],
-    asked: Asked,
-) -> Plan:
-    """Return the plan of fewest strategies, of those the fastest, within `TIE` of a plan.
-
-    Strategies of a plan are replaced by others of its own, all layers of one at once.
-
-    Args:
-        plan: It must fit.
-        others: Further plans that may be as fast.
-    """
-    limit = asked.seconds(plan) * (1.0 + TIE)
-    as_fast = _within((plan, *others), asked, limit)
-    merged = [_merged(own, asked, limit) for own in as_fast]
-    return min(merged, key=lambda own: (len(set(own.layers)), asked.seconds(own)))
 
 
 def _within(plans: Iterable[Plan], asked: Asked, limit: float = float("inf")) -> Iterator[Plan]:
@@ -125,7 +112,21 @@ def simplest_within(
     """
     as_fast = list(_within(plans, asked, limit)) or list(plans[:1])
     merged = [_merged(own, asked, limit) for own in as_fast]
-    return min([*as_fast, *merged], key=lambda own: (*_effort(own, problem), asked.seconds(own)))
+    alike = list(dict.fromkeys([*as_fast, *merged]))
+    evened = [even for own in alike for even in _evened(own, asked)]
+    alike += _within(evened, asked, limit)
+    return min(alike, key=lambda own: (*_effort(own, problem), asked.seconds(own)))
+
+
+def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
+    """Yield a plan with stages, or chunks, of equal numbers of layers, the ends aside or not."""
+    if len(plan.boundaries) == 2 or plan.offload:
+        return
+    table = asked.functions.price(plan)[0]
+    for apart in (True, False):
+        starts = even_starts(table, ends_apart=apart)[0].tolist()
+        if sorted(set(starts)) == starts:
+            yield replace(plan, boundaries=(*starts, len(plan.layers)))
 
 
 def _effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:

@@ -213,7 +213,8 @@ class _ChanceSearch:
         loose = [with_memory(own, cluster, margin) for own in tables]
         asked = replace(self.median, tables=loose)
         rung = _rung("fastest", asked, found, RUNG_SECONDS)
-        return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - GAIN)
+        least = GAIN + self.config.search.tie
+        return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - least)
 
     def safest(
         self,

@@ -16,7 +16,7 @@ from darts_parallel.planner._simplest import (
     TIE,
     neighbours,
     recomputed_first,
-    simplest,
+    simplest_within,
     with_one_end,
 )
 from darts_parallel.planner._stage_balance import balance_stages
@@ -79,7 +79,7 @@ def _searched(
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
     if tight.config.cost.knows_stages:
-        result = _simplified(result, session)
+        result = _simplified(result, session, tight)
     answers = checked(result, session)
     chance = session.asked.functions.chance(result.plan)
     return Planned(
@@ -95,15 +95,18 @@ def _searched(
     )
 
 
-def _simplified(result: SearchResult, session: Session) -> SearchResult:
-    """Return the result with few strategies and even stages, and plans next to it as alternatives.
+def _simplified(result: SearchResult, session: Session, problem: Problem) -> SearchResult:
+    """Return the result as the plan within `search.tie` that is easiest to run, with plans next to it.
 
     The plan of `search.method=exact` stays as fast as it is.
     """
     asked, uniform = session.asked, session.found.uniform_plans
     chosen, tolerance = result.plan, GAIN_TOLERANCE
-    if asked.settings.method != "exact":
-        chosen, tolerance = simplest(chosen, uniform, asked), TIE
+    if asked.settings.method != "exact" and asked.settings.tie:
+        limit = asked.seconds(chosen) * (1.0 + asked.settings.tie)
+        others = [plan for seconds, plan in result.alternatives if seconds <= limit]
+        chosen = simplest_within([chosen, *uniform, *others], asked, problem, limit)
+        tolerance = TIE
     chosen = balance_stages(chosen, asked, tolerance)
     chosen = with_one_end(chosen, uniform, asked)
     chosen = recomputed_first(chosen, asked)
