@@ -28,7 +28,7 @@ class Outcome:
     warning: str = ""
     """Why no plan keeps the chance of running out of memory, one clause."""
     assumed: Sequence[str] = ()
-    """What the command assumed of the job and the machine, each with the words that set it."""
+    """Assumptions of the command about job and machine, each with the words that set it."""
 
     @cached_property
     def sure(self) -> Intervals | None:

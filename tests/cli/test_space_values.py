@@ -18,7 +18,7 @@ USUAL = {
     "num_micro_batches": "[2,4]",
     "out_of_memory": "0.5",
 }
-"""What is pinned where another key is tried: a command then takes a second."""
+"""Pins where another key is tried: a command then takes a second."""
 DEGREES = (1, 2, 4)
 """The last one is refused on two GPUs."""
 SWITCHES = ("true", "false")

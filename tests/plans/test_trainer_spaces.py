@@ -1,4 +1,4 @@
-"""What each trainer can run, by its own source, is in its space; what it cannot is refused by name."""
+"""A trainer's space holds all that its own source can run; the rest is refused by name."""
 
 from typing import Any
 
