@@ -1,4 +1,4 @@
-"""What is the gradient worth? The same search with noise for gradients, and with logits that never move.
+"""Measure what the gradient is worth: the same search with noise for gradients, and with frozen logits.
 
 python -m experiments.gradient_share                 22 closed-form problems and two with own terms, 3 seeds
 python -m experiments.gradient_share problems=[t5] seeds=1
@@ -49,7 +49,7 @@ TIE = 1e-6
 """Relative difference below which two runs are equal."""
 
 
-class Frozen(GradientSearch):
+class FrozenLogits(GradientSearch):
     """Take all steps, but move nothing."""
 
     def move(self) -> None:
@@ -59,7 +59,7 @@ class Frozen(GradientSearch):
 LOOPS: dict[str, type[GradientSearch]] = {
     "descent": GradientSearch,
     "noise": CONTROLS["no_gradient"],
-    "frozen": Frozen,
+    "frozen": FrozenLogits,
 }
 """Searches by variant."""
 
@@ -79,7 +79,7 @@ class ShareOptions(StudyOptions):
 
 
 @dataclass(frozen=True)
-class Row:
+class StageRow:
     """Hold the stages of one run: seconds per iteration, infinite where the plan does not fit."""
 
     problem: str
@@ -109,7 +109,7 @@ def _own_tables(words: Sequence[str]) -> Sequence[CostTable]:
     return build_tables(load_problem(list(words)))
 
 
-def solve(task: tuple[str, int]) -> list[Row]:
+def solve(task: tuple[str, int]) -> list[StageRow]:
     """Run every variant on one problem with one seed."""
     torch.set_num_threads(1)
     name, seed = task
@@ -125,22 +125,24 @@ def solve(task: tuple[str, int]) -> list[Row]:
             if stage.fits:
                 stages[stage.name] = stage.iteration_time_s
         rows.append(
-            Row(name, variant, seed, time.process_time() - began, **stages, optimum=optimum)
+            StageRow(name, variant, seed, time.process_time() - began, **stages, optimum=optimum)
         )
     if own:
         rows += _rivals(name, seed, tables, rows[0].cpu_s)
     return rows
 
 
-def _rivals(name: str, seed: int, tables: Sequence[CostTable], seconds: float) -> Iterator[Row]:
+def _rivals(
+    name: str, seed: int, tables: Sequence[CostTable], seconds: float
+) -> Iterator[StageRow]:
     """Yield what other methods find with an own term, annealing in the seconds of the descent."""
     deadline = time.monotonic() + seconds
     began = time.process_time()
     found = PLANNERS[ANNEALING](tables, SPACE, deadline=deadline, seed=seed).cost
-    yield Row(name, ANNEALING, seed, time.process_time() - began, inf, inf, inf, found, inf)
+    yield StageRow(name, ANNEALING, seed, time.process_time() - began, inf, inf, inf, found, inf)
     began = time.process_time()
     best = min(_on_proxy(tables, factor) for factor in PROXIES)
-    yield Row(name, PROXY, seed, time.process_time() - began, inf, inf, inf, best, inf)
+    yield StageRow(name, PROXY, seed, time.process_time() - began, inf, inf, inf, best, inf)
 
 
 def _on_proxy(tables: Sequence[CostTable], factor: float) -> float:
@@ -155,7 +157,7 @@ def _on_proxy(tables: Sequence[CostTable], factor: float) -> float:
     return float(evaluate_batch(tables[best.table], best.plan).iteration_time[0])
 
 
-def report(rows: Sequence[Row]) -> Report:
+def report(rows: Sequence[StageRow]) -> Report:
     """Return medians by stage and variant, wins and losses, and the rows of problems with own terms."""
     closed = [row for row in rows if isfinite(row.optimum)]
     own = [row for row in rows if not isfinite(row.optimum)]
@@ -177,12 +179,12 @@ def report(rows: Sequence[Row]) -> Report:
     return Report(*parts)
 
 
-def _fitting(rows: Sequence[Row], variant: str) -> str:
+def _fitting(rows: Sequence[StageRow], variant: str) -> str:
     relaxed = [row.relaxed for row in rows if row.variant == variant]
     return f"{sum(map(isfinite, relaxed))} of {len(relaxed)}"
 
 
-def _cells(rows: Sequence[Row], variant: str) -> list[str]:
+def _cells(rows: Sequence[StageRow], variant: str) -> list[str]:
     """Return the median gaps of a variant by stage, and its median seconds."""
     mine = [row for row in rows if row.variant == variant]
     stages = STAGES if variant in LOOPS else STAGES[-1:]
@@ -193,7 +195,7 @@ def _cells(rows: Sequence[Row], variant: str) -> list[str]:
     return [*cells, f"{quantile([row.cpu_s for row in mine], 50):.1f}"]
 
 
-def _against(rows: Sequence[Row], other: str) -> str:
+def _against(rows: Sequence[StageRow], other: str) -> str:
     """Count runs in which descent is better and worse than a control, by stage."""
     counts = []
     for stage in STAGES[1:]:
@@ -205,13 +207,13 @@ def _against(rows: Sequence[Row], other: str) -> str:
     return f"- Descent against {other}, {'; '.join(counts)}."
 
 
-def _seconds(rows: Sequence[Row], variant: str, stage: str) -> dict[tuple[str, int], float]:
+def _seconds(rows: Sequence[StageRow], variant: str, stage: str) -> dict[tuple[str, int], float]:
     """Return the seconds of a stage by problem and seed."""
     mine = [row for row in rows if row.variant == variant]
     return {(row.problem, row.seed): getattr(row, stage) for row in mine}
 
 
-def _own_table(rows: Sequence[Row]) -> list[str]:
+def _own_table(rows: Sequence[StageRow]) -> list[str]:
     """Return the gaps to the best plan of all methods on problems with own terms."""
     lines = []
     for problem in dict.fromkeys(row.problem for row in rows):

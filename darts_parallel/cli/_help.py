@@ -46,7 +46,7 @@ GROUPS = {
     "space": "which plans are searched; a key pins a choice, null leaves it free",
     "search": "gradient, exact or auto, and the settings of the descent",
     "cost": "the cost model: analytic, profiled, searcher",
-    "objective": "seconds, dollars, or one under a limit of the other",
+    "objective": "seconds, dollars, one under a limit of the other, or useful tokens (goodput)",
     "software": "a framework's measured habits (training.software=NAME)",
     "device": "GPUs that a cluster file may name",
     "bilevel": "the loop with a toy Transformer (experiment=bilevel)",

@@ -31,8 +31,8 @@ class LinkConfig:
     """The GPUs of a node share this one link (PCIe host bridge) instead of a port each
     (NVSwitch)."""
     peer_links: int = ranged(0, 0, 1024)
-    """Links of a GPU that together have this bandwidth, each to one other GPU of its node (MI300X:
-    7), so that a message to one of them has its share of it; 0: all of it goes to any GPU."""
+    """Number of links of a GPU without a switch, each to one other GPU of its node (MI300X: 7). A
+    message to one GPU has its share of the bandwidth; 0: a switch gives it all of the bandwidth."""
 
 
 def check_link(key: str, link: LinkConfig) -> None:

@@ -236,13 +236,14 @@ class SpaceConfig:
     """Share of every device's memory that plans leave free, next to what the software keeps
     back."""
     out_of_memory: float = ranged(0.2, 1e-4, 0.5)
-    """Chance, at most, with which the whole job may run out of memory, by the memory model's own
-    errors; 0.5: the median peak of every device must fit, and its chance counts no further."""
+    """Highest chance with which the whole job may run out of memory, by the memory model's own
+    errors; 0.5: the median peak of every device must fit, and chances are not compared."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only what this trainer runs, one of `EXPORTS`; but for `torch` and `galvatron` the space is
-    `uniform`. The group `trainer` sets it. null: whatever trainer runs the plan."""
+    """Only plans that this trainer runs, one of `EXPORTS`. Trainers without layer-wise plans, all
+    except `torch` and `galvatron`, make the space `uniform`. The group `trainer` sets it. null:
+    plans for any trainer."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -353,8 +354,8 @@ class Config:
     bilevel: BilevelConfig | None = None
     """Settings of the bilevel search; null: the plain search."""
     plan: str | None = None
-    """A plan.json to evaluate instead of searching: on the problem that it was made for, or, where
-    the command changes more than what is written and printed, on the composed one. null: search."""
+    """A plan.json to evaluate instead of searching. It is priced on the problem that it was made
+    for; keys of the command change this problem. null: search."""
     tune: dict[str, Any] = field(default_factory=TUNE.copy)
     """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far,
     a list of {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a
