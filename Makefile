@@ -31,7 +31,7 @@ hf_classes publish=true
 trainer_switches jobs=1 publish=true
 graph_blocks publish=true
 dynamic_cp jobs=1 publish=true
-bilevel bilevel.seeds=[0,1,2] bilevel.retrain_seeds=2 random_plans=2 publish=true
+bilevel publish=true
 endef
 export PAGES
 

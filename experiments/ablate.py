@@ -7,19 +7,26 @@ python -m experiments.ablate variants=[default,gumbel] problems=[gpt2_tight] see
 A variant without a descent is read off its curve at the default's median seconds.
 """
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
 from baselines import PLANNERS
-from darts_parallel.bilevel import BilevelSettings, Jobs, Protocol, load_corpus, rows_of
+from darts_parallel.bilevel import (
+    REFERENCE,
+    SCHEDULE,
+    BilevelLoop,
+    BilevelSettings,
+    compared,
+    judged,
+    load_corpus,
+    times,
+)
 from darts_parallel.config import SearchConfig, require_at_least, require_members, run_main
 from darts_parallel.exact import find_layerwise_plan
 from darts_parallel.gradient import GradientSearch
@@ -110,7 +117,8 @@ BILEVEL_SIZES = [
     "bilevel.retrain_steps=120",
     "bilevel.validation_sequences=32",
     "bilevel.trial_steps=10",
-    "bilevel.variants=[bilevel,all_16_bit]",
+    "bilevel.logit_every=1",
+    "bilevel.batch_candidates=[]",
     "bilevel.estimator=mixture",
 ]
 """A bilevel search of seconds: it compares the orders, not the plans with the world."""
@@ -171,19 +179,15 @@ def bilevel_run(name: str, seed: int, quick: bool) -> MethodRun:
         if quick
         else []
     )
-    problem = load_problem([*BILEVEL_SIZES, *few, f"bilevel.order={ORDERS[name]}"])
-    settings, began = BilevelSettings.of(problem, seed), time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        protocol = Protocol(problem, load_corpus(), Path(folder), Jobs(), tensorboard=False)
-        found = {
-            row["variant"]: float(row["time_to_target_s"] or "inf")
-            for row in rows_of(protocol.run_seed(settings))
-        }
-    seconds, (own, reference) = (
-        time.process_time() - began,
-        (found[key] for key in settings.variants),
-    )
-    return MethodRun(BILEVEL, name, seed, own, seconds, 0).against(reference)
+    order = f"bilevel.order={ORDERS[name]}"
+    problem = load_problem([*BILEVEL_SIZES, *few, order, f"search.seed={seed}"])
+    began = time.process_time()
+    loop = BilevelLoop(BilevelSettings.of(problem), problem, load_corpus())
+    loop.run()
+    found = times(judged(loop, compared(loop, loop.phases())))
+    seconds = time.process_time() - began
+    run = MethodRun(BILEVEL, name, seed, found[SCHEDULE], seconds, 0)
+    return run.against(found[REFERENCE])
 
 
 def report(runs: Sequence[MethodRun], options: AblateOptions) -> Report:

@@ -1,101 +1,173 @@
-"""Does the bilevel search find plans that reach a target loss sooner?
+"""Does it matter to the bilevel loop that the weights train?
 
-    python -m experiments.bilevel                                    21 trainings a plan, of 7 searches
-    python -m experiments.bilevel bilevel.seeds=[0,1] bilevel.retrain_seeds=1 folder=outputs/two publish=true
+    python -m experiments.bilevel                          batch sizes at 16 bits, 5 seeds
+    python -m experiments.bilevel seeds=[0,1] 'space.grad_comm_bits=[16,8,4,2]' publish=true
 
-`darts-parallel experiment=bilevel` with more seeds, baselines (random_plans=3 of equal speed), and a folder
-that does not change, so that a run goes on where it stopped. All other arguments are those of the command.
-Writes what `darts_parallel.bilevel.protocol` says.
+Every seed runs the loop and its controls, and trains all of their plans from scratch with equal seeds:
+`frozen_weights` after the warm-up, `random_logits`, and `trials` (the constant batch size that is best in
+short trainings from the initial weights). Every constant batch size and uniform number of bits is trained.
+The other arguments are those of `darts-parallel experiment=bilevel`.
 """
 
 import sys
-from collections.abc import Sequence
-from math import exp, log
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, isfinite, log
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 import torch
 
 from darts_parallel.bilevel import (
-    Jobs,
-    Protocol,
-    Row,
-    SeedWatcher,
-    Trainings,
+    REFERENCE,
+    SCHEDULE,
+    BilevelLoop,
+    BilevelSettings,
+    Corpus,
+    Phase,
+    compared,
+    judged,
     load_corpus,
-    read_seeds,
-    rows_of,
-    spread,
+    times,
 )
 from darts_parallel.config import guarded
 from darts_parallel.errors import ConfigError
+from darts_parallel.planner import tightened
 from darts_parallel.problem import load_problem
 from darts_parallel.report import markdown_table
-from experiments.bilevel_baselines import baselines
-from experiments.results_page import Page, publish
+from experiments.results_page import Page, publish, typed_command
 
-TABLE = [
-    "bilevel.seeds=[0,1,2,3,4,5,6]",
-    "bilevel.retrain_seeds=3",
-    "bilevel.variants=[bilevel,raw,all_16_bit]",
+TOY = [
+    "model.num_layers=1",
+    "model.hidden_size=32",
+    "training.seq_len=16",
+    "space.tp_comm_bits=16",
+    "space.grad_comm_bits=16",
+    "bilevel.num_steps=160",
+    "bilevel.logit_every=10",
+    "bilevel.num_restarts=2",
+    "bilevel.learning_rate=0.01",
+    "bilevel.learning_rate_warmup=10",
+    "bilevel.decay=0.95",
+    "bilevel.validation_sequences=256",
+    "bilevel.evaluate_every=8",
+    "bilevel.retrain_factor=1.5",
 ]
-"""Settings of the table beyond one run of the command."""
-OPTIONS = {"folder": "outputs/bilevel", "publish": "false", "random_plans": "3"}
-"""Arguments of this command alone, with their defaults."""
-TIE = 1e-9
-"""Ratios this close to 1 are ties: equal plans."""
-
+"""A toy whose trainings take seconds, at 16 bits; overrides come after it."""
+CONTROLS = ("frozen_weights", "random_logits")
+LIMITS = (
+    "other models and optimizers; the learning rate is constant. The best constant batch is chosen after the "
+    "fact, by the very trainings that are compared."
+)
 RESAMPLES = 65_536
 """Sign patterns that the permutation test draws; samples of up to 16 are enumerated."""
+Schedules = dict[str, Sequence[Phase]]
+Times = Mapping[str, float]
+"""Predicted seconds to the target by name; `inf` where it is not reached."""
 
 
-class Printer(SeedWatcher):
-    """Prints which seeds are done."""
+def searched(
+    overrides: Sequence[str],
+    corpus: Corpus,
+    control: str = "none",
+    known: BilevelLoop | None = None,
+) -> BilevelLoop:
+    """Run the loop of a job without something that is to be controlled for.
 
-    def on_seed(self, seed: int, data: dict[str, Any]) -> None:
-        """Print the seed."""
-        print(f"seed {seed} done", flush=True)
-
-
-def paired(rows: Sequence[Row]) -> str:
-    """Compare bilevel with every other variant under equal retraining seeds: time to target, wins, and p.
-
-    p is that of a mean difference under exchangeable signs, two-sided (Fisher 1935).
+    Args:
+        known: A loop of the same seed, whose trials serve again.
     """
-    variants: dict[str, list[Row]] = {}
-    for row in rows:
-        variants.setdefault(row["variant"], []).append(row)
-    mine = {(row["seed"], row["retrain_seed"]): row for row in variants.pop("bilevel")}
+    job = ["experiment=bilevel", *TOY, *overrides, f"bilevel.control={control}"]
+    problem = tightened(load_problem(job))
+    if problem.config.bilevel is None:
+        raise ConfigError("bilevel=null leaves nothing to search; try bilevel=default.")
+    tried = None if known is None else known.tried
+    loop = BilevelLoop(BilevelSettings.of(problem), problem, corpus, tried)
+    loop.run()
+    return loop
+
+
+def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[Phase]:
+    """Return the constant batch size that gets first to the loss at which a short reference ends."""
+    short = replace(loop.settings, retrain_steps=loop.settings.trial_steps)
+    trial = BilevelLoop(short, loop.problem, loop.corpus)
+    found = times(judged(trial, constant, index=1))
+    del found[REFERENCE]
+    return constant[min(found, key=found.__getitem__)]
+
+
+def uniform_bits(loop: BilevelLoop) -> Schedules:
+    """Return the best plan of every number of bits below 16 that all collectives of the blocks share."""
+    batch = loop.settings.global_batch_size
+    schedules: Schedules = {}
+    for bits in sorted(loop.prices.all_bits)[:-1]:
+        plan = loop.best_plan(batch, loop.space.free.at_bits(bits, bits))
+        if plan is not None:
+            schedules[f"bits {bits}"] = [Phase(0, plan)]
+    return schedules
+
+
+def words(phases: Sequence[Phase]) -> str:
+    """Name the phases of a training in short."""
+    parts = [f"{phase.plan.global_batch_size} from {phase.from_step}" for phase in phases]
+    return f"{', '.join(parts)}; last: {phases[-1].plan.describe()}"
+
+
+def run_seed(overrides: Sequence[str], seed: int, corpus: Corpus) -> tuple[Times, list[str]]:
+    """Search and train everything of one seed; return the times, and a line for each plan."""
+    own = [*overrides, f"search.seed={seed}"]
+    loop = searched(own, corpus)
+    schedules = compared(loop, loop.phases())
+    constant = {name: phases for name, phases in schedules.items() if name != SCHEDULE}
+    for control in CONTROLS:
+        schedules[control] = searched(own, corpus, control, loop).phases()
+    if len(loop.settings.batches) > 1:
+        schedules["trials"] = by_trials(loop, constant)
+    schedules |= uniform_bits(loop)
+    found = times(judged(loop, schedules))
+    plans = [f"- seed {seed}, {name}: {words(phases)}" for name, phases in schedules.items()]
+    return found, plans
+
+
+def paired(runs: Sequence[Times]) -> str:
+    """Compare every training with that of the found plan: seconds, ratio with its interval, wins and p.
+
+    The interval is Student's, of the mean log ratio; p is that of a mean log ratio of 0 under exchangeable
+    signs, two-sided (Fisher 1935). A target that was not reached counts as reached at the largest ratio.
+    """
     lines = []
-    for variant, others in variants.items():
-        losses = []
-        logs = []
-        for row in others:
-            own = mine[row["seed"], row["retrain_seed"]]
-            losses.append(own["test_loss"] - row["test_loss"])
-            logs.append(log(own["time_to_target_s"] / row["time_to_target_s"]))
-        won = sum(ratio < -TIE for ratio in logs)
-        lost = sum(ratio > TIE for ratio in logs)
-        counts = f"{won}, {len(logs) - won - lost}, {lost}"
-        times = spread([exp(ratio) for ratio in logs], ".3f")
-        p = p_of_signs(logs) if won + lost else 1.0
-        lines.append((variant, spread(losses, "+.4f"), times, counts, f"{p:.3f}"))
-    header = (
-        "bilevel against",
-        "loss difference (nats)",
-        "time to target, ratio",
-        "won, tied, lost",
-        "p",
-    )
+    for name in runs[0]:
+        seconds = [run[name] for run in runs]
+        logs = [log(run[name] / run[SCHEDULE]) for run in runs]
+        reached = [own for own in logs if isfinite(own)]
+        logs = [own if isfinite(own) else max(reached, default=0.0) for own in logs]
+        later = sum(own > log(1.02) for own in logs)
+        low, high = interval(logs)
+        ratio = f"{exp(mean(logs)):.3f} ({exp(low):.3f} to {exp(high):.3f})"
+        counts = f"{later} of {len(logs)}"
+        count = f"{len(reached)} of {len(logs)}"
+        row = [name, f"{median(seconds):.3f}", ratio, counts, count, f"{p_of_signs(logs):.3f}"]
+        lines.append(row)
+    header = ["training", "median predicted time to target (s)", "time over found (95 %)"]
+    header += ["2 % later in", "reached", "p"]
     return "\n".join(markdown_table(header, lines))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return Student's 95 % interval of the mean; the mean alone where all values are equal."""
+    from scipy.stats import sem, t
+
+    error = float(sem(values)) if len(values) > 1 else 0.0
+    half = error * float(t.ppf(0.975, max(len(values) - 1, 1)))
+    return mean(values) - half, mean(values) + half
 
 
 def p_of_signs(logs: Sequence[float]) -> float:
     """Test whether the mean is 0 under exchangeable signs; one value proves nothing."""
     from scipy.stats import permutation_test
 
-    if len(logs) < 2:
+    if len(logs) < 2 or not any(logs):
         return 1.0
     given: dict[str, Any] = {"permutation_type": "samples", "rng": 0}
     test = permutation_test((np.array(logs),), np.mean, n_resamples=RESAMPLES, **given)
@@ -108,27 +180,29 @@ def main(arguments: list[str]) -> int:
         print((__doc__ or "").strip())
         return 0
     torch.set_num_threads(1)
-    own = dict(OPTIONS)
+    own = {"seeds": "0,1,2,3,4", "publish": "false"}
     overrides = []
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key in OPTIONS:
-            own[key] = value
+        if key in own:
+            own[key] = value.strip("[]")
         else:
             overrides.append(argument)
-    problem = load_problem(["experiment=bilevel", *TABLE, *overrides])
-    if problem.config.bilevel is None:
-        raise ConfigError("bilevel=null leaves nothing to search; try bilevel.seeds=[0].")
-    folder = Path(own["folder"])
     corpus = load_corpus()
-    with Jobs(problem.config.bilevel.processes) as jobs:
-        makers = baselines(Trainings(folder / "retrained", corpus, jobs), int(own["random_plans"]))
-        text = Protocol(problem, corpus, folder, jobs, watcher=Printer(), baselines=makers).run()
-    text += "\n" + paired([row for data in read_seeds(folder) for row in rows_of(data)]) + "\n"
+    runs = []
+    plans: list[str] = []
+    for seed in own["seeds"].split(","):
+        found, lines = run_seed(overrides, int(seed), corpus)
+        runs.append(found)
+        plans += lines
+        print(paired(runs), flush=True)
+    text = "\n\n".join([paired(runs), "\n".join(plans)])
     print(text)
     if own["publish"] == "true":
-        command = " ".join(["python -m experiments.bilevel", *overrides])
-        publish(Page("bilevel", "Does the bilevel loop choose what pays?", command, text))
+        question = "Does it matter to the bilevel loop that the weights train?"
+        publish(
+            Page("bilevel", question, typed_command("experiments.bilevel"), text, limits=LIMITS)
+        )
     return 0
 
 

@@ -6,26 +6,16 @@ package is built on them: lossy communication, the batch size, and the measured 
 
 from typing import TYPE_CHECKING
 
-from darts_parallel.bilevel.conclusion import BilevelPlan as BilevelPlan
-from darts_parallel.bilevel.conclusion import find_learned_optimum as find_learned_optimum
-from darts_parallel.bilevel.conclusion import uniform_plan as uniform_plan
+from darts_parallel.bilevel.data import Corpus as Corpus
 from darts_parallel.bilevel.data import load_corpus as load_corpus
-from darts_parallel.bilevel.jobs import Jobs as Jobs
-from darts_parallel.bilevel.joint_space import FIRST_BLOCK as FIRST_BLOCK
-from darts_parallel.bilevel.joint_space import JointSpace as JointSpace
-from darts_parallel.bilevel.joint_space import at_bits as at_bits
-from darts_parallel.bilevel.loop import BilevelSearch as BilevelSearch
-from darts_parallel.bilevel.protocol import BilevelJob as BilevelJob
-from darts_parallel.bilevel.protocol import Maker as Maker
-from darts_parallel.bilevel.protocol import Protocol as Protocol
-from darts_parallel.bilevel.protocol import SeedPlan as SeedPlan
-from darts_parallel.bilevel.protocol import SeedWatcher as SeedWatcher
-from darts_parallel.bilevel.report import Row as Row
-from darts_parallel.bilevel.report import read_seeds as read_seeds
-from darts_parallel.bilevel.report import rows_of as rows_of
-from darts_parallel.bilevel.report import spread as spread
-from darts_parallel.bilevel.retrain import Training as Training
-from darts_parallel.bilevel.retrain import Trainings as Trainings
+from darts_parallel.bilevel.job import REFERENCE as REFERENCE
+from darts_parallel.bilevel.job import SCHEDULE as SCHEDULE
+from darts_parallel.bilevel.job import BilevelJob as BilevelJob
+from darts_parallel.bilevel.job import compared as compared
+from darts_parallel.bilevel.job import judged as judged
+from darts_parallel.bilevel.job import times as times
+from darts_parallel.bilevel.loop import BilevelLoop as BilevelLoop
+from darts_parallel.bilevel.loop import Phase as Phase
 from darts_parallel.bilevel.settings import BilevelSettings as BilevelSettings
 from darts_parallel.bilevel.settings import TransformerShape as TransformerShape
 from darts_parallel.bilevel.transformer import Weights as Weights

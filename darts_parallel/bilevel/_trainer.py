@@ -23,14 +23,13 @@ from darts_parallel.bilevel._quantize import (
     unflatten_layer,
 )
 from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.bilevel.space import Candidate
 from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.gradient import EPSILON, Adam
 
 BETAS = (0.9, 0.99)
-FEWEST_BITS = 2
 Loss = Callable[[Weights, Tensor], Tensor]
 """Weights and tokens `(B, T + 1)` to nats."""
 Mixture = tuple[Sequence[Pair], Tensor]
@@ -57,8 +56,6 @@ class WeightStep:
     """Mean loss of the batch before the step, nats."""
     mean: tuple[Tensor, ...]
     """Each block's exact mean gradient, `(P,)`."""
-    rounding_noise: Tensor
-    """Squared norm of what rounding at the fewest bits would take from each block's step, `(blocks,)`."""
 
 
 @dataclass
@@ -70,12 +67,14 @@ class WeightTrainer:
         batch: Global batch size in sequences.
         seed: Seed of the initial weights and of the training batches.
         measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
+        frozen: Whether steps measure everything and leave the weights where they are.
     """
 
     settings: BilevelSettings
     batch: int
     seed: int
     measure_noise: bool = True
+    frozen: bool = False
     step: int = 0
     weights: Weights = field(init=False)
     optimizer: Adam = field(init=False)
@@ -99,6 +98,8 @@ class WeightTrainer:
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next step: a linear rise, then constant."""
+        if self.frozen:
+            return 0.0
         rise = min((self.step + 1) / max(self.settings.learning_rate_warmup, 1), 1.0)
         return self.settings.learning_rate * rise
 
@@ -133,7 +134,7 @@ class WeightTrainer:
         if groups > 1:
             small, large = squared_norms(gradients)
             self.noise.update(small, large, len(tokens) // groups, len(tokens))
-        mean, noise = [], []
+        mean: list[Tensor] = []
         final = {name: gradient.mean(0) for name, gradient in gradients.items()}
         for index, (reducer, (pairs, mixture)) in enumerate(
             zip(self.reducers, mixtures, strict=True)
@@ -142,7 +143,6 @@ class WeightTrainer:
             flat = flatten_layer(gradients, names)
             delivered = reducer.reduce(flat, pairs)
             mean.append(flat.mean(0))
-            noise.append(self._rounding_noise(mean[-1], names))
             final |= unflatten_layer(mixture @ delivered, self.weights, names)
         rate = self.learning_rate
         self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
@@ -151,7 +151,7 @@ class WeightTrainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        return WeightStep(float(losses.mean()), tuple(mean), torch.stack(noise))
+        return WeightStep(float(losses.mean()), tuple(mean))
 
     def _differentiate(self, tokens: Tensor, loss: Loss) -> tuple[Weights, Tensor]:
         """Return gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
@@ -162,15 +162,6 @@ class WeightTrainer:
             self.weights, tokens
         )
         return found
-
-    def _rounding_noise(self, mean: Tensor, names: Sequence[str]) -> Tensor:
-        """Return the energy that the fewest bits take from the mean gradient, in units of Adam's own step."""
-        if not self.measure_noise or not self.optimizer.steps:
-            return torch.ones(())
-        scale = self.preconditioner()
-        factors = torch.cat([scale[name].flatten() for name in names])
-        taken = mean - round_blocks(mean.unsqueeze(0), FEWEST_BITS)[0]
-        return (taken * factors).square().sum()
 
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""

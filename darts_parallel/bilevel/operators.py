@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from darts_parallel.bilevel._measurements import log_delay
 from darts_parallel.bilevel._quantize import straight_through_sum
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import load_corpus
-from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.loop import NEXT_SEED, mean_excess, middle_of_read
 from darts_parallel.bilevel.settings import BilevelSettings, TransformerShape
 from darts_parallel.bilevel.transformer import Weights, block, initial_weights, loss_through
+from darts_parallel.bilevel.trials import NEXT_SEED, log_slowdown
 from darts_parallel.config import load_config, run_folder
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.graph import (
@@ -187,11 +185,9 @@ class OperatorSearch:
         mesh: DeviceMeshSpec,
         bits: Sequence[int],
         text: Tensor,
-        jobs: Jobs,
     ) -> None:
         self.settings = settings
         self.text = text
-        self.jobs = jobs
         self.ranks = mesh.ranks[-1]
         graph = captured(settings.shape, settings.global_batch_size)
         self.exact = plan_graph(graph, mesh).plan
@@ -245,17 +241,11 @@ class OperatorSearch:
         """Measure the log slowdown of plans against exact sums, by trainings from the initial weights."""
         if not any(plans):
             return [0.0] * len(plans)
-        arguments = []
+        curves = []
         for sums in [[], *plans]:
             own = (self.settings, self.text, self.ranks, self.rounded(sums), steps)
-            arguments += [(*own, seed) for seed in seeds]
-        losses = self.jobs.map(train_sums, arguments)
-        curves = [[next(losses) for _ in seeds] for _ in range(len(plans) + 1)]
-        exact = curves[0]
-        together = [mean(step) for step in zip(*exact, strict=True)]
-        middle = middle_of_read(steps)
-        excess = [mean(map(mean_excess, curve, exact)) for curve in curves[1:]]
-        return [log_delay(together, nats, middle) for nats in excess]
+            curves.append([train_sums(*own, seed) for seed in seeds])
+        return [log_slowdown(own, curves[0]) for own in curves[1:]]
 
     def _priced(self, seconds: float) -> np.ndarray:
         """Price the bits for a step of so many seconds; return the costs of all variables."""
@@ -336,20 +326,18 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
     folder = run_folder(arguments)
     job = [one for one in arguments if not one.startswith(("train=", "hydra."))]
     problem = Problem.from_config(load_config([*DEFAULTS, *job]))
-    bilevel = problem.config.bilevel
-    settings = BilevelSettings.of(problem, 0 if bilevel is None else bilevel.seeds[0])
+    settings = BilevelSettings.of(problem)
     bits = problem.config.space.pinned("tp_comm_bits") or (LOSSLESS,)
-    with Jobs(settings.processes) as jobs:
-        mesh = make_mesh(problem.cluster, (settings.shape.num_heads,))
-        search = OperatorSearch(settings, mesh, bits, load_corpus().train, jobs)
-        curves = SearchCurves(folder / "tensorboard")
-        search.run(curves)
-        curves.finish()
-        curves.writer.close()
-        plans = {"raw": search.entry(search.raw), "improved": search.entry(search.improved())}
-        seeds = [settings.seed + RETRAINED + k for k in range(settings.trial_seeds)]
-        sums = plans["improved"]["sums"]
-        slowdown = search.slowdown([sums], settings.retrain_steps, seeds)[0]
+    mesh = make_mesh(problem.cluster, (settings.shape.num_heads,))
+    search = OperatorSearch(settings, mesh, bits, load_corpus().train)
+    curves = SearchCurves(folder / "tensorboard")
+    search.run(curves)
+    curves.finish()
+    curves.writer.close()
+    plans = {"raw": search.entry(search.raw), "improved": search.entry(search.improved())}
+    seeds = [settings.seed + RETRAINED + k for k in range(settings.trial_seeds)]
+    sums = plans["improved"]["sums"]
+    slowdown = search.slowdown([sums], settings.retrain_steps, seeds)[0]
     ratio = plans["improved"]["seconds"] * exp(slowdown) / search.exact.seconds
     measured = {"log_slowdown": slowdown, "time_ratio": ratio}
     found = {**plans, "measured": measured, "exact_s": search.exact.seconds}

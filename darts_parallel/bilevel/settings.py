@@ -8,6 +8,8 @@ from darts_parallel.cost import BLOCK, LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
 
+NUM_SEEDS = 10_000
+"""Seeds of searches; retrainings have seeds of their own above them."""
 BYTES = 256
 """Vocabulary of the corpus."""
 
@@ -82,8 +84,8 @@ class BilevelSettings(BilevelConfig):
                 )
 
     @staticmethod
-    def of(problem: Problem, seed: int) -> "BilevelSettings":
-        """Return the settings of one seed's search.
+    def of(problem: Problem) -> "BilevelSettings":
+        """Return the settings of a problem's search.
 
         Errors:
             ConfigError: the problem is not one that the loop can train.
@@ -97,7 +99,8 @@ class BilevelSettings(BilevelConfig):
                 f"model.vocab_size={shape.vocab_size} must be {BYTES}: the training data are bytes; "
                 f"try {BYTES}."
             )
-        job: dict[str, Any] = {"num_devices": problem.cluster.num_devices, "seed": seed}
+        job: dict[str, Any] = {"num_devices": problem.cluster.num_devices}
+        job["seed"] = problem.config.search.seed % NUM_SEEDS
         job["global_batch_size"] = problem.training.global_batch_size
         job["block_size"] = problem.config.cost.lossy_block
         return BilevelSettings(**asdict(config), shape=shape, **job)
@@ -114,8 +117,8 @@ class BilevelSettings(BilevelConfig):
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Global batch sizes that the plan chooses from."""
-        return tuple(self.batch_candidates) or (self.global_batch_size,)
+        """Global batch sizes that the plan chooses from, rising."""
+        return tuple(sorted({self.global_batch_size, *self.batch_candidates}))
 
 
 UNUSED_SEARCH = ("num_steps", "num_restarts", "max_seconds")

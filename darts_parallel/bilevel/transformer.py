@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel._quantize import BLOCK, Pair, lossy_sum, straight_through_sum
-from darts_parallel.bilevel.joint_space import Candidate
 from darts_parallel.bilevel.settings import TransformerShape
+from darts_parallel.bilevel.space import Candidate
 from darts_parallel.cost import LOSSLESS
 
 Weights = dict[str, Tensor]

@@ -34,6 +34,7 @@ from darts_parallel.planner import (
     Watcher,
     ladder,
     sensitivity,
+    tightened,
 )
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.plans import Plan, write_json, write_text
@@ -109,7 +110,8 @@ class Job(Watcher):
         from darts_parallel.bilevel import BilevelJob
 
         with self.progress("bilevel") as update:
-            return BilevelJob(self.problem, self.folder, self.console, self.tracker, update).run()
+            problem = tightened(self.problem)
+            return BilevelJob(problem, self.folder, self.console, self.tracker, update).run()
 
     @contextmanager
     def _curves(self) -> Iterator[None]:

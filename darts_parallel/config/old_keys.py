@@ -43,6 +43,9 @@ class OldKey:
 
 
 OLD_KEYS: tuple[OldKey, ...] = (
+    OldKey("bilevel.processes"),
+    OldKey("bilevel.seeds"),
+    OldKey("bilevel.variants"),
     OldKey("search.adam_betas"),
     OldKey("search.hard_choices_from"),
     OldKey("search.hard_every"),

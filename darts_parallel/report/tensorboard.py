@@ -1,7 +1,7 @@
 """The TensorBoard run of a job: live curves of the search, then the plan and what sweeps compare."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -47,6 +47,10 @@ class Tracker:
         """Write one step of the search."""
         self._step = record.step
         self._curves.record(record, self._names)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write other values by tag."""
+        self._curves.scalars(values, step)
 
     def finish(self, outcome: Outcome) -> None:
         """Write what the whole search decides, and name the final plan."""

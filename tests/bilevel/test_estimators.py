@@ -1,4 +1,5 @@
 from functools import partial
+from math import log
 
 import pytest
 import torch
@@ -7,17 +8,10 @@ from darts_parallel.bilevel import transformer
 from darts_parallel.bilevel._quantize import BLOCK
 from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradient_shortfall, slopes
 from darts_parallel.bilevel.data import sample
-from darts_parallel.bilevel.jobs import Jobs
-from darts_parallel.bilevel.joint_space import Candidate
-from darts_parallel.bilevel.loop import (
-    GradientShares,
-    mean_excess,
-    middle_of_read,
-    train_losses,
-    try_pairs,
-)
+from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace
 from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
-from tests.support.bilevel_tiny import corpus, tiny_settings
+from darts_parallel.bilevel.trials import Trials, log_slowdown, widest
+from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
 SETTINGS = tiny_settings()
 PAIRS = ((1, 16), (4, 4), (4, 2))
@@ -27,41 +21,45 @@ def batch(seed: int, part: str = "train") -> torch.Tensor:
     return sample(getattr(corpus(), part), 8, 8, torch.Generator().manual_seed(seed))
 
 
-def test_equal_seeds_pair_the_batches_of_trials() -> None:
-    exact, again, lossy = (
-        train_losses(SETTINGS, corpus().train, plan, 3, 5)
-        for plan in ((Candidate(1, 1),) * 2, (Candidate(4, 2),) * 2, (Candidate(4, 1, 2),) * 2)
-    )
-    assert exact == again
-    assert exact[0] == pytest.approx(lossy[0], abs=0.1)
-    assert exact != lossy
-
-
 def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() -> None:
-    forward = ((1, 16), (2, 16), (2, 4), (4, 4), (4, 2), (2, 2))
-    table = try_pairs(SETTINGS, corpus().train, forward, ((8, 16), (8, 2), (4, 2)), Jobs())
-    assert set(table.forward) == {(2, 4), (4, 4), (4, 2), (2, 2)}
-    assert table.forward[2, 2] == table.forward[4, 2]
-    assert table.gradient[4, 2] == table.gradient[8, 2]
-    assert not {(2, 16), (8, 16)} & (set(table.forward) | set(table.gradient))
-    assert min(table.forward.values()) >= 0.0
-    assert table.steps == 4 * SETTINGS.trial_steps
+    assert widest(((1, 16), (2, 4), (4, 4), (2, 2))) == [(1, 16), (4, 4), (4, 4), (2, 2)]
+    space = JointSpace.build(tiny_problem(), [8])
+    trials = Trials(SETTINGS, corpus().train)
+    found = trials.price_bits(space.free)
+    assert set(trials.known) == {EXACT, Candidate(2, 1, 4, 16), Candidate(1, 8, 16, 4)}
+    for pairs, prices in (
+        (found.forward_pairs, found.forward),
+        (found.gradient_pairs, found.gradient),
+    ):
+        for column, (_, bits) in enumerate(pairs):
+            assert prices[:, column].min() >= 0.0
+            assert bits < 16 or not prices[:, column].any()
+            assert len(prices[:, column].unique()) == 1
+    # equal seeds see equal batches
+    assert trials._train(EXACT, 8) == trials.exact
 
 
 def test_only_the_end_of_a_trial_counts() -> None:
     exact = [5.0 - 0.01 * step for step in range(10)]
     late = [loss + (0.2 if step >= 8 else 9.0) for step, loss in enumerate(exact)]
-    assert mean_excess(late, exact) == pytest.approx(0.2)
-    assert middle_of_read(10) == 9.5
-    assert mean_excess([3.0], [2.0]) == 1.0
+    only = [loss + (0.2 if step >= 8 else 0.0) for step, loss in enumerate(exact)]
+    assert log_slowdown([late], [exact]) == log_slowdown([only], [exact]) > 0.0
+    assert log_slowdown([exact], [late]) == 0.0  # luck is no gain
 
 
-def test_shares_of_gradients_sum_to_one_and_follow_what_rounding_takes() -> None:
-    shares = GradientShares(0.5)
-    assert torch.equal(shares.of(4), torch.full((4,), 0.25, dtype=torch.float64))
-    shares.update(torch.tensor([1.0, 3.0]))
-    shares.update(torch.tensor([2.0, 2.0]))
-    torch.testing.assert_close(shares.of(2), torch.tensor([0.375, 0.625], dtype=torch.float64))
+@pytest.mark.parametrize(("critical", "noise"), [(12.0, 24.0), (30.0, 20.0)])
+def test_the_critical_batch_size_is_found_from_two_batch_sizes(
+    critical: float, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def curve(batch: int) -> list[float]:
+        """Losses that depend on `step / (1 + critical / batch)` alone."""
+        steps = [step / (1.0 + critical / batch) for step in range(1, 101)]
+        return [4.0 - 0.9 * log(step) + 0.06 * log(step) ** 2 for step in steps]
+
+    monkeypatch.setattr(Trials, "_train", lambda _, candidate, batch: [curve(batch)])
+    trials = Trials(SETTINGS, corpus().train)
+    trials.noise = [noise]
+    assert trials.critical_share() == pytest.approx(critical / noise, rel=0.02)
 
 
 def test_groups_of_one_rank_send_nothing_and_those_of_two_send_few_bits() -> None:

@@ -1,107 +1,132 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from darts_parallel.bilevel.conclusion import (
-    conclude,
-    find_learned_optimum,
-    fixed_bits_optimum,
-    verify,
-)
-from darts_parallel.bilevel.loop import BilevelSearch
+from darts_parallel.bilevel.loop import BilevelLoop, Tried
+from darts_parallel.bilevel.optimum import verify
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem.problem import load_problem
-from tests.support.bilevel_tiny import BILEVEL, corpus, records, tiny_search
+from tests.support.bilevel_tiny import BILEVEL, corpus, records, tiny_loop
+
+
+def weights(loop: BilevelLoop) -> list[torch.Tensor]:
+    return [weight.clone() for weight in loop.trainer.weights.values()]
+
+
+def logits(loop: BilevelLoop) -> list[torch.Tensor]:
+    return [group.logits.detach().clone() for group in loop.upper.groups]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_logits_stay_where_they_are_during_warm_up() -> None:
-    search = tiny_search()
-    start = [group.logits.detach().clone() for group in search.upper.groups]
+    loop = tiny_loop()
+    start = logits(loop)
     for _ in range(BILEVEL["warmup_steps"]):
-        assert search.step().upper is None
-    assert all(
-        torch.equal(a, b.logits.detach()) for a, b in zip(start, search.upper.groups, strict=True)
-    )
-    for _ in range(2):
-        search.step()
-    assert not any(
-        torch.equal(a, b.logits.detach()) for a, b in zip(start, search.upper.groups, strict=True)
-    )
+        assert loop.step().upper is None
+    assert equal(start, logits(loop))
+    assert loop.step().upper is not None
+    assert not equal(start, logits(loop))
+
+
+def test_logits_step_once_for_several_weight_steps() -> None:
+    found = records(tiny_loop(logit_every=3, num_steps=13))
+    assert [record.step for record in found if record.upper is not None] == [7, 10, 13]
 
 
 def test_equal_seeds_search_alike_to_the_last_bit_and_others_do_not() -> None:
     ends = []
     for seed in (0, 0, 1):
-        search = tiny_search(seed=seed, num_steps=9)
-        search.run()
-        logits = [group.logits.detach() for group in search.upper.groups]
-        prices = [search.log_slowdown.forward, search.log_slowdown.gradient]
-        ends.append([*search.trainer.weights.values(), *logits, *prices])
-    assert all(torch.equal(a, b) for a, b in zip(ends[0], ends[1], strict=True))
-    assert not any(torch.equal(ends[0][i], ends[2][i]) for i in (0, len(search.trainer.weights)))
+        loop = tiny_loop(seed=seed, num_steps=9)
+        loop.run()
+        prices = [loop.prices.forward, loop.prices.gradient]
+        ends.append([*weights(loop), *logits(loop), *prices])
+    assert equal(ends[0], ends[1])
+    assert not torch.equal(ends[0][0], ends[2][0])
+    assert not torch.equal(ends[0][-3], ends[2][-3])
 
 
-def test_weights_train_as_the_leading_plan_says_after_the_warm_up() -> None:
-    found = records(tiny_search())
-    trained = [record.trained for record in found]
-    assert all(plan is not None for plan in trained)
-    warm = BILEVEL["warmup_steps"]
-    assert all(candidate.lossless for plan in trained[:warm] for candidate in plan or ())
-    assert any(not candidate.lossless for plan in trained[warm:] for candidate in plan or ())
+def test_frozen_weights_and_random_logits_stay_while_the_rest_moves() -> None:
+    for control in ("frozen_weights", "random_logits"):
+        loop = tiny_loop(control=control, batch_candidates=(8, 16))
+        first = logits(loop)
+        for _ in range(BILEVEL["warmup_steps"]):
+            loop.step()
+        before = weights(loop)
+        noise = loop.trainer.noise.trace
+        for _ in range(3):
+            loop.step()
+        frozen = control == "frozen_weights"
+        assert equal(before, weights(loop)) == frozen
+        assert equal(first, logits(loop)) != frozen
+        assert loop.trainer.noise.trace != noise
 
 
-def test_the_end_of_a_search_is_proven_and_verified_at_its_bits() -> None:
-    search = tiny_search()
-    search.run()
-    found = conclude(search)
-    assert found.raw_gap is not None
-    assert found.raw_gap >= -1e-12
-    assert found.proven
-    here = search.problem
-    assert evaluate(found.chosen.plan, here).iteration_time_s == pytest.approx(
-        found.chosen.seconds, rel=1e-9
-    )
-    assert evaluate(found.raw.plan, here).iteration_time_s == pytest.approx(
-        found.raw.seconds, rel=1e-9
-    )
-    steps = search.log_slowdown.of_plan(found.chosen.blocks, found.chosen.global_batch_size)
-    assert steps == pytest.approx(found.chosen.log_slowdown, abs=1e-12)
-    entries = verify(search.space, found.chosen, 30.0)
+def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned_prices() -> None:
+    loop = tiny_loop()
+    loop.run()
+    (phase,) = loop.phases()
+    found = phase.plan
+    assert (phase.from_step, found.global_batch_size, found.proven) == (0, 8, True)
+    assert evaluate(found.plan, loop.problem).iteration_time_s == pytest.approx(found.seconds)
+    steps = loop.prices.of_plan(found.blocks, 8)
+    assert steps == pytest.approx(found.log_slowdown, abs=1e-12)
+    entries = verify(loop.space, loop.prices, found, 30.0)
     assert [entry.name for entry in entries] == ["exhaustive", "dynamic_programming"]
-    for entry in entries:
-        assert entry.proven
-        assert evaluate(entry.plan, here).iteration_time_s == pytest.approx(entry.iteration_time_s)
-    # at the bits of the learned optimum no other degrees are faster
+    assert all(entry.proven for entry in entries)
     assert entries[1].gap == pytest.approx(0.0, abs=1e-9)
-    best = fixed_bits_optimum(
-        search.space, found.chosen.blocks, found.chosen.global_batch_size, 30.0
-    )
-    assert best.seconds == pytest.approx(entries[1].iteration_time_s, rel=1e-9)
+    assert entries[0].gap <= 1e-9
 
 
-def test_a_larger_noise_scale_charges_small_batches_more_steps() -> None:
-    search = tiny_search(batch_candidates=(8, 16), num_steps=8)
-    search.run()
-    search.trainer.noise.square, search.trainer.noise.trace = 1.0, 100.0
-    search.step()
-    by_batch = search.log_slowdown.by_batch
-    assert by_batch[8] > by_batch[16] > 0.0
-    assert set(search.space.batch_of) == {8, 16}
+def test_the_noise_scale_decides_the_batch_and_the_batch_the_plan_phase_by_phase() -> None:
+    bits = {"tp_bits": (16,), "grad_bits": (16,)}
+    loop = tiny_loop(batch_candidates=(8, 64), num_steps=20, warmup_steps=2, **bits)
+    loop.tried = Tried(loop.space.free, 0.5)
+    noise = loop.trainer.noise
+    noise.decay, noise.square, noise.trace = 1.0, 1.0, 0.01  # what is measured changes nothing
+    for _ in range(4):
+        loop.step()
+    assert loop.trainer.batch == 8
+    noise.trace = 1e6
+    for _ in range(3):
+        loop.step()
+    by_batch = loop.prices.by_batch
+    assert by_batch[8] > by_batch[64] > 0.0
+    assert loop.trainer.batch == 64
+    first, last = loop.phases()
+    assert first.from_step == 0
+    assert last.from_step in range(4, 8)
+    assert [phase.plan.global_batch_size for phase in (first, last)] == [8, 64]
+    for phase in (first, last):
+        here = phase.plan.problem(loop.problem)
+        assert here.training.global_batch_size == phase.plan.global_batch_size
+        seconds = evaluate(phase.plan.plan, here).iteration_time_s
+        assert seconds == pytest.approx(phase.plan.seconds)
 
 
-@pytest.mark.parametrize("order", ["first", "second"])
+def test_weights_train_with_the_batch_that_leads() -> None:
+    loop = tiny_loop(batch_candidates=(8, 16))
+    batches = [record.batch for record in records(loop)]
+    led = [max(step for step in loop.batches if step <= own) for own in range(len(batches))]
+    assert batches == [loop.batches[step] for step in led]
+
+
+@pytest.mark.parametrize("order", ["first", "second", "one_level"])
 def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
-    search = tiny_search(num_steps=10, estimator="mixture", order=order)
-    found = records(search)
-    assert found[-1].validation_loss is not None
-    lossy = [i for i, (_, bits) in enumerate(search.space.forward_pairs) if bits < 16]
-    exact = [i for i, (_, bits) in enumerate(search.space.forward_pairs) if bits == 16]
-    assert search.log_slowdown.forward[:, lossy].any()
+    loop = tiny_loop(num_steps=10, estimator="mixture", order=order)
+    assert records(loop)[-1].validation_loss is not None
+    bits = [bits for _, bits in loop.prices.forward_pairs]
+    lossy = [column for column, own in enumerate(bits) if own < 16]
+    exact = [column for column, own in enumerate(bits) if own == 16]
+    assert loop.prices.forward[:, lossy].any() or loop.prices.gradient.any()
     # exact parallelism does not change the loss: its degrees cannot be told apart by it
-    assert search.log_slowdown.forward[:, exact].abs().max() < 1e-4
-    assert conclude(search).chosen.seconds > 0.0
-    assert search.trials is None
+    assert loop.prices.forward[:, exact].abs().max() < 1e-4
+    assert loop.phases()[0].plan.seconds > 0.0
 
 
 @pytest.mark.parametrize(
@@ -111,8 +136,7 @@ def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
         (["bilevel.num_steps=x"], "bilevel.num_steps=x must be"),
         (["bilevel.order=third"], "bilevel.order=third must be one of first, second"),
         (["bilevel.order=second"], "bilevel.order=second .*try bilevel.estimator=mixture"),
-        (["bilevel.variants=[best]"], "bilevel.variants=best must be one of bilevel"),
-        (["bilevel.seeds=[]"], "bilevel.seeds and bilevel.variants must each list at least one"),
+        (["bilevel.control=frozen"], "bilevel.control=frozen must be one of none"),
         (["space.grad_comm_bits=8"], "space.grad_comm_bits=.8. must hold 16"),
         (["space.tp_comm_bits=[16,5]"], "space.tp_comm_bits=5 must be one of"),
         (["training.global_batch_size=12"], "must be a multiple of the 8 GPUs.*try 16"),
@@ -136,26 +160,28 @@ def test_illegal_settings_and_what_is_not_searched_are_refused(
 
 
 def test_a_device_without_memory_is_refused_before_anything_trains() -> None:
+    few = ["cluster.devices.small.memory_GiB=0.0001", "space.pp=1", "space.num_micro_batches=1"]
     with pytest.raises(InfeasibleError, match="memory"):
-        begin(
-            ["cluster.devices.small.memory_GiB=0.0001", "space.pp=1", "space.num_micro_batches=1"]
-        )
+        begin(few)
 
 
-def test_pins_of_the_space_hold_in_the_plan() -> None:
-    search = tiny_search(
+def test_pins_of_the_space_hold_in_the_plan_and_a_headroom_holds_at_every_batch() -> None:
+    loop = tiny_loop(
         space_pp=2,
         space_zero_stage=1,
         space_recompute="full",
         space_num_micro_batches=2,
         space_tp=2,
     )
-    best = find_learned_optimum(search.space, search.log_slowdown, 30.0).plan
-    plan = search.space.to_plan(best.table, best.plans)
+    plan = loop.best_plan(8).plan
     assert (plan.pp, plan.num_micro_batches, plan.layers[1].tp) == (2, 2, 2)
     assert {(layer.zero_stage, layer.recompute) for layer in plan.layers} == {(1, "full")}
+    tight = replace(loop.problem, headroom=0.25)
+    tables = BilevelLoop(loop.settings, tight, corpus()).space.tables
+    for own, table in zip(tables, loop.space.tables, strict=True):
+        assert float(own.capacity[0]) == pytest.approx(0.75 * float(table.capacity[0]))
 
 
-def begin(arguments: list[str]) -> BilevelSearch:
+def begin(arguments: list[str]) -> BilevelLoop:
     problem = load_problem(["experiment=bilevel", *arguments])
-    return BilevelSearch(BilevelSettings.of(problem, 0), problem, corpus())
+    return BilevelLoop(BilevelSettings.of(problem), problem, corpus())

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from darts_parallel.bilevel.jobs import Jobs
 from darts_parallel.bilevel.operators import DEFAULTS, OperatorSearch
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.graph import make_mesh
@@ -20,11 +19,11 @@ def test_what_bits_cost_decides_what_operators_split(
 ) -> None:
     monkeypatch.setattr(OperatorSearch, "slowdown", lambda _, plans, *more: [price] * len(plans))
     problem = load_problem([*DEFAULTS, "bilevel.num_steps=3", "bilevel.warmup_steps=0"])
-    settings, mesh = BilevelSettings.of(problem, 0), make_mesh(problem.cluster, (4,))
+    settings, mesh = BilevelSettings.of(problem), make_mesh(problem.cluster, (4,))
     text = torch.randint(
         0, 256, (5000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
-    search = OperatorSearch(settings, mesh, (16, 4), text, Jobs())
+    search = OperatorSearch(settings, mesh, (16, 4), text)
     curves = SearchCurves(tmp_path)
     search.run(curves)
     curves.writer.close()

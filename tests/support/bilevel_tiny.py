@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.bilevel.data import Corpus, load_corpus
-from darts_parallel.bilevel.loop import BilevelRecord, BilevelSearch
+from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.problem.problem import Problem, load_problem
 
@@ -20,8 +20,10 @@ BILEVEL: dict[str, Any] = {
     "trial_steps": 4,
     "trial_seeds": 1,
     "num_restarts": 2,
-    "processes": 1,
+    "logit_every": 1,
     "retrain_factor": 1.5,
+    "retrain_seeds": 1,
+    "batch_candidates": [],
 }
 SIZES = [
     "model.num_layers=2",
@@ -85,7 +87,7 @@ def tiny_problem(cluster: str | None = None, num_devices: int = 8, **changes: An
 
 
 def tiny_settings(seed: int = 0, **changes: Any) -> BilevelSettings:
-    return BilevelSettings.of(tiny_problem(**changes), seed)
+    return replace(BilevelSettings.of(tiny_problem(**changes)), seed=seed)
 
 
 @lru_cache(maxsize=1)
@@ -94,12 +96,11 @@ def corpus() -> Corpus:
     return load_corpus(Path(sysconfig.get_path("stdlib")) / "email")
 
 
-def tiny_search(seed: int = 0, **changes: Any) -> BilevelSearch:
-    problem = tiny_problem(**changes)
-    return BilevelSearch(BilevelSettings.of(problem, seed), problem, corpus())
+def tiny_loop(seed: int = 0, **changes: Any) -> BilevelLoop:
+    return BilevelLoop(tiny_settings(seed, **changes), tiny_problem(**changes), corpus())
 
 
-def records(search: BilevelSearch) -> list[BilevelRecord]:
+def records(loop: BilevelLoop) -> list[BilevelRecord]:
     found: list[BilevelRecord] = []
-    search.run(found.append)
+    loop.run(found.append)
     return found

@@ -1,0 +1,300 @@
+"""The command's bilevel job: loop, discretized plan with its checks, trainings that judge it, and files."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from darts_parallel.bilevel.data import load_corpus
+from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, Phase
+from darts_parallel.bilevel.optimum import BatchPlan, verify
+from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
+from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
+from darts_parallel.cost import LOSSLESS, evaluate
+from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
+from darts_parallel.plans import write_json
+from darts_parallel.problem import Problem
+from darts_parallel.report import Outcome, Tracker, markdown_table, plan_dict, render
+
+QUARTERS = 4
+"""Lines that a long part prints where there is no terminal to draw a bar on."""
+PLAN_FIELDS = ("pp", "num_micro_batches", "stages", "layers", "parallelism", "predicted")
+"""Fields of `plan.json` that the plan of a phase has."""
+REFERENCE = "all_16_bit"
+"""Name of the training whose last loss is the target."""
+SCHEDULE = "found"
+"""Name of the trainings of the plan that the loop found."""
+Schedules = Mapping[str, Sequence[Phase]]
+"""Phases of trainings by name."""
+
+
+def judged(loop: BilevelLoop, schedules: Schedules, index: int = 0) -> dict[str, Retrained]:
+    """Train schedules from scratch with equal seeds, until the loss at which the reference ends.
+
+    Args:
+        index: Number of the seed, from 0.
+    """
+    settings = loop.settings
+    seed = FIRST_RETRAIN_SEED + settings.seed * settings.retrain_seeds + index
+    reference = schedules[REFERENCE]
+    seconds = settings.retrain_steps * reference[0].plan.seconds
+    interval = settings.evaluate_every * reference[0].plan.seconds
+    retraining = Retraining(settings, loop.corpus, seed, interval)
+    found = {REFERENCE: retraining.train(reference, seconds)}
+    target = found[REFERENCE].final_loss
+    known: dict[tuple[object, ...], Retrained] = {}
+    for name, phases in schedules.items():
+        key = tuple(phase.key for phase in phases)
+        if key not in known and name != REFERENCE:
+            known[key] = retraining.train(phases, seconds * settings.retrain_factor, target)
+        found[name] = found[REFERENCE] if name == REFERENCE else known[key]
+    return found
+
+
+def times(found: Mapping[str, Retrained]) -> dict[str, float]:
+    """Return predicted seconds to the reference's last loss by name; `inf` where it is not reached."""
+    target = found[REFERENCE].final_loss
+    reached = {name: run.seconds_to(target) for name, run in found.items()}
+    return {name: float("inf") if own is None else own for name, own in reached.items()}
+
+
+def lossless_plan(loop: BilevelLoop) -> BatchPlan | None:
+    """Return the fastest plan of the given batch size whose blocks send 16 bits."""
+    batch = loop.settings.global_batch_size
+    return loop.best_plan(batch, loop.space.free.at_bits(LOSSLESS, LOSSLESS))
+
+
+def compared(loop: BilevelLoop, phases: Sequence[Phase]) -> dict[str, Sequence[Phase]]:
+    """Return the found schedule, the reference, and every constant batch size with its best plan."""
+    plans = {REFERENCE: lossless_plan(loop)}
+    for batch in loop.settings.batches:
+        plans[f"batch {batch}"] = loop.best_plan(batch)
+    schedules: dict[str, Sequence[Phase]] = {SCHEDULE: phases}
+    schedules |= {name: [Phase(0, plan)] for name, plan in plans.items() if plan is not None}
+    return schedules
+
+
+def rampup_flag(phases: Sequence[Phase]) -> str | None:
+    """Return Megatron-LM's flag for the phases; None where it cannot follow them.
+
+    It raises the batch by equal increments over equal numbers of sequences, under one plan and one size of
+    micro-batches (`--rampup-batch-size START INCREMENT SEQUENCES`).
+    """
+    plans = [phase.plan for phase in phases]
+    sizes = [plan.global_batch_size for plan in plans]
+    ways = {(plan.plan.layers, plan.plan.boundaries) for plan in plans}
+    micro = {plan.global_batch_size / plan.plan.num_micro_batches for plan in plans}
+    increments = {after - before for before, after in pairwise(sizes)}
+    if len(ways) > 1 or len(micro) > 1 or len(increments) != 1 or min(increments) <= 0:
+        return None
+    lengths = [
+        (after.from_step - before.from_step) * before.plan.global_batch_size
+        for before, after in pairwise(phases)
+    ]
+    return f"--rampup-batch-size {sizes[0]} {increments.pop()} {sum(lengths)}"
+
+
+@dataclass
+class BilevelJob:
+    """One command's bilevel run.
+
+    Attributes:
+        problem: With `config.bilevel`; its headroom keeps `space.out_of_memory`.
+        folder: For all files.
+        console: For the report.
+        tracker: For the curves; None writes none.
+        update: Shows steps done and a text where there is a terminal.
+    """
+
+    problem: Problem
+    folder: Path
+    console: Console
+    tracker: Tracker | None
+    update: Callable[[int, str], None]
+    history: list[StepRecord] = field(default_factory=list)
+    quarter: tuple[str, int] = ("", 0)
+
+    def run(self) -> float:
+        """Search, write `plan.json`, judge the plan and report.
+
+        Returns:
+            Median predicted seconds to the target loss; seconds of a step where the plan was not judged.
+        """
+        for sentence in unused_settings(self.problem):
+            self._print(sentence)
+        loop = BilevelLoop(BilevelSettings.of(self.problem), self.problem, load_corpus())
+        stopped = None
+        try:
+            self._show("trials of few bits", 0, 1)
+            loop.run(self._on_record)
+        except KeyboardInterrupt:
+            stopped = "user"
+        phases = loop.phases()
+        outcome = self._outcome(loop, phases, stopped)
+        data = plan_dict(outcome) | {"training_phases": [self._phase(phase) for phase in phases]}
+        write_json(self.folder / "plan.json", data)
+        outcome = replace(outcome, elasticities=data["sensitivity"])
+        render(outcome, self.console)
+        runs: list[dict[str, Retrained]] = []
+        try:
+            if stopped is None:
+                self._judge(loop, phases, runs)
+        except KeyboardInterrupt:
+            stopped = "user"
+        for line in self._phase_lines(phases):
+            self._print(line)
+        if runs:
+            seconds = summary(runs)
+            data["time_to_target_s"] = {
+                name: own if isfinite(own) else None for name, own in seconds.items()
+            }
+            write_json(self.folder / "plan.json", data)
+            self._print("\n".join(table(runs)))
+        if stopped is not None:
+            print(
+                "darts-parallel: interrupted; plan.json is the best plan so far.", file=sys.stderr
+            )
+        elif self.tracker is not None:
+            self.tracker.finish(outcome)
+        self._print(f"plan: {self.folder / 'plan.json'}")
+        return summary(runs)[SCHEDULE] if runs else outcome.cost.iteration_time_s
+
+    def _judge(
+        self,
+        loop: BilevelLoop,
+        phases: Sequence[Phase],
+        runs: list[dict[str, Retrained]],
+    ) -> None:
+        """Train what is compared on every seed, and add the trainings to `runs`."""
+        schedules = compared(loop, phases)
+        if REFERENCE not in schedules:
+            self._print("no plan at 16 bits fits: nothing to compare with")
+            return
+        count = loop.settings.retrain_seeds
+        for index in range(count):
+            self._show("trainings from scratch", index, count)
+            runs.append(judged(loop, schedules, index))
+            self._write_curves(runs[-1])
+
+    def _write_curves(self, found: Mapping[str, Retrained]) -> None:
+        """Write the test losses of trainings over predicted milliseconds."""
+        for name, run in found.items():
+            for seconds, loss in run.curve:
+                if self.tracker is not None:
+                    self.tracker.scalars({f"retrain/{name}": loss}, int(1e3 * seconds))
+
+    def _outcome(
+        self,
+        loop: BilevelLoop,
+        phases: Sequence[Phase],
+        stopped: str | None,
+    ) -> Outcome:
+        """Check the last phase's plan, and describe the search as `plan.json` and the report do."""
+        chosen = phases[-1].plan
+        here = chosen.problem(self.problem)
+        rounded = loop.upper.rounded(loop.prices, chosen.global_batch_size)
+        raw = chosen if rounded is None else BatchPlan.of(loop.space, rounded, loop.prices)
+        stages = (PlanStage("repaired", raw.seconds, fits=True),) if rounded else ()
+        answers = []
+        checks = self.problem.config.verification
+        if checks.enabled and stopped is None:
+            answers = verify(loop.space, loop.prices, chosen, checks.max_seconds)
+        told: dict[str, Any] = {"method": "bilevel", "stages": stages, "stopped_by": stopped}
+        told["history"] = tuple(self.history)
+        told["seconds"] = time.perf_counter() - loop.began
+        told["steps"] = loop.trainer.step
+        told["restarts"] = loop.settings.num_restarts
+        told["seed"] = loop.settings.seed
+        told["why"] = "least learned time to target, at the batch size of the last phase"
+        result = SearchResult(chosen.plan, chosen.seconds, raw.plan, raw.seconds, **told)
+        return Outcome(here, chosen.plan, evaluate(chosen.plan, here), result, answers)
+
+    def _phase(self, phase: Phase) -> dict[str, Any]:
+        """Return a phase as `plan.json` has it; its plan has the fields of a plan."""
+        here = phase.plan.problem(self.problem)
+        plan = phase.plan.plan
+        whole = plan_dict(Outcome(here, plan, evaluate(plan, here)))
+        data: dict[str, Any] = {"from_step": phase.from_step}
+        data["global_batch_size"] = phase.plan.global_batch_size
+        return data | {"plan": {name: whole[name] for name in PLAN_FIELDS}}
+
+    def _phase_lines(self, phases: Sequence[Phase]) -> list[str]:
+        """Name the phases, and say which trainer can follow them."""
+        lines = []
+        for phase in phases:
+            plan = phase.plan
+            step = f"{1e3 * plan.seconds:.3f} ms a step"
+            batch = f"batch {plan.global_batch_size}"
+            lines.append(f"from step {phase.from_step}: {batch}, {plan.describe()}, {step}")
+        flag = rampup_flag(phases)
+        if flag is not None:
+            lines.append(f"Megatron-LM follows these phases with {flag}")
+        elif len(phases) > 1:
+            lines.append(
+                "no trainer changes its plan with the batch: each phase is a run of its own"
+            )
+        return lines
+
+    def _on_record(self, record: BilevelRecord) -> None:
+        """Show progress, and write the curves of a step."""
+        if record.upper is not None:
+            self.history.append(record.upper)
+        if self.tracker is not None:
+            self._curves(self.tracker, record)
+        settings = self.problem.config.bilevel
+        assert settings is not None
+        self._show("loop", record.step, settings.num_steps)
+
+    def _curves(self, tracker: Tracker, record: BilevelRecord) -> None:
+        """Write both losses, batch and noise scale, and the probabilities of a logit step."""
+        values: dict[str, float | None] = {"loss/train": record.training_loss}
+        values["loss/validation"] = record.validation_loss
+        values["search/noise_scale_sequences"] = record.noise_sequences
+        values["search/batch"] = float(record.batch)
+        if record.upper is not None:
+            tracker.record(record.upper)
+            for name, weight in record.upper.outer_weights.items():
+                values[f"probability_of/{name}"] = weight
+        known = {tag: value for tag, value in values.items() if value is not None}
+        tracker.scalars(known, record.step)
+
+    def _show(self, text: str, done: int, total: int) -> None:
+        """Move the bar, or print a line at every quarter."""
+        self.update(done, f"{text}, {done} of {total}")
+        quarter = (text, QUARTERS * done // max(total, 1))
+        if self.console.is_terminal or not self.problem.config.output.progress:
+            return
+        if quarter != self.quarter:
+            self.quarter = quarter
+            self._print(f"{text}, {done} of {total}")
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def summary(runs: Sequence[Mapping[str, Retrained]]) -> dict[str, float]:
+    """Return median predicted seconds to the target by name, and those of the best constant batch size."""
+    found = [times(run) for run in runs]
+    medians = {name: median(own[name] for own in found) for name in found[0]}
+    constant = [seconds for name, seconds in medians.items() if name.startswith("batch ")]
+    return medians | {"best_constant_batch": min(constant)}
+
+
+def table(runs: Sequence[Mapping[str, Retrained]]) -> list[str]:
+    """Tabulate what was trained: seconds to the target, over those of the found plan, and steps."""
+    medians = summary(runs)
+    rows = []
+    for name in runs[0]:
+        seconds = medians[name]
+        steps = median(run[name].steps for run in runs)
+        ratio = seconds / medians[SCHEDULE]
+        rows.append([name, f"{seconds:.3f}", f"{ratio:.3f}", f"{steps:.0f}"])
+    header = ["training", "predicted time to target (s)", "ratio to found", "weight steps"]
+    return markdown_table(header, rows)

@@ -1,0 +1,181 @@
+"""The upper level: the main search's relaxed plans, with a price in steps next to the price in seconds.
+
+The objective of a relaxed plan is `log(seconds per step) + log(steps to target)`: the surrogate of the cost
+table, the augmented Lagrangian of memory, and the expectation of `LogSlowdown`, linear in the weights. Global
+batch size, pipeline degree, micro-batches, degrees, ZeRO stage, recomputation and bits are all chosen here.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel.space import (
+    FIRST_BLOCK,
+    Candidate,
+    JointPlan,
+    JointSpace,
+    LogSlowdown,
+)
+from darts_parallel.config import SearchConfig
+from darts_parallel.gradient import (
+    Adam,
+    LeadingPlan,
+    RelaxedPlans,
+    RestartBatch,
+    Schedules,
+    StepRecord,
+    SurrogateCost,
+    repair,
+    surrogate,
+)
+
+MAX_REPAIRS = 2
+"""Infeasible plans of a table that are repaired when plans are rounded."""
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """Relaxed plans of all groups and their prices."""
+
+    relaxed: list[RelaxedPlans]
+    costs: list[SurrogateCost]
+    steps: list[Tensor]
+    """Expected log slowdown, each `(O, R)`."""
+    merits: list[Tensor]
+    """What ranks them, each `(O, R)`."""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """What the leading relaxed plan lets the weights train with."""
+
+    batch: int
+    """Global batch size."""
+    candidates: tuple[Candidate, ...]
+    weights: Tensor
+    """Of the candidates in every block, `(blocks, C)`."""
+
+
+class UpperLevel:
+    """Logits of all batch sizes, pipeline configurations and restarts, moved by Adam as in the main search.
+
+    Args:
+        num_steps: Over which temperatures fall.
+    """
+
+    def __init__(
+        self,
+        space: JointSpace,
+        config: SearchConfig,
+        num_steps: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.space = space
+        self.config = config
+        self.num_steps = num_steps
+        self.groups = []
+        self.batches: list[int] = []
+        """Global batch size of every pipeline configuration."""
+        for index, table in enumerate(space.tables):
+            if bool(table.allowed.any(1).all()):
+                outers = torch.arange(table.num_outer)
+                start = (table, "layerwise", config, generator, index, outers)
+                self.groups.append(RestartBatch.initial(*start))
+                self.batches += [space.batch_of[index]] * table.num_outer
+        self.outer_logits = torch.zeros(len(self.batches), dtype=torch.float64, requires_grad=True)
+        rates = (config.learning_rate, config.boundary_learning_rate)
+        parameters: list[tuple[Tensor, float]] = []
+        for group in self.groups:
+            parameters += zip(group.parameters, rates, strict=False)
+        parameters.append((self.outer_logits, config.learning_rate))
+        self.optimizer = Adam(parameters)
+        self.step_number = 0
+        self.began = time.perf_counter()
+
+    def leader(self, prices: LogSlowdown) -> Leader:
+        """Return what leads by seconds and prices in steps."""
+        with torch.no_grad():
+            lead = self._lead(self._priced(prices))
+        rows = lead.weights.choices[lead.outer, lead.restart]
+        inside = rows[FIRST_BLOCK : FIRST_BLOCK + self.space.num_blocks].detach()
+        candidates = tuple(map(Candidate.of, lead.group.table.choices))
+        return Leader(self.space.batch_of[lead.group.table_index], candidates, inside)
+
+    def step(self, prices: LogSlowdown, *, move: bool = True) -> StepRecord:
+        """Move all logits down the gradient, and update the memory multipliers; return what led before it.
+
+        Args:
+            move: False leaves the logits where they are.
+        """
+        self.optimizer.zero_grad()
+        priced = self._priced(prices)
+        total = torch.zeros((), dtype=torch.float64)
+        for group, cost, steps in zip(self.groups, priced.costs, priced.steps, strict=True):
+            total = total + (group.loss(cost, self.config) + steps).sum()
+        leading = torch.cat([merit.amin(1) for merit in priced.merits])
+        weights = torch.softmax(self.outer_logits, 0)
+        (total + (weights * leading).sum()).backward()  # type: ignore[no-untyped-call]
+        now: dict[str, Any] = {"step": self.step_number, "schedules": self._schedules()}
+        now["seconds"] = time.perf_counter() - self.began
+        now["outer_weights"] = self._outer_weights(weights.tolist())
+        record = self._lead(priced).record(**now, best_time_s=float("nan"))
+        if move:
+            self.optimizer.step()
+        self.step_number += 1
+        return record
+
+    def rounded(self, prices: LogSlowdown, batch: int) -> JointPlan | None:
+        """Return the best plan of a batch size that the relaxed plans round to; None where none fits."""
+        with torch.no_grad():
+            priced = self._priced(prices)
+        best: JointPlan | None = None
+        for group, relaxed, merit in zip(self.groups, priced.relaxed, priced.merits, strict=True):
+            number = group.table_index
+            if self.space.batch_of[number] != batch:
+                continue
+            plans = group.hard_plans(relaxed).plans
+            found = self.space.price(number, plans, prices)
+            if found is None:
+                promising = plans[merit.flatten().argsort()[:MAX_REPAIRS]]
+                fixed, _ = repair(self.space.tables[number], promising, float("inf"))
+                found = self.space.price(number, fixed, prices)
+            if found is not None and (best is None or found.value < best.value):
+                best = found
+        return best
+
+    def _outer_weights(self, weights: Sequence[float]) -> dict[str, float]:
+        """Sum the weights of pipeline configurations by pipeline degree, and by batch where it is free."""
+        sums: Counter[str] = Counter()
+        degrees = [group.table.pp for group in self.groups for _ in group.names]
+        free = len(set(self.batches)) > 1
+        for pp, batch, weight in zip(degrees, self.batches, weights, strict=True):
+            sums[f"pp {pp}"] += weight  # type: ignore[assignment]
+            if free:
+                sums[f"batch {batch}"] += weight  # type: ignore[assignment]
+        return dict(sums)
+
+    def _lead(self, priced: _Priced) -> LeadingPlan:
+        return LeadingPlan.of(self.groups, priced.merits, priced.relaxed, priced.costs)
+
+    def _schedules(self) -> Schedules:
+        return Schedules.at(self.config, self.step_number, self.num_steps)
+
+    def _priced(self, prices: LogSlowdown) -> _Priced:
+        """Relax and price all plans."""
+        schedules = self._schedules()
+        priced = _Priced([], [], [], [])
+        for group in self.groups:
+            relaxed = group.relax(schedules, None)
+            cost = surrogate(relaxed, group.table, schedules.sharpness)
+            steps = (relaxed.choices * prices.on_choices(group.table)).sum((-1, -2))
+            steps = steps + prices.by_batch[self.space.batch_of[group.table_index]]
+            priced.relaxed.append(relaxed)
+            priced.costs.append(cost)
+            priced.steps.append(steps)
+            priced.merits.append(group.merit(cost) + steps.detach())
+        return priced

@@ -1,0 +1,146 @@
+"""The best plan of a global batch size at the learned prices, and its checks by the exact methods.
+
+The objective is `log T + S` with T seconds a step and S log slowdown. A plan that minimises it also minimises
+`T + m S` at the price m = T of its own: the convex curve of equal objective lies above its tangent. For a
+given m this is an ordinary problem of the exact methods, with `m S` among the seconds that are paid once. So
+m follows the seconds of the plan found until nothing improves: from 0, where steps cost nothing, and from a
+price at which no seconds are worth a step. The better of both ends is taken.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from math import log
+
+from darts_parallel.bilevel.space import Candidate, JointPlan, JointSpace, LogSlowdown, at_batch
+from darts_parallel.cost import CostTable, canonical
+from darts_parallel.exact import Verification, find_layerwise_plan, find_uniform_plan
+from darts_parallel.plans import Plan
+from darts_parallel.problem import Problem
+
+AGREEMENT = 1e-9
+"""Differences of the objective below this are rounding."""
+MAX_ROUNDS = 8
+RATIO = 1e3
+"""Price of a log step, in seconds of the fastest plan, at which no seconds are worth a step."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The best plan of one global batch size, and what it costs."""
+
+    plan: Plan
+    blocks: tuple[Candidate, ...]
+    """The part of every block that affects the loss."""
+    global_batch_size: int
+    seconds: float
+    """Predicted seconds a step."""
+    log_slowdown: float
+    """Learned, up to a constant that all plans share."""
+    proven: bool
+    """Whether no plan of the batch size has less seconds plus learned price of a step."""
+
+    @staticmethod
+    def of(
+        space: JointSpace,
+        found: JointPlan,
+        prices: LogSlowdown,
+        *,
+        proven: bool = False,
+    ) -> "BatchPlan":
+        """Put a hard plan into words; strategies of a layer that cost and train the same get one name."""
+        table = priced(space.tables[found.table], prices, found.seconds)
+        plan = canonical(table, found.plans).to_plan(0, table)
+        batch = space.batch_of[found.table]
+        costs = (found.seconds, found.log_slowdown)
+        return BatchPlan(plan, space.blocks_of(plan), batch, *costs, proven)
+
+    def problem(self, problem: Problem) -> Problem:
+        """Set the plan's global batch size."""
+        return at_batch(problem, self.global_batch_size)
+
+    @property
+    def value(self) -> float:
+        """The upper objective, `log(seconds) + log(steps)`; lower is better."""
+        return log(self.seconds) + self.log_slowdown
+
+    def describe(self) -> str:
+        """Name degrees, micro-batches and bits."""
+        return self.plan.describe(self.global_batch_size)
+
+
+def priced(table: CostTable, prices: LogSlowdown, price: float) -> CostTable:
+    """Add the price of steps to `per_iteration`: so many seconds for a log slowdown of 1."""
+    steps = price * prices.on_choices(table)
+    return replace(table, per_iteration=table.per_iteration + steps)
+
+
+def find_optimum(
+    space: JointSpace,
+    prices: LogSlowdown,
+    batch: int,
+    budget: float,
+) -> BatchPlan | None:
+    """Find the best plan of one batch size; None where none fits the memory.
+
+    Args:
+        budget: Wall-clock seconds; after them the best plan found stands without a proof.
+    """
+    deadline = time.monotonic() + budget
+    fastest = _followed(space, prices, batch, 0.0, deadline)
+    if fastest is None:
+        return None
+    fewest = _followed(space, prices, batch, RATIO * fastest.seconds, deadline)
+    return min(fastest, fewest or fastest, key=lambda plan: plan.value)
+
+
+def _followed(
+    space: JointSpace,
+    prices: LogSlowdown,
+    batch: int,
+    price: float,
+    deadline: float,
+) -> BatchPlan | None:
+    """Solve at a price, then at the seconds of the plan found, until nothing improves."""
+    numbers = space.of_batch(batch)
+    best: JointPlan | None = None
+    proven = True
+    for _ in range(MAX_ROUNDS):
+        tables = [priced(space.tables[number], prices, price) for number in numbers]
+        answer = find_layerwise_plan(tables, "layerwise", deadline=deadline)
+        proven = answer.proven
+        if answer.best is None:
+            break
+        found = space.price(numbers[answer.best.table], answer.best.plan, prices)
+        if found is None or (best is not None and found.value > best.value - AGREEMENT):
+            break
+        best = found
+        price = found.seconds
+    return None if best is None else BatchPlan.of(space, best, prices, proven=proven)
+
+
+def verify(
+    space: JointSpace,
+    prices: LogSlowdown,
+    found: BatchPlan,
+    budget: float,
+) -> list[Verification]:
+    """Solve by exhaustive search and by dynamic programming at the learned prices; bits are free, too.
+
+    Seconds of the entries hold the learned price of the plan's bits, at the seconds of the found plan.
+    """
+    batch = found.global_batch_size
+    numbers = space.of_batch(batch)
+    tables = [priced(space.tables[number], prices, found.seconds) for number in numbers]
+    own = found.seconds * (1.0 + found.log_slowdown - prices.by_batch[batch])
+    began = time.monotonic()
+    uniform = find_uniform_plan(tables, deadline=began + budget)
+    middle = time.monotonic()
+    every = find_layerwise_plan(tables, "layerwise", deadline=middle + budget, uniform=uniform)
+    spent = time.monotonic() - middle
+    answers = [uniform.verification(tables, middle - began, "exhaustive", "uniform")]
+    answers.append(every.verification(tables, spent, "dynamic_programming", "layerwise"))
+    entries = []
+    for answer in answers:
+        note = f"{answer.note}, at the learned prices"
+        entries.append(replace(answer, note=note).with_gap(own))
+    return entries

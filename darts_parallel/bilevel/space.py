@@ -1,0 +1,237 @@
+"""The space of the bilevel loop: the main search's at several global batch sizes, with prices in steps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log
+
+import torch
+from torch import Tensor
+
+from darts_parallel.bilevel._quantize import Pair
+from darts_parallel.bilevel.settings import refuse_unsearched
+from darts_parallel.cost import (
+    LOSSLESS,
+    CostTable,
+    HardPlans,
+    build_tables,
+    evaluate_batch,
+    without_dominated,
+)
+from darts_parallel.exact import outer_lower_bounds
+from darts_parallel.gradient import explain_infeasible
+from darts_parallel.plans import LayerStrategy, Plan
+from darts_parallel.problem import Problem
+
+FIRST_BLOCK = 1
+"""Layer of the first block; the embedding comes before it."""
+EDGE_PRICE = 1.0
+"""Log slowdown of few bits in the layers around the blocks, which the toy trains at 16 bits alone."""
+BANNED = 1e3
+"""Log slowdown of bits that a plan may not have."""
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """One block's strategy without ZeRO, recomputation and stages, which change no loss."""
+
+    tp: int
+    dp: int
+    tp_comm_bits: int = LOSSLESS
+    grad_comm_bits: int = LOSSLESS
+
+    @staticmethod
+    def of(strategy: LayerStrategy) -> "Candidate":
+        """Keep what affects the loss."""
+        return Candidate(strategy.tp, strategy.dp, strategy.tp_comm_bits, strategy.grad_comm_bits)
+
+    @property
+    def forward_pair(self) -> Pair:
+        """Tensor-parallel degree and bits of the sums; a group of one rank sends nothing."""
+        return self.tp, self.tp_comm_bits if self.tp > 1 else LOSSLESS
+
+    @property
+    def gradient_pair(self) -> Pair:
+        """Data-parallel degree and bits of the gradients."""
+        return self.dp, self.grad_comm_bits if self.dp > 1 else LOSSLESS
+
+    @property
+    def lossless(self) -> bool:
+        """Whether training computes what exact parallelism would."""
+        return self.forward_pair[1] >= LOSSLESS and self.gradient_pair[1] >= LOSSLESS
+
+    def label(self) -> str:
+        """Write it in short for tables, e.g. `tp4 dp2 b4 g2`."""
+        return f"tp{self.tp} dp{self.dp} b{self.forward_pair[1]} g{self.gradient_pair[1]}"
+
+
+EXACT = Candidate(1, 1)
+"""A block that trains as every plan without lossy collectives does, whatever its degrees."""
+
+
+@dataclass(frozen=True)
+class LogSlowdown:
+    """An additive estimate of `log(steps to target)`, up to a constant that all plans share.
+
+    Attributes:
+        forward_pairs: Tensor-parallel degrees with the bits of their sums, Kf of them.
+        gradient_pairs: Data-parallel degrees with the bits of their gradients, Kg of them.
+        forward: Log slowdown by every block's sums, shape `(blocks, Kf)`, float64.
+        gradient: Log slowdown by every block's gradients, shape `(blocks, Kg)`, float64.
+        by_batch: Log slowdown by every global batch size, `log(1 + B_noise / B)`.
+    """
+
+    forward_pairs: tuple[Pair, ...]
+    gradient_pairs: tuple[Pair, ...]
+    forward: Tensor
+    gradient: Tensor
+    by_batch: dict[int, float]
+
+    @property
+    def all_bits(self) -> set[int]:
+        """Return all bits that sums or gradients may have."""
+        return {bits for _, bits in (*self.forward_pairs, *self.gradient_pairs)}
+
+    def of_pairs(self, forward: Sequence[float], gradient: Sequence[float]) -> "LogSlowdown":
+        """Price pairs alike in all blocks; arguments have the lengths Kf and Kg."""
+        sums = torch.tensor([list(forward)] * len(self.forward), dtype=torch.float64)
+        sent = torch.tensor([list(gradient)] * len(self.gradient), dtype=torch.float64)
+        return replace(self, forward=sums, gradient=sent)
+
+    def at_bits(self, sums: int, sent: int) -> "LogSlowdown":
+        """Ban all bits but the given ones in all blocks."""
+        forward = [BANNED * (bits not in (sums, LOSSLESS)) for _, bits in self.forward_pairs]
+        gradient = [BANNED * (bits not in (sent, LOSSLESS)) for _, bits in self.gradient_pairs]
+        return self.of_pairs(forward, gradient)
+
+    def of_plan(self, blocks: Sequence[Candidate], batch: int) -> float:
+        """Price a hard plan: one candidate for each block, and a global batch size."""
+        sums = [self.forward_pairs.index(block.forward_pair) for block in blocks]
+        sent = [self.gradient_pairs.index(block.gradient_pair) for block in blocks]
+        rows = range(len(blocks))
+        by_blocks = self.forward[rows, sums].sum() + self.gradient[rows, sent].sum()
+        return float(by_blocks) + self.by_batch[batch]
+
+    def on_choices(self, table: CostTable) -> Tensor:
+        """Price every layer under every strategy of a table by its bits, shape `(L, C)`."""
+        candidates = [Candidate.of(choice) for choice in table.choices]
+        sums = torch.tensor([self.forward_pairs.index(c.forward_pair) for c in candidates])
+        sent = torch.tensor([self.gradient_pairs.index(c.gradient_pair) for c in candidates])
+        edge = [0.0 if candidate.lossless else EDGE_PRICE for candidate in candidates]
+        result = torch.tensor([edge] * table.num_layers, dtype=torch.float64)
+        end = FIRST_BLOCK + len(self.forward)
+        result[FIRST_BLOCK:end] = self.forward[:, sums] + self.gradient[:, sent]
+        return result
+
+
+def at_batch(problem: Problem, global_batch_size: int) -> Problem:
+    """Set another global batch size."""
+    training = replace(problem.training, global_batch_size=global_batch_size)
+    changed = Problem.from_config(replace(problem.config, training=training))
+    return replace(changed, headroom=problem.headroom)
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """A hard plan of one table and what it costs."""
+
+    table: int
+    plans: HardPlans
+    """A batch of length 1, of the table of that number."""
+    seconds: float
+    """Predicted seconds a step."""
+    log_slowdown: float
+
+    @property
+    def value(self) -> float:
+        """The upper objective, `log(seconds) + log(steps)`; lower is better."""
+        return log(self.seconds) + self.log_slowdown
+
+
+@dataclass(frozen=True)
+class JointSpace:
+    """All plans that the loop chooses from, priced in seconds.
+
+    Attributes:
+        problem: Model, cluster, job and space.
+        tables: Of every batch size and pipeline degree. Of strategies that training cannot tell apart only
+            those are left that no other dominates.
+        batch_of: Global batch size of every table.
+    """
+
+    problem: Problem
+    tables: tuple[CostTable, ...]
+    batch_of: tuple[int, ...]
+
+    @staticmethod
+    def build(problem: Problem, batches: Sequence[int]) -> "JointSpace":
+        """Price the space.
+
+        Errors:
+            ConfigError: a setting asks for what the loop does not search, or no plan is legal.
+            InfeasibleError: no plan fits the memory.
+        """
+        refuse_unsearched(problem)
+        tables: list[CostTable] = []
+        batch_of: list[int] = []
+        for batch in batches:
+            own = build_tables(at_batch(problem, batch))
+            tables += map(_without_dominated, own)
+            batch_of += [batch] * len(own)
+        # refused before anything trains; what these bounds let pass is refused by the exact optimum
+        if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
+            raise explain_infeasible(problem, tables)
+        return JointSpace(problem, tuple(tables), tuple(batch_of))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the Transformer."""
+        return self.problem.model.config.num_layers
+
+    @cached_property
+    def free(self) -> LogSlowdown:
+        """Return prices of 0."""
+        sums = self._pairs(lambda candidate: candidate.forward_pair)
+        sent = self._pairs(lambda candidate: candidate.gradient_pair)
+        none = torch.zeros(self.num_blocks, 0, dtype=torch.float64)
+        empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.batch_of, 0.0))
+        return empty.of_pairs([0.0] * len(sums), [0.0] * len(sent))
+
+    def _pairs(self, of: Callable[[Candidate], Pair]) -> tuple[Pair, ...]:
+        """Return the distinct pairs of all strategies, exact ones first."""
+        found = {of(Candidate.of(choice)) for table in self.tables for choice in table.choices}
+        return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
+
+    def of_batch(self, batch: int) -> list[int]:
+        """Return the numbers of the tables of a global batch size."""
+        return [number for number, own in enumerate(self.batch_of) if own == batch]
+
+    def blocks_of(self, plan: Plan) -> tuple[Candidate, ...]:
+        """Keep the part of a plan that affects the loss."""
+        layers = plan.layers[FIRST_BLOCK : FIRST_BLOCK + self.num_blocks]
+        return tuple(map(Candidate.of, layers))
+
+    def price(self, table: int, plans: HardPlans, prices: LogSlowdown) -> JointPlan | None:
+        """Return the best of B hard plans of a table; None where none fits the memory."""
+        own = self.tables[table]
+        cost = evaluate_batch(own, plans)
+        by_layer = prices.on_choices(own)[torch.arange(own.num_layers), plans.choices]
+        steps = by_layer.sum(1) + prices.by_batch[self.batch_of[table]]
+        value = (cost.iteration_time.log() + steps).masked_fill(~cost.feasible, torch.inf)
+        index = int(value.argmin())
+        if not bool(cost.feasible[index]):
+            return None
+        seconds = float(cost.iteration_time[index])
+        return JointPlan(table, plans[index : index + 1], seconds, float(steps[index]))
+
+
+def _without_dominated(table: CostTable) -> CostTable:
+    """Drop strategies that one of the same degrees and bits beats or equals in everything."""
+    groups: dict[Candidate, list[int]] = {}
+    for index, choice in enumerate(table.choices):
+        groups.setdefault(Candidate.of(choice), []).append(index)
+    kept: list[int] = []
+    for members in groups.values():
+        left = without_dominated(table.keep_choices(members)).choices
+        kept += [index for index in members if table.choices[index] in left]
+    return table.keep_choices(sorted(kept))

@@ -1,0 +1,207 @@
+import json
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import exp, inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from darts_parallel.bilevel import job
+from darts_parallel.bilevel.job import REFERENCE, SCHEDULE, compared, judged, rampup_flag, times
+from darts_parallel.bilevel.loop import BilevelLoop, Phase
+from darts_parallel.bilevel.retrain import Retrained, Retraining, crossing
+from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.plans.strategy import Plan
+from darts_parallel.problem.problem import load_problem
+from experiments import bilevel
+from experiments.bilevel import main, paired
+from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_loop
+from tests.support.commands import Command
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands read the tests' corpus instead of the whole library."""
+    for module in (bilevel, job):
+        monkeypatch.setattr(module, "load_corpus", corpus)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
+    tmp_path: Path, command: Command
+) -> None:
+    batches = ["bilevel.batch_candidates=[8,16]", f"hydra.run.dir={tmp_path}"]
+    done = command(*OVERRIDES, *batches)
+    assert done.status == 0, done.err
+    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    plan = Plan.from_dict(data)
+    assert {layer.tp_comm_bits for layer in (plan.layers[0], *plan.layers[-2:])} == {16}
+    batch = data["training"]["global_batch_size"]
+    here = load_problem([*OVERRIDES, f"training.global_batch_size={batch}"])
+    cost = evaluate(plan, here)
+    assert cost.iteration_time_s == pytest.approx(data["predicted"]["iteration_time_s"], rel=1e-12)
+    assert data["search"]["method"] == "bilevel"
+    assert set(data["verification"]) == {"exhaustive", "dynamic_programming"}
+    assert data["verification"]["dynamic_programming"]["gap"] == pytest.approx(0.0, abs=1e-9)
+    phases = data["training_phases"]
+    assert phases[0]["from_step"] == 0
+    assert phases[-1]["global_batch_size"] == batch
+    assert Plan.from_dict(phases[-1]["plan"]).layers == plan.layers
+    assert set(data["time_to_target_s"]) == {
+        SCHEDULE,
+        REFERENCE,
+        "batch 8",
+        "batch 16",
+        "best_constant_batch",
+    }
+    assert "fits: " in done.out
+    assert "time to target" in done.out
+    assert "loop, 12 of 12" in done.out  # progress without a terminal
+    run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = run.Tags()
+    scalars = set(tags["scalars"])
+    assert any(tag.startswith("probability/layer_0/") for tag in scalars)
+    wanted = {"loss/train", "loss/validation", "search/noise_scale_sequences", "search/entropy"}
+    wanted |= {"probability_of/batch_8", "probability_of/batch_16", "probability_of/pp_2"}
+    assert wanted <= scalars
+    assert {f"retrain/{SCHEDULE}", f"retrain/{REFERENCE}"} <= scalars
+    assert "probability/all_layers" in tags["images"]
+
+
+def interrupting(real: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:
+    """Wrap a method: Ctrl-C in its place where it is due."""
+
+    def interrupted(*arguments: Any) -> Any:
+        if due(*arguments):
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    return interrupted
+
+
+@pytest.fixture
+def listens() -> Iterator[None]:
+    """Jobs in the background of a shell ignore Ctrl-C."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
+
+
+@pytest.mark.usefixtures("listens")
+@pytest.mark.parametrize(("step", "bits"), [(2, {16}), (10, {16, 4})], ids=["warm-up", "priced"])
+def test_ctrl_c_in_the_loop_leaves_the_best_plan_of_what_is_known(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, step: int, bits: set[int]
+) -> None:
+    def due(loop: BilevelLoop) -> bool:
+        return loop.trainer.step == step
+
+    monkeypatch.setattr(BilevelLoop, "step", interrupting(BilevelLoop.step, due))
+    done = command(*OVERRIDES, "output.tensorboard=false", f"hydra.run.dir={tmp_path}")
+    assert done.status == 0, done.err
+    assert "interrupted; plan.json is the best plan so far" in done.err
+    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert data["search"]["stopped_by"] == "user"
+    assert data["search"]["steps"] == step
+    plan = Plan.from_dict(data)
+    sent = {layer.grad_comm_bits for layer in plan.layers if layer.dp > 1}
+    assert sent | {layer.tp_comm_bits for layer in plan.layers if layer.tp > 1} <= bits
+
+
+@pytest.mark.usefixtures("listens")
+def test_ctrl_c_in_the_trainings_keeps_the_plan(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Retraining, "train", interrupting(Retraining.train, lambda *_, **__: True))
+    done = command(*OVERRIDES, "output.tensorboard=false", f"hydra.run.dir={tmp_path}")
+    assert done.status == 0, done.err
+    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert data["search"]["stopped_by"] is None
+    assert "time_to_target_s" not in data
+
+
+def test_time_to_target_is_that_of_the_first_crossing() -> None:
+    curve = ((1.0, 3.0), (2.0, 2.0), (4.0, 1.0), (8.0, 1.0))
+    assert crossing(curve, 1.5) == pytest.approx(2.0 * 2**0.5)
+    assert crossing(curve, 3.5) == pytest.approx(1.0)
+    assert crossing(curve, 0.5) is None
+    runs = {REFERENCE: Retrained(curve, 8), SCHEDULE: Retrained(curve[:2], 2)}
+    assert times(runs) == {REFERENCE: pytest.approx(4.0), SCHEDULE: inf}
+
+
+def test_retraining_follows_the_phases_and_stops_at_its_target() -> None:
+    loop = tiny_loop(batch_candidates=(8, 16), evaluate_every=1)
+    small, large = (loop.best_plan(batch) for batch in (8, 16))
+    retraining = Retraining(loop.settings, corpus(), 3, small.seconds)
+    seconds = 3 * small.seconds + 2 * large.seconds
+    ramp = [Phase(0, small), Phase(3, large)]
+    first, again = (retraining.train(ramp, 0.999 * seconds) for _ in range(2))
+    assert first == again
+    assert first.steps == 5
+    assert first.curve[-1][0] == pytest.approx(seconds)
+    constant = retraining.train([Phase(0, small)], 2.999 * small.seconds)
+    assert first.curve[:3] == constant.curve
+    soon = retraining.train(ramp, seconds, target=first.curve[1][1])
+    assert soon.curve == first.curve[: len(soon.curve)]
+    assert len(soon.curve) <= 2
+    other = replace(retraining, seed=4).train(ramp, seconds)
+    assert other.curve[0][1] != first.curve[0][1]
+
+
+def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = tiny_loop()
+    loop.run()
+    schedules = compared(loop, loop.phases())
+    calls = []
+    real = Retraining.train
+
+    def counted(*arguments: Any) -> Retrained:
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(Retraining, "train", counted)
+    found = judged(loop, schedules)
+    assert set(found) == {SCHEDULE, REFERENCE, "batch 8"}
+    assert found[SCHEDULE] is found["batch 8"]
+    assert len(calls) == 2
+
+
+def test_megatron_follows_equal_increments_under_one_plan_alone() -> None:
+    loop = tiny_loop()
+    plan = loop.best_plan(8, loop.space.free.at_bits(16, 16))
+
+    def phase(step: int, batch: int, micro: int = 1) -> Phase:
+        count = batch * plan.plan.num_micro_batches // (8 * micro)
+        own = replace(plan.plan, num_micro_batches=count)
+        return Phase(step, replace(plan, plan=own, global_batch_size=batch))
+
+    assert rampup_flag([phase(0, 8), phase(10, 16), phase(15, 24)]) == "--rampup-batch-size 8 8 160"
+    assert rampup_flag([phase(0, 8), phase(10, 16), phase(20, 32)]) is None
+    assert rampup_flag([phase(0, 16), phase(10, 8)]) is None
+    assert rampup_flag([phase(0, 8), phase(10, 16, micro=2)]) is None
+    assert rampup_flag([phase(0, 8)]) is None
+
+
+def test_the_experiment_compares_the_loop_with_its_controls(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [*OVERRIDES[1:], "seeds=[0,1]", "bilevel.batch_candidates=[8,16]"]
+    assert main([*arguments, "space.num_micro_batches=1"]) == 0
+    out = capsys.readouterr().out
+    for name in ("found", "all_16_bit", "frozen_weights", "random_logits", "trials", "bits 4"):
+        assert f"| {name} |" in out
+    assert "- seed 1, found: " in out
+
+
+def test_the_paired_interval_is_exact_and_an_unreached_target_counts_as_the_latest() -> None:
+    runs = [
+        {SCHEDULE: 1.0, "same": 1.0, "late": exp(0.1), "never": inf},
+        {SCHEDULE: 2.0, "same": 2.0, "late": 2.0 * exp(0.3), "never": 4.0},
+    ]
+    text = paired(runs)
+    assert "| same | 1.500 | 1.000 (1.000 to 1.000) | 0 of 2 | 2 of 2 | 1.000 |" in text
+    # mean 0.2, standard error 0.1, t of one degree of freedom 12.706
+    assert f"1.221 ({exp(0.2 - 1.2706):.3f} to {exp(0.2 + 1.2706):.3f}) | 2 of 2" in text
+    assert "| never | inf | 2.000 (2.000 to 2.000) | 2 of 2 | 1 of 2 |" in text
