@@ -38,7 +38,8 @@ class NoiseScale:
             small: Sequences of one group.
             large: Sequences of the batch, more than `small`.
         """
-        square, trace = unbiased(small_square, large_square, small, large)
+        # in units of the step's own gradient: gradients shrink fast at first, and large old ones would count most
+        square, trace = unbiased(small_square / large_square, 1.0, small, large)
         keep = self.decay
         self.square = keep * self.square + (1.0 - keep) * square
         self.trace = keep * self.trace + (1.0 - keep) * trace
