@@ -38,7 +38,7 @@ class NoiseScale:
             small: Sequences of one group.
             large: Sequences of the batch, more than `small`.
         """
-        # in units of the step's own gradient: gradients shrink fast at first, and large old ones would count most
+        # in units of the step's own gradient: gradients shrink fast, and old large ones would count most
         square, trace = unbiased(small_square / large_square, 1.0, small, large)
         keep = self.decay
         self.square = keep * self.square + (1.0 - keep) * square
