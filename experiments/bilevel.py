@@ -25,7 +25,7 @@ from darts_parallel.bilevel import (
     BilevelLoop,
     BilevelSettings,
     Corpus,
-    Phase,
+    TrainingPhase,
     compared,
     judged,
     load_corpus,
@@ -42,12 +42,13 @@ TOY = [
     "model.num_layers=1",
     "model.hidden_size=32",
     "training.seq_len=16",
+    "cluster.devices.small.peak_TFLOPs.bf16=0.1",
     "space.tp_comm_bits=16",
     "space.grad_comm_bits=16",
-    "bilevel.num_steps=160",
+    "bilevel.num_steps=120",
     "bilevel.logit_every=5",
     "bilevel.num_restarts=2",
-    "bilevel.learning_rate=0.01",
+    "bilevel.learning_rate=0.005",
     "bilevel.learning_rate_warmup=10",
     "bilevel.validation_sequences=256",
     "bilevel.evaluate_every=8",
@@ -61,7 +62,7 @@ LIMITS = (
 )
 RESAMPLES = 65_536
 """Sign patterns that the permutation test draws; samples of up to 16 are enumerated."""
-Schedules = dict[str, Sequence[Phase]]
+Schedules = dict[str, Sequence[TrainingPhase]]
 Times = Mapping[str, float]
 """Predicted seconds to the target by name; `inf` where it is not reached."""
 
@@ -87,7 +88,7 @@ def searched(
     return loop
 
 
-def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[Phase]:
+def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]:
     """Return the constant batch size that gets first to the loss at which a short reference ends."""
     short = replace(loop.settings, retrain_steps=loop.settings.trial_steps)
     trial = BilevelLoop(short, loop.problem, loop.corpus)
@@ -103,11 +104,11 @@ def uniform_bits(loop: BilevelLoop) -> Schedules:
     for bits in sorted(loop.prices.all_bits)[:-1]:
         plan = loop.best_plan(batch, loop.space.free.at_bits(bits, bits))
         if plan is not None:
-            schedules[f"bits {bits}"] = [Phase(0, plan)]
+            schedules[f"bits {bits}"] = [TrainingPhase(0, plan)]
     return schedules
 
 
-def words(phases: Sequence[Phase]) -> str:
+def words(phases: Sequence[TrainingPhase]) -> str:
     """Name the phases of a training in short."""
     parts = [f"{phase.plan.global_batch_size} from {phase.from_step}" for phase in phases]
     return f"{', '.join(parts)}; last: {phases[-1].plan.describe()}"

@@ -97,7 +97,11 @@ class GradientReducer:
     block_size: int = BLOCK
     residuals: dict[Pair, Tensor] = field(default_factory=dict)
 
-    def reduce(self, gradients: Tensor, pairs: Sequence[Pair]) -> Tensor:
+    def reduce(
+        self,
+        gradients: Tensor,
+        pairs: Sequence[Pair],
+    ) -> Tensor:
         """Return the mean gradient as each pair delivers it; residuals of lossy pairs move on.
 
         Args:
@@ -110,7 +114,11 @@ class GradientReducer:
         """
         return torch.stack([self._reduce_one(gradients, pair) for pair in pairs])
 
-    def _reduce_one(self, gradients: Tensor, pair: Pair) -> Tensor:
+    def _reduce_one(
+        self,
+        gradients: Tensor,
+        pair: Pair,
+    ) -> Tensor:
         dp, bits = pair
         if bits >= LOSSLESS or dp == 1:
             return gradients.mean(0)

@@ -111,7 +111,11 @@ class WeightTrainer:
         """Draw fresh tokens of one step, shape `(B, T + 1)`."""
         return sample(text, self.batch, self.settings.context, self.generator)
 
-    def learn_plan(self, tokens: Tensor, plan: Sequence[Candidate]) -> WeightStep:
+    def learn_plan(
+        self,
+        tokens: Tensor,
+        plan: Sequence[Candidate],
+    ) -> WeightStep:
         """Make one step on tokens `(B, T + 1)` as a plan says, one candidate for each block."""
         loss = partial(plan_loss, plan=plan, block_size=self.settings.block_size)
         one = torch.ones(1)
@@ -153,7 +157,11 @@ class WeightTrainer:
         self.step += 1
         return WeightStep(float(losses.mean()), tuple(mean))
 
-    def _differentiate(self, tokens: Tensor, loss: Loss) -> tuple[Weights, Tensor]:
+    def _differentiate(
+        self,
+        tokens: Tensor,
+        loss: Loss,
+    ) -> tuple[Weights, Tensor]:
         """Return gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
         if len(tokens) == 1:
             gradients, value = differentiate(loss, self.weights, tokens[0])

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -13,16 +13,17 @@ from typing import Any
 from rich.console import Console
 
 from darts_parallel.bilevel.data import load_corpus
-from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, Phase
+from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
 from darts_parallel.bilevel.optimum import BatchPlan, verify
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
 from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
 from darts_parallel.cost import LOSSLESS, evaluate
-from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
+from darts_parallel.gradient import PlanStage, SearchResult
 from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, Tracker, markdown_table, plan_dict, render
 
+INTERRUPTED = "darts-parallel: interrupted; plan.json is the best plan so far."
 QUARTERS = 4
 """Lines that a long part prints where there is no terminal to draw a bar on."""
 PLAN_FIELDS = ("pp", "num_micro_batches", "stages", "layers", "parallelism", "predicted")
@@ -31,7 +32,7 @@ REFERENCE = "all_16_bit"
 """Name of the training whose last loss is the target."""
 SCHEDULE = "found"
 """Name of the trainings of the plan that the loop found."""
-Schedules = Mapping[str, Sequence[Phase]]
+Schedules = Mapping[str, Sequence[TrainingPhase]]
 """Phases of trainings by name."""
 
 
@@ -71,17 +72,21 @@ def lossless_plan(loop: BilevelLoop) -> BatchPlan | None:
     return loop.best_plan(batch, loop.space.free.at_bits(LOSSLESS, LOSSLESS))
 
 
-def compared(loop: BilevelLoop, phases: Sequence[Phase]) -> dict[str, Sequence[Phase]]:
+def compared(
+    loop: BilevelLoop, phases: Sequence[TrainingPhase]
+) -> dict[str, Sequence[TrainingPhase]]:
     """Return the found schedule, the reference, and every constant batch size with its best plan."""
     plans = {REFERENCE: lossless_plan(loop)}
     for batch in loop.settings.batches:
         plans[f"batch {batch}"] = loop.best_plan(batch)
-    schedules: dict[str, Sequence[Phase]] = {SCHEDULE: phases}
-    schedules |= {name: [Phase(0, plan)] for name, plan in plans.items() if plan is not None}
+    schedules: dict[str, Sequence[TrainingPhase]] = {SCHEDULE: phases}
+    schedules |= {
+        name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None
+    }
     return schedules
 
 
-def rampup_flag(phases: Sequence[Phase]) -> str | None:
+def rampup_flag(phases: Sequence[TrainingPhase]) -> str | None:
     """Return Megatron-LM's flag for the phases; None where it cannot follow them.
 
     It raises the batch by equal increments over equal numbers of sequences, under one plan and one size of
@@ -89,16 +94,17 @@ def rampup_flag(phases: Sequence[Phase]) -> str | None:
     """
     plans = [phase.plan for phase in phases]
     sizes = [plan.global_batch_size for plan in plans]
-    ways = {(plan.plan.layers, plan.plan.boundaries) for plan in plans}
-    micro = {plan.global_batch_size / plan.plan.num_micro_batches for plan in plans}
+    ways = set()
+    for plan in plans:
+        micro = plan.global_batch_size / plan.plan.num_micro_batches
+        ways.add((plan.plan.layers, plan.plan.boundaries, micro))
     increments = {after - before for before, after in pairwise(sizes)}
-    if len(ways) > 1 or len(micro) > 1 or len(increments) != 1 or min(increments) <= 0:
+    if len(ways) > 1 or len(increments) != 1 or min(increments) <= 0:
         return None
-    lengths = [
-        (after.from_step - before.from_step) * before.plan.global_batch_size
-        for before, after in pairwise(phases)
-    ]
-    return f"--rampup-batch-size {sizes[0]} {increments.pop()} {sum(lengths)}"
+    sequences = 0
+    for before, after in pairwise(phases):
+        sequences += (after.from_step - before.from_step) * before.plan.global_batch_size
+    return f"--rampup-batch-size {sizes[0]} {increments.pop()} {sequences}"
 
 
 @dataclass
@@ -118,7 +124,6 @@ class BilevelJob:
     console: Console
     tracker: Tracker | None
     update: Callable[[int, str], None]
-    history: list[StepRecord] = field(default_factory=list)
     quarter: tuple[str, int] = ("", 0)
 
     def run(self) -> float:
@@ -130,58 +135,58 @@ class BilevelJob:
         for sentence in unused_settings(self.problem):
             self._print(sentence)
         loop = BilevelLoop(BilevelSettings.of(self.problem), self.problem, load_corpus())
-        stopped = None
-        try:
-            self._show("trials of few bits", 0, 1)
-            loop.run(self._on_record)
-        except KeyboardInterrupt:
-            stopped = "user"
+        finished = self._search(loop)
         phases = loop.phases()
-        outcome = self._outcome(loop, phases, stopped)
-        data = plan_dict(outcome) | {"training_phases": [self._phase(phase) for phase in phases]}
+        outcome = self._outcome(loop, phases, finished)
+        data = plan_dict(outcome)
+        data["training_phases"] = [self._phase(phase) for phase in phases]
         write_json(self.folder / "plan.json", data)
-        outcome = replace(outcome, elasticities=data["sensitivity"])
-        render(outcome, self.console)
+        render(replace(outcome, elasticities=data["sensitivity"]), self.console)
+        self._print("\n".join(self._phase_lines(phases)))
         runs: list[dict[str, Retrained]] = []
-        try:
-            if stopped is None:
-                self._judge(loop, phases, runs)
-        except KeyboardInterrupt:
-            stopped = "user"
-        for line in self._phase_lines(phases):
-            self._print(line)
+        if finished:
+            finished = self._judge(loop, phases, runs)
         if runs:
             seconds = summary(runs)
-            data["time_to_target_s"] = {
-                name: own if isfinite(own) else None for name, own in seconds.items()
-            }
-            write_json(self.folder / "plan.json", data)
+            known = {name: own if isfinite(own) else None for name, own in seconds.items()}
+            write_json(self.folder / "plan.json", data | {"time_to_target_s": known})
             self._print("\n".join(table(runs)))
-        if stopped is not None:
-            print(
-                "darts-parallel: interrupted; plan.json is the best plan so far.", file=sys.stderr
-            )
+        if not finished:
+            print(INTERRUPTED, file=sys.stderr)
         elif self.tracker is not None:
             self.tracker.finish(outcome)
         self._print(f"plan: {self.folder / 'plan.json'}")
         return summary(runs)[SCHEDULE] if runs else outcome.cost.iteration_time_s
 
+    def _search(self, loop: BilevelLoop) -> bool:
+        """Run the loop; tell whether it came to its end without Ctrl-C."""
+        self._show("trials of few bits and batch sizes", 0, 1)
+        try:
+            loop.run(self._on_record)
+        except KeyboardInterrupt:
+            return False
+        return True
+
     def _judge(
         self,
         loop: BilevelLoop,
-        phases: Sequence[Phase],
+        phases: Sequence[TrainingPhase],
         runs: list[dict[str, Retrained]],
-    ) -> None:
-        """Train what is compared on every seed, and add the trainings to `runs`."""
-        schedules = compared(loop, phases)
-        if REFERENCE not in schedules:
-            self._print("no plan at 16 bits fits: nothing to compare with")
-            return
+    ) -> bool:
+        """Train what is compared on every seed, add it to `runs`, and tell whether Ctrl-C did not come."""
         count = loop.settings.retrain_seeds
-        for index in range(count):
-            self._show("trainings from scratch", index, count)
-            runs.append(judged(loop, schedules, index))
-            self._write_curves(runs[-1])
+        try:
+            schedules = compared(loop, phases)
+            if REFERENCE not in schedules:
+                self._print("no plan at 16 bits fits: nothing to compare with")
+                return True
+            for index in range(count):
+                self._show("trainings from scratch", index, count)
+                runs.append(judged(loop, schedules, index))
+                self._write_curves(runs[-1])
+        except KeyboardInterrupt:
+            return False
+        return True
 
     def _write_curves(self, found: Mapping[str, Retrained]) -> None:
         """Write the test losses of trainings over predicted milliseconds."""
@@ -193,8 +198,8 @@ class BilevelJob:
     def _outcome(
         self,
         loop: BilevelLoop,
-        phases: Sequence[Phase],
-        stopped: str | None,
+        phases: Sequence[TrainingPhase],
+        finished: bool,
     ) -> Outcome:
         """Check the last phase's plan, and describe the search as `plan.json` and the report do."""
         chosen = phases[-1].plan
@@ -204,10 +209,10 @@ class BilevelJob:
         stages = (PlanStage("repaired", raw.seconds, fits=True),) if rounded else ()
         answers = []
         checks = self.problem.config.verification
-        if checks.enabled and stopped is None:
+        if checks.enabled and finished:
             answers = verify(loop.space, loop.prices, chosen, checks.max_seconds)
-        told: dict[str, Any] = {"method": "bilevel", "stages": stages, "stopped_by": stopped}
-        told["history"] = tuple(self.history)
+        told: dict[str, Any] = {"method": "bilevel", "stages": stages}
+        told["stopped_by"] = None if finished else "user"
         told["seconds"] = time.perf_counter() - loop.began
         told["steps"] = loop.trainer.step
         told["restarts"] = loop.settings.num_restarts
@@ -216,7 +221,7 @@ class BilevelJob:
         result = SearchResult(chosen.plan, chosen.seconds, raw.plan, raw.seconds, **told)
         return Outcome(here, chosen.plan, evaluate(chosen.plan, here), result, answers)
 
-    def _phase(self, phase: Phase) -> dict[str, Any]:
+    def _phase(self, phase: TrainingPhase) -> dict[str, Any]:
         """Return a phase as `plan.json` has it; its plan has the fields of a plan."""
         here = phase.plan.problem(self.problem)
         plan = phase.plan.plan
@@ -225,7 +230,7 @@ class BilevelJob:
         data["global_batch_size"] = phase.plan.global_batch_size
         return data | {"plan": {name: whole[name] for name in PLAN_FIELDS}}
 
-    def _phase_lines(self, phases: Sequence[Phase]) -> list[str]:
+    def _phase_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
         """Name the phases, and say which trainer can follow them."""
         lines = []
         for phase in phases:
@@ -244,8 +249,6 @@ class BilevelJob:
 
     def _on_record(self, record: BilevelRecord) -> None:
         """Show progress, and write the curves of a step."""
-        if record.upper is not None:
-            self.history.append(record.upper)
         if self.tracker is not None:
             self._curves(self.tracker, record)
         settings = self.problem.config.bilevel

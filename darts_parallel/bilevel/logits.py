@@ -39,7 +39,7 @@ MAX_REPAIRS = 2
 
 
 @dataclass(frozen=True)
-class _Priced:
+class _PricedPlans:
     """Relaxed plans of all groups and their prices."""
 
     relaxed: list[RelaxedPlans]
@@ -47,18 +47,18 @@ class _Priced:
     steps: list[Tensor]
     """Expected log slowdown, each `(O, R)`."""
     merits: list[Tensor]
-    """What ranks them, each `(O, R)`."""
+    """Ranks, lower is better, each `(O, R)`."""
 
 
 @dataclass(frozen=True)
 class Leader:
-    """What the leading relaxed plan lets the weights train with."""
+    """Names what the weights train with as the leading relaxed plan says."""
 
     batch: int
     """Global batch size."""
     candidates: tuple[Candidate, ...]
     weights: Tensor
-    """Of the candidates in every block, `(blocks, C)`."""
+    """Weights of the candidates in every block, `(blocks, C)`."""
 
 
 class UpperLevel:
@@ -149,26 +149,24 @@ class UpperLevel:
         return best
 
     def _outer_weights(self, weights: Sequence[float]) -> dict[str, float]:
-        """Sum the weights of pipeline configurations by pipeline degree, and by batch where it is free."""
+        """Sum the weights of pipeline configurations by pipeline degree and by batch size."""
         sums: Counter[str] = Counter()
         degrees = [group.table.pp for group in self.groups for _ in group.names]
-        free = len(set(self.batches)) > 1
         for pp, batch, weight in zip(degrees, self.batches, weights, strict=True):
             sums[f"pp {pp}"] += weight  # type: ignore[assignment]
-            if free:
-                sums[f"batch {batch}"] += weight  # type: ignore[assignment]
+            sums[f"batch {batch}"] += weight  # type: ignore[assignment]
         return dict(sums)
 
-    def _lead(self, priced: _Priced) -> LeadingPlan:
+    def _lead(self, priced: _PricedPlans) -> LeadingPlan:
         return LeadingPlan.of(self.groups, priced.merits, priced.relaxed, priced.costs)
 
     def _schedules(self) -> Schedules:
         return Schedules.at(self.config, self.step_number, self.num_steps)
 
-    def _priced(self, prices: LogSlowdown) -> _Priced:
+    def _priced(self, prices: LogSlowdown) -> _PricedPlans:
         """Relax and price all plans."""
         schedules = self._schedules()
-        priced = _Priced([], [], [], [])
+        priced = _PricedPlans([], [], [], [])
         for group in self.groups:
             relaxed = group.relax(schedules, None)
             cost = surrogate(relaxed, group.table, schedules.sharpness)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel._measurements import nats_per_efold
+from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel._trainer import (
     Mixture,
     WeightStep,
@@ -56,16 +57,16 @@ class BilevelRecord:
 
 @dataclass(frozen=True)
 class Tried:
-    """What trials before the loop have found."""
+    """Findings of trials before the loop."""
 
     prices: LogSlowdown
-    """Of few bits."""
+    """Prices of few bits."""
     critical_share: float = 1.0
     """Critical batch size over the gradient noise scale."""
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """Weight steps from one on, and how they are made."""
 
     from_step: int
@@ -152,7 +153,7 @@ class BilevelLoop:
         noise = self.trainer.noise.sequences
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[TrainingPhase]:
         """Return the best plan of every batch size that led, in the order of the training.
 
         Errors:
@@ -161,16 +162,20 @@ class BilevelLoop:
         plans = {}
         for batch in dict.fromkeys(self.batches.values()):
             plans[batch] = self.best_plan(batch)
-        found: list[Phase] = []
+        found: list[TrainingPhase] = []
         for step, batch in self.batches.items():
             plan = plans[batch]
             if plan is not None:
-                found.append(Phase(step if found else 0, plan))
+                found.append(TrainingPhase(step if found else 0, plan))
         if not found:
             raise explain_infeasible(self.problem, list(self.space.tables))
         return found
 
-    def best_plan(self, batch: int, prices: LogSlowdown | None = None) -> BatchPlan | None:
+    def best_plan(
+        self,
+        batch: int,
+        prices: LogSlowdown | None = None,
+    ) -> BatchPlan | None:
         """Return the best plan of a batch size, by the learned prices or others; None where none fits.
 
         Before the first logit step bits have no price, and 16 are taken.
@@ -208,15 +213,19 @@ class BilevelLoop:
     def _pair_weights(
         self,
         leader: Leader,
-        pairs: Sequence[tuple[int, int]],
-        of: Callable[[Candidate], tuple[int, int]],
+        pairs: Sequence[Pair],
+        of: Callable[[Candidate], Pair],
     ) -> Tensor:
         """Sum the weights of candidates that share a pair, `(blocks, pairs)`, float32."""
         place = torch.tensor([pairs.index(of(candidate)) for candidate in leader.candidates])
         zeros = torch.zeros(len(leader.weights), len(pairs), dtype=leader.weights.dtype)
         return zeros.index_add(1, place, leader.weights).float()
 
-    def _price(self, tokens: Tensor, outcome: WeightStep) -> float:
+    def _price(
+        self,
+        tokens: Tensor,
+        outcome: WeightStep,
+    ) -> float:
         """Take new measurements into the prices; return the validation loss, nats."""
         settings = self.settings
         share = 1.0 if self.tried is None else self.tried.critical_share
@@ -232,14 +241,23 @@ class BilevelLoop:
             plan = (EXACT,) * settings.num_blocks
             return float(plan_loss(self.trainer.weights, held_out, plan))
 
-    def _see_slopes(self, tokens: Tensor, seen: Tensor, outcome: WeightStep) -> float:
+    def _see_slopes(
+        self,
+        tokens: Tensor,
+        seen: Tensor,
+        outcome: WeightStep,
+    ) -> float:
         """Price pairs by slopes of the mixture's loss on the seen bytes, in steps of the run itself."""
         leader = self.leader or self.upper.leader(self.prices)
         prices = self.prices
         pairs = prices.forward_pairs
         weights = self._pair_weights(leader, pairs, lambda candidate: candidate.forward_pair)
 
-        def loss(model: Weights, batch: Tensor, by_pair: Tensor) -> Tensor:
+        def loss(
+            model: Weights,
+            batch: Tensor,
+            by_pair: Tensor,
+        ) -> Tensor:
             return mixed_loss(model, batch, pairs, by_pair, self.settings.block_size)
 
         ahead = None

@@ -8,7 +8,7 @@ import torch
 
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import Corpus, sample
-from darts_parallel.bilevel.loop import Phase
+from darts_parallel.bilevel.loop import TrainingPhase
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.transformer import plan_loss
 
@@ -50,7 +50,7 @@ def crossing(curve: Sequence[tuple[float, float]], target: float) -> float | Non
 
 @dataclass(frozen=True)
 class Retraining:
-    """What trainings have in common that are compared: seed, bytes and the places of the test losses.
+    """Conditions that compared trainings share: seed, bytes and the places of the test losses.
 
     Attributes:
         seed: Seed of weights and batches.
@@ -64,7 +64,7 @@ class Retraining:
 
     def train(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[TrainingPhase],
         seconds: float,
         target: float = 0.0,
     ) -> Retrained:

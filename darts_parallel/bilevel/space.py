@@ -92,19 +92,32 @@ class LogSlowdown:
         """Return all bits that sums or gradients may have."""
         return {bits for _, bits in (*self.forward_pairs, *self.gradient_pairs)}
 
-    def of_pairs(self, forward: Sequence[float], gradient: Sequence[float]) -> "LogSlowdown":
+    def of_pairs(
+        self,
+        forward: Sequence[float],
+        gradient: Sequence[float],
+    ) -> "LogSlowdown":
         """Price pairs alike in all blocks; arguments have the lengths Kf and Kg."""
         sums = torch.tensor([list(forward)] * len(self.forward), dtype=torch.float64)
         sent = torch.tensor([list(gradient)] * len(self.gradient), dtype=torch.float64)
         return replace(self, forward=sums, gradient=sent)
 
-    def at_bits(self, sums: int, sent: int) -> "LogSlowdown":
+    def at_bits(
+        self,
+        sums: int,
+        sent: int,
+    ) -> "LogSlowdown":
         """Ban all bits but the given ones in all blocks."""
-        forward = [BANNED * (bits not in (sums, LOSSLESS)) for _, bits in self.forward_pairs]
-        gradient = [BANNED * (bits not in (sent, LOSSLESS)) for _, bits in self.gradient_pairs]
-        return self.of_pairs(forward, gradient)
+        banned = []
+        for pairs, own in ((self.forward_pairs, sums), (self.gradient_pairs, sent)):
+            banned.append([0.0 if bits in (own, LOSSLESS) else BANNED for _, bits in pairs])
+        return self.of_pairs(*banned)
 
-    def of_plan(self, blocks: Sequence[Candidate], batch: int) -> float:
+    def of_plan(
+        self,
+        blocks: Sequence[Candidate],
+        batch: int,
+    ) -> float:
         """Price a hard plan: one candidate for each block, and a global batch size."""
         sums = [self.forward_pairs.index(block.forward_pair) for block in blocks]
         sent = [self.gradient_pairs.index(block.gradient_pair) for block in blocks]
@@ -211,7 +224,12 @@ class JointSpace:
         layers = plan.layers[FIRST_BLOCK : FIRST_BLOCK + self.num_blocks]
         return tuple(map(Candidate.of, layers))
 
-    def price(self, table: int, plans: HardPlans, prices: LogSlowdown) -> JointPlan | None:
+    def price(
+        self,
+        table: int,
+        plans: HardPlans,
+        prices: LogSlowdown,
+    ) -> JointPlan | None:
         """Return the best of B hard plans of a table; None where none fits the memory."""
         own = self.tables[table]
         cost = evaluate_batch(own, plans)

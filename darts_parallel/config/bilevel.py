@@ -23,7 +23,7 @@ class BilevelConfig:
     """Relaxed plans of every pipeline degree and number of micro-batches that are searched side by
     side."""
     control: str = one_of("none", CONTROLS)
-    """What the loop leaves out, to see whether it matters: `frozen_weights` measures everything and
+    """Part of the loop that is left out, to see whether it matters: `frozen_weights` measures everything and
     leaves the weights as they are after the warm-up; `random_logits` leaves the logits at their
     random start."""
     estimator: str = one_of("trials", ("trials", "mixture"))

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from darts_parallel.bilevel import job
 from darts_parallel.bilevel.job import REFERENCE, SCHEDULE, compared, judged, rampup_flag, times
-from darts_parallel.bilevel.loop import BilevelLoop, Phase
+from darts_parallel.bilevel.loop import BilevelLoop, TrainingPhase
 from darts_parallel.bilevel.retrain import Retrained, Retraining, crossing
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
@@ -136,12 +136,12 @@ def test_retraining_follows_the_phases_and_stops_at_its_target() -> None:
     small, large = (loop.best_plan(batch) for batch in (8, 16))
     retraining = Retraining(loop.settings, corpus(), 3, small.seconds)
     seconds = 3 * small.seconds + 2 * large.seconds
-    ramp = [Phase(0, small), Phase(3, large)]
+    ramp = [TrainingPhase(0, small), TrainingPhase(3, large)]
     first, again = (retraining.train(ramp, 0.999 * seconds) for _ in range(2))
     assert first == again
     assert first.steps == 5
     assert first.curve[-1][0] == pytest.approx(seconds)
-    constant = retraining.train([Phase(0, small)], 2.999 * small.seconds)
+    constant = retraining.train([TrainingPhase(0, small)], 2.999 * small.seconds)
     assert first.curve[:3] == constant.curve
     soon = retraining.train(ramp, seconds, target=first.curve[1][1])
     assert soon.curve == first.curve[: len(soon.curve)]
@@ -172,10 +172,10 @@ def test_megatron_follows_equal_increments_under_one_plan_alone() -> None:
     loop = tiny_loop()
     plan = loop.best_plan(8, loop.space.free.at_bits(16, 16))
 
-    def phase(step: int, batch: int, micro: int = 1) -> Phase:
+    def phase(step: int, batch: int, micro: int = 1) -> TrainingPhase:
         count = batch * plan.plan.num_micro_batches // (8 * micro)
         own = replace(plan.plan, num_micro_batches=count)
-        return Phase(step, replace(plan, plan=own, global_batch_size=batch))
+        return TrainingPhase(step, replace(plan, plan=own, global_batch_size=batch))
 
     assert rampup_flag([phase(0, 8), phase(10, 16), phase(15, 24)]) == "--rampup-batch-size 8 8 160"
     assert rampup_flag([phase(0, 8), phase(10, 16), phase(20, 32)]) is None

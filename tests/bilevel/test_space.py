@@ -114,4 +114,5 @@ def test_the_logits_come_near_the_optimum_and_stay_where_they_are_told_to() -> N
     assert float(least) - 1e-9 <= rounded.value < float(least) + 0.1
     # cold weights are nearly one-hot: the leading relaxed plan is priced as its rounding
     assert record.loss == pytest.approx(rounded.value, abs=0.1)
+    assert record.outer_weights.pop("batch 8") == pytest.approx(1.0)
     assert sum(record.outer_weights.values()) == pytest.approx(1.0)
