@@ -3,8 +3,9 @@
     python -m experiments.graph_blocks          # 13 blocks, tp 2, 4, 8, two clusters; needs `hf`
     python -m experiments.graph_blocks blocks=[llama3_8b]
 
-Modules are those of transformers, on the meta device. The template is `graph`'s: columns, then rows; heads;
-vocabulary; whole experts; the programme chooses what it leaves open, so that it is the best plan of its kind.
+Modules are those of transformers, on the meta device. The template (`megatron_template.py`) splits
+columns, then rows; heads; vocabulary; whole experts. The programme chooses what it leaves open, so that it is
+the best plan of its kind.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,11 @@ from darts_parallel.graph import (
     make_inputs,
     make_mesh,
     plan_graph,
-    template_plan,
+    summary,
 )
 from darts_parallel.problem import Cluster
 from darts_parallel.report import markdown_table
+from experiments.megatron_template import template_plan
 from experiments.study import Report, Study, StudyOptions, run_study
 
 TWO: dict[str, Any] = {"num_hidden_layers": 2}
@@ -128,8 +130,10 @@ def plans(block: str) -> list[BlockRow]:
             Cluster.from_config(load_config([f"cluster={cluster}"]).cluster, "bf16"), (tp,)
         )
         planned = plan_graph(graph, mesh, descent=DescentOptions())
-        found = graph_dict(planned, template_plan(planned.plan.space))
-        both = found["plan"], found["template"] or dict.fromkeys(found["plan"], float("nan"))
+        found = graph_dict(planned)
+        template = template_plan(planned.plan.space)
+        nothing = dict.fromkeys(found["plan"], float("nan"))
+        both: list[Any] = [found["plan"], summary(template) if template else nothing]
         known = (
             block,
             len(graph.computing),

@@ -26,11 +26,8 @@ from darts_parallel.graph.operators import (
     GraphOperator,
     GraphValue,
     ModuleGraph,
-    kinds,
 )
 
-ASSIGNMENTS = kinds("select_scatter slice_scatter diagonal_scatter as_strided_scatter")
-"""Operators that torch makes of an assignment to a slice."""
 SOURCE_KINDS = {InputKind.PARAMETER: PARAMETER, InputKind.USER_INPUT: INPUT}
 """Kinds of sources; further ones are constants."""
 NO_GRADIENT = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -76,6 +73,7 @@ class _Gradients(Interpreter):
     def __init__(self, exported: ExportedProgram) -> None:
         super().__init__(exported.graph_module)
         self.names: set[str] = set()
+        self.underivable = 0
         sources = _trained_sources(exported)
         given = []
         modes: list[Any] = [nullcontext()]
@@ -97,8 +95,11 @@ class _Gradients(Interpreter):
         else:
             made = super().run_node(node)
         if node.op != "output":
-            tensors = numbered(node, made).items()
-            self.names |= {name for name, tensor in tensors if tensor.requires_grad}
+            for name, tensor in numbered(node, made).items():
+                if tensor.requires_grad:
+                    self.names.add(name)
+                if tensor.grad_fn is not None:
+                    self.underivable += tensor.grad_fn.name() == "NotImplemented"
         return made
 
 
@@ -116,10 +117,11 @@ class GraphBuilder:
         self.operators: list[GraphOperator] = []
         self.values: dict[str, GraphValue] = {}
         try:
-            self.requiring = _Gradients(exported).names
+            found = _Gradients(exported)
         except Exception as error:  # an answer about the module, whatever torch raises
             words = " ".join(str(error).split())[:160]
             raise self._refusal(f"torch has no gradient for it ({words})", "detach()") from error
+        self.requiring, self.underivable = found.names, found.underivable
         self.outputs: dict[Node, str] = {}
         """Nodes that are returned, with the buffer that they become; it is empty for outputs."""
         returned: Any = self.nodes[-1].args[0]
@@ -164,7 +166,7 @@ class GraphBuilder:
                 f"output.{k}", OUTPUT, (self._name(node),), (), target=node.name, arguments=more
             )
             self._add(op, {})
-        return ModuleGraph(tuple(self.operators), self.values)
+        return ModuleGraph(tuple(self.operators), self.values, self.underivable)
 
     def _used(self, node: Node) -> list[str]:
         """Return the values of a node that are used on the way to outputs."""
@@ -231,9 +233,6 @@ class GraphBuilder:
         place = f"{op.op} (in {op.module or 'its forward'})"
         if not hasattr(op.node.target, "overloadpacket"):
             raise self._refusal(f"{place} chooses between functions", "torch.where")
-        if op.op in ASSIGNMENTS:
-            reason = f"an assignment to a slice is {place}, which has no plan"
-            raise self._refusal(reason, "torch.where or torch.cat")
         if _draws(op):
             reason = f"{place} draws random numbers, which would differ between ranks"
             raise self._refusal(reason, "a probability of 0, or noise as an input")

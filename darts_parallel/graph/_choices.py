@@ -48,12 +48,6 @@ class OperatorChoice:
     """Forward and backward on a rank, collectives inside the operator included."""
     inner: tuple[Step, ...] = ()
     """Collectives inside the operator; all of them are forward."""
-    merged: tuple[int, ...] = ()
-    """Groups whose linear operators are one product with this one; all choose so, in equal states."""
-    chained: tuple[State, ...] = ()
-    """States of both where two `merged` ones follow each other and multiply their weights first."""
-    weights: int = 0
-    """Elements of these weights' product on a rank; backward needs them in place of the first input."""
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -79,8 +73,6 @@ class GraphJob:
     """
     bits: tuple[int, ...] = (LOSSLESS,)
     """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
-    merge: bool = False
-    """Linear operators of one input, or two that follow each other, may be one product."""
     sliced: bool | None = None
     """Backward keeps slices of the inputs that split columns gather; None: it may where memory is given."""
 

@@ -55,6 +55,38 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def put(module: nn.Module, name: str, tensor: Any) -> None:
+    """Give a module's tensor of a name another value."""
+    path, _, last = name.rpartition(".")
+    setattr(module.get_submodule(path), last, tensor)
+
+
+def split_tensors(
+    module: nn.Module, states: Mapping[str, State], mesh: DeviceMesh
+) -> dict[str, Any]:
+    """Split a module's tensors in place, and return those of the states; tied parameters stay tied."""
+    tensors = tensors_of(module)
+    weights = distribute(tensors, states, mesh)
+    split = {}
+    for name, part in weights.items():
+        whole = tensors[name]
+        if isinstance(whole, nn.Parameter):
+            weights[name] = nn.Parameter(part, whole.requires_grad)
+        split[id(whole)] = weights[name]
+    for name, whole in tensors.items():
+        if id(whole) in split:
+            put(module, name, split[id(whole)])
+    return weights
+
+
+def enter(mesh: DeviceMesh, tensor: Tensor, state: State) -> DTensor:
+    """Return an input in a state; a plain tensor is whole on every rank."""
+    if not isinstance(tensor, DTensor):
+        whole = [Replicate()] * mesh.ndim
+        tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
+    return tensor.redistribute(placements=[placement(one) for one in state])
+
+
 def move_axis(
     mesh: DeviceMesh,
     local: Tensor,

@@ -50,7 +50,10 @@ LINEAR = kinds(
 """Operators whose backward needs none of their tensors, whole numbers aside."""
 FREE = frozenset((*VIEWS, *SOURCES, OUTPUT, RELAY))
 """Operators that take no time."""
-PRODUCTS = kinds("linear mm bmm matmul addmm baddbmm einsum conv1d conv2d conv3d")
+PRODUCTS = kinds(
+    "linear mm bmm matmul addmm baddbmm einsum conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
+    "conv_transpose3d"
+)
 PAIRS = kinds("linear mul mm bmm matmul")
 """Operators that need each of two inputs for the gradient of the other one."""
 SOFTMAXES = kinds("softmax _softmax log_softmax _log_softmax")
@@ -279,6 +282,9 @@ def product_shape(
         image, kernel = inputs[:2]
         if len(image) < len(kernel):  # no batch
             image, output = (1, *image), (1, *output)
+        if "transpose" in op.op:  # the backward pass of a convolution
+            weights = Gemm(prod(kernel[1:]), kernel[0], "column")
+            return ProductShape(float(image[0] * prod(image[2:])), weights)
         groups = max(image[1] // kernel[1], 1)
         weights = Gemm(max(kernel[0] // groups, 1), prod(kernel[1:]), "column")
         return ProductShape(float(output[0] * prod(output[2:])), weights, groups)

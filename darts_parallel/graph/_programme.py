@@ -6,7 +6,6 @@
                 sum_p z_tc[p, d] = sum of x over choices of consumer c that want d
                 w_t[p, f] >= sum of z_tc[p, d] over states d of placement f, every consumer c
                 v_t[p, g] >= sum of z_tc[p, d] over states d of gradient placement g
-                x_g[k] = x_h[k]       merged products of one input: all of them choose so
                 u_i >= sum of x_g[k] over choices of g that keep item i;  sum_i bytes_i u_i <= memory
 
 `x` is 0 or 1 in the integer programme. `w` and `v` are paid once, however many consumers want them.
@@ -88,7 +87,6 @@ class GraphProgramme:
         self.whole = len(self.cost)
         for first, end in self.spans:
             self.rows.append(ConstraintRow(range(first, end), [1.0] * (end - first), 1.0, 1.0))
-        self._merge_together()
         for fan in space.fans:
             self._add_fan(fan)
         if space.memory is not None:
@@ -100,16 +98,6 @@ class GraphProgramme:
         self.cost.extend(float(cost) for cost in costs)
         self.upper.extend(1.0 for _ in costs)
         return first
-
-    def _merge_together(self) -> None:
-        """Demand that the operators of a merged product choose it together with the first of them."""
-        for group, own in enumerate(self.space.groups):
-            for k, choice in enumerate(own.choices):
-                leader = choice.merged[0] if choice.merged else group
-                if leader != group:
-                    twin = self.first[leader] + self.space.twin(leader, choice, choice.merged)
-                    row = ConstraintRow((self.first[group] + k, twin), (1.0, -1.0), 0.0, 0.0)
-                    self.rows.append(row)
 
     def forbid(
         self,
@@ -242,7 +230,7 @@ class GraphProgramme:
 
     def rounded(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the likeliest choice of every group."""
-        return self.space.agreed([int(values[first:end].argmax()) for first, end in self.spans])
+        return tuple(int(values[first:end].argmax()) for first, end in self.spans)
 
     def constraints(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the sparse matrix of all rows, and the least and largest value of each."""

@@ -108,6 +108,7 @@ _BY_SIGNATURE = {
     "+Brc,Brk,Bkc->Brc": "addmm.default baddbmm.default",
     "bkX,ckX,+c->bcX": "conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default "
     "conv3d.padding",
+    "bkX,kcX,+c->bcX": "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
     "bgX,g,g->bgX": "group_norm.default",
     "vc,R->Rc": "embedding.default",
     "Xk,ekc,X->Xc": "grouped_mm_fallback.default _grouped_mm.default grouped_mm.default",
@@ -294,6 +295,8 @@ def along(call: RuleCall) -> Iterator[Split]:
     worked = call.dims(rank)
     if call.op.op in ("tril", "triu"):
         worked = [rank - 2, rank - 1]
+    elif call.op.op == "repeat":  # a dimension that is repeated has another size
+        worked = []
     elif call.op.op in ("pad", "constant_pad_nd"):
         # a dimension that loses as much as it gains keeps its size
         widths = enumerate(call.op.argument("pad"))
@@ -396,17 +399,17 @@ _BY_RULE: dict[Rule, str] = {
     "full_like.default empty_like.default clone.default __and__.Tensor __and__.Scalar __or__.Tensor "
     "__or__.Scalar __xor__.Tensor __xor__.Scalar",
     permuted: "permute.default transpose.int t.default",
-    along: "softmax.int _softmax.default log_softmax.int _log_softmax.default cumsum.default "
+    along: "softmax.int _softmax.default log_softmax.int _log_softmax.default cumsum.default cumprod.default "
     "sort.default sort.stable topk.default slice.Tensor split.Tensor split.sizes "
     "split_with_sizes.default chunk.default cat.default repeat_interleave.self_int flip.default "
     "roll.default logcumsumexp.default diff.default glu.default tril.default triu.default pad.default "
     "constant_pad_nd.default gather.default scatter.src scatter.value scatter.reduce "
-    "scatter.value_reduce scatter_add.default",
+    "scatter.value_reduce scatter_add.default slice_scatter.default repeat.default",
     around: "sum.dim_IntList sum.default mean.dim mean.default amax.default amin.default max.dim "
     "max.default min.dim min.default var.default var.dim var.correction std.default std.dim "
     "std.correction var_mean.default var_mean.dim var_mean.correction argmax.default argmin.default "
     "all.default all.dim all.dims any.default any.dim any.dims prod.default prod.dim_int "
-    "logsumexp.default select.int unbind.int unsqueeze.default stack.default",
+    "logsumexp.default linalg_vector_norm.default select.int unbind.int unsqueeze.default stack.default",
     attention: "scaled_dot_product_attention.default",
     normalized: "layer_norm.default rms_norm.default native_layer_norm.default",
     batch_normalized: "batch_norm.default _native_batch_norm_legit_no_training.default",
@@ -435,6 +438,11 @@ def rule_of(op: GraphOperator) -> Rule | None:
 def is_known(op: GraphOperator) -> bool:
     """Return whether an operator has named dimensions, or makes a constant."""
     return rule_of(op) is not None or op.op in CREATORS or not op.inputs
+
+
+def unknown_operators(graph: ModuleGraph) -> list[GraphOperator]:
+    """Return the operators that have no rule: every rank computes them."""
+    return [op for op in graph.computing if not is_known(op)]
 
 
 def splits(

@@ -15,13 +15,20 @@ from typing import TypeVar
 import numpy as np
 
 from darts_parallel.graph._choices import GraphJob, OperatorChoice, operator_choices
-from darts_parallel.graph._merges import ChoiceGroup, with_merged
 from darts_parallel.graph._repeats import repeated_keys
 from darts_parallel.graph._states import SLICED, State, forward_state, gradient_state, local_share
 from darts_parallel.graph.operators import GraphOperator, GraphValue
 
 STATE_BYTES = 16.0
 """Bytes per trained parameter with Adam in mixed precision: 2 and 2 of weight and gradient, 12 in float32."""
+
+
+@dataclass(frozen=True)
+class ChoiceGroup:
+    """Equal operators of repeated blocks, which choose together."""
+
+    operators: tuple[GraphOperator, ...]
+    choices: tuple[OperatorChoice, ...]
 
 
 Key = TypeVar("Key")
@@ -103,11 +110,11 @@ class GraphSpace(GraphJob):
             value = self.graph.values[op.tensors[0]]
             shared = self.ends == "free" and op.is_end and value.floating
             members[f"ends {value.shape}" if shared else keys[op.name]].append(op)
-        apart = []
+        found = []
         for ops in members.values():
             choices = tuple(operator_choices(self, ops[0]))
-            apart.append(ChoiceGroup(tuple(ops), choices))
-        return with_merged(self, apart) if self.merge else apart
+            found.append(ChoiceGroup(tuple(ops), choices))
+        return found
 
     @cached_property
     def group_of(self) -> dict[str, int]:
@@ -166,61 +173,15 @@ class GraphSpace(GraphJob):
         for slot in self.kernels.uses[op.name].kept:
             name, state = op.tensors[slot], choice.states[slot]
             share = local_share(state, self.mesh.ranks)
-            if choice.weights and name == op.inputs[0]:
-                share = choice.weights / self.graph.values[name].elements
             yield _KeptLayout(self.kernels.base[name], share, SLICED in state)
 
-    def changes(
-        self,
-        plan: Sequence[int],
-        group: int,
-        choice: int,
-    ) -> dict[int, int]:
-        """Return what a group's choice changes in a plan: products merge and come apart as a whole."""
-        now = self._chosen(plan)
-        new = self.groups[group].choices[choice]
-        found = {}
-        for changed in {group, *new.merged}:
-            for other in now[changed].merged:
-                found[other] = self.twin(other, now[other], ())
-        found[group] = choice
-        for other in new.merged:
-            found[other] = self.twin(other, new, new.merged)
-        return found
-
-    def agreed(self, plan: Sequence[int]) -> tuple[int, ...]:
-        """Take products apart that not all of their operators chose."""
-        found = []
-        for group, choice in enumerate(self._chosen(plan)):
-            pairs = [
-                (plan[other], self.twin(other, choice, choice.merged)) for other in choice.merged
-            ]
-            whole = all(own == twin for own, twin in pairs)
-            found.append(plan[group] if whole else self.twin(group, choice, ()))
-        return tuple(found)
-
-    def _chosen(self, plan: Sequence[int]) -> list[OperatorChoice]:
-        pairs = zip(self.groups, plan, strict=True)
-        return [group.choices[choice] for group, choice in pairs]
-
-    def twin(
-        self,
-        group: int,
-        choice: OperatorChoice,
-        merged: tuple[int, ...],
-    ) -> int:
-        """Return the choice of a group in the states of another group's, merged so; 0 where none is."""
-        states = (merged and choice.chained) or choice.states
-        return self.twins[group].get((merged, states), 0)
-
     @cached_property
-    def twins(self) -> list[dict[tuple[object, ...], int]]:
-        """Choices of every group by their merged groups and by their states."""
+    def by_states(self) -> list[dict[tuple[State, ...], int]]:
+        """Choices of every group by their states."""
         found = []
         for group in self.groups:
-            keys = [(choice.merged, choice.chained or choice.states) for choice in group.choices]
-            found.append({key: k for k, key in enumerate(keys)})
-        return found  # type: ignore[return-value]
+            found.append({choice.states: k for k, choice in enumerate(group.choices)})
+        return found
 
     def fan_seconds(
         self,

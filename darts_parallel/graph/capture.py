@@ -5,9 +5,8 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from textwrap import shorten
@@ -21,12 +20,14 @@ from torch.export import ExportedProgram
 from darts_parallel.config import load_function, require
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.graph._builder import GraphBuilder, detach_regions
-from darts_parallel.graph.operators import FirstTensor, ModuleGraph
+from darts_parallel.graph._rules import unknown_operators
+from darts_parallel.graph.operators import ModuleGraph
 
-Keywords = dict[str, Any]
-"""Arguments of a call by name."""
 DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool": torch.bool}
 """Element types that an input can name behind its shape."""
+
+COPIES = {torch.ops.aten.copy.default: lambda old, new, *_: new.to(old.dtype).expand(old.shape)}
+"""How an assignment to a slice takes its new values: torch has no gradient of a copy."""
 
 
 def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Module:
@@ -77,7 +78,6 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
 def export(
     module: nn.Module,
     inputs: Sequence[Tensor],
-    kwargs: Keywords,
 ) -> ExportedProgram:
     """Export a module in its functional form, every operator whole, in evaluation: dropout is left out.
 
@@ -88,9 +88,9 @@ def export(
     try:
         with _quiet():
             given = tuple(inputs)
-            exported = torch.export.export(module, given, kwargs, strict=False)
+            exported = torch.export.export(module, given, strict=False)
             detach_regions(exported)
-            return exported.run_decompositions({})  # type: ignore[no-any-return]
+            return exported.run_decompositions(COPIES)  # type: ignore[no-any-return]
     except (
         Exception,
         SystemExit,
@@ -151,7 +151,6 @@ def _is_users(file: str) -> bool:
 def capture_module(
     module: nn.Module,
     inputs: Sequence[Tensor],
-    kwargs: Keywords | None = None,
 ) -> ModuleGraph:
     """Capture a module's operators with example inputs; on the meta device nothing is computed.
 
@@ -159,35 +158,18 @@ def capture_module(
         UnsupportedError: it does not export.
     """
     began = time.perf_counter()
-    named = kwargs or {}
-    with _noted_calls(module, inputs, named) as calls:
-        exported = export(module, inputs, named)
-    graph = GraphBuilder(exported, module).build()
-    return replace(graph, calls=calls, seconds=time.perf_counter() - began)
+    exported = export(module, inputs)
+    graph = _decomposed(exported, module)
+    return replace(graph, seconds=time.perf_counter() - began)
 
 
-@contextmanager
-def _noted_calls(
-    module: nn.Module, inputs: Sequence[Tensor], kwargs: Keywords
-) -> Iterator[dict[str, FirstTensor]]:
-    """Note how a module and its parts get their first tensor."""
-    calls: dict[str, FirstTensor] = {}
-
-    def note(
-        path: str,
-        _: nn.Module,
-        args: Sequence[Any],
-        named: Keywords,
-    ) -> None:
-        given = {"": args[0]} | named if args else named
-        tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
-        if tensors:
-            calls[path] = FirstTensor(tensors[0], len(args))
-
-    note("", module, inputs, kwargs)
-    with ExitStack() as stack:
-        for path, part in module.named_modules():
-            if path:
-                hook = part.register_forward_pre_hook(partial(note, path), with_kwargs=True)
-                stack.callback(hook.remove)
-        yield calls
+def _decomposed(exported: ExportedProgram, module: nn.Module) -> ModuleGraph:
+    """Return the graph of a module; operators without a rule become others where these have more rules."""
+    graph = other = GraphBuilder(exported, module).build()
+    with suppress(Exception), _quiet():  # whatever torch raises, there is a graph
+        known = dict(torch.export.default_decompositions()) if unknown_operators(graph) else {}
+        while wanted := {op.node.target for op in unknown_operators(other)} & known.keys():
+            table = {op: known.pop(op) for op in wanted}
+            exported = exported.run_decompositions(table | COPIES)
+            other = GraphBuilder(exported, module).build()
+    return min(graph, other, key=lambda one: (one.underivable, len(unknown_operators(one))))

@@ -17,15 +17,13 @@ from darts_parallel.config import (
     run_subcommand,
 )
 from darts_parallel.graph._picture import picture
-from darts_parallel.graph._template import template_plan
 from darts_parallel.graph.alternatives import alternative_lines, alternatives, fastest
 from darts_parallel.graph.capture import load_module, make_inputs
 from darts_parallel.graph.descent import DescentOptions
-from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.layers import command_lines
 from darts_parallel.graph.plan import ENDS, make_mesh, plan_module
 from darts_parallel.graph.report import graph_dict, report_lines
-from darts_parallel.graph.script import plan_script
 from darts_parallel.graph.verify import verification
 from darts_parallel.plans import write_json, write_text
 from darts_parallel.problem import Cluster
@@ -43,9 +41,6 @@ Importing the module runs its code.
   mesh=[8] or [2,4]              ranks of one or two axes, the last one innermost (default: GPUs of a node)
   memory=GIB                     of a rank for parameters, optimizer states, kept activations (default: any)
   ends=replicated|free           free: inputs and outputs of one shape share a placement, maybe a split
-  merge=true                     linear operators of one input may be one product (query, key and value), and
-                                 of two that follow each other the weights may be multiplied first
-  slices=false                   with memory, gathered inputs are kept whole (no style of torch keeps slices)
   verify=true|false              run the plan on processes of this machine and compare it with one process
                                  (default: modules of up to 100 million parameters)
   descent=true                   search by gradient descent too, and compare
@@ -71,10 +66,6 @@ class GraphRequest:
     memory: float | None = None
     """GiB of a rank."""
     ends: str = "replicated"
-    merge: bool = False
-    """Linear operators of one input, or two that follow each other, may be one product."""
-    slices: bool = True
-    """With memory, backward may keep a slice of a gathered input and gather it again."""
     verify: bool | None = None
     """Run the plan; null: modules of up to 100 million parameters."""
     descent: bool = True
@@ -99,20 +90,18 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     cluster = Cluster.from_config(config.cluster, config.training.precision)
     mesh = make_mesh(cluster, tuple(request.mesh) or None)
     inputs = make_inputs(request.inputs)
-    options = {key: getattr(request, key) for key in ("memory", "ends", "merge", "time_limit")}
+    options = {key: getattr(request, key) for key in ("memory", "ends", "time_limit")}
     options["precision"] = config.training.precision
-    options["sliced"] = None if request.slices else False
     options["descent"] = DescentOptions(seed=request.seed) if request.descent else None
     planned = plan_module(load_module(request.module), inputs, mesh, **options)
     plan = planned.plan
     checked = verification(plan, request.module, request.inputs, request.verify)
-    text = plan_script(plan) if checked.styles else operators_script(plan)
-    template = template_plan(plan.space, request.time_limit)
+    text = plan_script(plan)
     found = alternatives(plan, text, request.module, request.inputs)
     best = fastest(found, plan.space.memory or mesh.device.memory)
     folder = run_folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
-    data = graph_dict(planned, template)
+    data = graph_dict(planned)
     data |= {"verified": checked.verified, "verified_reason": checked.reason}
     data["alternatives"] = [one.entry() for one in found]
     data["fastest"] = best.name
@@ -124,7 +113,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     if checked.verified is not False:
         name = "parallel_plan.py" if best is tensor else "tensor_plan.py"
         write_text(folder / name, text)
-    lines = [*report_lines(planned, template), checked.line, *alternative_lines(found, best)]
+    lines = [*report_lines(planned), checked.line, *alternative_lines(found, best)]
     return [*lines, *command_lines(request.module, planned.graph), f"files: {folder}"]
 
 

@@ -135,53 +135,24 @@ def coordinate_descent(
 ) -> list[int]:
     """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
-    moves = _Neighbourhoods(space)
+    fans = defaultdict[int, list[Fan]](list)
+    """Tensors whose moves a group's choice changes."""
+    for fan in space.fans:
+        for number in {fan.producer, *fan.consumers}:
+            fans[number].append(fan)
+
+    def merit(group: int, choice: int) -> tuple[float, float, bool, int]:
+        """Return bytes above the memory, then the seconds that may change; the plan's own choice first."""
+        trial = plan.copy()
+        trial[group] = choice
+        seconds = float(space.seconds[group][choice])
+        seconds += sum(space.fan_seconds(fan, trial) for fan in fans[group])
+        return space.excess_bytes(trial), seconds, choice != plan[group], choice
+
     for _ in range(sweeps):
-        before = list(plan)
+        before = plan.copy()
         for group, seconds in enumerate(space.seconds):
-            choices = range(len(seconds))
-            best = min(moves.merit(plan, group, choice) for choice in choices)
-            plan = moves.changed(plan, group, best[-1])
+            *_, plan[group] = min(merit(group, choice) for choice in range(len(seconds)))
         if plan == before:
             break
     return plan
-
-
-class _Neighbourhoods:
-    """The part of a space's costs that one group's choice changes."""
-
-    def __init__(self, space: GraphSpace) -> None:
-        self.space = space
-        merged = []
-        """Groups that may be one product with a group, itself included."""
-        for number, group in enumerate(space.groups):
-            merged.append({number}.union(*(choice.merged for choice in group.choices)))
-        self.near = [sorted(set[int]().union(*map(merged.__getitem__, own))) for own in merged]
-        """Groups whose choice a change of a group may change."""
-        self.fans: dict[int, list[Fan]] = defaultdict(list)
-        for fan in space.fans:
-            ends = (fan.producer, *fan.consumers)
-            for number in set[int]().union(*(self.near[end] for end in ends)):
-                self.fans[number].append(fan)
-
-    def changed(
-        self,
-        plan: Sequence[int],
-        group: int,
-        choice: int,
-    ) -> list[int]:
-        """Return a plan with another choice of a group."""
-        changes = self.space.changes(plan, group, choice)
-        return [changes.get(other, own) for other, own in enumerate(plan)]
-
-    def merit(
-        self,
-        plan: Sequence[int],
-        group: int,
-        choice: int,
-    ) -> tuple[float, float, bool, int]:
-        """Return bytes above the memory, then the seconds that may change; the plan's own choice first."""
-        trial = self.changed(plan, group, choice)
-        seconds = sum(float(self.space.seconds[other][trial[other]]) for other in self.near[group])
-        seconds += sum(self.space.fan_seconds(fan, trial) for fan in self.fans[group])
-        return self.space.excess_bytes(trial), seconds, choice != plan[group], choice

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from darts_parallel.graph import _parts, _states
 from darts_parallel.graph._rules import RESHAPES, SQUEEZES
-from darts_parallel.graph._states import PARTIAL, SLICED, State, is_split, local_shape
+from darts_parallel.graph._states import PARTIAL, REPLICATED, SLICED, State, is_split, local_shape
 from darts_parallel.graph.operators import (
     ATTENTION,
     CONSTANT,
@@ -35,16 +35,16 @@ HEAD = '''\
 """A plan on a mesh of {ranks}, operator by operator; written by darts-parallel.
 
     mesh = torch.distributed.device_mesh.init_device_mesh("cuda", {shape}, mesh_dim_names={names})
-    weights = distribute(tensors_of(module.eval()), WEIGHTS, mesh)
-    outputs = forward(mesh, weights, distribute(inputs, INPUTS, mesh))
+    module = parallelize(module, mesh)
 
-Weights, inputs and outputs are DTensors by name, between them are a rank's parts. States on every axis of the
-mesh: "S0", "S1", ... split in a dimension; "R" whole; "R*" whole, its gradient is still a sum ("R*S":
-backward keeps a slice and gathers it again); "P" a sum.
+Its parameters become DTensors. A call with inputs of the planned shapes runs the plan, without dropout.
+
+States on every axis of the mesh: "S0", "S1", ... split in a dimension; "R" whole; "R*" whole, its gradient is
+still a sum ("R*S": backward keeps a slice and gathers it again); "P" a sum.
 """
 
 '''
-TABLES = """
+TABLES = '''
 
 REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
 State = tuple[str, ...]
@@ -52,16 +52,38 @@ WEIGHTS: dict[str, State] = {{
 {weights}}}
 INPUTS: dict[str, State] = {{
 {inputs}}}
+CHANGED = {changed}
+"""Buffers that a step changes."""
 
 
-"""
+'''
 STEP = '''
 
 
 def forward(mesh, weights, inputs):
     """Run one step on this rank's parts."""
 {lines}
-    return {{{outputs}}}
+    return [{outputs}]
+
+
+def parallelize(module, mesh):
+    """Split a module's tensors over the mesh, in place; called with its inputs, it runs the plan.
+
+    Inputs are whole tensors or DTensors. It returns its tensors in order: those that all ranks have whole
+    as tensors, others as DTensors.
+    """
+    weights = split_tensors(module, WEIGHTS, mesh)
+
+    def run(*inputs):
+        pairs = zip(INPUTS.items(), inputs, strict=True)
+        given = {{name: enter(mesh, tensor, state) for (name, state), tensor in pairs}}
+        outputs = forward(mesh, weights, given)
+        for name in CHANGED:
+            put(module, name, weights[name])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    module.forward = run
+    return module
 '''
 TOLD = {*RESHAPES.split(), *SQUEEZES.split(), "expand.default"}
 """Operators that are told the shape of their output."""
@@ -73,6 +95,9 @@ RUNTIME = (
     _parts.placement,
     _parts.distribute,
     _parts.tensors_of,
+    _parts.put,
+    _parts.split_tensors,
+    _parts.enter,
     _parts.move_axis,
     _parts.move,
     _parts.Edges,
@@ -89,24 +114,26 @@ SPECIAL: dict[Any, tuple[Any, ...]] = {
 """Functions of the files that call them, each with the functions that it needs."""
 
 
-def operators_script(plan: GraphPlan) -> str:
+def plan_script(plan: GraphPlan) -> str:
     """Return the text of a Python file that runs a plan."""
     writer = _Writer(plan)
     operators = plan.space.graph.operators
     ranks = plan.space.mesh.ranks
     body = "\n".join(f"    {line}" for op in operators for line in writer.lines(op))
     outputs = []
-    for op in operators:
+    changed = []
+    for op in plan.space.graph.of_kind(OUTPUT):
         if op.buffer:
-            body += f"\n    weights[{json.dumps(op.buffer)}] = {writer.output(op)}"
-        elif op.op == OUTPUT:
-            outputs.append(f'"{op.target}": {writer.output(op)}')
+            changed.append(op.buffer)
+            body += f"\n    weights[{json.dumps(op.buffer)}] = {writer.distributed(op)}"
+        else:
+            outputs.append(writer.output(op))
     names = tuple(f"axis{axis}" for axis in range(len(ranks)))
     weights = _source_states(plan, (PARAMETER, CONSTANT))
     inputs = _source_states(plan, (INPUT,))
     text = HEAD.format(ranks=" x ".join(map(str, ranks)), shape=ranks, names=names)
-    text += _imports() + TABLES.format(weights=weights, inputs=inputs) + _functions(body)
-    return text + STEP.format(lines=body, outputs=", ".join(outputs))
+    text += _imports() + TABLES.format(weights=weights, inputs=inputs, changed=json.dumps(changed))
+    return text + _functions(body) + STEP.format(lines=body, outputs=", ".join(outputs))
 
 
 def _imports() -> str:
@@ -147,11 +174,6 @@ class _Writer:
         """Yield the lines that make an operator's outputs and bring them to their consumers' states."""
         if op.op == OUTPUT:
             return
-        choice = self.plan.choice(op)
-        if choice.chained and op == self.plan.merged(op)[0]:
-            # nothing makes the tensor between: its reader gets the first input
-            self.variables[op.outputs[0], choice.outputs[0]] = self._inputs(op)[0]
-            return
         before, text = self._made(op)
         yield from before
         result = _variable(op.name)
@@ -161,10 +183,15 @@ class _Writer:
         for name in op.outputs:
             if name in self.graph.consumers:
                 part = f"{result}[{name.rpartition('.')[2]}]"
-                yield self._distributed(op, name, text if single else part)
+                yield self._moved(op, name, text if single else part)
 
     def output(self, op: GraphOperator) -> str:
-        """Spell an output of the module."""
+        """Spell an output of the module; one that all ranks have whole is a plain tensor."""
+        whole = set(self.plan.choice(op).inputs[0]) <= {REPLICATED}
+        return self._inputs(op)[0] if whole else self.distributed(op)
+
+    def distributed(self, op: GraphOperator) -> str:
+        """Spell the input of an operator as a DTensor."""
         placements = f"list(map(placement, {self.plan.choice(op).inputs[0]}))"
         return f"DTensor.from_local({self._inputs(op)[0]}, mesh, {placements}, run_check=False)"
 
@@ -173,7 +200,7 @@ class _Writer:
         pairs = zip(op.inputs, self.plan.choice(op).inputs, strict=False)
         return [self.variables[pair] for pair in pairs]
 
-    def _distributed(
+    def _moved(
         self,
         op: GraphOperator,
         name: str,
@@ -202,12 +229,7 @@ class _Writer:
         given = self._inputs(op)
         if op.op == RELAY:
             return [], given[0]
-        together = self.plan.merged(op)
-        if self.plan.choice(op).chained:
-            given[1] = f"{given[1]} @ {self._inputs(together[0])[1]}"
-        elif together:
-            return self._one_product(op, together)
-        elif readers := self.plan.readers(op):
+        if readers := self.plan.readers(op):
             return self._sliced_products(op, readers)
         return [], self._call(op, given)
 
@@ -219,22 +241,6 @@ class _Writer:
             return f"move(mesh, {tensor}, {whole}, {self.plan.choice(op).outputs[0]})"
         group = "inputs" if op.op == INPUT else "weights"
         return f"{group}[{json.dumps(op.target)}].to_local()"
-
-    def _one_product(
-        self, op: GraphOperator, together: Sequence[GraphOperator]
-    ) -> tuple[list[str], str]:
-        """Spell linear operators of one input as one product, whose result is split."""
-        parts = f"{_variable(together[0].name)}__parts"
-        lines = []
-        if op == together[0]:
-            x, *_ = self._inputs(op)
-            tensors = [self._inputs(one)[1:] for one in together]
-            weights_and_biases = zip(*tensors, strict=True)
-            joined = [f"torch.cat([{', '.join(own)}])" for own in weights_and_biases]
-            sizes = ", ".join(f"len({own[0]})" for own in tensors)
-            product = f"functional.linear({x}, {', '.join(joined)})"
-            lines.append(f"{parts} = {product}.split([{sizes}], -1)")
-        return lines, f"{parts}[{together.index(op)}]"
 
     def _sliced_products(
         self, op: GraphOperator, readers: Sequence[GraphOperator]
@@ -329,5 +335,6 @@ def _literal(op: GraphOperator) -> str:
 
 
 def _variable(name: str) -> str:
-    """Return a value's name as a variable."""
-    return re.sub(r"\W", "__", name)
+    """Return a value's name as a variable; none has the name of a function that the file calls."""
+    taken = name in ("mesh", "weights", "inputs") or hasattr(_parts, name)
+    return re.sub(r"\W", "__", name) + "_" * taken

@@ -180,7 +180,8 @@ def _plans(
     plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
     # operators have the same names and states in both batches
     chosen = [plan.choice(group.operators[0]) for group in large.groups]
-    same = tuple(large.twin(number, choice, ()) for number, choice in enumerate(chosen))
+    pairs = zip(large.by_states, chosen, strict=True)
+    same = tuple(known.get(choice.states, 0) for known, choice in pairs)
     return plan, GraphPlan(large, same)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "output", "relay"
 """Operators that are none of torch's: where values come from and go to, and a copy that may change layout."""
@@ -96,23 +96,14 @@ class GraphOperator:
         return list(value) if isinstance(value, (list, tuple)) else value
 
 
-class FirstTensor(NamedTuple):
-    """How a module is given its first tensor."""
-
-    name: str
-    """Empty for a positional one."""
-    positional: int
-    """Number of positional arguments."""
-
-
 @dataclass(frozen=True)
 class ModuleGraph:
     """A captured module."""
 
     operators: tuple[GraphOperator, ...]
     values: dict[str, GraphValue]
-    calls: dict[str, FirstTensor] = field(default_factory=dict)
-    """Calls of modules by their path."""
+    underivable: int = 0
+    """Tensors of which torch has no gradient, though their operators have inputs with one."""
     seconds: float = 0.0
     """Seconds that the capture took."""
 

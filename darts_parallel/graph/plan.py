@@ -15,10 +15,9 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
-from darts_parallel.graph._rules import is_known
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph._states import SLICED, State, forward_state, gradient_state
-from darts_parallel.graph.capture import Keywords, capture_module
+from darts_parallel.graph.capture import capture_module
 from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
 from darts_parallel.problem import Cluster
@@ -94,19 +93,6 @@ class GraphPlan:
         op, index = self.space.graph.producers[name]
         return self.choice(op).outputs[index]
 
-    def merged(self, op: GraphOperator) -> list[GraphOperator]:
-        """Return the linear operators that are one product with this one, in order; it may be apart."""
-        graph, group_of = self.space.graph, self.space.group_of
-        choice = self.choice(op)
-        if not choice.merged:
-            return []
-        if not choice.chained:
-            readers = [one for one, _ in graph.consumers[op.inputs[0]]]
-            return [one for one in readers if group_of[one.name] in choice.merged]
-        leads = group_of[op.name] == choice.merged[0]
-        first = op if leads else graph.maker(op.inputs[0])
-        return [first, graph.consumers[first.outputs[0]][0][0]]
-
     def readers(self, op: GraphOperator) -> list[GraphOperator]:
         """Return the linear operators that gather one input again with this one, in order; may be none."""
         (given, *_), users = self.choice(op).inputs or ((),), self.space.graph.consumers
@@ -163,11 +149,6 @@ class PlannedGraph:
         """The captured module."""
         return self.plan.space.graph
 
-    @property
-    def unknown(self) -> list[GraphOperator]:
-        """Operators without a rule, which are replicated."""
-        return [op for op in self.graph.computing if not is_known(op)]
-
 
 def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceMeshSpec:
     """Return a mesh on a cluster: the GPUs of a node unless `ranks` says otherwise.
@@ -206,8 +187,6 @@ class GraphOptions:
     """How to search by gradient descent; None leaves it out."""
     bits: tuple[int, ...] = (LOSSLESS,)
     """Bits that sums may be reduced with, forward."""
-    merge: bool = False
-    """Linear operators of one input, or two that follow each other, may be one product."""
     sliced: bool | None = None
     """Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may."""
 
@@ -217,14 +196,13 @@ class GraphOptions:
         require_member("ends", self.ends, ENDS)
         width = WIDTHS[self.precision]
         memory = None if self.memory is None else self.memory * GIB
-        return GraphSpace(graph, mesh, width, memory, self.ends, self.bits, self.merge, self.sliced)
+        return GraphSpace(graph, mesh, width, memory, self.ends, self.bits, self.sliced)
 
 
 def plan_module(
     module: nn.Module,
     inputs: list[Tensor],
     mesh: DeviceMeshSpec,
-    kwargs: Keywords | None = None,
     **options: Any,
 ) -> PlannedGraph:
     """Plan a module operator by operator.
@@ -238,7 +216,7 @@ def plan_module(
         UnsupportedError: the module does not export.
         InfeasibleError: no plan fits into the memory.
     """
-    return plan_graph(capture_module(module, inputs, kwargs), mesh, **options)
+    return plan_graph(capture_module(module, inputs), mesh, **options)
 
 
 def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> PlannedGraph:

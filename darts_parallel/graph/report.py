@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from darts_parallel.graph._programme import ProgrammeAnswer
+from darts_parallel.graph._rules import unknown_operators
 from darts_parallel.graph._states import SLICED, VARYING
 from darts_parallel.graph.descent import DescentAnswer
 from darts_parallel.graph.operators import OUTPUT, RELAY, SOURCES, GraphOperator
@@ -46,7 +47,7 @@ def claim(programme: ProgrammeAnswer) -> str:
     )
 
 
-def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict[str, Any]:
+def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
     """Return the content of `graph.json`."""
     plan, graph, programme = planned.plan, planned.graph, planned.programme
     found: dict[str, Any] = {"cluster": plan.space.mesh.cluster.name}
@@ -59,13 +60,13 @@ def graph_dict(planned: PlannedGraph, template: GraphPlan | None = None) -> dict
     for key, name in PROGRAMME.items():
         found[key] = getattr(programme, name)
     found["claim"] = claim(programme)
-    found["unknown_operators"] = sorted({op.op for op in planned.unknown})
-    found["unknown_count"] = len(planned.unknown)
+    unknown = unknown_operators(graph)
+    found["unknown_operators"] = sorted({op.op for op in unknown})
+    found["unknown_count"] = len(unknown)
     found["computing_operators"] = len(graph.computing)
     found["choice_groups"] = len(plan.space.groups)
     found["capture_s"] = graph.seconds
     found["plan"] = summary(plan)
-    found["template"] = template and summary(template)
     found["tp_plan"] = tensor_parallel_plan(planned)
     return found
 
@@ -76,10 +77,8 @@ def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(op, name) for name in ("name", "op", "module", "target")}
     found["shape"] = list(plan.space.graph.shapes(op.outputs or op.inputs)[0])
     found["split"] = list(choice.labels)
-    found["merged"] = [one.name for one in plan.merged(op)]
     for end in ("inputs", "outputs"):
         found[end] = [list(map(spelled, state)) for state in getattr(choice, end)]
-    found["weights_first"] = bool(choice.chained)
     found["seconds"] = choice.seconds
     return found
 
@@ -90,19 +89,16 @@ def summary(plan: GraphPlan) -> dict[str, float]:
     return {"seconds": plan.seconds, "collectives": len(sizes), "bytes": sum(sizes)}
 
 
-def report_lines(planned: PlannedGraph, template: GraphPlan | None = None) -> list[str]:
+def report_lines(planned: PlannedGraph) -> list[str]:
     """Return the report: what was captured, what splits, what communicates, what is proven."""
     plan = planned.plan
     lines = [_capture_line(planned)]
-    if unknown := Counter(op.op for op in planned.unknown).most_common():
+    if unknown := Counter(op.op for op in unknown_operators(planned.graph)).most_common():
         names = ", ".join(f"{name} ({count})" for name, count in unknown)
         lines.append(f"not split (operator not supported): {names}")
     lines += _split_lines(plan)
-    lines += _merged_lines(plan)
     lines += _collective_lines(plan)
     lines.append(_plan_line(planned))
-    if template is not None:
-        lines.append(_template_line(plan, template))
     if planned.descent is not None:
         lines.append(_descent_line(plan, planned.descent))
     return lines
@@ -127,15 +123,6 @@ def _plan_line(planned: PlannedGraph) -> str:
         f"bound {MILLI * programme.lp_seconds:.4f} ms, {programme.variables} variables, "
         f"{programme.solve_seconds:.1f} s"
     )
-
-
-def _template_line(plan: GraphPlan, template: GraphPlan) -> str:
-    own = summary(plan)
-    known = summary(template)
-    sizes = "{collectives} collectives of {mib:.2f} MiB"
-    given, found = (sizes.format(mib=one["bytes"] / MIB, **one) for one in (known, own))
-    seconds = f"{MILLI * known['seconds']:.4f} ms"
-    return f"Megatron's template: {seconds}, {given}, where this plan has {found}"
 
 
 def _descent_line(plan: GraphPlan, descent: DescentAnswer) -> str:
@@ -167,18 +154,6 @@ def _split_lines(plan: GraphPlan) -> list[str]:
     return lines
 
 
-def _merged_lines(plan: GraphPlan) -> list[str]:
-    """List the linear operators that are one product, equal ones of repeated blocks in one line."""
-    found = set()
-    for group in plan.space.groups:
-        op = group.operators[0]
-        if together := plan.merged(op):
-            kind = "weights first" if plan.choice(op).chained else "one product"
-            names = ", ".join(one.module or one.name for one in together)
-            found.add((kind, names))
-    return [f"{kind}: {names}" for kind, names in sorted(found)]
-
-
 def _collective_lines(plan: GraphPlan) -> list[str]:
     """Sum the collectives by pass, kind and content."""
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -199,10 +174,10 @@ def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
     for op in planned.graph.of_kind("linear"):
         if op.module:
             styles[op.module] = STYLES.get(planned.plan.choice(op).labels[-1], "")
-    return merged(styles)
+    return _with_stars(styles)
 
 
-def merged(by_module: dict[str, str]) -> dict[str, str]:
+def _with_stars(by_module: dict[str, str]) -> dict[str, str]:
     """Return styles by module with `*` for the indices of repeated ones; empty styles are left out."""
     styles: dict[str, dict[str, str]] = defaultdict(dict)
     for module, style in by_module.items():

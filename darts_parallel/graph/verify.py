@@ -20,15 +20,12 @@ from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
-from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.operators import ModuleGraph
 from darts_parallel.graph.plan import GraphPlan
-from darts_parallel.graph.script import plan_script
 
-Made = tuple[nn.Module, list[Tensor], dict[str, Any]]
-"""A module, its inputs, and its inputs by keyword."""
-_Prepared = tuple[Callable[[], list[Tensor]], dict[str, Any]]
-"""A function that runs a file, and its inputs and weights by name."""
+Made = tuple[nn.Module, list[Tensor]]
+"""A module and its inputs."""
 MOST_PARAMETERS = 100_000_000
 """Parameters up to which a plan is run by default."""
 MOST_ELEMENTS = 2**27
@@ -39,6 +36,10 @@ UNSEEN = 1e-3
 """Share of the largest gradient below which gradients count as rounding errors."""
 SEQUENCES = (4, 16, 64)
 """Sizes of a sequence that are tried, the smallest first."""
+LARGEST = 1e4
+"""Weights from here on are memory that nobody has written."""
+NOISE = 0.1
+"""Standard deviation of weights that are drawn."""
 TIMEOUT_S = 120.0
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ON_GLOO = {"all_to_all": "all_gather"}
@@ -52,8 +53,6 @@ class PlanCheck:
     verified: bool | None
     """None: it was not run."""
     reason: str
-    styles: bool = True
-    """The file with torch's styles computes the module, too."""
 
     @property
     def line(self) -> str:
@@ -117,47 +116,29 @@ def _verified(
 
     ranks = twin.space.mesh.ranks
     listed = collectives_on_gloo(twin)
-    operators, text = operators_script(twin), plan_script(twin)
+    text = plan_script(twin)
     try:
         with Workers(prod(ranks), timeout_s=TIMEOUT_S) as workers:
-            for run in workers.run(run_file, make, operators, ranks):
+            for run in workers.run(run_file, make, text, ranks):
                 if fault := _fault(run, listed):
                     return PlanCheck(False, fault)
-            styles = text == operators or _styles_work(workers, make, text, ranks)
     except RuntimeError as error:
         return PlanCheck(False, f"the file fails: {error}")
     return PlanCheck(
         True,
         f"outputs, gradients and {sum(listed.values())} collectives of {prod(ranks)} processes on "
         f"inputs={list(map(list, shapes))} are as planned",
-        styles,
     )
 
 
-def _fault(
-    run: FileRun,
-    listed: dict[str, int] | None = None,
-) -> str:
+def _fault(run: FileRun, listed: dict[str, int]) -> str:
     """Say what a file does wrong; it is empty where nothing is."""
     for name, value in run.differences.items():
         if not value <= TOLERANCE:
             return f"{name} differs by {value:.2g} of its largest entry"
-    if listed not in (None, run.collectives):
+    if listed != run.collectives:
         return f"the file runs the collectives {run.collectives}, the plan has {listed}"
     return ""
-
-
-def _styles_work(
-    workers: Any,
-    make: Callable[[], Made],
-    text: str,
-    ranks: tuple[int, ...],
-) -> bool:
-    """Return whether a file with torch's styles computes the module, whose own code sees parts of tensors."""
-    try:
-        return not any(map(_fault, workers.run(run_file, make, text, ranks)))
-    except (RuntimeError, DartsParallelError):
-        return False
 
 
 def collectives_on_gloo(plan: GraphPlan) -> dict[str, int]:
@@ -207,7 +188,7 @@ def _twin(
     pairs = zip(space.groups, plan.assignment, strict=True)
     chosen = [group.choices[choice] for group, choice in pairs]
     assignment = [_alike(own, number, choice) for number, choice in enumerate(chosen)]
-    return None if None in assignment else GraphPlan(own, own.agreed(assignment))  # type: ignore[arg-type]
+    return None if None in assignment else GraphPlan(own, tuple(assignment))  # type: ignore[arg-type]
 
 
 def _alike(
@@ -219,11 +200,10 @@ def _alike(
 
     Ranks that outnumber key-value heads have states of their own: there the labels decide.
     """
-    states = choice.chained or choice.states
-    found = space.twins[group].get((choice.merged, states))
+    found = space.by_states[group].get(choice.states)
     if found is None:
         for k, one in enumerate(space.groups[group].choices):
-            if one.labels == choice.labels and not one.merged:
+            if one.labels == choice.labels:
                 return k
     return found
 
@@ -241,18 +221,25 @@ def _made(
     shapes: Sequence[Any],
     largest: int,
 ) -> Made:
-    """Make a module on this machine with numbers in all of its weights, and random inputs."""
+    """Make a module on this machine, and random inputs for which it computes numbers.
+
+    Weights that nobody has written are drawn. Constant ones, such as scales of zero or one, get noise: a
+    branch that is multiplied by 0 could be wrong unseen.
+    """
     torch.manual_seed(0)
-    module = load_module(path, device="cpu")
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            nn.init.normal_(tensor.detach(), std=0.1)
-    for bound in (largest, 2):
+    module = load_module(path, device="cpu").eval()
+    for tensor in map(Tensor.detach, [*module.parameters(), *module.buffers()]):
+        if tensor.is_floating_point() and tensor.numel():
+            if not tensor.abs().amax() < LARGEST:
+                nn.init.normal_(tensor, std=NOISE)
+            elif tensor.amin() == tensor.amax():
+                tensor += torch.randn_like(tensor) * NOISE
+    for bound in (largest, 2, 1):
         inputs = [_drawn(one, bound) for one in make_inputs(shapes)]
-        with suppress(IndexError):
-            module(*inputs)
-            break
-    return module, inputs, {}
+        with suppress(IndexError, RuntimeError):
+            if not any(one.isnan().any() for one in _flat(module(*inputs))):
+                break
+    return module, inputs
 
 
 def _drawn(
@@ -262,7 +249,8 @@ def _drawn(
     """Draw an input with the shape and type of another tensor."""
     if like.is_floating_point():
         return torch.randn(like.shape)
-    return torch.randint(2 if like.dtype == torch.bool else bound, like.shape).to(like.dtype)
+    bound = min(bound, 2) if like.dtype == torch.bool else bound
+    return torch.randint(bound, like.shape).to(like.dtype)
 
 
 def run_file(
@@ -277,58 +265,33 @@ def run_file(
     file: dict[str, Any] = {}
     exec(text, file)
     torch.manual_seed(0)
-    module, inputs, kwargs = make()
+    module, inputs = make()
     module.eval()
     names = tuple(f"axis{axis}" for axis in range(len(ranks)))
     mesh = init_device_mesh("cpu", ranks, mesh_dim_names=names)
-    prepare = _operators if "forward" in file else _styles
-    run, parts = prepare(file, deepcopy(module), [_leaf(tensor) for tensor in inputs], mesh)
+    split = file["parallelize"](deepcopy(module), mesh)
+    named = zip(file["INPUTS"], map(_leaf, inputs), strict=True)
+    given = file["distribute"](dict(named), file["INPUTS"], mesh).values()
     leaves = [_leaf(tensor) for tensor in inputs]
     try:
-        expected = list({id(one): one for one in _flat(module(*leaves, **kwargs))}.values())
+        expected = list({id(one): one for one in _flat(module(*leaves))}.values())
+        if any(one.isnan().any() for one in expected):
+            raise ValueError("it computes NaN")
         _backward(expected)
     except Exception as error:  # an answer about the module, whatever it raises
         raise UnsupportedError(f"one process fails: {error}; try verify=false.") from error
     with CommDebugMode() as comms:  # type: ignore[no-untyped-call]
-        outputs = run()
+        outputs = _flat(split(*given))
         _backward(outputs)
     differences = _of_outputs(outputs, expected)
     tensors = _numbered(leaves) | dict(module.named_parameters(remove_duplicate=False))
-    differences |= _of_gradients(parts, tensors)
-    for name, tensor in module.named_buffers():
-        if name in parts:
-            differences[f"buffer {name}"] = _difference(_whole(parts[name]), tensor, 0.0)
+    differences |= _of_gradients(_numbered(given) | dict(split.named_parameters()), tensors)
+    for (name, part), tensor in zip(split.named_buffers(), module.buffers(), strict=True):
+        differences[f"buffer {name}"] = _difference(_whole(part), tensor, 0.0)
     ran = Counter[str]()
     for kind, count in comms.get_comm_counts().items():
         ran[next(known for known in KINDS if known in str(kind))] += count
     return FileRun(differences, dict(ran))
-
-
-def _operators(
-    file: dict[str, Any],
-    module: nn.Module,
-    leaves: list[Tensor],
-    mesh: Any,
-) -> _Prepared:
-    """Prepare a file that is written operator by operator."""
-    distribute, states = file["distribute"], file["INPUTS"]
-    given = distribute(dict(zip(states, leaves, strict=True)), states, mesh)
-    weights = distribute(file["tensors_of"](module), file["WEIGHTS"], mesh)
-    # the step writes new values of buffers into the weights
-    weights |= _numbered(given.values())
-    return lambda: [*file["forward"](mesh, weights, given).values()], weights
-
-
-def _styles(
-    file: dict[str, Any],
-    module: nn.Module,
-    leaves: list[Tensor],
-    mesh: Any,
-) -> _Prepared:
-    """Prepare a file with torch's styles."""
-    split = file["parallelize"](module, mesh)
-    parts = _numbered(leaves) | dict(split.named_parameters())
-    return lambda: _flat(split(*leaves)), parts
 
 
 def _numbered(tensors: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -147,6 +147,28 @@ class Untrained(Pair):
         return self.b(self.a(x) * gate)
 
 
+class Named(Pair):
+    """Inputs with the names of functions of the file."""
+
+    def forward(self, edges: Tensor) -> Tensor:  # type: ignore[override]
+        mesh = super().forward(edges)
+        return mesh + edges
+
+
+class Composed(nn.Module):
+    """Operators without a rule, which torch writes as others that have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x[:, 0])
+        for k in range(3):
+            y = self.cell(x[:, k], y)
+        return torch.outer(y.sum(0), y.mean(1)).type_as(x)
+
+
 class Dropping(Pair):
     def between(self, h: Tensor) -> Tensor:
         return functional.dropout(h, 0.5)
@@ -173,6 +195,7 @@ class Assigning(Pair):
     def between(self, h: Tensor) -> Tensor:
         h = h.clone()
         h[:, 0] = 0
+        h[:, 2:8] = h[:, 8:14]
         return h
 
 
@@ -210,6 +233,9 @@ COMPUTED = (
     Frozen,
     Masked,
     Untrained,
+    Named,
+    Composed,
+    Assigning,
     nn.Identity,
 )
 REFUSED = {
@@ -217,7 +243,6 @@ REFUSED = {
     Noisy: "randn_like .* draws random numbers",
     DroppingAttention: "attention .* draws random numbers",
     Choosing: "cond .* chooses between functions",
-    Assigning: "an assignment to a slice",
     Silent: "it returns no tensor",
     Doubling: "changes its input x in place",
     Empty: "makes an empty tensor",
@@ -229,7 +254,7 @@ REFUSED = {
 def made(kind: type[nn.Module]) -> Made:
     """Return a module with its inputs."""
     torch.manual_seed(0)
-    return kind(), [drawn(*SHAPES.get(kind, (2, 16, WIDTH)))], {}
+    return kind(), [drawn(*SHAPES.get(kind, (2, 16, WIDTH)))]
 
 
 def exiting() -> nn.Module:
@@ -252,3 +277,18 @@ def stack() -> nn.Module:
     """Twelve narrow blocks, which tensor parallelism makes no faster."""
     blocks = (nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True) for _ in range(12))
     return nn.Sequential(*blocks)
+
+
+class ScaledToZero(Pair):
+    """A branch behind a scale that begins at zero; tokens that a mask takes out are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return (super().forward(x) * self.scale).masked_fill(mask[..., None], float("nan"))
+
+
+def scaled_to_zero() -> nn.Module:
+    return ScaledToZero()

@@ -52,6 +52,7 @@ ELEMENTWISE: Calls = {
     "to bool": (lambda x: (x * 1.0).to(torch.bool), (X,)),
     "to int": (lambda x: (x * 3).to(torch.int8), (X,)),
     "to double": (lambda x: (x * 3).double(), (X,)),
+    "type of another": (lambda x, y: x.type_as(y), (X, (2, 16))),
     "detach": (lambda x: x * x.detach(), (X,)),
     "full_like": (lambda x: torch.full_like(x, 2.0) + x, (X,)),
     "cross entropy of pairs": (
@@ -84,8 +85,11 @@ REDUCTIONS: Calls = {
     "all": (lambda x: (x > 0).all(1), (X,)),
     "any": (lambda x: (x > 0).any(), (X,)),
     "norm": (lambda x: x.norm(dim=1), (X,)),
+    "norm of all": (torch.norm, (X,)),
+    "cosine similarity": (lambda x, y: functional.cosine_similarity(x, y, -1), (X, X)),
     "softmax": (lambda x: x.softmax(1), (X,)),
     "log_softmax": (lambda x: x.log_softmax(-1), (X,)),
+    "cumprod": (lambda x: x.cumprod(1), (X,)),
     "cumsum": (lambda x: x.cumsum(1), (X,)),
     "sort": (lambda x: x.sort(1), (X,)),
     "sort of the last dimension": (torch.sort, (X,)),
@@ -152,6 +156,10 @@ LOOKUPS: Calls = {
     "gather": (lambda x, i: x.gather(1, i), (X, Indices(8, X))),
     "gather of fewer": (lambda x, i: x.gather(1, i), (X, Indices(8, (2, 3, 16)))),
     "scatter": (lambda x, i, s: x.scatter(1, i, s), (X, Indices(8, (2, 1, 16)), (2, 1, 16))),
+    "assignment to a slice": (
+        lambda x, y: torch.slice_scatter(x, y, 1, 2, 6),
+        (X, (2, 4, 16)),
+    ),
     "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), (X, Indices(8, X), X)),
 }
 PRODUCTS: Calls = {
@@ -183,6 +191,19 @@ PRODUCTS: Calls = {
         lambda x, w: functional.conv2d(x, w, padding=1, groups=4),
         (IMAGE, (8, 1, 3, 3)),
     ),
+    "transposed convolution": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, stride=2),
+        (IMAGE, (4, 8, 3, 3), (8,)),
+    ),
+    "transposed convolution of groups": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, groups=2),
+        (IMAGE, (4, 4, 3, 3), (8,)),
+    ),
+    "transposed convolution without batch": (
+        functional.conv_transpose1d,
+        ((4, 8), (4, 8, 3)),
+    ),
+    "conv_transpose3d": (functional.conv_transpose3d, ((2, 4, 4, 4, 4), (4, 4, 3, 3, 3))),
     "bilinear": (functional.bilinear, ((4, 8), (4, 8), (6, 8, 8))),
 }
 LAYERS: Calls = {
@@ -203,6 +224,8 @@ LAYERS: Calls = {
     "avg_pool2d": (lambda x: functional.avg_pool2d(x, 3, 1, 1), (IMAGE,)),
     "avg_pool1d without batch": (lambda x: functional.avg_pool1d(x, 3, 1, 1), ((8, 16),)),
     "adaptive pool": (lambda x: functional.adaptive_avg_pool2d(x, (2, 2)), (IMAGE,)),
+    "instance_norm": (functional.instance_norm, (IMAGE,)),
+    "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), (IMAGE,)),
     "interpolate": (lambda x: functional.interpolate(x, scale_factor=2), (IMAGE,)),
     "cross_entropy": (functional.cross_entropy, ((16, 8), Indices(8, (16,)))),
     "cross_entropy sum": (
@@ -362,4 +385,4 @@ def made(name: str) -> Made:
         else:
             drawn = torch.randn(shape, generator=generator)
         inputs.append(drawn)
-    return Called(function), inputs, {}
+    return Called(function), inputs

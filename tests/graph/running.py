@@ -15,7 +15,7 @@ from darts_parallel.graph._mesh import DeviceMeshSpec
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture_module, make_inputs
-from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.operators import ModuleGraph
 from darts_parallel.graph.plan import GraphPlan, make_mesh
 from darts_parallel.graph.verify import Made, collectives_on_gloo, run_file
@@ -82,7 +82,7 @@ def forced_plans(graph: ModuleGraph, ranks: int) -> Iterator[ForcedPlan]:
                 assignment[number] = k
                 plan = GraphPlan(space, tuple(assignment))
                 label = f"{op.overload} {choice.labels} {choice.inputs}"
-                yield ForcedPlan(label, plan, operators_script(plan))
+                yield ForcedPlan(label, plan, plan_script(plan))
 
 
 def check_file(workers: Workers, make: Callable[[], Made], text: str, plan: GraphPlan) -> None:

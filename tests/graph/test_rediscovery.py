@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.graph import PlannedGraph, plan_graph, template_plan
+from darts_parallel.graph import PlannedGraph, plan_graph
 from darts_parallel.graph.report import graph_dict, tensor_parallel_plan
+from experiments.megatron_template import template_plan
 from tests.graph.running import mesh, on_meta
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.verify import Made
 from darts_parallel.run.workers import Workers
@@ -23,22 +23,22 @@ def _ids(*shape: int) -> torch.Tensor:
 
 
 def block() -> Made:
-    return PlainBlock(128), [torch.randn(2, 16, 128)], {}
+    return PlainBlock(128), [torch.randn(2, 16, 128)]
 
 
 def grouped_queries() -> Made:
-    return QueryAttention(64, 8, 1), [torch.randn(2, 16, 64)], {}
+    return QueryAttention(64, 8, 1), [torch.randn(2, 16, 64)]
 
 
 def vocabulary() -> Made:
-    return Ends(64, 16), [_ids(2, 16), _ids(2, 16)], {}
+    return Ends(64, 16), [_ids(2, 16), _ids(2, 16)]
 
 
 def experts() -> Made:
     module = GroupedExperts(16, 4)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.1)
-    return module, [torch.randn(4, 8, 16), torch.rand(4, 8, 4, 3)], {}
+    return module, [torch.randn(4, 8, 16), torch.rand(4, 8, 4, 3)]
 
 
 class TimedPair(nn.Module):
@@ -79,7 +79,7 @@ class DiffusionUNet(nn.Module):
 
 
 def unet() -> Made:
-    return DiffusionUNet(), [torch.randn(4, 16, 8, 8), torch.randn(4, 32)], {}
+    return DiffusionUNet(), [torch.randn(4, 16, 8, 8), torch.randn(4, 32)]
 
 
 BODY = {
@@ -95,7 +95,7 @@ IMAGES = (2, 3, 32, 32)
 def theirs(name: str, sizes: dict[str, Any], shape: tuple[int, ...] = (2, 16)) -> Made:
     """Return a model of transformers, which nobody here wrote, and tokens or images."""
     pytest.importorskip("transformers")
-    return Whole(name, sizes), [torch.randn(shape) if len(shape) > 2 else _ids(*shape)], {}
+    return Whole(name, sizes), [torch.randn(shape) if len(shape) > 2 else _ids(*shape)]
 
 
 llama = partial(theirs, "Llama", LANGUAGE | {"num_key_value_heads": 2})
@@ -139,7 +139,7 @@ def _check(
     workers: Workers, make: Callable[[], Made], *ranks: int, seed: int | None = None, **options: Any
 ) -> GraphPlan:
     plan = plan_made(make, ranks, seed, **options)
-    check_file(workers, make, operators_script(plan), plan)
+    check_file(workers, make, plan_script(plan), plan)
     return plan
 
 
@@ -160,40 +160,11 @@ def test_any_choices_on_two_processes_are_one_process(
     _check(two, make, 2, seed=seed)
 
 
-@pytest.mark.parametrize("make", [llama, bert], ids=named)
-def test_merged_linears_on_two_processes_are_one_process(
-    two: Workers, make: Callable[[], Made]
-) -> None:
-    plan = _check(two, make, 2, merge=True)
-    sizes = {len(plan.merged(op)) for op in plan.space.graph.computing}
-    assert 3 in sizes, "query, key and value are one product"
-
-
 @pytest.mark.parametrize("make", [block, llama], ids=named)
 def test_slices_gathered_again_on_two_processes_are_one_process(
     two: Workers, make: Callable[[], Made]
 ) -> None:
     assert any(one.again for one in _check(two, make, 2, sliced=True).collectives)
-
-
-def chain() -> Made:
-    return (
-        nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8), nn.ReLU()),
-        [torch.randn(64, 8)],
-        {},
-    )
-
-
-@pytest.mark.slow
-def test_weights_first_in_all_states_on_two_processes_is_one_process(two: Workers) -> None:
-    space, ways = plan_made(chain, (2,), merge=True).space, 0
-    for group, own in enumerate(space.groups):
-        for k in (k for k, choice in enumerate(own.choices) if choice.weights):
-            changes = space.changes([0] * len(space.groups), group, k)
-            plan = GraphPlan(space, tuple(changes.get(g, 0) for g in range(len(space.groups))))
-            check_file(two, chain, operators_script(plan), plan)
-            ways += 1
-    assert ways == 5, "rows, columns, a sum, whole with and without a whole gradient"
 
 
 def test_plans_and_random_choices_on_four_processes() -> None:

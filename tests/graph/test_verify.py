@@ -13,16 +13,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from darts_parallel.config.composition import load_config
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.graph import verify
+from darts_parallel.graph._rules import unknown_operators
 from darts_parallel.graph.alternatives import BATCH, SHARDED, TENSOR, alternatives
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
 from darts_parallel.graph.command import run_request
-from darts_parallel.graph.execute import operators_script
+from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.layers import derived_keys
 from darts_parallel.graph.plan import GraphPlan, plan_module
 from darts_parallel.run.workers import Workers
 from tests.graph import named_modules
 from tests.graph.named_modules import COMPUTED, REFUSED, WIDTH, made
-from tests.graph.running import FAST, check_file, mesh, plan_made
+from tests.graph.running import FAST, captured, check_file, mesh, plan_made
 
 HERE = "tests.graph.named_modules"
 
@@ -33,7 +34,19 @@ def test_named_modules_are_one_process(two: Workers, kind: type[nn.Module]) -> N
     make = partial(made, kind)
     for seed in (None, 0, 1):
         plan = plan_made(make, (2,), seed)
-        check_file(two, make, operators_script(plan), plan)
+        check_file(two, make, plan_script(plan), plan)
+
+
+def test_operators_without_a_rule_are_written_as_others() -> None:
+    assert not unknown_operators(captured(partial(made, named_modules.Composed)))
+
+
+def test_branches_that_are_multiplied_by_zero_are_seen() -> None:
+    """Scales of zero get noise before a file is compared; inputs are drawn for which there are numbers."""
+    module, inputs = verify._made(f"{HERE}:scaled_to_zero", [[2, 16, WIDTH], [2, 16, "bool"]], 2)
+    assert module.scale.any()
+    assert not module(*inputs).isnan().any()
+    assert not inputs[1].any()
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
@@ -71,9 +84,9 @@ def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A file that computes another function is found."""
 
     def other(plan: GraphPlan) -> str:
-        return operators_script(plan).replace("aten.relu", "aten.sigmoid")
+        return plan_script(plan).replace("aten.relu", "aten.sigmoid")
 
-    monkeypatch.setattr(verify, "operators_script", other)
+    monkeypatch.setattr(verify, "plan_script", other)
     lines, data = run_command(tmp_path, "pair", f"inputs=[[3,16,{WIDTH}]]")
     assert data["verified"] is False
     assert any("WRONG" in line for line in lines)
@@ -120,7 +133,7 @@ def test_a_stack_that_tensor_parallelism_does_not_speed_up_has_an_answer(two: Wo
     """Twelve narrow blocks and a large batch: parts of the batch are faster, and their files train."""
     path, shapes = f"{HERE}:stack", [[4096, 64, WIDTH]]
     plan = plan_module(load_module(path), make_inputs(shapes), mesh(2)).plan
-    found = alternatives(plan, operators_script(plan), path, shapes)
+    found = alternatives(plan, plan_script(plan), path, shapes)
     assert [one.name for one in found] == [TENSOR, BATCH, SHARDED]
     tensor, batch, sharded = found
     assert batch.seconds < tensor.seconds
@@ -169,4 +182,4 @@ def test_infinite_results_are_equal_or_wrong() -> None:
     assert verify._difference(mask, mask, 0.0) == 0.0
     assert verify._difference(mask.flip(0), mask, 0.0) == float("inf")
     run = verify.FileRun({"output 0": 0.0, "output 1": float("nan")}, {})
-    assert "output 1 differs" in verify._fault(run)
+    assert "output 1 differs" in verify._fault(run, {})

@@ -7,11 +7,19 @@ vocabulary; experts lie whole on their ranks; all else is on every rank. The pro
 from collections.abc import Iterator
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.graph._programme import GraphProgramme
-from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING
-from darts_parallel.graph.operators import ATTENTION, GROUPED, SOURCES, GraphOperator, ModuleGraph
-from darts_parallel.graph.plan import GraphPlan
+from darts_parallel.graph import (
+    ATTENTION,
+    GROUPED,
+    PARTIAL,
+    REPLICATED,
+    SOURCES,
+    VARYING,
+    GraphOperator,
+    GraphPlan,
+    GraphProgramme,
+    GraphSpace,
+    ModuleGraph,
+)
 
 WHOLE = ("none", "none*", "partial", REPLICATED, VARYING, PARTIAL)
 """Labels of operators that all ranks run."""
