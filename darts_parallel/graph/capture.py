@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from darts_parallel.config import load_function, require
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -75,6 +76,22 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
     return made
 
 
+class _KeptNumbers(TorchFunctionMode):
+    """Makes constants of the module's code on the CPU, before they go where they are wanted.
+
+    The meta device would lose their numbers.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch."""
+        named = dict(kwargs or {})
+        device = named.pop("device", None) if func is torch.tensor else None
+        made = func(*args, **named)
+        return made if device is None else made.to(device)
+
+
 def export(
     module: nn.Module,
     inputs: Sequence[Tensor],
@@ -86,7 +103,7 @@ def export(
     """
     module.eval()
     try:
-        with _quiet():
+        with _quiet(), _KeptNumbers():
             given = tuple(inputs)
             exported = torch.export.export(module, given, strict=False)
             detach_regions(exported)

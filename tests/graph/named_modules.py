@@ -169,6 +169,17 @@ class Composed(nn.Module):
         return torch.outer(y.sum(0), y.mean(1)).type_as(x)
 
 
+class Constant(Pair):
+    """A constant of the code on the device of the input."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return torch.maximum(h, torch.tensor([0.25, -0.25], device=h.device).repeat(2 * WIDTH))
+
+
+def constant() -> nn.Module:
+    return Constant()
+
+
 class Dropping(Pair):
     def between(self, h: Tensor) -> Tensor:
         return functional.dropout(h, 0.5)

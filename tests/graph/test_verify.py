@@ -80,6 +80,13 @@ def test_a_plan_is_run_before_it_is_reported(tmp_path: Path) -> None:
     assert (tmp_path / "parallel_plan.py").exists()
 
 
+def test_constants_of_the_code_keep_their_numbers(tmp_path: Path) -> None:
+    """The module is captured on the meta device, which has none."""
+    _, data = run_command(tmp_path, "constant", f"inputs=[[3,16,{WIDTH}]]")
+    assert data["verified"] is True
+    assert "[0.25, -0.25]" in (tmp_path / "parallel_plan.py").read_text()
+
+
 def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that computes another function is found."""
 
