@@ -52,7 +52,7 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
             config = _language_part(whole, values, place)
             try:
                 counted = _counted(config, place, name)
-                counted.fields["not_priced"] = _not_priced(whole, config)
+                counted.fields["not_priced"] = _not_priced(whole, config, values)
                 return counted
             except NotModelled as error:
                 why = str(error)
@@ -98,12 +98,12 @@ def _language_part(config: Any, values: dict[str, Any], place: str) -> Any:
     return text
 
 
-def _not_priced(whole: Any, text: Any) -> str | None:
-    """Name the parts of a multimodal model next to its language model, with their parameters."""
+def _not_priced(whole: Any, text: Any, values: dict[str, Any]) -> str | None:
+    """Name the parts of a file next to its language model, with the parameters of all."""
     names = [
         key.removesuffix("_config")
         for key, part in vars(whole).items()
-        if isinstance(part, transformers.PretrainedConfig) and part is not text
+        if isinstance(part, transformers.PretrainedConfig) and part is not text and key in values
     ]
     if whole is text or not names:
         return None

@@ -20,6 +20,9 @@ _ATTENTION = re.compile(r"Att(entio)?n", re.IGNORECASE)
 _QUERY_OR_KEY = re.compile(r"(^|[._])(q|k|query|key)[a-z_]*norm", re.IGNORECASE)
 _GATE = re.compile(r"[._](gate|g)_proj$")
 _DOWN = re.compile("down|output|^w2$")
+DELTA_CHUNK = 64
+"""Tokens of a chunk of a gated delta net (`chunk_gated_delta_rule` of transformers and of
+flash-linear-attention)."""
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -196,8 +199,12 @@ class ShapeReader:
             self._latent(parts, out)
             return
         gates = [p for p in ins if _GATE.search(p.path)]
+        width = sum(p.out for p in gates)
+        for part in ins:  # queries and their gate may be one product (Qwen3-Next)
+            if part.name == "q_proj" and part.out == 2 * out.inputs and not gates:
+                part.out = width = out.inputs
         numbers = self._heads(root, _without(ins, gates), out, gates)
-        self._set(out, attention_gate_size=sum(p.out for p in gates) or None)
+        self._set(out, attention_gate_size=width or None)
         scales = [p for p in parts if p.is_head_norm]
         if scales:
             every = sum(p.norm for p in scales) == numbers
@@ -261,6 +268,9 @@ class ShapeReader:
     def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> None:
         """Read Mamba-1 or Mamba-2."""
         by_name = {p.name: p for p in parts if p is not mixer}
+        if hasattr(mixer.module, "num_v_heads"):
+            self._delta_net(mixer, by_name)
+            return
         if not {"in_proj", "out_proj", "conv1d"} <= set(by_name):
             raise mixer.refuse("is no state space of Mamba-1 or Mamba-2")
         inner = by_name["out_proj"].inputs
@@ -275,8 +285,24 @@ class ShapeReader:
             state = [(convolved[0] - inner) // (2 * groups)]
             self._set(mixer, mamba_num_heads=heads, mamba_num_groups=groups)
             self._set(mixer, mamba_chunk_size=module.chunk_size)
+            self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
         self._set(mixer, mamba_head_dim=inner // heads, mamba_state_dim=state[0])
         self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
+
+    def _delta_net(self, mixer: MetaPart, parts: dict[str, MetaPart]) -> None:
+        """Read a gated delta net, whose joint product is one or several; the sum is refereed."""
+        module: Any = mixer.module
+        self._set(
+            mixer,
+            mamba_delta_rule=True,
+            mamba_num_heads=module.num_v_heads,
+            mamba_head_dim=module.head_v_dim,
+            mamba_num_groups=module.num_k_heads,
+            mamba_state_dim=module.head_k_dim,
+            mamba_chunk_size=DELTA_CHUNK,
+            mamba_conv_kernel=parts["conv1d"].weights["weight"][-1],
+            mamba_bias=parts["out_proj"].bias,
+        )
 
     def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
         """Read experts and router, then the MLP or shared experts; return whether, and its size."""
@@ -308,7 +334,9 @@ class ShapeReader:
     def _router(self, experts: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
         """Read the product that chooses experts, and the gate of shared ones; return both."""
         shape = (self.fields["num_experts"], self.hidden)
-        router = next((p for p in parts if (p.out, p.inputs) == shape), None)
+        # a shared expert may be as wide, and lies deeper (Qwen3-Next)
+        alike = [p for p in parts if (p.out, p.inputs) == shape]
+        router = min(alike, key=lambda part: part.path.count("."), default=None)
         if router is None:
             raise experts.refuse("has no router")
         gates = [p for p in parts if p.out == 1 and not p.bias and p is not router]
@@ -400,7 +428,11 @@ class ShapeReader:
             # ModernBERT's stands for one of the first block
             self.fields["embedding_norm"] = False
             counts[0] = counts[1]
-        if counts != [len(block.symbols) for block in blocks]:
+        parts = [len(block.symbols) for block in blocks]
+        shared = [block.symbols.count(MAMBA + ATTENTION) for block in blocks]
+        if any(shared) and counts == [own - one for own, one in zip(parts, shared, strict=True)]:
+            self.fields["mamba_shares_norm"] = True
+        elif counts != parts:
             self.fields["block_norms"] = counts[0] or None
 
     def _biases(self) -> None:

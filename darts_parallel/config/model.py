@@ -173,7 +173,13 @@ class ModelConfig:
     """Rank of the step's product of Mamba-1, whose channels are heads of their own (Jamba); null:
     Mamba-2."""
     mamba_inner_norms: bool = True
-    """Mamba-1 has norms of step, B and C (Jamba); false: the first Mamba and Falcon Mamba."""
+    """Mamba-1 has norms of step, B and C (Jamba), Mamba-2 a gated norm; false: the first Mamba, Falcon
+    Mamba and Falcon-H1."""
+    mamba_delta_rule: bool = False
+    """Mamba layers are gated delta nets (Qwen3-Next, Qwen3.5; Yang et al. 2024, arXiv 2412.06464): heads of
+    values, groups of keys of `mamba_state_dim`."""
+    mamba_shares_norm: bool = False
+    """Attention right after a Mamba layer reads the output of the same norm (Falcon-H1)."""
     mtp_num_layers: int = ranged(0, 0)
     """Blocks after the last that each predict one token further (multi-token prediction,
     DeepSeek-V3)."""

@@ -25,6 +25,8 @@ PARTS = {
     "inputs": "custom blocks (model.inputs)",
     "hybrid_override_pattern": "layers of different kinds",
     "mamba_dt_rank": "Mamba-1 layers",
+    "mamba_delta_rule": "gated delta nets",
+    "mamba_shares_norm": "Mamba and attention side by side",
     "sliding_window": "windowed attention",
     "mtp_num_layers": "multi-token prediction",
     "block_norms": "another number of norms in a block",

@@ -318,6 +318,8 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     )
     sublayers = attentions + (bool(ffn) or experts is not None)
     norms = sublayers
+    if char == ATTENTION and config.mamba_shares_norm and symbol(config, index - 1) == MAMBA:
+        norms = 0
     if config.block_norms is not None and (half or char is None):
         norms = config.block_norms // (2 if half else 1)
     counts = Sublayers(attentions, sublayers, norms)

@@ -41,7 +41,10 @@ def state_space(config: ModelConfig) -> LayerSpec:
     """Describe a state-space layer and its residual, the scales of its norm left aside."""
     h = config.hidden_size
     mask = 1 if config.dropout else 0
-    layer = _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
+    if config.mamba_delta_rule:
+        layer = _delta_net(config)
+    else:
+        layer = _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
     layer = replace(layer, output_elements=h, recomputable=True)
     return replace(
         layer,
@@ -67,7 +70,8 @@ def _mamba_2(config: ModelConfig) -> LayerSpec:
     projected = inner + mixed + heads
     gemms = (Gemm(projected, h, "column"), Gemm(h, inner, "row"))
     # convolution with bias; A, D and step bias of every head; the gated norm
-    others = mixed * (config.mamba_conv_kernel + 1) + 3 * heads + inner
+    normed = inner * config.mamba_inner_norms
+    others = mixed * (config.mamba_conv_kernel + 1) + 3 * heads + normed
     scores = 2.0 * chunk * shared
     states = 2.0 * state * inner
     chunk_scores = 2.0 * config.mamba_num_groups * chunk
@@ -91,11 +95,50 @@ def _mamba_2(config: ModelConfig) -> LayerSpec:
         layer,
         replicated_parameters=h * config.linear_bias,
         # convolution; gated norm: two reads, one write
-        sharded_elements=convolution + 3.0 * inner,
+        sharded_elements=convolution + 3.0 * normed,
         # the joint product's output, the scan's output, the last product's input; the fused
         # function of state-spaces/mamba (ops/triton/ssd_combined) computes convolution and chunk
         # states again
         sharded_activation_bytes=2.0 * (projected + 2.0 * inner),
+    )
+
+
+def _delta_net(config: ModelConfig) -> LayerSpec:
+    """Describe a gated delta net (arXiv 2412.06464, section 3.3), in chunks as flash-linear-attention.
+
+    A chunk inverts a triangular matrix of its keys, whose products with keys and values (W and U) then
+    correct the state.
+    """
+    h = config.hidden_size
+    heads = state_space_heads(config)
+    size, state, chunk = config.mamba_head_dim, config.mamba_state_dim, config.mamba_chunk_size
+    inner = heads * size
+    wide = heads * state  # keys, repeated for the heads of the values
+    mixed = inner + 2 * config.mamba_num_groups * state
+    projected = mixed + inner + 2 * heads  # gate; decay and strength of every head
+    gemms = (Gemm(projected, h, "column"), Gemm(h, inner, "row"))
+    # keys with keys and queries, the inverse with keys and values, scores with values
+    scores = 2.0 * chunk * (3.0 * wide + 2.0 * inner) + heads * chunk * chunk / 3.0
+    states = 6.0 * state * inner
+    chunk_states = 2.0 * inner * state / chunk  # float32
+    convolution = 2.0 * mixed
+    corrected = 2.0 * (inner + wide)
+    moved = mixed + 2.0 * inner + corrected + 3.0 * chunk_states
+    again = convolution + corrected + 2.0 * chunk_states
+    side = min(size, state, chunk)
+    scan = Scan(
+        scores + states, scores + states / 3.0, moved, again, side, heads, float(projected + inner)
+    )
+    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
+    others = mixed * config.mamba_conv_kernel + 2 * heads
+    layer = replace(layer, sharded_parameters=weights(gemms) + others)
+    return replace(
+        layer,
+        # the gated norm's scale is that of one head
+        replicated_parameters=size,
+        sharded_elements=convolution + 3.0 * inner,
+        # the joint product's output, queries, keys and values, the scan's output, the last product's input
+        sharded_activation_bytes=2.0 * (projected + mixed + 2.0 * inner),
     )
 
 

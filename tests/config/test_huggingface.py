@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.huggingface import Imported, import_model
@@ -17,6 +19,7 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.problem.referee import check_import
+from darts_parallel.problem.state_space import state_space
 from tests.support.commands import Command
 
 pytest.importorskip("transformers")
@@ -233,7 +236,7 @@ def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
 @pytest.mark.parametrize(
     ("values", "part"),
     [
-        ({"model_type": "qwen3_next"}, r"linear_attn \(Qwen3NextGatedDeltaNet\)"),
+        ({"model_type": "gemma3n_text"}, r"altup \(Gemma3nTextAltUp\)"),
         ({"model_type": "albert"}, r"attention.LayerNorm \(LayerNorm\)"),
         ({"model_type": "whisper"}, r"\(Whisper.*|k_proj"),
         ({"model_type": "switch_transformers"}, "cannot be counted on the meta device"),
@@ -391,3 +394,59 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(values: Values, w
     with pytest.raises(ConfigError, match=words) as refused:
         import_model(values, "model.path=config.json", "m")
     assert "\n" not in str(refused.value)
+
+
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen3_5_text", {"intermediate_size": 96}),
+        ("qwen3_next", {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}),
+    ],
+)
+def test_gated_delta_nets_are_read(kind: str, more: Values) -> None:
+    """Three of four blocks; queries and their gate are one product of the fourth."""
+    found = read(kind, head_dim=16, **DELTA, **more)
+    assert found.hybrid_override_pattern is not None
+    assert found.hybrid_override_pattern[::2] == "MMM*"
+    assert (found.mamba_delta_rule, found.attention_gate_size) == (True, 4 * 16)
+    assert (found.mamba_num_heads, found.mamba_num_groups, found.mamba_state_dim) == (4, 2, 16)
+
+
+def test_a_delta_nets_scan_has_the_products_of_its_chunked_form() -> None:
+    """Torch counts all products but those with the inverse of a triangle, for which it calls a solver."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as published
+
+    tokens, heads, keys, values, chunk = 128, 4, 16, 8, 64
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"), counter:
+        query, key = (torch.zeros(1, tokens, heads, keys) for _ in range(2))
+        value = torch.zeros(1, tokens, heads, values)
+        decay, beta = (torch.zeros(1, tokens, heads) for _ in range(2))
+        published.torch_chunk_gated_delta_rule(query, key, value, decay, beta, chunk_size=chunk)
+    config = read("qwen3_next", head_dim=16, num_experts=4, num_experts_per_tok=2, **DELTA)
+    scan = state_space(config).scan
+    assert scan is not None
+    inverse = heads * (chunk**2 / 3 + 2 * chunk * (keys + values))
+    assert scan.flops - inverse == pytest.approx(counter.get_total_flops() / tokens)
+
+
+def test_falcon_h1_has_attention_next_to_mamba_behind_one_norm() -> None:
+    sizes = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
+    found = read("falcon_h1", head_dim=16, mamba_n_groups=1, **sizes)
+    assert found.hybrid_override_pattern == "M*-" * 4
+    assert (found.mamba_shares_norm, found.mamba_inner_norms) == (True, False)
+
+
+def test_the_router_is_told_from_a_shared_expert_as_wide() -> None:
+    wide = {"num_experts": 32, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    found = read("qwen3_next", head_dim=16, num_experts_per_tok=2, **DELTA, **wide)
+    assert (found.num_experts, found.moe_shared_expert_intermediate_size) == (32, 32)
+    assert found.moe_shared_expert_gate
