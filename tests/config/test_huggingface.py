@@ -263,8 +263,8 @@ def test_the_referee_catches_layers_that_are_read_wrongly() -> None:
     ("values", "sentence"),
     [
         ({"model_type": "unheard_of"}, "model_type=unheard_of is unknown to transformers"),
-        ({}, "model_type=None must be one"),
-        ({"model_type": [None]}, r"model_type=\[None\] must be one"),
+        ({}, "model_type=None is unknown"),
+        ({"model_type": [None]}, r"model_type=\[None\] is unknown"),
         ({"model_type": "llama", "hidden_size": "4096"}, "is no configuration of model_type=llama"),
     ],
 )
