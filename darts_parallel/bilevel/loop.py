@@ -1,10 +1,11 @@
 """The bilevel loop, from top to bottom: weight step, prices, logit step, and the plan that is left.
 
 1. The weights step on training bytes, at the global batch size and with the bits of the leading relaxed plan.
-2. What was measured becomes prices in steps. A share of the gradient noise scale is the critical batch size,
-   which prices every batch size by `log(1 + critical / B)` (McCandlish et al. 2018, arXiv 1812.06162); trials
-   before the loop measure the share. Trials, or the slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv
-   1806.09055), price few bits.
+2. What was measured becomes prices in steps. The gradient noise scale N prices batch sizes (McCandlish et al.
+   2018, arXiv 1812.06162). Adam divides by the root mean square of the gradient. A batch of B sequences makes
+   the mean square `1 + N / B` times as large. So at a fixed learning rate the number of steps goes as
+   `sqrt(1 + N / B)` (square-root rule of Malladi et al. 2022, arXiv 2205.10287). Trials before the loop or
+   slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv 1806.09055), price few bits.
 3. The logits step on `log(seconds per step) + log(steps)`.
 4. The batch sizes that led become phases of the training. Every phase gets the best plan of its batch size.
 """
@@ -56,16 +57,6 @@ class BilevelRecord:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """Findings of trials before the loop."""
-
-    prices: LogSlowdown
-    """Prices of few bits."""
-    critical_share: float = 1.0
-    """Critical batch size over the gradient noise scale."""
-
-
-@dataclass(frozen=True)
 class TrainingPhase:
     """Weight steps from one on, and how they are made."""
 
@@ -86,7 +77,7 @@ class BilevelLoop:
         settings: Everything that can be chosen; `settings.seed` gives all random numbers.
         problem: Prices the seconds of a step.
         corpus: Bytes.
-        tried: Findings of another loop's trials; None runs trials of its own.
+        tried: Prices of few bits by another loop's trials; None runs trials of its own.
     """
 
     def __init__(
@@ -94,7 +85,7 @@ class BilevelLoop:
         settings: BilevelSettings,
         problem: Problem,
         corpus: Corpus,
-        tried: Tried | None = None,
+        tried: LogSlowdown | None = None,
     ) -> None:
         self.settings = settings
         self.problem = problem
@@ -117,19 +108,15 @@ class BilevelLoop:
         """Make all steps that are left and hand on the record of each; trials come before the first."""
         if self.tried is None:
             self.tried = self._try()
-        self.prices = self.tried.prices
+        self.prices = self.tried
         while self.trainer.step < self.settings.num_steps:
             on_record(self.step())
 
-    def _try(self) -> Tried:
-        """Price few bits, and find how much of the gradient noise scale counts, where either is asked for."""
-        bits = self.settings.estimator == "trials" and len(self.prices.all_bits) > 1
-        batches = len(self.settings.batches) > 1
-        if not bits and not batches:
-            return Tried(self.prices)
-        trials = Trials(self.settings, self.corpus.train)
-        prices = trials.price_bits(self.prices) if bits else self.prices
-        return Tried(prices, trials.critical_share() if batches else 1.0)
+    def _try(self) -> LogSlowdown:
+        """Price few bits by trials, where they are asked for."""
+        if self.settings.estimator != "trials" or len(self.prices.all_bits) == 1:
+            return self.prices
+        return Trials(self.settings, self.corpus.train).price_bits(self.prices)
 
     def step(self) -> BilevelRecord:
         """Make one weight step, and a logit step where one is due."""
@@ -228,9 +215,8 @@ class BilevelLoop:
     ) -> float:
         """Take new measurements into the prices; return the validation loss, nats."""
         settings = self.settings
-        share = 1.0 if self.tried is None else self.tried.critical_share
-        critical = share * (self.trainer.noise.sequences or 0.0)
-        by_batch = {batch: log1p(critical / batch) for batch in settings.batches}
+        noise = self.trainer.noise.sequences or 0.0
+        by_batch = {batch: 0.5 * log1p(noise / batch) for batch in settings.batches}
         self.prices = replace(self.prices, by_batch=by_batch)
         count = settings.validation_sequences
         held_out = sample(self.corpus.validation, count, settings.context, self.generator)

@@ -78,7 +78,7 @@ class LogSlowdown:
         gradient_pairs: Data-parallel degrees with the bits of their gradients, Kg of them.
         forward: Log slowdown by every block's sums, shape `(blocks, Kf)`, float64.
         gradient: Log slowdown by every block's gradients, shape `(blocks, Kg)`, float64.
-        by_batch: Log slowdown by every global batch size, `log(1 + B_noise / B)`.
+        by_batch: Log slowdown by every global batch size, `log(1 + N / B) / 2`.
     """
 
     forward_pairs: tuple[Pair, ...]

@@ -1,16 +1,12 @@
 """Trials: short trainings from the initial weights, with paired batches, before the loop begins.
 
-They price few bits, because weights that learned with nearly exact sums underrate what a rounding costs. They
-also say how large a batch must be before more sequences hardly save steps, in units of the gradient noise
-scale: Adam at a fixed learning rate gains less from a large batch than the noise scale promises.
-
-Only the last fifth of a trial counts: before the blocks contribute anything, rounding what they send costs
-nothing. Nats become steps by the curve of the faster training there.
+They price few bits, because weights that learned with nearly exact sums underrate what a rounding costs. Only
+the last fifth of a trial counts: before the blocks contribute anything, their roundings cost nothing. Nats
+become steps by the exact training's curve there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
 from statistics import mean
 
 from torch import Tensor
@@ -26,10 +22,6 @@ READ = 0.8
 """Share of a trial's steps before its losses are compared."""
 NEXT_SEED = 10_007
 """Between the seeds of one search's trials."""
-WIDER = 4
-"""Global batch size of the wider trials over that of the others."""
-MOST_SAVED = 0.9
-"""Share of `WIDER` that the wider trials save in steps at most, so that the critical batch is finite."""
 
 
 def log_slowdown(
@@ -55,36 +47,22 @@ class Trials:
     def __post_init__(self) -> None:
         count = self.settings.trial_seeds
         self.seeds = [self.settings.seed + NEXT_SEED * index for index in range(count)]
-        self.noise: list[float] = []
-        """Gradient noise scales along the exact trials, sequences."""
-        self.exact = self._train(EXACT, self.settings.global_batch_size)
+        self.exact = self._train(EXACT)
         self.known = {EXACT: 0.0}
 
-    def _train(self, candidate: Candidate, batch: int) -> list[list[float]]:
+    def _train(self, candidate: Candidate) -> list[list[float]]:
         """Train all blocks by one candidate; return the losses of all steps, nats, seed by seed."""
-        plan = (candidate,) * self.settings.num_blocks
+        settings = self.settings
+        plan = (candidate,) * settings.num_blocks
         curves = []
         for seed in self.seeds:
-            trainer = WeightTrainer(self.settings, batch, seed)
-            curve = []
-            for _ in range(self.settings.trial_steps):
-                curve.append(trainer.learn_plan(trainer.next_batch(self.text), plan).loss)
-                if candidate == EXACT and trainer.noise.sequences is not None:
-                    self.noise.append(trainer.noise.sequences)
-            curves.append(curve)
+            batch = settings.global_batch_size
+            trainer = WeightTrainer(settings, batch, seed, measure_noise=False)
+            steps = range(settings.trial_steps)
+            curves.append(
+                [trainer.learn_plan(trainer.next_batch(self.text), plan).loss for _ in steps]
+            )
         return curves
-
-    def critical_share(self) -> float:
-        """Return the critical batch size over the gradient noise scale.
-
-        Steps to a loss go as `1 + critical / B`; the ratio of two batch sizes' steps gives the critical one.
-        """
-        noise = mean(self.noise)
-        batch = self.settings.global_batch_size
-        wide = WIDER * batch
-        saved = log_slowdown(self.exact, self._train(EXACT, wide))
-        ratio = min(exp(saved), MOST_SAVED * WIDER)
-        return (ratio - 1.0) / (1.0 / batch - ratio / wide) / noise
 
     def price_bits(self, free: LogSlowdown) -> LogSlowdown:
         """Try every number of bits at its widest group, all blocks by it; blocks share its price equally.
@@ -107,7 +85,7 @@ class Trials:
         if candidate.lossless:
             return 0.0
         if candidate not in self.known:
-            curves = self._train(candidate, self.settings.global_batch_size)
+            curves = self._train(candidate)
             self.known[candidate] = log_slowdown(curves, self.exact)
         return self.known[candidate] / self.settings.num_blocks
 

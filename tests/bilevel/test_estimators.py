@@ -1,5 +1,4 @@
 from functools import partial
-from math import log
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() 
             assert bits < 16 or not prices[:, column].any()
             assert len(prices[:, column].unique()) == 1
     # equal seeds see equal batches
-    assert trials._train(EXACT, 8) == trials.exact
+    assert trials._train(EXACT) == trials.exact
 
 
 def test_only_the_end_of_a_trial_counts() -> None:
@@ -45,21 +44,6 @@ def test_only_the_end_of_a_trial_counts() -> None:
     only = [loss + (0.2 if step >= 8 else 0.0) for step, loss in enumerate(exact)]
     assert log_slowdown([late], [exact]) == log_slowdown([only], [exact]) > 0.0
     assert log_slowdown([exact], [late]) == 0.0  # luck is no gain
-
-
-@pytest.mark.parametrize(("critical", "noise"), [(12.0, 24.0), (30.0, 20.0)])
-def test_the_critical_batch_size_is_found_from_two_batch_sizes(
-    critical: float, noise: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def curve(batch: int) -> list[float]:
-        """Losses that depend on `step / (1 + critical / batch)` alone."""
-        steps = [step / (1.0 + critical / batch) for step in range(1, 101)]
-        return [4.0 - 0.9 * log(step) + 0.06 * log(step) ** 2 for step in steps]
-
-    monkeypatch.setattr(Trials, "_train", lambda _, candidate, batch: [curve(batch)])
-    trials = Trials(SETTINGS, corpus().train)
-    trials.noise = [noise]
-    assert trials.critical_share() == pytest.approx(critical / noise, rel=0.02)
 
 
 def test_groups_of_one_rank_send_nothing_and_those_of_two_send_few_bits() -> None:

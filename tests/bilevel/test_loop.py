@@ -1,9 +1,10 @@
 from dataclasses import replace
+from math import log
 
 import pytest
 import torch
 
-from darts_parallel.bilevel.loop import BilevelLoop, Tried
+from darts_parallel.bilevel.loop import BilevelLoop
 from darts_parallel.bilevel.optimum import verify
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.cost.evaluation import evaluate
@@ -86,7 +87,7 @@ def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned
 def test_the_noise_scale_decides_the_batch_and_the_batch_the_plan_phase_by_phase() -> None:
     bits = {"tp_bits": (16,), "grad_bits": (16,)}
     loop = tiny_loop(batch_candidates=(8, 64), num_steps=20, warmup_steps=2, **bits)
-    loop.tried = Tried(loop.space.free, 0.5)
+    loop.tried = loop.space.free
     noise = loop.trainer.noise
     noise.decay, noise.square, noise.trace = 1.0, 1.0, 0.01  # what is measured changes nothing
     for _ in range(4):
@@ -96,7 +97,8 @@ def test_the_noise_scale_decides_the_batch_and_the_batch_the_plan_phase_by_phase
     for _ in range(3):
         loop.step()
     by_batch = loop.prices.by_batch
-    assert by_batch[8] > by_batch[64] > 0.0
+    for batch in (8, 64):
+        assert by_batch[batch] == pytest.approx(0.5 * log(1.0 + 1e6 / batch))
     assert loop.trainer.batch == 64
     first, last = loop.phases()
     assert first.from_step == 0
