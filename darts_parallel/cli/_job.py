@@ -1,6 +1,7 @@
 """One job of the command: plan or evaluate, report, write."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,18 @@ from darts_parallel.report import (
     report_page,
     shown_path,
 )
+
+
+QUIET = 0.7
+"""CPU seconds a second from which on a machine is not busy."""
+
+
+def busy_words(cpu_seconds: float, seconds: float) -> str:
+    """Say that other programs took the machine during a search; empty where they did not."""
+    if cpu_seconds >= QUIET * seconds:
+        return ""
+    took = f"the search got {cpu_seconds:.1f} CPU s in {seconds:.1f} s"
+    return f"the machine was busy: {took}, and its limits are wall-clock seconds"
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,9 @@ class Job(Watcher):
 
     def _plan(self) -> float:
         """Search (or evaluate a given plan), verify, write, report, export."""
+        began, worked = time.monotonic(), time.process_time()
         planned = find_plan(self.problem, rental=self.rental, watcher=self)
+        busy = busy_words(time.process_time() - worked, time.monotonic() - began)
         problem = planned.problem or self.problem
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
@@ -155,6 +170,8 @@ class Job(Watcher):
             self._report(findings, data, distance)
         with self._beside("the explanation"):
             render_ending(planned, problem, self.folder, self.console)
+        if busy and planned.result is not None and planned.result.stopped_by == "time_limit":
+            self._print_line(busy)
         if problem.config.export is None:
             for line in self._start_lines(findings):
                 self._print_line(f"start it: {line}")

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from darts_parallel.cli._arguments import flags_first
-from darts_parallel.cli._job import Job
+from darts_parallel.cli._job import Job, busy_words
 from darts_parallel.config.composition import with_own_job
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
@@ -218,3 +218,8 @@ def test_a_model_named_alone_takes_its_own_job_and_price_takes_degrees() -> None
     ]
     with pytest.raises(ConfigError, match="price needs a plan"):
         flags_first(["price", "model=toy"])
+
+
+def test_a_busy_machine_is_named_by_its_cpu_seconds() -> None:
+    assert busy_words(7.0, 10.0) == ""
+    assert "busy: the search got 6.9 CPU s in 10.0 s" in busy_words(6.9, 10.0)
