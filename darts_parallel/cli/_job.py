@@ -52,7 +52,6 @@ from darts_parallel.report import (
     shown_path,
 )
 
-
 QUIET = 0.7
 """CPU seconds a second from which on a machine is not busy."""
 
