@@ -160,7 +160,7 @@ class BilevelJob:
 
     def _search(self, loop: BilevelLoop) -> bool:
         """Run the loop; tell whether it came to its end without Ctrl-C."""
-        self._show("trials of few bits and batch sizes", 0, 1)
+        self._show("trials of few bits", 0, 1)
         try:
             loop.run(self._on_record)
         except KeyboardInterrupt:
