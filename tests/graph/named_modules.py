@@ -169,6 +169,19 @@ class Composed(nn.Module):
         return torch.outer(y.sum(0), y.mean(1)).type_as(x)
 
 
+class AskingForTheDevice(Pair):
+    """Count in whole numbers where the device can: the processor counts floating ones alone."""
+
+    def between(self, h: Tensor) -> Tensor:
+        places = h.argmax(-1)
+        counted = places.float() if h.device.type == "cpu" else places.int()
+        return h * torch.histc(counted, 4, 0, 4 * WIDTH).sum()
+
+
+def asking() -> nn.Module:
+    return AskingForTheDevice()
+
+
 class Constant(Pair):
     """A constant of the code on the device of the input."""
 

@@ -80,6 +80,12 @@ def test_a_plan_is_run_before_it_is_reported(tmp_path: Path) -> None:
     assert (tmp_path / "parallel_plan.py").exists()
 
 
+def test_code_that_asks_for_its_device_is_verified(tmp_path: Path) -> None:
+    """The experts of transformers do; the module is captured on the meta device, and run on this one."""
+    _, data = run_command(tmp_path, "asking", f"inputs=[[3,16,{WIDTH}]]")
+    assert data["verified"] is True
+
+
 def test_constants_of_the_code_keep_their_numbers(tmp_path: Path) -> None:
     """The module is captured on the meta device, which has none."""
     _, data = run_command(tmp_path, "constant", f"inputs=[[3,16,{WIDTH}]]")
