@@ -29,6 +29,8 @@ Solution: Adam on logits of x, widths between the e, logits of f -> `GradientSea
     steps is rounded to counts by `round_counts`, and made to fit by `repair_stages`. Half of the
     restarts is dropped at each of `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the
     best plan are dropped at once. The best plans are polished by `polish_pool`.
+What the gradient is worth stands in docs/explanation/gradient.md: it decides the repaired plan and
+    helps the fitted one; after polishing, noise and frozen logits reach the same optimum.
 """
 
 from collections.abc import Callable, Sequence
