@@ -119,10 +119,20 @@ class Draws:
         return Draws(lengths, picks, grid, weights_between(lengths, grid))
 
     @cached_property
-    def mean_tokens(self) -> Floats:
-        """Mean tokens of a step by priced length, `(G,)`."""
+    def tokens(self) -> Floats:
+        """Tokens of every step by priced length, `(DRAWS, G)`."""
         tokens = self.hat * self.lengths[:, None]
-        return np.asarray(tokens[self.picks].sum(1).mean(0))
+        return np.asarray(tokens[self.picks].sum(1))
+
+    @property
+    def longest_length(self) -> int:
+        """Tokens of the longest sequence of the histogram."""
+        return int(self.lengths[-1])
+
+    @property
+    def longest(self) -> Integers:
+        """Number of the longest length of every step, `(DRAWS,)`."""
+        return np.asarray(self.picks.max(1))
 
     def load(
         self,

@@ -9,7 +9,8 @@ A step is the longest path through 1F1B. Where ranks wait for each other in ever
 as long as on the slowest rank of its micro-batch. Gradients and optimizer come on top.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,50 +31,48 @@ from darts_parallel.cost import (
     pass_seconds,
 )
 from darts_parallel.planner._length_draws import Draws, Floats, Integers, Load, weights_between
-from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
+from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, divisors
 from darts_parallel.problem import Problem
 
 KNOTS = 9
 """Numbers of tokens that are priced, each twice the one before."""
 
 
-class _Prices(NamedTuple):
-    """Costs of P plans at K numbers of tokens and G lengths, at one context-parallel degree."""
+class _Costs(NamedTuple):
+    """Costs of P plans at K numbers of tokens, at one context-parallel degree and length."""
 
-    passes: Floats
-    """Seconds of passes forward and backward, `(P, K * G, 2 * stages)`."""
-    once: Floats
-    """Seconds once an iteration, `(P, K * G, 1)`."""
+    seconds: Tensor
+    """Seconds of passes forward and backward, and of the rest of an iteration, `(K * P, 2 * stages + 1)`."""
     memory: Floats
-    """Bytes at the longest length, `(P, K, stages)`."""
+    """Bytes, `(P, K, stages)`."""
 
 
 @dataclass(frozen=True)
 class SharedStrategies:
-    """SharedStrategies of the plans of one pipeline degree and order of the nodes."""
+    """Strategies of the plans of one pipeline degree and order of the nodes."""
 
-    problem: Problem
     draws: Draws
+    job_at: Callable[[int], Problem]
+    """Returns the job with sequences of one length: enough of them for the most tokens that are priced."""
     space: OuterSpace
-    """SharedStrategies as without context parallelism: `dp` counts all ranks that share gradients."""
+    """Strategies as without context parallelism: `dp` counts all ranks that share gradients."""
     degrees: Mapping[LayerStrategy, Sequence[int]]
     """Context-parallel degrees that the space allows with each of them."""
 
     @property
-    def knots(self) -> Integers:
+    def knots(self) -> Floats:
         """Priced tokens of a micro-batch on all ranks together, rising, `(K,)`."""
-        devices = self.problem.cluster.num_devices // self.space.pp
-        most = 2 * int(self.draws.grid[-1]) * devices
-        return np.array([most >> k for k in reversed(range(KNOTS))])
+        batch = self.job_at(self.draws.longest_length).training.global_batch_size
+        most = batch / self.space.pp
+        return most * 0.5 ** np.arange(KNOTS)[::-1]
 
     def table(self, cp: int, length: int) -> CostTable:
         """Return the costs at a context-parallel degree, a length and all knots, the last one first."""
-        most = int(self.knots[-1])
-        counts = tuple(length << k for k in range(KNOTS))
+        first = length * self.space.pp
+        counts = tuple(first << k for k in range(KNOTS))
         choices = tuple(replace(own, dp=max(own.dp // cp, 1)) for own in self.space.choices)
-        own = changed(self.problem, seq_len=length, global_batch_size=most, lengths=None)
         space = replace(self.space, num_micro_batches=counts, choices=choices, cp=cp)
-        (table,) = build_tables(own, [space])
+        (table,) = build_tables(self.job_at(length), [space])
         return table
 
     def even_plans(self, table: CostTable) -> HardPlans:
@@ -106,53 +105,142 @@ class PlanPrices:
     given: Sequence[Plan]
     limit: Floats
     """Bytes of a device, `(stages,)`."""
-    known: dict[int, _Prices] = field(default_factory=dict)
-    """Prices by context-parallel degree."""
+    known: dict[tuple[int, int], _Costs] = field(default_factory=dict)
+    """Costs by context-parallel degree and length."""
+    stacked: dict[int, Floats] = field(default_factory=dict)
+    """Seconds by context-parallel degree."""
 
     @staticmethod
     def of(strategies: SharedStrategies, given: Sequence[Plan]) -> "PlanPrices":
         """Price the even uniform plans, and the given plans behind them."""
-        longest = int(strategies.draws.grid[-1])
-        table = strategies.table(1, longest)
+        table = strategies.table(1, strategies.draws.longest_length)
         rows = [strategies.even_plans(table), *map(strategies.hard, given)]
         plans = HardPlans.concatenate(rows)
         limit = table.capacity.numpy() * (1.0 + PLAN_MEMORY_TOLERANCE)
         return PlanPrices(strategies, plans, given, limit)
 
-    def at(self, cp: int) -> _Prices:
-        """Return the prices at a context-parallel degree."""
-        if cp not in self.known:
-            self.known[cp] = self._priced(cp)
-        return self.known[cp]
+    def at(self, cp: int) -> Floats:
+        """Return the seconds at a context-parallel degree and G lengths, `(P, K * G, 2 * stages + 1)`.
 
-    def _priced(self, cp: int) -> _Prices:
+        They are those of passes forward and backward on every stage, then those once an iteration.
+        """
+        if cp not in self.stacked:
+            grid = self.strategies.draws.grid.tolist()
+            by_length = torch.stack([self.costs(cp, length).seconds for length in grid], 1)
+            by_knot = by_length.reshape(KNOTS, -1, *by_length.shape[1:])
+            by_plan = by_knot.transpose(0, 1)
+            self.stacked[cp] = by_plan.flatten(1, 2).numpy()
+        return self.stacked[cp]
+
+    def costs(self, cp: int, length: int) -> _Costs:
+        """Return the costs at a context-parallel degree and a length."""
+        key = cp, length
+        if key not in self.known:
+            self.known[key] = self._priced(cp, length)
+        return self.known[key]
+
+    def _priced(self, cp: int, length: int) -> _Costs:
         # every plan at every knot: the first outer choice has the most tokens
         count = len(self.plans)
         outer = torch.arange(KNOTS).flip(0).repeat_interleave(count)
         rows = torch.arange(count).repeat(KNOTS)
         plans = replace(self.plans[rows], outer=outer)
-        passes = []
-        once = []
-        for length in self.strategies.draws.grid.tolist():
-            table = self.strategies.table(cp, length)
-            cost = evaluate_batch(table, plans)
-            blocking = pass_seconds(table, plans).blocking()
-            both = torch.cat([blocking.forward, blocking.backward], 1)
-            passes.append(both)
-            rest = cost.iteration_time - cost.pipeline_end[:, 0]
-            once.append(rest.unsqueeze(1))
+        table = self.strategies.table(cp, length)
+        cost = evaluate_batch(table, plans)
+        blocking = pass_seconds(table, plans).blocking()
+        once = cost.iteration_time - cost.pipeline_end[:, 0]
+        seconds = torch.cat([blocking.forward, blocking.backward, once.unsqueeze(1)], 1)
         by_knot = cost.memory.reshape(KNOTS, count, -1)
-        memory = by_knot.transpose(0, 1).numpy()
-        return _Prices(_by_plan(passes), _by_plan(once), memory)
+        return _Costs(seconds, by_knot.transpose(0, 1).numpy())
+
+    @cached_property
+    def work(self) -> Floats:
+        """Seconds forward and backward without messages, `(P, K, G, stages)`."""
+        passes = self.at(1)[:, :, :-1]
+        shape = (len(passes), KNOTS, -1, 2, len(self.limit))
+        result: Floats = passes.reshape(shape).sum(3)
+        return result
+
+    @cached_property
+    def longest_alone(self) -> Floats:
+        """Seconds of every draw's longest sequence on all ranks, through all stages, `(P, D)`."""
+        draws = self.strategies.draws
+        by_knot = weights_between(draws.lengths[draws.longest], self.strategies.knots)
+        by_length = draws.hat[draws.longest]
+        return np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work)
+
+    def given_plan(self, plan: Plan) -> "PlanAtLengths":
+        """Return a given plan."""
+        first = len(self.plans) - len(self.given)
+        return PlanAtLengths(self, first + self.given.index(plan))
+
+    @property
+    def uniform(self) -> "list[PlansAtLengths]":
+        """The even uniform plans, those of one tensor-parallel degree together."""
+        count = len(self.plans) - len(self.given)
+        choices = self.plans.choices[:count, 0].tolist()
+        by_degree: dict[int, list[int]] = defaultdict(list)
+        for number, choice in enumerate(choices):
+            by_degree[self.strategies.space.choices[choice].tp].append(number)
+        return [PlansAtLengths(self, numbers) for numbers in by_degree.values()]
 
 
-def _by_plan(by_length: Sequence[Tensor]) -> Floats:
-    """Return figures of P plans, `(P, K * G, columns)`, from those by length, each `(K * P, columns)`."""
-    stacked = torch.stack(list(by_length), 1)
-    by_knot = stacked.reshape(KNOTS, -1, *stacked.shape[1:])
-    by_plan = by_knot.transpose(0, 1)
-    result: Floats = by_plan.flatten(1, 2).numpy()
-    return result
+@dataclass(frozen=True)
+class PlansAtLengths:
+    """V plans of `PlanPrices` on equal ranks."""
+
+    prices: PlanPrices
+    numbers: Sequence[int]
+
+    @property
+    def plans(self) -> "list[PlanAtLengths]":
+        """The plans, one by one."""
+        return [PlanAtLengths(self.prices, number) for number in self.numbers]
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel times context-parallel ranks of the first layer."""
+        return self.plans[0].ranks
+
+    def memory(self, cp: int, tokens: float) -> Floats:
+        """Return the bytes of every stage, `(V, stages)`.
+
+        Args:
+            tokens: Of a rank in each micro-batch.
+        """
+        known = self.prices.costs(cp, self.prices.strategies.draws.longest_length).memory
+        return np.tensordot(known[self.numbers], self._by_knot(tokens), (1, 0))
+
+    def _by_knot(self, tokens: float) -> Floats:
+        """Return the weights of the knots at some tokens of a rank, `(K,)`."""
+        every = np.array([tokens * self.ranks])
+        weights = weights_between(every, self.prices.strategies.knots)
+        return np.asarray(weights[0])
+
+    def fitting(self, cp: int, tokens: float) -> "list[PlanAtLengths]":
+        """Return the plans whose memory holds so many tokens of a rank."""
+        needed = self.memory(cp, tokens)
+        fits = (needed <= self.prices.limit).all(1)
+        return [own for own, holds in zip(self.plans, fits, strict=True) if holds]
+
+    def least_seconds(self, tokens: float) -> Floats:
+        """Return seconds of every draw that no packing on these ranks beats, `(V, D)`.
+
+        The ranks share all work evenly, in the fullest micro-batches and without messages of
+        context parallelism. A step also lasts as long as its longest sequence on all ranks, through
+        all stages. Gradients and optimizer follow.
+
+        Args:
+            tokens: Of a rank in the fullest micro-batch.
+        """
+        draws = self.prices.strategies.draws
+        work = self.prices.work[self.numbers]
+        by_length = np.tensordot(work, self._by_knot(tokens), (1, 0))
+        by_stage = draws.tokens @ by_length
+        shared = by_stage.max(2) / (tokens * self.ranks)
+        alone = self.prices.longest_alone[self.numbers]
+        once = self.prices.at(1)[self.numbers, :, -1]
+        return np.asarray(np.maximum(shared, alone) + once.min(1, keepdims=True))
 
 
 def changed(problem: Problem, **training: Any) -> Problem:
@@ -221,22 +309,15 @@ class PlanAtLengths:
         order = self.prices.strategies.space.node_order
         return Plan(num_micro_batches, boundaries, layers, cp=cp, node_order=order)
 
-    def memory(self, cp: int, tokens: float) -> Floats:
-        """Return the bytes of every stage with so many tokens of a rank in each micro-batch."""
-        weights = self._by_knot(tokens)
-        known = self.prices.at(cp).memory
-        return np.asarray(weights @ known[self.number])
+    @property
+    def alone(self) -> PlansAtLengths:
+        """The plan by itself."""
+        return PlansAtLengths(self.prices, [self.number])
 
-    def fits(self, cp: int, tokens: float) -> bool:
-        """Return whether so many tokens of a rank fit the memory."""
-        needed = self.memory(cp, tokens)
-        return bool((needed <= self.prices.limit).all())
-
-    def _by_knot(self, tokens: float) -> Floats:
-        """Return the weights of the knots at some tokens of a rank, `(K,)`."""
-        every = np.array([tokens * self.ranks])
-        weights = weights_between(every, self.prices.strategies.knots)
-        return np.asarray(weights[0])
+    def no_slower(self, other: "PlanAtLengths", cp: int) -> bool:
+        """Return whether no pass takes longer than that of another plan with the same prices."""
+        seconds = self.prices.at(cp)
+        return bool((seconds[self.number] <= seconds[other.number]).all())
 
     def seconds(self, load: Load, *, waits: bool) -> Floats:
         """Return the seconds of every draw, `(D,)`.
@@ -245,56 +326,47 @@ class PlanAtLengths:
             waits: Whether all ranks wait in every pass, and not at the end alone; else every
                 micro-batch has as many groups.
         """
-        return self.pipeline_seconds(load, waits=waits) + self._once(load)
+        by_group = self._by_group(load)
+        return self._pipeline(load, by_group, waits=waits) + self._once(load, by_group)
 
     def pipeline_seconds(self, load: Load, *, waits: bool) -> Floats:
         """Return the part of `seconds` until the last backward pass, `(D,)`."""
-        passes = self._by_group(load, "passes")
+        return self._pipeline(load, self._by_group(load), waits=waits)
+
+    def _pipeline(self, load: Load, by_group: Floats, *, waits: bool) -> Floats:
+        passes = by_group[:, :-1]
         if waits:
             passes = np.maximum.reduceat(passes, load.waves)
         stages = len(self.prices.limit)
         by_wave = passes.reshape(len(load.waves), -1, 2, stages)
         return path_seconds(by_wave, load.counts)
 
-    def _once(self, load: Load) -> Floats:
+    def _once(self, load: Load, by_group: Floats) -> Floats:
         """Return the seconds of gradients and optimizer, of the mean group of every draw, `(D,)`."""
-        once = self._by_group(load, "once")[:, 0]
+        once = by_group[:, -1]
         first = np.cumsum(load.counts) - load.counts
         starts = load.waves[first]
         groups = np.diff(starts, append=len(once))
         total = np.add.reduceat(once, starts)
         return np.asarray(total / groups)
 
-    def _by_group(self, load: Load, field: str) -> Floats:
-        """Return a field of the prices for every group, `(M, columns)`."""
-        every = load.tokens * self.ranks
-        by_knot = weights_between(every, self.prices.strategies.knots)
+    def _by_group(self, load: Load) -> Floats:
+        """Return the seconds of every group, with columns as those of `PlanPrices.at`.
+
+        Between the degrees that divide the ranks they are interpolated: a ring sends `cp - 1` parts.
+        """
+        by_knot = weights_between(load.tokens * self.ranks, self.prices.strategies.knots)
         both = by_knot[:, :, None] * load.mix[:, None, :]
         weights = both.reshape(len(both), -1)
-        width = getattr(self.prices.at(1), field).shape[2]
-        result = np.empty((len(weights), width))
-        for cp in np.unique(load.ranks).tolist():
-            own = load.ranks == cp
-            known = getattr(self.prices.at(cp), field)
-            result[own] = weights[own] @ known[self.number]
+        degrees = np.array(divisors(self.ranks))
+        by_degree = weights_between(load.ranks, degrees)
+        result = np.zeros((len(weights), 2 * len(self.prices.limit) + 1))
+        for share, cp in zip(by_degree.T, degrees.tolist(), strict=True):
+            (own,) = share.nonzero()
+            if len(own):
+                seconds = weights[own] @ self.prices.at(cp)[self.number]
+                result[own] += share[own, None] * seconds
         return result
-
-    def least_seconds(self, tokens: float) -> float:
-        """Return seconds that no packing into micro-batches of up to so many tokens of a rank beats.
-
-        The ranks share all work evenly, in the fullest micro-batches and without messages of
-        context parallelism; gradients and optimizer follow.
-        """
-        prices = self.prices.at(1)
-        draws = self.prices.strategies.draws
-        stages = len(self.prices.limit)
-        passes = prices.passes[self.number]
-        passes = passes.reshape(KNOTS, len(draws.grid), 2, stages)
-        by_length = np.tensordot(self._by_knot(tokens), passes.sum(2), 1)
-        work = draws.mean_tokens @ by_length
-        seconds = work / (tokens * self.ranks)
-        once = prices.once[self.number]
-        return float(seconds.max() + once.min())
 
 
 def path_seconds(passes: Floats, counts: Integers) -> Floats:

@@ -17,8 +17,9 @@ chance of running out, is therefore the same in every step.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil, inf
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from darts_parallel.planner._length_draws import DRAWS, Draws, Floats, read_leng
 from darts_parallel.planner._pass_prices import (
     PlanAtLengths,
     PlanPrices,
+    PlansAtLengths,
     SharedStrategies,
     changed,
     whole,
@@ -60,7 +62,7 @@ LISTED = 3
 SEARCHED = 10
 """Plans of the main search that are priced."""
 SLACK = 1.01
-"""How far above the slowest listed plan the bounds of others are tried: bounds are of few draws."""
+"""How far above the slowest listed plan others are tried: their budgets are not refined yet."""
 STEPS = (2.0**0.5, 2.0**0.25, 2.0**0.125)
 """Factors between neighbouring budgets around the best of the first grid, which has factors of 2."""
 
@@ -184,6 +186,12 @@ def _prices(
         ConfigError: there are none that the closed form prices.
     """
     usual = [plan for plan in given if plan.schedule_name == CLOSED_FORM]
+    batch = 2 * int(draws.grid[-1]) * problem.cluster.num_devices
+
+    @cache
+    def job_at(length: int) -> Problem:
+        return changed(problem, seq_len=length, global_batch_size=batch, lengths=None)
+
     result = []
     for spaces in _usual_spaces(problem):
         first = spaces[0]
@@ -192,7 +200,7 @@ def _prices(
             for choice in space.choices:
                 degrees[whole(choice, space.cp)].append(space.cp)
         space = replace(first, choices=tuple(degrees), cp=1)
-        strategies = SharedStrategies(problem, draws, space, degrees)
+        strategies = SharedStrategies(draws, job_at, space, degrees)
         own = [plan for plan in usual if plan.pp == first.pp]
         own = [plan for plan in own if plan.node_order == first.node_order]
         result.append(PlanPrices.of(strategies, own))
@@ -232,6 +240,8 @@ class _Tried(NamedTuple):
 
     seconds: float
     """Mean over few draws."""
+    plans: PlansAtLengths
+    """The plan and others on the same ranks."""
     own: PlanAtLengths
     packing: Packing
 
@@ -252,73 +262,90 @@ class _PackingSearch:
 
     def run(self, given: Sequence[Plan]) -> list[LengthPlan]:
         """Return the best uniform plans of every packing, and the given ones with their best packing."""
-        plans: list[PlanAtLengths] = []
-        for prices in self.prices:
-            plans += [PlanAtLengths(prices, number) for number in range(len(prices.plans))]
-        uniform = [own for own in plans if own.given is None]
         found = []
         for scheduler in self.schedulers:
-            best = self._best_uniform(scheduler, uniform)
+            best = self._best_uniform(scheduler)
             found += [self._row(tried) for tried in best]
         for place, plan in enumerate(given, 1):
-            for own in plans:
-                if own.given == plan:
-                    found += self._given_row(own, place)
+            for prices in self.prices:
+                if plan in prices.given:
+                    found += self._given_row(prices.given_plan(plan), place)
         return found
 
     def _given_row(self, own: PlanAtLengths, place: int) -> list[LengthPlan]:
         """Return a plan of the main search with its best packing, where one fits."""
-        tried = [self._tried(own, self._first(own, scheduler)) for scheduler in self.schedulers]
+        tried = [self._tried(own.alone, self._first(own, name)) for name in self.schedulers]
         fitting = [one for one in tried if one is not None]
         if not fitting:
             return []
         best = min(fitting, key=lambda one: one.seconds)
         return [self._row(best)._replace(place=place)]
 
-    def _best_uniform(self, scheduler: str, plans: Sequence[PlanAtLengths]) -> list[_Tried]:
+    def _best_uniform(self, scheduler: str) -> list[_Tried]:
         """Return the best plans with a packing, one for each pipeline and tensor-parallel degree."""
         most = 2.0 * self.problem.training.seq_len
-        queue = sorted((own.least_seconds(most), place) for place, own in enumerate(plans))
-        best: dict[tuple[int, int], _Tried] = {}
-        for bound, place in queue:
-            ranked = sorted(one.seconds for one in best.values())
-            if len(ranked) >= LISTED and bound > SLACK * ranked[LISTED - 1]:
-                break
-            own = plans[place]
-            key = (id(own.prices), own.layers[0].tp)
-            known = best[key].seconds if key in best else inf
-            if bound > known:
-                continue
-            tried = self._tried(own, self._first(own, scheduler))
-            if tried is not None and tried.seconds < known:
-                best[key] = tried
-        return sorted(best.values(), key=lambda one: one.seconds)[:LISTED]
+        sets = [plans for prices in self.prices for plans in prices.uniform]
+        sets.sort(key=lambda plans: _bounds(plans, most).min())
+        best: list[_Tried] = []
+        for plans in sets:
+            limit = SLACK * best[-1].seconds if len(best) == LISTED else inf
+            tried = self._tried(plans, self._first(plans.plans[0], scheduler), limit)
+            if tried is not None:
+                best.append(tried)
+                best.sort(key=lambda one: one.seconds)
+                best = best[:LISTED]
+        return best
 
-    def _tried(self, own: PlanAtLengths, packings: Iterable[Packing]) -> _Tried | None:
-        """Return a plan with the fastest of some packings over few draws; None where none fits."""
+    def _tried(
+        self,
+        plans: PlansAtLengths,
+        packings: Iterable[Packing],
+        limit: float = inf,
+    ) -> _Tried | None:
+        """Return the fastest plan and packing over few draws.
+
+        None: none fits and takes less than `limit` seconds.
+        """
         best = None
         for packing in packings:
-            if self._fits(own, packing):
+            compared: list[PlanAtLengths] = []
+            for bound, own in self._candidates(plans, packing):
+                if bound >= limit:
+                    break
+                if any(other.no_slower(own, packing.cp) for other in compared):
+                    continue
+                compared.append(own)
                 seconds = float(self._seconds(own, packing, FEW).mean())
-                if best is None or seconds < best.seconds:
-                    best = _Tried(seconds, own, packing)
+                if seconds < limit:
+                    best = _Tried(seconds, plans, own, packing)
+                    limit = seconds
         return best
+
+    def _candidates(
+        self, plans: PlansAtLengths, packing: Packing
+    ) -> list[tuple[float, PlanAtLengths]]:
+        """Return the plans that a packing fits, with bounds of their seconds, the lowest first."""
+        tokens = packing.tokens(self.draws.longest_length)
+        fitting = plans.fitting(packing.cp, tokens)
+        bounds = _bounds(plans, tokens)
+        rows = [(float(bounds[plans.numbers.index(own.number)]), own) for own in fitting]
+        rows = [row for row in rows if self._runs(row[1], packing)]
+        return sorted(rows, key=itemgetter(0))
 
     def _refined(self, tried: _Tried) -> _Tried:
         """Return a plan with better settings of its packing, where some are found nearby."""
-        own = tried.own
+        plans = tried.plans
         if tried.packing.budget and self.problem.training.max_seqlen_per_dp_cp_rank is None:
             for step in STEPS:
                 packing = tried.packing
                 near = [int(packing.budget * step), int(packing.budget / step)]
-                others = self._budgets(own, packing.scheduler, packing.cp, near)
-                better = self._tried(own, others)
-                if better is not None and better.seconds < tried.seconds:
-                    tried = better
+                others = self._budgets(tried.own, packing.scheduler, packing.cp, near)
+                tried = self._tried(plans, others, tried.seconds) or tried
         while tried.packing.scheduler == DYNAMIC:
             wider = tried.packing._replace(min_cp=2 * tried.packing.min_cp)
-            better = self._tried(own, [wider] if wider.min_cp <= own.ranks else [])
-            if better is None or better.seconds >= tried.seconds:
+            wider_ones = [wider] if wider.min_cp <= plans.ranks else []
+            better = self._tried(plans, wider_ones, tried.seconds)
+            if better is None:
                 break
             tried = better
         return tried
@@ -375,11 +402,9 @@ class _PackingSearch:
             return []
         return divisors(ranks)[1:]
 
-    def _fits(self, own: PlanAtLengths, packing: Packing) -> bool:
-        """Return whether the fullest micro-batch fits the memory, and the trainer runs it."""
-        longest = int(self.draws.grid[-1])
-        tokens = packing.tokens(longest)
-        if not own.fits(packing.cp, tokens):
+    def _runs(self, own: PlanAtLengths, packing: Packing) -> bool:
+        """Return whether the space and the trainer have the plan with a packing."""
+        if packing.scheduler != DYNAMIC and packing.cp not in own.degrees:
             return False
         config = self.problem.config
         if config.space.trainer is None:
@@ -406,18 +431,23 @@ class _PackingSearch:
 
     def _row(self, tried: _Tried) -> LengthPlan:
         """Return a plan and its refined packing over all draws."""
-        _, own, packing = self._refined(tried)
+        _, _, own, packing = self._refined(tried)
         seconds = self._seconds(own, packing, DRAWS)
         mean = float(seconds.mean())
         quantile = float(np.quantile(seconds, QUANTILE))
         batch = self.problem.training.global_batch_size
         sequences = own.ranks // packing.cp * packing.micro_batch_size
         plan = own.to_plan(packing.cp, batch // sequences)
-        longest = int(self.draws.grid[-1])
-        tokens = packing.tokens(longest)
-        speed = float(self.draws.mean_tokens.sum()) / mean
-        bound = own.least_seconds(tokens)
+        tokens = packing.tokens(self.draws.longest_length)
+        speed = float(self.draws.tokens.sum(1).mean()) / mean
+        bound = float(own.alone.least_seconds(tokens).mean())
         return LengthPlan(plan, packing, (mean, quantile), speed, bound)
+
+
+def _bounds(plans: PlansAtLengths, tokens: float) -> Floats:
+    """Return the means of `least_seconds` over few draws, `(V,)`."""
+    least = plans.least_seconds(tokens)
+    return np.asarray(least[:, :FEW].mean(1))
 
 
 def _chance(problem: Problem, own: LengthPlan) -> float | None:
