@@ -68,7 +68,9 @@ def _knobs(own: LengthPlan) -> str:
     if packing.scheduler == PADDED:
         return PADDED
     text = f"{packing.scheduler} {packing.budget:,}"
-    return f"{text}, cp ≥ {packing.min_cp}" if packing.scheduler == DYNAMIC else text
+    if packing.scheduler != DYNAMIC:
+        return text
+    return f"{text}, cp ≥ {packing.min_cp}" + (", any size" if packing.any_size else "")
 
 
 def _job(problem: Problem, own: LengthPlan) -> Problem:

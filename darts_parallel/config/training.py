@@ -94,6 +94,9 @@ class TrainingConfig:
     min_dynamic_context_parallel_size: int = ranged(1, 1)
     """Ranks of the smallest group under dynamic context parallelism, at least (Megatron-LM's
     flag)."""
+    dynamic_context_parallel_sizes: str = one_of("powers_of_two", ("powers_of_two", "any"))
+    """Sizes of the groups of ranks under dynamic context parallelism. `powers_of_two`: the ranks
+    that share gradients must be a power of two, too. `any`: Megatron-LM's PR 6801 (not merged)."""
     software: str | None = None
     """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is
     common."""
@@ -126,7 +129,8 @@ class TrainingConfig:
             require(self.lora_rank > 0 or value == off, f"training.{key}={value}", rule, off)
         smallest = self.min_dynamic_context_parallel_size
         setting = f"training.min_dynamic_context_parallel_size={smallest}"
-        require(smallest.bit_count() == 1, setting, "be a power of two", 1)
+        any_size = self.dynamic_context_parallel_sizes == "any"
+        require(any_size or smallest.bit_count() == 1, setting, "be a power of two", 1)
         narrow = self.precision in ("fp8", "mxfp8") and self.fused_attention
         setting = "training.fp8_dot_product_attention=true"
         rule = "go with precision fp8 or mxfp8 and fused attention"

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -319,27 +320,31 @@ class PlanAtLengths:
         seconds = self.prices.at(cp)
         return bool((seconds[self.number] <= seconds[other.number]).all())
 
-    def seconds(self, load: Load, *, waits: bool) -> Floats:
+    def seconds(
+        self,
+        load: Load,
+        *,
+        waits: bool,
+        limit: float = inf,
+    ) -> Floats:
         """Return the seconds of every draw, `(D,)`.
 
         Args:
             waits: Whether all ranks wait in every pass, and not at the end alone; else every
                 micro-batch has as many groups.
+            limit: Where their mean is surely not below it, a lower bound is enough.
         """
         by_group = self._by_group(load)
-        return self._pipeline(load, by_group, waits=waits) + self._once(load, by_group)
-
-    def pipeline_seconds(self, load: Load, *, waits: bool) -> Floats:
-        """Return the part of `seconds` until the last backward pass, `(D,)`."""
-        return self._pipeline(load, self._by_group(load), waits=waits)
-
-    def _pipeline(self, load: Load, by_group: Floats, *, waits: bool) -> Floats:
+        once = self._once(load, by_group)
         passes = by_group[:, :-1]
         if waits:
             passes = np.maximum.reduceat(passes, load.waves)
         stages = len(self.prices.limit)
         by_wave = passes.reshape(len(load.waves), -1, 2, stages)
-        return path_seconds(by_wave, load.counts)
+        least = least_path(by_wave, load.counts) + once
+        if stages == 1 or least.mean() >= limit:
+            return least
+        return path_seconds(by_wave, load.counts) + once
 
     def _once(self, load: Load, by_group: Floats) -> Floats:
         """Return the seconds of gradients and optimizer, of the mean group of every draw, `(D,)`."""
@@ -369,6 +374,19 @@ class PlanAtLengths:
         return result
 
 
+def least_path(passes: Floats, counts: Integers) -> Floats:
+    """Return the seconds that 1F1B needs at least, exact for one stage; see `path_seconds`.
+
+    A stage does all its work after the first pass has come to it. The last pass leaves from it.
+    """
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    before = np.cumsum(passes, 3) - passes
+    work = np.add.reduceat(passes.sum(2), starts)
+    least = work + before[starts, :, 0] + before[ends - 1, :, 1]
+    return np.asarray(least.max((1, 2)))
+
+
 def path_seconds(passes: Floats, counts: Integers) -> Floats:
     """Return the seconds of 1F1B on the slowest rank of every draw, `(D,)`.
 
@@ -379,9 +397,6 @@ def path_seconds(passes: Floats, counts: Integers) -> Floats:
     ends = np.cumsum(counts)
     _, ranks, _, stages = passes.shape
     starts = ends - counts
-    if stages == 1:
-        work = np.add.reduceat(passes.sum((2, 3)), starts)
-        return np.asarray(work.max(1))
     result = np.empty(len(counts))
     for count in np.unique(counts).tolist():
         draws = np.flatnonzero(counts == count)

@@ -80,6 +80,8 @@ class Packing(NamedTuple):
     """Tokens of a rank in a packed micro-batch."""
     min_cp: int = 1
     """Smallest group of dynamic context parallelism."""
+    any_size: bool = False
+    """Whether its groups have any size, else powers of two."""
 
     def tokens(self, longest: int) -> float:
         """Return the tokens of a rank in its fullest micro-batch."""
@@ -88,7 +90,13 @@ class Packing(NamedTuple):
     def function(self, ranks: int) -> Callable[[list[int]], list[Wave]]:
         """Return the function that packs the lengths of a step on some ranks."""
         if self.scheduler == DYNAMIC:
-            return partial(default_dynamic_cp, ranks=ranks, budget=self.budget, min_cp=self.min_cp)
+            return partial(
+                default_dynamic_cp,
+                ranks=ranks,
+                budget=self.budget,
+                min_cp=self.min_cp,
+                any_size=self.any_size,
+            )
         dp = ranks // self.cp
         if self.scheduler == PACKED:
             return partial(dp_balanced, dp=dp, cp=self.cp, budget=self.budget)
@@ -315,7 +323,7 @@ class _PackingSearch:
                 if any(other.no_slower(own, packing.cp) for other in compared):
                     continue
                 compared.append(own)
-                seconds = float(self._seconds(own, packing, FEW).mean())
+                seconds = float(self._seconds(own, packing, FEW, limit).mean())
                 if seconds < limit:
                     best = _Tried(seconds, plans, own, packing)
                     limit = seconds
@@ -382,7 +390,7 @@ class _PackingSearch:
         """Yield packings with budgets that hold a sequence of `seq_len` tokens.
 
         Under dynamic context parallelism all ranks together may hold it. The launch takes the
-        smallest power of two that holds it, from 2 on: with 1 Megatron-LM sets up none.
+        smallest degree that holds it, from 2 on: with 1 Megatron-LM sets up none.
         """
         training = self.problem.training
         batch = training.global_batch_size
@@ -394,11 +402,13 @@ class _PackingSearch:
         for budget in budgets:
             holding = [n for n in degrees if n * budget >= training.seq_len]
             if holding:
-                yield Packing(scheduler, holding[0], budget=budget, min_cp=least)
+                packing = Packing(scheduler, holding[0], budget=budget, min_cp=least)
+                yield packing._replace(any_size=training.dynamic_context_parallel_sizes == "any")
 
     def _launch_degrees(self, ranks: int) -> list[int]:
-        """Return the degrees of a dynamic launch: the ranks must be a power of two."""
-        if ranks.bit_count() > 1:
+        """Return the degrees of a dynamic launch, from 2 on."""
+        sizes = self.problem.training.dynamic_context_parallel_sizes
+        if sizes != "any" and ranks.bit_count() > 1:
             return []
         return divisors(ranks)[1:]
 
@@ -423,11 +433,13 @@ class _PackingSearch:
         own: PlanAtLengths,
         packing: Packing,
         draws: int,
+        limit: float = inf,
     ) -> Floats:
-        """Return the seconds of the first draws."""
+        """Return the seconds of the first draws; a bound of them is enough from `limit` on."""
         pack = packing.function(own.ranks)
         load = self.draws.load(packing.key(own.ranks), pack, draws)
-        return own.seconds(load, waits=own.waits or packing.scheduler == DYNAMIC)
+        waits = own.waits or packing.scheduler == DYNAMIC
+        return own.seconds(load, waits=waits, limit=limit)
 
     def _row(self, tried: _Tried) -> LengthPlan:
         """Return a plan and its refined packing over all draws."""

@@ -6,20 +6,18 @@ The rules are those of `megatron/core/datasets/data_schedule.py` and
 `tests/planner/test_sequence_packing.py` compares 1,000 batches with that code.
 
 - `dp_balanced`: packing at a fixed context-parallel degree (cp).
-- `default_dynamic_cp`: every sequence gets the ranks that its length needs.
+- `default_dynamic_cp`: every sequence gets the ranks that its length needs, a power of two. Groups of any
+  size follow the same rules (Megatron-LM's PR 6801 in its own words; its code was not at hand).
 - `padded`: no packing, all sequences of a micro-batch are as long as its longest.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
-
-WORK_MARGIN = 1.05
-"""Work of a rank in a micro-batch, relative to full ranks of sequences as long as the longest one."""
 
 
 class Group(NamedTuple):
@@ -97,8 +95,8 @@ class _OpenWave:
     free: int
     """Ranks without a group."""
     budget: int
-    most_work: float
-    """Most work of a rank."""
+    any_size: bool
+    """Whether groups have any number of ranks, else powers of two."""
     busiest: float = 0.0
     """Work of the busiest rank."""
     groups: list[_Open] = field(default_factory=list)
@@ -113,14 +111,17 @@ class _OpenWave:
     ) -> bool:
         """Add a sequence where the busiest rank stays least busy; return whether there is a place.
 
+        Megatron-LM also limits the work of a rank to 1.05 times `budget` tokens of the longest
+        sequence. No rank reaches that: its sequences are no longer, and have at most `budget` tokens.
+
         Args:
             ranks: Ranks of the smallest group that holds the sequence.
         """
         best = None
-        least = self.most_work
+        least = inf
         for own in self._places(length, ranks):
             work = max(self.busiest, own.work + length * length / own.ranks)
-            if work < least or (best is None and work == least):
+            if work < least:
                 best, least = own, work
             if work == self.busiest:
                 break
@@ -132,12 +133,16 @@ class _OpenWave:
         """Yield the groups with room for a sequence, and new ones, smaller ones first."""
         while ranks <= max(self.free, *self.by_ranks):
             tokens = length / ranks
-            for own in self.by_ranks[ranks]:
+            for own in self.by_ranks.get(ranks, ()):
                 if own.tokens + tokens <= self.budget:
                     yield own
             if ranks <= self.free:
                 yield _Open(ranks)
-            ranks *= 2
+            ranks += self._step(ranks)
+
+    def _step(self, ranks: int) -> int:
+        """Return the ranks that the next larger group has more."""
+        return 1 if self.any_size else ranks
 
     def add(
         self,
@@ -156,24 +161,31 @@ class _OpenWave:
         self.busiest = max(self.busiest, group.work)
 
     def closed(self) -> Wave:
-        """Double the first of the smallest groups until no rank is idle, and return the groups."""
+        """Enlarge the first of the smallest groups until no rank is idle, and return the groups."""
         while self.free:
             smallest = min(self.groups, key=lambda own: own.ranks)
-            self.free -= smallest.ranks
-            smallest.ranks *= 2
+            step = self._step(smallest.ranks)
+            self.free -= step
+            smallest.ranks += step
         return [Group(own.ranks, tuple(own.sequences)) for own in self.groups]
 
 
 def default_dynamic_cp(
-    lengths: Sequence[int], ranks: int, budget: int, min_cp: int = 1
+    lengths: Sequence[int],
+    ranks: int,
+    budget: int,
+    min_cp: int = 1,
+    *,
+    any_size: bool = False,
 ) -> list[Wave]:
     """Form micro-batches of groups of ranks, the longest sequences first.
 
     Args:
         lengths: None above `budget * ranks` tokens.
-        ranks: Ranks of data and context parallelism together, a power of two.
+        ranks: Ranks of data and context parallelism together.
         budget: Tokens of a rank (`--max-seqlen-per-dp-cp-rank`).
-        min_cp: Smallest group, a power of two (`--min-dynamic-context-parallel-size`).
+        min_cp: Smallest group (`--min-dynamic-context-parallel-size`).
+        any_size: False: all groups, `ranks` and `min_cp` are powers of two.
     """
     left = defaultdict(list)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -181,10 +193,11 @@ def default_dynamic_cp(
     waves = []
     while left:
         longest = next(iter(left))
-        wave = _OpenWave(ranks, budget, longest * budget * WORK_MARGIN)
-        wave.add(_Open(needed(longest, budget, min_cp)), left[longest].pop(0), longest)
+        wave = _OpenWave(ranks, budget, any_size)
+        size = needed(longest, budget, min_cp, any_size=any_size)
+        wave.add(_Open(size), left[longest].pop(0), longest)
         for length, numbers in left.items():
-            least = needed(length, budget, min_cp)
+            least = needed(length, budget, min_cp, any_size=any_size)
             # an equal sequence finds no place where the one before found none
             while numbers and wave.place(numbers[0], length, least):
                 numbers.pop(0)
@@ -198,6 +211,11 @@ def needed(
     length: int,
     budget: int,
     min_cp: int,
+    *,
+    any_size: bool = False,
 ) -> int:
-    """Return the ranks that hold a sequence: a power of two, at least `min_cp`."""
-    return max(min_cp, 1 << (ceil(length / budget) - 1).bit_length())
+    """Return the fewest ranks that hold a sequence, at least `min_cp`."""
+    ranks = ceil(length / budget)
+    if not any_size:
+        ranks = 1 << (ranks - 1).bit_length()
+    return max(min_cp, ranks)
