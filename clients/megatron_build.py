@@ -28,6 +28,8 @@ from megatron.core.transformer import multi_token_prediction, torch_norm
 from megatron.training import arguments, global_vars
 
 arguments.get_device_arch_version = lambda: 9
+ONLY_READ = sys.argv[1:] == ["read"]
+"""Whether no model is built."""
 LOCAL = (
     "--transformer-impl",
     "local",
@@ -145,6 +147,8 @@ def built(
     try:
         args = read(words, world, one_queue)
         found |= {name: getattr(args, name, None) for name in names}
+        if ONLY_READ:
+            return found
         if args.hybrid_layer_pattern:  # its layers want TransformerEngine and mamba_ssm
             return found
         args = read([*words, *LOCAL], world, one_queue)

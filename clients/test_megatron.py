@@ -7,8 +7,9 @@ from typing import Any
 import golden
 import pytest
 
-from darts_parallel.config import expert_pattern, score_function
-from darts_parallel.export import Request
+from darts_parallel.config import DYNAMIC, PACKED, expert_pattern, score_function
+from darts_parallel.export import Request, packing_flags
+from darts_parallel.problem import load_problem
 
 MEGATRON = os.environ.get("MEGATRON") or None
 """A folder of Megatron-LM, whose arguments are no part of the package megatron-core."""
@@ -40,6 +41,55 @@ def flags(name: str) -> list[str]:
         line for line in lines if line.startswith("    --") and not line.endswith("\\")
     ]  # not torchrun's
     return [word for line in own for word in shlex.split(line)]
+
+
+PACKING_NAMES = (
+    "sequence_packing_scheduler",
+    "max_seqlen_per_dp_cp_rank",
+    "min_dynamic_context_parallel_size",
+    "dynamic_context_parallel",
+    "hybrid_context_parallel",
+)
+PACKED_JOB = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --bf16 "
+    "--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 16 "
+    "--context-parallel-size 4 --vocab-size 1024 --tokenizer-type NullTokenizer"
+)
+"""A job on 16 GPUs whose sequences need four ranks of 16 tokens."""
+
+
+def packing_scripts(scheduler: str) -> list[list[str]]:
+    """Return the flags of a scheduler for every version."""
+    pins = [
+        "training.max_seqlen_per_dp_cp_rank=16",
+        f"training.sequence_packing_scheduler={scheduler}",
+    ]
+    job = load_problem(["model=toy", "cluster=toy", "training=toy", *pins])
+    versions = packing_flags(job.training, 1)
+    return [[*PACKED_JOB.split(), *flags.split()] for flags in versions.values()]
+
+
+def answers_of(scripts: list[list[str]]) -> list[dict[str, Any]]:
+    """Return what Megatron-LM reads of scripts of 16 GPUs."""
+    if MEGATRON is None:
+        pytest.skip("MEGATRON=FOLDER names a checkout of Megatron-LM")
+    rows = [PACKING_NAMES, [(script, 16, True) for script in scripts]]
+    program = str(Path(__file__).with_name("megatron_build.py"))
+    return golden.answers([program, "read"], rows, MEGATRON)
+
+
+def test_one_version_takes_the_flags_of_dynamic_context_parallelism() -> None:
+    found = answers_of(packing_scripts(DYNAMIC))
+    (taken,) = [own for own in found if "error" not in own]
+    assert taken["max_seqlen_per_dp_cp_rank"] == 16
+    if taken["hybrid_context_parallel"]:
+        assert found[0]["error"].startswith("SystemExit: 2")
+        return
+    assert taken["sequence_packing_scheduler"] == DYNAMIC
+    assert taken["dynamic_context_parallel"]
+    assert taken["min_dynamic_context_parallel_size"] == 1
+    (packed,) = answers_of(packing_scripts(PACKED))
+    assert packed["sequence_packing_scheduler"] == PACKED
 
 
 Read = dict[str, dict[str, Any]]

@@ -9,7 +9,8 @@ draws, with the degrees and the budget of the printed runs.
 import csv
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -81,13 +82,26 @@ class PricedRun:
     """Processor seconds until all plans are found."""
 
 
+def histograms() -> dict[str, dict[int, float]]:
+    """Return the histograms that were fixed before pricing: counts of lengths, by name."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    with HISTOGRAMS.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[row["histogram"]][int(row["length"])] = float(row["count"])
+    return found
+
+
+def write_lengths(folder: Path, counts: Mapping[int, float]) -> Path:
+    """Write a file for `training.lengths`."""
+    file = folder / "lengths.csv"
+    lines = [f"{length},{count}" for length, count in counts.items()]
+    file.write_text("\n".join(["length,count", *lines]) + "\n", encoding="utf-8")
+    return file
+
+
 def cases() -> Iterator[PrintedRun]:
     """Yield all cases."""
-    with HISTOGRAMS.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for name in dict.fromkeys(row["histogram"] for row in rows):
-        own = [row for row in rows if row["histogram"] == name]
-        counts = {int(row["length"]): float(row["count"]) for row in own}
+    for name, counts in histograms().items():
         for nodes in (1, 4):
             job = (*VERL_JOB, f"cluster.nodes.0.count={nodes}")
             yield PrintedRun(VERL, f"{name}, {8 * nodes} H100", VERL_RATIO, job, counts)
@@ -117,9 +131,7 @@ def lognormal_counts() -> dict[int, float]:
 def price(case: PrintedRun) -> list[PricedRun]:
     """Price both packings of a case."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "lengths.csv"
-        lines = [f"{length},{count}" for length, count in case.counts.items()]
-        file.write_text("\n".join(["length,count", *lines]) + "\n", encoding="utf-8")
+        file = write_lengths(Path(folder), case.counts)
         problem = load_problem([*case.words, *DEGREES, f"training.lengths={file}"])
         began = time.process_time()
         plans = plan_lengths(problem, []).plans

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import DYNAMIC, EXPORTS, PACKINGS, PADDED
+from darts_parallel.config import DYNAMIC, EXPORTS, PACKINGS, PADDED, TrainingConfig
 from darts_parallel.cost import evaluate
-from darts_parallel.export import refusals
+from darts_parallel.export import packing_flags, refusals
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
 from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
@@ -42,7 +42,7 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     job = _job(problem, best)
     file = folder / "plan.json"
     data = plan_dict(Outcome(job, best.plan, evaluate(best.plan, job)))
-    entries = [_entry(own, training.global_batch_size) for own in found.plans]
+    entries = [_entry(problem, own) for own in found.plans]
     write_json(file, data | {"lengths": {"plans": entries, "refused": found.refused}})
     for line in (*_remarks(problem, found.plans), *_main_search(found)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -73,23 +73,29 @@ def _knobs(own: LengthPlan) -> str:
     return f"{text}, cp ≥ {packing.min_cp}" + (", any size" if packing.any_size else "")
 
 
-def _job(problem: Problem, own: LengthPlan) -> Problem:
-    """Return the job with the settings of a packing."""
+def _training(problem: Problem, own: LengthPlan) -> TrainingConfig:
+    """Return `training` with the settings of a packing."""
     packing = own.packing
-    training = replace(
+    return replace(
         problem.training,
         sequence_packing_scheduler=packing.scheduler,
         max_seqlen_per_dp_cp_rank=packing.budget or None,
         min_dynamic_context_parallel_size=packing.min_cp,
     )
+
+
+def _job(problem: Problem, own: LengthPlan) -> Problem:
+    """Return the job with the settings of a packing."""
+    training = _training(problem, own)
     return Problem.from_config(replace(problem.config, training=training))
 
 
-def _entry(own: LengthPlan, batch: int) -> dict[str, Any]:
-    """Return a plan's entry in `plan.json`."""
-    entry = dict(zip(own._fields, own, strict=True))
-    packing = dict(zip(own.packing._fields, own.packing, strict=True))
-    return {**entry, "plan": own.plan.describe(batch), "packing": packing}
+def _entry(problem: Problem, own: LengthPlan) -> dict[str, Any]:
+    """Return a plan's entry in `plan.json`; its flags go by versions of Megatron-LM."""
+    flags = packing_flags(_training(problem, own), own.plan.pp)
+    words = own.plan.describe(problem.training.global_batch_size)
+    packing = own.packing._asdict()
+    return {**own._asdict(), "plan": words, "packing": packing, "flags": flags}
 
 
 def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:

@@ -5,6 +5,7 @@
 
 from darts_parallel.export.common import Exported as Exported
 from darts_parallel.export.common import Request as Request
+from darts_parallel.export.megatron import packing_flags as packing_flags
 from darts_parallel.export.targets import TARGETS as TARGETS
 from darts_parallel.export.targets import export_lines as export_lines
 from darts_parallel.export.targets import export_plan as export_plan

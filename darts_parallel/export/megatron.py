@@ -5,7 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.config import DYNAMIC, PADDED
+from darts_parallel.config import DYNAMIC, PADDED, TrainingConfig
 from darts_parallel.export.common import INSTALLED, ChunkContent, Exported, Flag, Request, switches
 from darts_parallel.export.megatron_layers import (
     hybrid_flags,
@@ -49,6 +49,12 @@ OPTIMIZER: dict[str, list[Flag]] = {
         ("exp-avg-sq-dtype", "bf16"),
     ],
 }
+PER_TOKEN: list[Flag] = [
+    ("calculate-per-token-loss", None),
+    ("dataloader-type", "single"),
+    ("cuda-graph-impl", "none"),
+]
+"""Flags that all versions of packing want."""
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -73,18 +79,19 @@ def export(job: Request) -> Exported:
     notes = _notes(job)
     if groups["packing"]:
         notes.append(
-            "packing wants Megatron-LM's branch dev (d48bd6be) or PR 5679 (533deb7b), TransformerEngine 2.9, "
-            "and data that are single sequences: --use-varlen-dataset in dev, --sft in the PR"
+            "packing wants TransformerEngine 2.9 and data that are single sequences: --use-varlen-dataset in "
+            "branch dev, --sft in others; the script is for the first of these versions"
         )
+        versions = packing_flags(job.training, job.plan.pp)
+        notes += [f"flags of {version}: {flags}" for version, flags in versions.items()]
+        if job.training.dynamic_context_parallel_sizes == "any":
+            notes.append("groups of any size want PR 6801, which takes the same flags")
     filled = {name: flags for name, flags in groups.items() if flags}
     return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes))
 
 
 def _packing_flags(job: Request) -> list[Flag]:
-    """Return the flags of sequence packing and dynamic context parallelism.
-
-    Branch `dev` at d48bd6be and PR 5679 at 533deb7b have all of them; main at d98e8a64 has none.
-    """
+    """Return the flags of sequence packing and dynamic context parallelism."""
     training = job.problem.training
     scheduler = training.sequence_packing_scheduler
     if scheduler in (None, PADDED):
@@ -95,18 +102,37 @@ def _packing_flags(job: Request) -> list[Flag]:
             f"training.sequence_packing_scheduler={scheduler} without max_seqlen_per_dp_cp_rank",
             f"training.max_seqlen_per_dp_cp_rank={training.seq_len}",
         )
+    return _flags_of_schedulers(training)
+
+
+def _flags_of_schedulers(training: TrainingConfig) -> list[Flag]:
+    """Return the flags of the versions that have `--sequence-packing-scheduler`."""
     flags: list[Flag] = [
-        ("sequence-packing-scheduler", scheduler),
-        ("max-seqlen-per-dp-cp-rank", budget),
-        ("calculate-per-token-loss", None),
-        ("dataloader-type", "single"),
-        ("cuda-graph-impl", "none"),
+        ("sequence-packing-scheduler", training.sequence_packing_scheduler),
+        ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank),
+        *PER_TOKEN,
     ]
-    if scheduler == DYNAMIC:
+    if training.sequence_packing_scheduler == DYNAMIC:
         smallest = training.min_dynamic_context_parallel_size
         flags.append(("dynamic-context-parallel", None))
         flags.append(("min-dynamic-context-parallel-size", smallest))
     return flags
+
+
+def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
+    """Return the flags of sequence packing by version of Megatron-LM; none where nothing is packed.
+
+    Released versions call dynamic context parallelism hybrid, for one stage only. Their scheduler forms
+    other groups, and has no smallest one.
+    """
+    if training.sequence_packing_scheduler in (None, PADDED):
+        return {}
+    found = {"dev d48bd6be, PR 5123, PR 5679, PR 5811": _flags_of_schedulers(training)}
+    if training.sequence_packing_scheduler == DYNAMIC and pp == 1:
+        budget = ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank)
+        hybrid: list[Flag] = [("hybrid-context-parallel", None), budget, *PER_TOKEN]
+        found["0.16 to 0.19, main d98e8a64, PR 2054, PR 2282 (another scheduler)"] = hybrid
+    return {name: " ".join(_line(flag).strip() for flag in flags) for name, flags in found.items()}
 
 
 def _notes(job: Request) -> list[str]:

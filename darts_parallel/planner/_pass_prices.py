@@ -54,7 +54,9 @@ class SharedStrategies:
 
     draws: Draws
     job_at: Callable[[int], Problem]
-    """Returns the job with sequences of one length: enough of them for the most tokens that are priced."""
+    """Returns the job with sequences of one length."""
+    most: int
+    """Priced tokens of a micro-batch in all stages of the job together, at most."""
     space: OuterSpace
     """Strategies as without context parallelism: `dp` counts all ranks that share gradients."""
     degrees: Mapping[LayerStrategy, Sequence[int]]
@@ -63,17 +65,17 @@ class SharedStrategies:
     @property
     def knots(self) -> Floats:
         """Priced tokens of a micro-batch on all ranks together, rising, `(K,)`."""
-        batch = self.job_at(self.draws.longest_length).training.global_batch_size
-        most = batch / self.space.pp
-        return most * 0.5 ** np.arange(KNOTS)[::-1]
+        return self.most / self.space.pp * 0.5 ** np.arange(KNOTS)[::-1]
 
     def table(self, cp: int, length: int) -> CostTable:
         """Return the costs at a context-parallel degree, a length and all knots, the last one first."""
-        first = length * self.space.pp
+        job = self.job_at(length)
+        tokens = job.training.global_batch_size * length
+        first = self.space.pp * max(1, round(tokens / self.most))
         counts = tuple(first << k for k in range(KNOTS))
         choices = tuple(replace(own, dp=max(own.dp // cp, 1)) for own in self.space.choices)
         space = replace(self.space, num_micro_batches=counts, choices=choices, cp=cp)
-        (table,) = build_tables(self.job_at(length), [space])
+        (table,) = build_tables(job, [space])
         return table
 
     def even_plans(self, table: CostTable) -> HardPlans:

@@ -61,6 +61,8 @@ LISTED = 3
 """Plans of every packing that are returned."""
 SEARCHED = 10
 """Plans of the main search that are priced."""
+LARGEST_BATCH = 2**24
+"""Largest `training.global_batch_size`."""
 SLACK = 1.01
 """How far above the slowest listed plan others are tried: their budgets are not refined yet."""
 STEPS = (2.0**0.5, 2.0**0.25, 2.0**0.125)
@@ -172,6 +174,29 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
     return LengthPlans(sorted(plans, key=order), dict(Counter(schedules)), why)
 
 
+def price_packings(
+    problem: Problem,
+    plan: Plan,
+    packings: Iterable[Packing],
+) -> list[float]:
+    """Return the mean seconds of a plan's steps with some packings; infinite where they do not fit.
+
+    Args:
+        plan: Of 1F1B, its layers on equal ranks.
+    """
+    draws = Draws.of(problem)
+    prices = _prices(problem, draws, [plan])
+    search = _PackingSearch(problem, draws, prices)
+    (own,) = [known.given_plan(plan) for known in prices if plan in known.given]
+    result = []
+    for packing in packings:
+        tokens = packing.tokens(draws.longest_length)
+        fits = own.alone.fitting(packing.cp, tokens)
+        mean = float(search._seconds(own, packing, DRAWS).mean()) if fits else inf
+        result.append(mean)
+    return result
+
+
 def _main_plans(problem: Problem) -> tuple[list[Plan], str]:
     """Return the best plans of the main search for sequences of `seq_len` tokens, or why it has none."""
     try:
@@ -194,10 +219,12 @@ def _prices(
         ConfigError: there are none that the closed form prices.
     """
     usual = [plan for plan in given if plan.schedule_name == CLOSED_FORM]
-    batch = 2 * int(draws.grid[-1]) * problem.cluster.num_devices
+    most = 2 * draws.longest_length * problem.cluster.num_devices
 
     @cache
     def job_at(length: int) -> Problem:
+        times = max(1, min(length, LARGEST_BATCH * length // most))
+        batch = min(most * times // length, LARGEST_BATCH)
         return changed(problem, seq_len=length, global_batch_size=batch, lengths=None)
 
     result = []
@@ -208,7 +235,7 @@ def _prices(
             for choice in space.choices:
                 degrees[whole(choice, space.cp)].append(space.cp)
         space = replace(first, choices=tuple(degrees), cp=1)
-        strategies = SharedStrategies(draws, job_at, space, degrees)
+        strategies = SharedStrategies(draws, job_at, most, space, degrees)
         own = [plan for plan in usual if plan.pp == first.pp]
         own = [plan for plan in own if plan.node_order == first.node_order]
         result.append(PlanPrices.of(strategies, own))

@@ -15,9 +15,9 @@ from darts_parallel.config import PACKINGS
 from darts_parallel.cost import build_tables, evaluate, pass_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner import _length_draws, lengths
-from darts_parallel.planner._length_draws import DRAWS, Draws, read_lengths
-from darts_parallel.planner._pass_prices import PlanAtLengths, path_seconds
-from darts_parallel.planner.lengths import Packing, plan_lengths
+from darts_parallel.planner._length_draws import DRAWS, Draws, Load, read_lengths
+from darts_parallel.planner._pass_prices import PlanAtLengths, least_path, path_seconds
+from darts_parallel.planner.lengths import Packing, plan_lengths, price_packings
 from darts_parallel.planner.sequence_packing import Group
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -76,7 +76,8 @@ def test_one_length_is_plain(tmp_path: Path, seed: int) -> None:
                 cost = evaluate(own.to_plan(cp, batch // dp), usual)
                 found = search._seconds(own, packing, DRAWS)
                 assert found == pytest.approx(cost.iteration_time_s, rel=2e-3)
-                reserved = np.array(cost.memory_bytes) - own.memory(cp, length / cp)
+                (bytes_,) = own.alone.memory(cp, length / cp)
+                reserved = np.array(cost.memory_bytes) - bytes_
                 if own.prices.strategies.space.pp <= batch // dp:
                     assert np.ptp(reserved) <= 2e-3 * max(cost.memory_bytes)
                 compared += 1
@@ -111,21 +112,28 @@ def exact_seconds(problem: Problem, own: PlanAtLengths, stages: int) -> Any:
     return seconds
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_seconds_are_those_of_an_event_simulation(tmp_path: Path, seed: int) -> None:
-    # 40 batches for each seed: 32 draws under dynamic context parallelism, 8 under a fixed degree
-    problem = random_job(tmp_path, seed, [32, 64, 192, 512], "space.tp=1")
+@pytest.mark.parametrize(
+    ("seed", "tp", "any_size"),
+    [(0, 1, False), (1, 2, False), (2, 1, True), (3, 4, False), (4, 2, True)],
+)
+def test_seconds_are_those_of_an_event_simulation(
+    tmp_path: Path, seed: int, tp: int, any_size: bool
+) -> None:
+    # 40 batches for each seed: 32 draws under dynamic context parallelism, 8 under a fixed degree.
+    # Shared: the draws, the groups, and the cost tables of a pass, which are made for its own
+    # tokens and lengths. Not shared: interpolation, mixing of lengths, and the pipeline.
+    problem = random_job(tmp_path, seed, [32, 64, 192, 512], f"space.tp={tp}")
     search, plans = searched(problem)
-    own = next(one for one in plans if one.layers[0].zero_stage == seed % 2)
+    own = next(one for one in plans if one.layers[0].zero_stage <= seed % 2 and one.ranks > 1)
     stages = len(own.prices.limit)
     exact = exact_seconds(problem, own, stages)
     for packing, draws in (
-        (Packing("default_dynamic_cp", 1, budget=256, min_cp=1 + seed % 2), 32),
+        (Packing("default_dynamic_cp", 1, budget=256, any_size=any_size), 32),
         (Packing("dp_balanced", 2, budget=320), 8),
     ):
         waits = packing.scheduler == "default_dynamic_cp"
         load = search.draws.load(packing.key(own.ranks), packing.function(own.ranks), draws)
-        found = own.pipeline_seconds(load, waits=waits)
+        found = own.seconds(load, waits=waits) - own._once(load, own._by_group(load))
         for draw in range(draws):
             every = search.draws.lengths[search.draws.picks[draw]].tolist()
             waves = packing.function(own.ranks)(every)
@@ -144,7 +152,11 @@ def test_the_path_through_unequal_micro_batches_is_that_of_1f1b() -> None:
         ) -> float:
             return float(passes[own[0] // 2, own[0] % 2, "FB".index(kind), stage])
 
-        found = path_seconds(passes, np.array([count, 1]))
+        counts = np.array([count, 1])
+        found = path_seconds(passes, counts)
+        assert (least_path(passes, counts) <= found * (1.0 + 1e-12)).all()
+        if stages == 1:
+            assert least_path(passes, counts) == pytest.approx(found)
         expected = simulated_step(waves, stages, seconds, waits=False)
         assert found == pytest.approx([expected, passes[-1].sum((1, 2)).max()])
         slowest = passes.max(1, keepdims=True)
@@ -176,6 +188,64 @@ def test_no_packing_beats_the_bound_and_packed_memory_knows_no_lengths(
             assert lengths._chance(problem, own) == own.chance
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_of_every_draw_holds_for_random_packings(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # with few, unequal sequences the longest one alone is the bound, with many their work is
+    batch = f"training.global_batch_size={[8, 64][seed % 2]}"
+    problem = random_job(tmp_path, seed, [16, 48, 512], batch)
+    search, plans = searched(problem)
+    longest = 0
+    for _ in range(30):
+        own = plans[rng.integers(len(plans))]
+        sizes = [size for size in (1, 2, 4, 8) if size <= own.ranks]
+        budget = int(rng.integers(512 // own.ranks, 1024))
+        chosen = Packing("default_dynamic_cp", own.degrees[-1], 1, budget, int(rng.choice(sizes)))
+        if rng.random() < 0.5:
+            cp = int(rng.choice(own.degrees))
+            chosen = Packing("dp_balanced", cp, budget=max(budget, 512 // cp))
+        seconds = search._seconds(own, chosen, DRAWS)
+        (bound,) = own.alone.least_seconds(chosen.budget)
+        assert (bound <= seconds * (1.0 + 1e-9)).all()
+        alone = own.prices.longest_alone[own.number]
+        once = own.prices.at(1)[own.number, :, -1].min()
+        longest += int((bound == alone + once).any())
+    assert longest > 0 or seed % 2
+
+
+def test_seconds_between_priced_degrees_are_those_of_their_own_tables(tmp_path: Path) -> None:
+    # 12 ranks: 5 is not among their divisors
+    pins = ["training.seq_len=512", "cluster.nodes.0.gpus=12", "cluster.nodes.0.count=1"]
+    pins += ["training.global_batch_size=24", "space.pp=1", "space.tp=1"]
+    problem = job(tmp_path, {512: 1.0}, *pins)
+    _, plans = searched(problem)
+    own = next(one for one in plans if one.layers[0].zero_stage == 0)
+    load = Load(np.array([5]), np.array([100.0]), np.array([[1.0]]), np.array([0]), np.array([1]))
+    between = own._by_group(load)[0, :-1]
+    weights = own.alone._by_knot(100.0)
+    table = own.prices.costs(5, 512).seconds.reshape(9, len(own.prices.plans), -1)
+    assert between == pytest.approx(weights @ table[:, own.number, :-1].numpy(), rel=0.01)
+
+
+@pytest.mark.usefixtures("no_main_search")
+def test_groups_of_any_size_run_on_ranks_that_are_no_power_of_two(tmp_path: Path) -> None:
+    pins = ["training.seq_len=512", "cluster.nodes.0.gpus=6", "cluster.nodes.0.count=1"]
+    pins += ["training.global_batch_size=24", "space.pp=1", "space.tp=1"]
+    pins.append("training.sequence_packing_scheduler=default_dynamic_cp")
+    rows = {32: 9.0, 400: 1.0}
+    with pytest.raises(InfeasibleError):
+        plan_lengths(job(tmp_path, rows, *pins))
+    pins.append("training.dynamic_context_parallel_sizes=any")
+    problem = job(tmp_path, rows, *pins)
+    best = plan_lengths(problem).plans[0]
+    assert best.packing.any_size
+    assert best.bound <= best.seconds[0]
+    (seconds,) = price_packings(problem, best.plan, [best.packing])
+    assert seconds == pytest.approx(best.seconds[0])
+    (none,) = price_packings(problem, best.plan, [best.packing._replace(budget=10**9)])
+    assert none == np.inf
+
+
 @pytest.mark.usefixtures("no_main_search")
 def test_pinned_settings_are_kept(tmp_path: Path) -> None:
     pins = [
@@ -205,7 +275,7 @@ def test_settings_are_near_the_best_of_a_grid_of_200(tmp_path: Path) -> None:
     problem = job(tmp_path, rows, *pins)
     search, plans = searched(problem)
     own = plans[0]
-    tried = search._tried(own, search._first(own, "default_dynamic_cp"))
+    tried = search._tried(own.alone, search._first(own, "default_dynamic_cp"))
     assert tried is not None
     chosen = search._refined(tried).packing
     budgets = np.geomspace(64, 1024, 50).astype(int).tolist()
@@ -305,6 +375,10 @@ def test_the_command_writes_the_best_plan_and_names_what_cannot_run_it(command: 
     assert "own/plan.json export=megatron" in done.out
     assert "not with accelerate, deepspeed, galvatron, nanotron, torchtitan" in done.out
     training = data["config"]["training"]
+    for entry in plans:
+        versions = {"padded": 0, "dp_balanced": 1}.get(entry["packing"]["scheduler"])
+        assert len(entry["flags"]) == versions or (versions is None and entry["flags"])
+        assert all(str(entry["packing"]["budget"]) in text for text in entry["flags"].values())
     assert training["sequence_packing_scheduler"] == plans[0]["packing"]["scheduler"]
     priced = command("own/plan.json", *QUIET, "hydra.run.dir=priced")
     assert "given plan, not searched" in priced.out, priced.err

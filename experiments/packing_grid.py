@@ -1,0 +1,139 @@
+"""Is the chosen budget of dynamic context parallelism near the best of a grid?
+
+    python -m experiments.packing_grid                # about 5 minutes
+
+Everything but the scheduler is free in the search. The chosen plan is then priced with 200 settings, over
+the same draws.
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from darts_parallel.config import DYNAMIC, run_main
+from darts_parallel.planner import plan_lengths, price_packings
+from darts_parallel.problem import load_problem
+from darts_parallel.report import markdown_table
+from experiments.dynamic_cp import histograms, write_lengths
+from experiments.study import Report, Study, StudyOptions, run_study
+
+BUDGETS = 50
+SMALLEST = (1, 2, 4, 8)
+SHARED = (
+    "training=any",
+    "training.global_batch_size=256",
+    f"training.sequence_packing_scheduler={DYNAMIC}",
+)
+
+
+@dataclass(frozen=True)
+class GridJob:
+    """A job and the name of its histogram of lengths."""
+
+    name: str
+    histogram: str
+    stretch: int
+    """Factor of all lengths."""
+    words: tuple[str, ...]
+
+
+JOBS = (
+    GridJob(
+        "Qwen3-30B-A3B, 32 H100",
+        "lognormal",
+        1,
+        ("model=qwen3_30b_a3b", "cluster=h100_8x8", "cluster.nodes.0.count=4", "space.ep=8"),
+    ),
+    GridJob("Llama 3 8B, 64 H100", "falling", 1, ("model=llama3_8b", "cluster=h100_8x8")),
+    GridJob("Llama 3 70B, 128 H100", "two_kinds", 4, ("model=llama3_70b", "cluster=h100_16x8")),
+)
+"""Long tails up to 16,384 tokens, four times as long with 70B."""
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """What the search chose for a job, next to the grid."""
+
+    name: str
+    plan: str
+    budget: int
+    min_cp: int
+    chosen_s: float
+    grid_budget: int
+    grid_min_cp: int
+    grid_s: float
+    cpu_s: float
+    """Processor seconds of the search."""
+
+
+def solve(job: GridJob) -> list[GridRow]:
+    """Search a job's plan, and price it with every setting of the grid."""
+    counts = {length * job.stretch: count for length, count in histograms()[job.histogram].items()}
+    longest = max(counts)
+    sizes = (f"training.seq_len={longest}", f"model.max_seq_len={longest}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_lengths(Path(folder), counts)
+        problem = load_problem([*job.words, *SHARED, *sizes, f"training.lengths={file}"])
+        began = time.process_time()
+        best = plan_lengths(problem, []).plans[0]
+        took = time.process_time() - began
+        least = longest // (best.plan.layers[0].dp * best.plan.cp)
+        budgets = np.geomspace(least, 2 * longest, BUDGETS).astype(int).tolist()
+        sizes_of = [best.packing._replace(min_cp=size) for size in SMALLEST]
+        grid = [own._replace(budget=budget) for own in sizes_of for budget in budgets]
+        grid_s = price_packings(problem, best.plan, grid)
+    place = int(np.argmin(grid_s))
+    known = best.packing
+    words = best.plan.describe(problem.training.global_batch_size)
+    found = grid[place]
+    row = GridRow(
+        name=job.name,
+        plan=words,
+        budget=known.budget,
+        min_cp=known.min_cp,
+        chosen_s=best.seconds[0],
+        grid_budget=found.budget,
+        grid_min_cp=found.min_cp,
+        grid_s=grid_s[place],
+        cpu_s=took,
+    )
+    return [row]
+
+
+def report(rows: Sequence[GridRow]) -> Report:
+    """Put the chosen settings next to the best ones of the grid."""
+    head = ("job", "plan", "chosen", "step", "best of 200", "step", "chosen over best", "CPU")
+    lines = []
+    for row in rows:
+        chosen = f"{row.budget:,}, cp ≥ {row.min_cp}"
+        best = f"{row.grid_budget:,}, cp ≥ {row.grid_min_cp}"
+        steps = [f"{value:.4g} s" for value in (row.chosen_s, row.grid_s)]
+        over = f"{row.chosen_s / row.grid_s - 1.0:+.2%}"
+        lines.append(
+            (row.name, row.plan, chosen, steps[0], best, steps[1], over, f"{row.cpu_s:.3g} s")
+        )
+    note = (
+        "Chosen and best: tokens of a rank and the smallest group. CPU: processor seconds of the search, in "
+        "which everything but the scheduler is free."
+    )
+    return Report(note, markdown_table(head, lines, left=(0, 1, 2, 4)))
+
+
+def run(options: StudyOptions) -> int:
+    """Solve all jobs; returns the exit status."""
+    study = Study(
+        "packing_grid",
+        "Is the chosen budget of dynamic context parallelism near the best of a grid?",
+        "measured steps; the histograms are made up; the grid has the chosen plan's degrees alone.",
+        solve,
+        report,
+    )
+    return run_study(study, {job.name: job for job in JOBS}, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.packing_grid", __doc__, StudyOptions, run))
