@@ -65,7 +65,8 @@ class SharedStrategies:
     @property
     def knots(self) -> Floats:
         """Priced tokens of a micro-batch on all ranks together, rising, `(K,)`."""
-        return self.most / self.space.pp * 0.5 ** np.arange(KNOTS)[::-1]
+        halved = 0.5 ** np.arange(KNOTS, dtype=np.float64)
+        return np.asarray(self.most / self.space.pp * halved[::-1])
 
     def table(self, cp: int, length: int) -> CostTable:
         """Return the costs at a context-parallel degree, a length and all knots, the last one first."""
@@ -170,7 +171,7 @@ class PlanPrices:
         draws = self.strategies.draws
         by_knot = weights_between(draws.lengths[draws.longest], self.strategies.knots)
         by_length = draws.hat[draws.longest]
-        return np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work)
+        return np.asarray(np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work))
 
     def given_plan(self, plan: Plan) -> "PlanAtLengths":
         """Return a given plan."""
@@ -223,8 +224,8 @@ class PlansAtLengths:
     def fitting(self, cp: int, tokens: float) -> "list[PlanAtLengths]":
         """Return the plans whose memory holds so many tokens of a rank."""
         needed = self.memory(cp, tokens)
-        fits = (needed <= self.prices.limit).all(1)
-        return [own for own, holds in zip(self.plans, fits, strict=True) if holds]
+        fits = np.all(needed <= self.prices.limit, 1)
+        return [self.plans[place] for place in np.flatnonzero(fits)]
 
     def least_seconds(self, tokens: float) -> Floats:
         """Return seconds of every draw that no packing on these ranks beats, `(V, D)`.

@@ -213,18 +213,19 @@ def test_the_bound_of_every_draw_holds_for_random_packings(tmp_path: Path, seed:
     assert longest > 0 or seed % 2
 
 
-def test_seconds_between_priced_degrees_are_those_of_their_own_tables(tmp_path: Path) -> None:
-    # 12 ranks: 5 is not among their divisors
+def test_seconds_are_nearly_linear_between_degrees(tmp_path: Path) -> None:
+    # groups of any size are interpolated between divisors of the ranks, here 12
     pins = ["training.seq_len=512", "cluster.nodes.0.gpus=12", "cluster.nodes.0.count=1"]
     pins += ["training.global_batch_size=24", "space.pp=1", "space.tp=1"]
-    problem = job(tmp_path, {512: 1.0}, *pins)
-    _, plans = searched(problem)
-    own = next(one for one in plans if one.layers[0].zero_stage == 0)
+    _, plans = searched(job(tmp_path, {512: 1.0}, *pins))
+    prices = plans[0].prices
+    between = (2.0 * prices.at(3) + prices.at(6)) / 3.0
+    assert between[:, :, :-1] == pytest.approx(prices.at(4)[:, :, :-1], rel=0.01)
     load = Load(np.array([5]), np.array([100.0]), np.array([[1.0]]), np.array([0]), np.array([1]))
-    between = own._by_group(load)[0, :-1]
-    weights = own.alone._by_knot(100.0)
-    table = own.prices.costs(5, 512).seconds.reshape(9, len(own.prices.plans), -1)
-    assert between == pytest.approx(weights @ table[:, own.number, :-1].numpy(), rel=0.01)
+    fours = load._replace(ranks=np.array([4]))
+    sixes = load._replace(ranks=np.array([6]))
+    mean = (plans[0]._by_group(fours) + plans[0]._by_group(sixes)) / 2.0
+    assert plans[0]._by_group(load) == pytest.approx(mean)
 
 
 @pytest.mark.usefixtures("no_main_search")
