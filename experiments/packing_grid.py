@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,18 +55,25 @@ JOBS = (
 """Long tails up to 16,384 tokens, four times as long with 70B."""
 
 
+class Setting(NamedTuple):
+    """A budget, the smallest group, and the step."""
+
+    budget: int
+    min_cp: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.budget:,}, cp ≥ {self.min_cp}"
+
+
 @dataclass(frozen=True)
 class GridRow:
     """What the search chose for a job, next to the grid."""
 
     name: str
     plan: str
-    budget: int
-    min_cp: int
-    chosen_s: float
-    grid_budget: int
-    grid_min_cp: int
-    grid_s: float
+    chosen: Setting
+    best: Setting
     cpu_s: float
     """Processor seconds of the search."""
 
@@ -90,17 +98,9 @@ def solve(job: GridJob) -> list[GridRow]:
     known = best.packing
     words = best.plan.describe(problem.training.global_batch_size)
     found = grid[place]
-    row = GridRow(
-        name=job.name,
-        plan=words,
-        budget=known.budget,
-        min_cp=known.min_cp,
-        chosen_s=best.seconds[0],
-        grid_budget=found.budget,
-        grid_min_cp=found.min_cp,
-        grid_s=grid_s[place],
-        cpu_s=took,
-    )
+    chosen = Setting(known.budget, known.min_cp, best.seconds[0])
+    best_of_grid = Setting(found.budget, found.min_cp, grid_s[place])
+    row = GridRow(job.name, words, chosen, best_of_grid, took)
     return [row]
 
 
@@ -109,13 +109,11 @@ def report(rows: Sequence[GridRow]) -> Report:
     head = ("job", "plan", "chosen", "step", "best of 200", "step", "chosen over best", "CPU")
     lines = []
     for row in rows:
-        chosen = f"{row.budget:,}, cp ≥ {row.min_cp}"
-        best = f"{row.grid_budget:,}, cp ≥ {row.grid_min_cp}"
-        steps = [f"{value:.4g} s" for value in (row.chosen_s, row.grid_s)]
-        over = f"{row.chosen_s / row.grid_s - 1.0:+.2%}"
-        lines.append(
-            (row.name, row.plan, chosen, steps[0], best, steps[1], over, f"{row.cpu_s:.3g} s")
-        )
+        first, second = row.chosen, row.best
+        steps = [f"{own.seconds:.4g} s" for own in (first, second)]
+        over = f"{first.seconds / second.seconds - 1.0:+.2%}"
+        took = f"{row.cpu_s:.3g} s"
+        lines.append((row.name, row.plan, str(first), steps[0], str(second), steps[1], over, took))
     note = (
         "Chosen and best: tokens of a rank and the smallest group. CPU: processor seconds of the search, in "
         "which everything but the scheduler is free."
