@@ -33,7 +33,7 @@ SHARED = (
 
 @dataclass(frozen=True)
 class GridJob:
-    """A job and the name of its histogram of lengths."""
+    """Name a job and its histogram of lengths."""
 
     name: str
     histogram: str
@@ -56,7 +56,7 @@ JOBS = (
 
 
 class Setting(NamedTuple):
-    """A budget, the smallest group, and the step."""
+    """Hold a budget, the smallest group, and the mean seconds of a step."""
 
     budget: int
     min_cp: int
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class GridRow:
-    """What the search chose for a job, next to the grid."""
+    """Hold what the search chose for a job, next to the best of the grid."""
 
     name: str
     plan: str
