@@ -45,6 +45,8 @@ MESSAGES = tuple(dict.fromkeys([CONTEXT, *(term.message for term in TERMS if ter
 TIME_TERMS = ("compute", "recompute", "tensor_parallel", *MESSAGES, "sharding")
 """Causes of a micro-batch's seconds: arithmetic, repeated forward, collectives of tp and cp,
 messages of `cost/terms` (and waiting for the launches of experts), ZeRO-2/3."""
+BUFFERED_BYTES = 2.0
+"""Bytes of a parameter or gradient in a buffer."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -213,6 +215,7 @@ def _stored_bytes(
         owned = _owned_parameters(stage, part)
         optimizer_state = optimizer_state + owned * per_parameter.optimizer
         static = static + static_bytes(part.parameters, part.shards, zero, per_parameter)
+        static = static + _buffered_bytes(stage, part)
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
     needed = weight_gradient_bytes(
         layer, choices.tokens, choices.tp, choices.sequence_shards, width
@@ -232,6 +235,15 @@ def _stored_bytes(
         for_weights=between_passes(layer, needed, whole, activation),
         working=working,
     )
+
+
+def _buffered_bytes(stage: StageContext, part: ShardGroup) -> Tensor:
+    """Return the layer's share, by its size, of ZeRO-3's buffers of fixed size, `(C,)`."""
+    choices = stage.choices
+    whole = stage.model.num_parameters / choices.tp
+    share = (stage.software.buffered_parameters / whole).clamp(max=1.0)
+    held = (choices.zero_stage == 3) & (part.shards > 1)
+    return torch.where(held, BUFFERED_BYTES * share * part.parameters, 0.0)
 
 
 def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:

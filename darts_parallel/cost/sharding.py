@@ -17,7 +17,7 @@ from darts_parallel.cost.collectives import (
 from darts_parallel.cost.compute import exposed, stream_seconds
 from darts_parallel.cost.memory import StateBytes
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.problem import LayerSpec, StageTopology
+from darts_parallel.problem import LayerSpec, Scalar, StageTopology
 
 BUCKET = 40e6
 """Parameters whose gradients travel as one message, of any number of layers (the default size of
@@ -46,6 +46,8 @@ class ShardGroup:
     frozen: float | None = None
     """Bytes of a parameter that is not trained: no gradient, no optimizer state, no communication
     but the gathers of ZeRO-3; None: it is trained."""
+    matrices: Scalar = 0.0
+    """Modules of one matrix each, which some frameworks gather one by one under ZeRO-3."""
 
     def held(self, state: StateBytes) -> StateBytes:
         """Return bytes per parameter; frozen parameters keep no gradient or optimizer state."""
@@ -179,6 +181,8 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
         messages = torch.where(third_stage, 1.0, bucket_share)
         size = part.parameters * part.held(state).parameter
         gather = present * reduce_scatter(size, inner, *links, messages)
+        one_by_one = torch.as_tensor(stage.software.module_gather * part.matrices)
+        gather = gather + torch.where(third_stage & (part.shards > 1), one_by_one, 0.0)
         if part.frozen is not None:
             total.gather = total.gather + gather * third_stage
             continue

@@ -26,6 +26,8 @@ HABITS = (
     "gradient_bits",
     "owner_broadcast_ms",
     "single_ring",
+    "module_gather_ms",
+    "buffered_parameters",
     "gradient_copy",
     "step_bytes",
     "loss_bytes",
@@ -65,6 +67,12 @@ class Software:
     single_ring: bool = False
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its
     adapters."""
+    module_gather: float = 0.0
+    """Seconds of ZeRO-3 to gather an expert's matrix, where each is a module of its own; 0: gathered
+    with the layer."""
+    buffered_parameters: float = 0.0
+    """Most parameters, 16 bits each, that ZeRO-3 holds whole in buffers of fixed size: gathered ones
+    and buckets of gradients."""
     gradient_copy: bool = False
     """The 16-bit gradient stays in memory beside the float32 one that accumulates it."""
     step_bytes: float = 0.0
@@ -144,7 +152,10 @@ COMMON = Software()
 def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
     """Build a framework of its habits alone: those of `facts` that `HABITS` names."""
     habits = {key: facts[key] for key in HABITS if key in facts}
-    return Software(name, owner_broadcast=habits.pop("owner_broadcast_ms", 0.0) * 1e-3, **habits)
+    of_owner, of_module = (
+        habits.pop(key, 0.0) * 1e-3 for key in ("owner_broadcast_ms", "module_gather_ms")
+    )
+    return Software(name, owner_broadcast=of_owner, module_gather=of_module, **habits)
 
 
 def software_names() -> list[str]:

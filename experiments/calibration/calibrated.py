@@ -26,6 +26,8 @@ from darts_parallel.planner import BASE, FAMILIES, correlation_bytes
 from darts_parallel.plans import write_bytes, write_text
 from experiments.data.runs import DEVICE, MeasuredRun
 
+OF_MEMORY = ("reserved_GiB", "state_factor", "activation_factor")
+"""Quantities that bytes alone depend on."""
 PAIR = "+"
 """Joins the scopes of a pair, and their names."""
 Key = tuple[str, str, str]
@@ -143,6 +145,12 @@ class Parameters:
         """Return the prior's mean: every latent number is an offset to it."""
         return torch.zeros(len(self), dtype=torch.float64)
 
+    def averaged(self, latent: Tensor) -> Tensor:
+        """Return the latent numbers with no deviation of a framework in the quantities of seconds."""
+        of_memory = torch.tensor([key[0] in OF_MEMORY for key in self.keys])
+        shared = torch.tensor(["framework" not in key[1] for key in self.keys])
+        return torch.where(of_memory | shared, latent, 0.0)
+
     def values(self, latent: Tensor, place: Place) -> dict[str, Tensor]:
         """Compute every quantity at a place, differentiable in `latent`; unknown names are left out."""
         return {q.name: self.value(latent, q, place) for q in self.quantities}
@@ -154,8 +162,6 @@ class Parameters:
 
 
 SHIPPED = Path(config_dir()) / "calibrated.yaml"
-OF_MEMORY = ("reserved_GiB", "state_factor", "activation_factor")
-"""Quantities that bytes alone depend on."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from math import comb, log, log2, nan
+from math import comb, exp, log, log2, nan
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 TOTALS = ("all dense", "all mixtures", "all")
-KINDS = {"model": "model", "source": "file", "family": "framework_family"}
+KINDS = {"house": "house", "model": "model", "source": "file", "family": "framework_family"}
 """Kinds of folds that are left out as a whole, and the field of a run that names them."""
 FIT = "fit"
 SHARE = 0.8
@@ -207,6 +207,8 @@ class HeldOut:
     measured: float
     variance: float
     """Variance of the logarithm, by the posterior without the fold."""
+    averaged: float = nan
+    """As `predicted`, with the quantities of seconds of the average framework; switches and memory stay."""
 
     @property
     def error(self) -> float:
@@ -244,7 +246,7 @@ def cross_validate(
     Args:
         optimum: Fit to all runs; a fold's fit is the minimum of the problem linearized there.
         found: Errors and Jacobian at `optimum`.
-        kind: A key of `KINDS`.
+        kind: A key of `KINDS`. Averaged frameworks are linear in the logarithm around the fold's fit.
     """
     result = []
     rows = zip(found.case.tolist(), found.part.tolist(), found.jacobian, strict=True)
@@ -253,6 +255,7 @@ def cross_validate(
         rest = found.where(torch.tensor([i not in held_out for i in found.case.tolist()]))
         latent = linear_fit(rest, optimum, parameters)
         covariance = posterior(rest, parameters)
+        shift = parameters.averaged(latent) - latent
         for i in sorted(held_out):
             with torch.no_grad():
                 prediction = predict(
@@ -261,7 +264,9 @@ def cross_validate(
             for part, measured in measured_figures(cases[i]).items():
                 variance = float(slopes[i, part] @ covariance @ slopes[i, part])
                 predicted = float(getattr(prediction, part))
-                result.append(HeldOut(fold, cases[i], part, predicted, measured, variance))
+                averaged = predicted * exp(float(slopes[i, part] @ shift))
+                held = HeldOut(fold, cases[i], part, predicted, measured, variance, averaged)
+                result.append(held)
             ran = not cases[i].run.out_of_memory
             result.append(HeldOut(fold, cases[i], FIT, float(prediction.fits), float(ran), 0.0))
     return result

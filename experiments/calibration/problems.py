@@ -32,9 +32,6 @@ NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
 """GPUs that one NVLink switch joins where that is more than a node (NVL72 racks)."""
 PEER_LINKS = dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 7)
 """Links of a GPU, one to every other GPU of its node."""
-LORA_TARGETS = ("linear_qkv",)
-"""Modules with adapters in NeMo 2's performance recipes
-(`finetune_recipe(peft_scheme="lora", performance_mode=True)`)."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +125,17 @@ def _model(run: MeasuredRun) -> ModelConfig:
 
 def _training(run: MeasuredRun) -> TrainingConfig:
     given = _same_fields(TrainingConfig, run)
-    if not run.fused_attention:
-        given["attention_kernel"] = "unfused"
+    if run.attention_kernel == "fa1":
+        given["attention_kernel"] = None
     modules = given.pop("recompute_modules")
+    targets = given.pop("lora_targets")
+    if targets:
+        given["lora_targets"] = list(targets)
     if modules:
         given["recompute_modules"] = list(modules)
     if run.architecture:
         given["moe_load_imbalance"] = 1.0  # benchmarks of speed route evenly
-    return TrainingConfig(**given, lora_targets=list(LORA_TARGETS))
+    return TrainingConfig(**given)
 
 
 def _plan(run: MeasuredRun) -> Plan:

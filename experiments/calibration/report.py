@@ -53,6 +53,19 @@ RANKING_HEADER = (
     "chance 1",
     "chance 3",
 )
+SWITCHES = (
+    "attention_kernel",
+    "tp_comm_overlap",
+    "compiled",
+    "loss",
+    "cuda_graphs",
+    "overlap_moe_expert_parallel_comm",
+    "fp8_dot_product_attention",
+    "lora_rank",
+    "lora_dropout",
+    "frozen_bits",
+)
+"""Columns of a run that are keys of `training` and change its seconds or bytes."""
 FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""
 RIVALS = Path(__file__).parents[1] / "data" / "rivals.csv"
@@ -155,12 +168,17 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
             share = f"{100 * _held(scores[fold], NORMAL):.0f}" if fold in scores else ""
             rows.append((fold.removesuffix(".csv"), part, *error.cells(), share, str(plans)))
         if part == PARTS[0]:
-            constant = fold_errors(constant_mfu(own))
-            rows += [
-                (f"{fold}, one MFU a device", part, *constant[fold].cells(), "", "")
-                for fold in TOTALS
-                if fold in constant
-            ]
+            others = {
+                "averaged frameworks": [replace(h, predicted=h.averaged) for h in own],
+                "one MFU a device": constant_mfu(own),
+            }
+            for name, other in others.items():
+                errors = fold_errors(other)
+                rows += [
+                    (f"{fold}, {name}", part, *errors[fold].cells(), "", "")
+                    for fold in TOTALS
+                    if fold in errors
+                ]
     timed = [h for h in held if h.part == PARTS[0]]
     jobs = job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]})
     summary = "No job has enough measured plans to rank."
@@ -179,6 +197,24 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
 
 def _held(scores: Floats, half: float) -> float:
     return float(np.mean(np.abs(scores) <= half))
+
+
+def switch_lines(cases: Sequence[MeasuredCase]) -> list[str]:
+    """Write how many runs have each value of a switch, and in how many frameworks it varies."""
+    rows = []
+    for switch in SWITCHES:
+        counts = Counter(str(getattr(case.run, switch)) for case in cases)
+        values: dict[str, set[str]] = defaultdict(set)
+        for case in cases:
+            value = getattr(case.run, switch)
+            if value is not None:
+                values[case.run.framework].add(str(value))
+        told = ", ".join(
+            f"{'unknown' if value == 'None' else value} {n}" for value, n in counts.most_common()
+        )
+        rows.append((switch, told, str(sum(len(own) > 1 for own in values.values()))))
+    header = ("switch", "runs by value", "varies in frameworks")
+    return ["Switches of the runs.", "", *markdown_table(header, rows, (0, 1))]
 
 
 def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:

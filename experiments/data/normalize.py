@@ -14,6 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
 from darts_parallel.plans import write_text
 from darts_parallel.problem import Model
@@ -69,6 +71,13 @@ MOST_SHARED = 16
 HEAD_SIZE = 128
 LORA_RANK = 16
 """Rank in NeMo 2's recipes for Llama 3 70B; that of smaller models, 8, changes nothing that shows."""
+LORA_TARGETS = ("linear_qkv",)
+"""Modules with adapters in NeMo 2's performance recipes
+(`finetune_recipe(peft_scheme="lora", performance_mode=True)`)."""
+ADAPTERS = ("lora_rank", "lora_targets", "lora_dropout", "frozen_bits")
+FLAGS = ("tp_comm_overlap", "compiled", "dropout")
+SWITCHES = ("attention_kernel", *FLAGS, "loss", *ADAPTERS)
+"""Keys of `training` that a row or a recipe says; dropout is the model's."""
 TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 TORCHTITAN_RECOMPUTE = "selective: layernorm moe"
@@ -150,15 +159,14 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     tp = degrees["tp"]
     gpus = prod(degrees.values())
     batch = _batch(row, framework, degrees)
-    result = {"fused_attention": framework.get("fused_attention", True)}
-    result |= model | degrees | batch
+    result = model | degrees | batch
     result |= _zero(row, degrees["dp"] * degrees["cp"])
     result |= _measured(row, batch["global_batch_size"], model["seq_len"], gpus)
     stages = _virtual_stages(row, model["num_layers"], degrees["pp"])
     result |= {"virtual_stages": stages, "recompute": row.one_of("recompute")}
     result |= _numbers(row, framework)
     result |= {"printed_precision": row.text("precision"), "precision": row.one_of("precision")}
-    result |= {"lora_rank": LORA_RANK if row.says("lora") else 0, "offload": row.says("offload")}
+    result |= _switches(row, framework) | {"offload": row.says("offload")}
     sequence = _stated(row, "sequence_parallel", framework.get("sequence_parallel", True))
     result["sequence_parallel"] = tp > 1 and sequence
     result |= _hardware(row, gpus, row.count("gpus_per_node") or 8)
@@ -176,15 +184,59 @@ def _numbers(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
         )
     recorded = row.says("recorded")
     attention = _stated(row, "fp8_dot_product_attention", recorded)
-    whole = _stated(row, "cuda_graphs", recorded)
     bits = row.count("gradient_bits") or framework.get("gradient_bits")
     return {
         "framework": framework["name"],
         "framework_family": framework["family"],
         "gradient_bits": bits,
-        "cuda_graphs": "full_iteration" if whole else "none",
+        "cuda_graphs": _cuda_graphs(row, recorded),
         "fp8_dot_product_attention": attention,
     }
+
+
+def _switch_cell(row: TableRow, key: str) -> Any:
+    """Read the cell of a switch: a flag, a number, a name or names."""
+    if key in FLAGS:
+        return _stated(row, key, False)
+    value: Any = yaml.safe_load(row.words(key))  # type: ignore[no-untyped-call]
+    return value.split() if key == "lora_targets" else value
+
+
+def _cuda_graphs(row: TableRow, recorded: bool) -> str:
+    """Read which passes are recorded: whole iterations by the cell, single layers by the notes."""
+    if row.says("recorded_layers"):
+        return "per_layer"
+    return "full_iteration" if _stated(row, "cuda_graphs", recorded) else "none"
+
+
+def _switches(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
+    """Fill the switches of the run: a cell of their name, else the table `switches`, else unknown.
+
+    An entry of the table names versions, sources or devices, never a framework alone.
+    """
+    known: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    named = replace(row, cells=row.cells | {"framework": framework["name"]})
+    lora = row.says("lora")
+    for key in SWITCHES:
+        if key in ADAPTERS and not lora:
+            continue
+        if row.text(key):
+            known[key] = _switch_cell(row, key)
+            origin[key] = "printed"
+        for entry in word_tables()["switches"]:
+            if key in entry["set"] and key not in known and named.matches(entry["when"]):
+                known[key] = entry["set"][key]
+                origin[key] = entry["by"]
+    if not framework.get("fused_attention", True) and "attention_kernel" not in known:
+        known["attention_kernel"] = "unfused"
+        origin["attention_kernel"] = "recipe"
+    if lora:
+        rank = re.search(r"lora rank (\d+)", row.words("notes", "how_read"))
+        known["lora_rank"] = int(rank[1]) if rank else known.get("lora_rank", LORA_RANK)
+        known["lora_targets"] = tuple(known.get("lora_targets", LORA_TARGETS))
+    told = " ".join(f"{key}={value}" for key, value in origin.items())
+    return known | {"switches_from": told}
 
 
 def _stated(row: TableRow, key: str, otherwise: bool) -> bool:

@@ -12,6 +12,7 @@ import yaml
 
 from darts_parallel.config import ModelConfig, config_dir
 from darts_parallel.report import csv_text
+from experiments.data.table import first
 
 Sizes = dict[str, Any]
 """Fields of `ModelConfig`."""
@@ -89,9 +90,18 @@ class MeasuredRun:
     global_batch_size: int = 0
     seq_len: int = 0
     precision: str = ""
-    fused_attention: bool = True
+    attention_kernel: str | None = None
+    """Switches below that are None are unknown: priced at the mean of their values."""
+    tp_comm_overlap: bool | None = None
+    compiled: bool | None = None
+    loss: str | None = None
+    switches_from: str = ""
+    """Where each known switch comes from: `printed` by the row, or the `recipe` that `words.yaml` cites."""
     lora_rank: int = 0
     """Rank of the adapters that alone are trained; 0: all weights are."""
+    lora_targets: tuple[str, ...] = ()
+    lora_dropout: float = 0.0
+    frozen_bits: int = 16
     cuda_graphs: str = "none"
     fp8_dot_product_attention: bool = False
     recompute_modules: tuple[str, ...] = ()
@@ -132,6 +142,13 @@ class MeasuredRun:
             f"{self.model}, {self.hidden_size} x {self.num_layers}, batch {self.global_batch_size}, "
             f"{self.gpus} x {self.gpu}, {self.printed_precision or self.precision}, {self.framework}"
         )
+
+    @property
+    def house(self) -> str:
+        """Publisher and stack, `houses` of `words.yaml`; the source's first words where it is not listed."""
+        text = f"{self.source} {self.framework}".lower()
+        found = first("houses", text)
+        return str(found["name"]) if found else " ".join(text.split()[:2])
 
     def prints(self, cell: str) -> bool:
         """Tell whether the source prints a cell, one of `normalize.STATED`."""

@@ -66,8 +66,12 @@ class TableRow:
 
     def says(self, phrase: str) -> bool:
         """Tell whether the cells of one of the `phrases` of `words.yaml` match."""
-        cells = word_tables()["phrases"][phrase].items()
-        return all(re.search(pattern, self.words(*keys.split())) for keys, pattern in cells)
+        return self.matches(word_tables()["phrases"][phrase])
+
+    def matches(self, patterns: dict[str, str]) -> bool:
+        """Tell whether every pattern is in its cells, whose names blanks separate."""
+        pairs = patterns.items()
+        return all(re.search(pattern, self.words(*keys.split())) for keys, pattern in pairs)
 
     def one_of(self, key: str) -> str:
         """Return the value that `words.yaml` gives the words of a cell.

@@ -362,3 +362,33 @@ def test_a_run_whose_recomputation_is_not_printed_is_refused_where_full_does_not
 def test_what_measured_releases_alone_did_is_no_habit_of_todays_plans() -> None:
     assert build_case(run_of(source="nanotron")).problem.software.gathered_inputs
     assert not read_software("nanotron").gathered_inputs
+
+
+def test_switches_are_printed_or_of_a_recipe_or_unknown() -> None:
+    plain = run_of(source="somebody's own runs of mcore", gpu="H100", notes="")
+    assert plain.attention_kernel is None
+    assert plain.compiled is None
+    recipe = run_of(source="github NVIDIA/dgxc-benchmarking README.md @v25.04.01 nemo", gpu="H100")
+    assert (recipe.attention_kernel, recipe.tp_comm_overlap) == ("cudnn", True)
+    assert "attention_kernel=recipe" in recipe.switches_from
+    told = run_of(notes="FlashAttention 2, torch.compile, async TP", gpu="H100")
+    assert (told.attention_kernel, told.compiled, told.tp_comm_overlap) == ("fa2", True, True)
+    assert "compiled=printed" in told.switches_from
+    # a cell of the switch's own name comes first
+    cells = {"attention_kernel": "fa3", "tp_comm_overlap": "0", "notes": "FlashAttention 2"}
+    own = run_of(gpu="H100", **cells)
+    assert (own.attention_kernel, own.tp_comm_overlap) == ("fa3", False)
+
+
+def test_adapters_are_those_of_the_recipe() -> None:
+    source = "mlcommons/training_results_v4.0 Dell nemo"
+    run = run_of(model="Llama2-70B LoRA", source=source, gpu="H100", precision="fp8", notes="")
+    assert (run.lora_rank, run.lora_dropout, run.frozen_bits) == (16, 0.1, 8)
+    assert run.lora_targets == ("linear_qkv", "linear_proj")
+    assert run_of(model="Llama2-70B LoRA", notes="LoRA rank 8").lora_rank == 8
+
+
+def test_at_least_twelve_houses_are_told_apart() -> None:
+    houses = {run.house for run in read_runs() if not run.skipped}
+    assert len(houses) >= 12
+    assert "MLPerf submitters x NeMo" in houses

@@ -123,8 +123,11 @@ class ExpertTerm(CostTerm):
         shapes = [topology.data_parallel(int(degree)) for degree in degrees.tolist()]
         replicas = stage.choices.expert_replicas
         inner, across = split_group(ring_group(shapes, topology), replicas, replicas)
-        parameters = _experts(layer).parameters / degrees
-        return [ShardGroup(parameters, replicas, inner, across, frozen_bytes(stage, layer))]
+        experts = _experts(layer)
+        parameters = experts.parameters / degrees
+        matrices = experts.count * (1 + experts.inputs / experts.width) / stage.choices.ep
+        frozen = frozen_bytes(stage, layer)
+        return [ShardGroup(parameters, replicas, inner, across, frozen, matrices)]
 
 
 def _experts(layer: LayerSpec) -> Experts:
