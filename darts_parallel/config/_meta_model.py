@@ -100,11 +100,11 @@ def _language_part(config: Any, values: dict[str, Any], place: str) -> Any:
 
 def _not_priced(whole: Any, text: Any, values: dict[str, Any]) -> str | None:
     """Name the parts of a file next to its language model, with the parameters of all."""
-    names = [
-        key.removesuffix("_config")
-        for key, part in vars(whole).items()
-        if isinstance(part, transformers.PretrainedConfig) and part is not text and key in values
-    ]
+    names = []
+    for key, part in vars(whole).items():
+        nested = isinstance(part, transformers.PretrainedConfig) and part is not text
+        if nested and key in values:
+            names.append(key.removesuffix("_config"))
     if whole is text or not names:
         return None
     shown = " and ".join(names)

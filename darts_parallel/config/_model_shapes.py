@@ -21,8 +21,7 @@ _QUERY_OR_KEY = re.compile(r"(^|[._])(q|k|query|key)[a-z_]*norm", re.IGNORECASE)
 _GATE = re.compile(r"[._](gate|g)_proj$")
 _DOWN = re.compile("down|output|^w2$")
 DELTA_CHUNK = 64
-"""Tokens of a chunk of a gated delta net (`chunk_gated_delta_rule` of transformers and of
-flash-linear-attention)."""
+"""Tokens of a chunk of a gated delta net, as transformers and flash-linear-attention have it."""
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -292,17 +291,11 @@ class ShapeReader:
     def _delta_net(self, mixer: MetaPart, parts: dict[str, MetaPart]) -> None:
         """Read a gated delta net, whose joint product is one or several; the sum is refereed."""
         module: Any = mixer.module
-        self._set(
-            mixer,
-            mamba_delta_rule=True,
-            mamba_num_heads=module.num_v_heads,
-            mamba_head_dim=module.head_v_dim,
-            mamba_num_groups=module.num_k_heads,
-            mamba_state_dim=module.head_k_dim,
-            mamba_chunk_size=DELTA_CHUNK,
-            mamba_conv_kernel=parts["conv1d"].weights["weight"][-1],
-            mamba_bias=parts["out_proj"].bias,
-        )
+        kernel = parts["conv1d"].weights["weight"][-1]
+        self._set(mixer, mamba_delta_rule=True, mamba_chunk_size=DELTA_CHUNK)
+        self._set(mixer, mamba_num_heads=module.num_v_heads, mamba_head_dim=module.head_v_dim)
+        self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
+        self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=parts["out_proj"].bias)
 
     def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
         """Read experts and router, then the MLP or shared experts; return whether, and its size."""
