@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from darts_parallel.config import OFFLOADS, Config
 from darts_parallel.cost import build_tables, without_dominated
@@ -23,10 +24,11 @@ def memory_offers(problem: Problem) -> Iterator[str]:
     Only what the trainer of the space can write is tried.
     """
     deadline = time.monotonic() + SECONDS
-    for words, config in _changes(problem.config):
+    for words, group, changes in _changes(problem.config):
         if time.monotonic() > deadline:
             return
         try:
+            config = _changed(problem.config, group, changes)
             own = replace(Problem.from_config(config), headroom=problem.headroom)
             tables = [without_dominated(table) for table in build_tables(own)]
         except DartsParallelError:  # another rule forbids the change
@@ -41,20 +43,26 @@ def memory_offers(problem: Problem) -> Iterator[str]:
             yield f"{words} ({found.time:.3g} s, fits: {100 * (1 - chance):.0f} %)"
 
 
-def _changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yield changes in words, and the changed configurations: 8-bit Adam, LoRA, ZeRO-3, offloading."""
+def _changed(config: Config, group: str, changes: dict[str, Any]) -> Config:
+    """Return the configuration with other keys of one group.
+
+    Errors:
+        ConfigError: another rule forbids the change.
+    """
+    own: Any = {group: replace(getattr(config, group), **changes)}
+    return replace(config, **own)
+
+
+def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield changes in words, the group, and its keys: 8-bit Adam, LoRA, ZeRO-3, offloading."""
     training, space = config.training, config.space
     rules = config.abilities(space.trainer) if space.trainer else None
-    if training.optimizer == "adam" and (
-        rules is None or "adam_8bit" in rules.switches["optimizer"]
-    ):
-        words = "training.optimizer=adam_8bit"
-        yield words, replace(config, training=replace(training, optimizer="adam_8bit"))
+    narrow = rules is None or "adam_8bit" in rules.switches.get("optimizer", ())
+    if training.optimizer == "adam" and narrow:
+        yield "training.optimizer=adam_8bit", "training", {"optimizer": "adam_8bit"}
     if not training.lora_rank and (rules is None or not rules.own_model):
-        words = f"training.lora_rank={LORA_RANK}"
-        yield words, replace(config, training=replace(training, lora_rank=LORA_RANK))
+        yield f"training.lora_rank={LORA_RANK}", "training", {"lora_rank": LORA_RANK}
     if 3 not in (space.pinned("zero_stage") or (3,)):
-        yield "space.zero_stage=3", replace(config, space=replace(space, zero_stage=3))
+        yield "space.zero_stage=3", "space", {"zero_stage": 3}
     if space.offload is None and rules is None and config.search.method != "exact":
-        free = replace(space, offload=list(OFFLOADS))
-        yield f"space.offload=[{','.join(OFFLOADS)}]", replace(config, space=free)
+        yield f"space.offload=[{','.join(OFFLOADS)}]", "space", {"offload": list(OFFLOADS)}

@@ -78,7 +78,7 @@ def test_a_stack_of_blocks_is_planned_and_proven(captured: Problem) -> None:
         ("model.path=tests.graph.llama_block:Nothing", "has no function Nothing"),
         ("training.precision=fp8", "try bf16"),
         ("training.lora_rank=4", "try training.lora_rank=0"),
-        ("export=megatron", "model=module has .*custom blocks"),
+        ("export=megatron", "model=LlamaBlock has .*custom blocks"),
     ],
 )
 def test_what_a_block_cannot_be_is_one_sentence(change: str, words: str) -> None:

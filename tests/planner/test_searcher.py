@@ -128,7 +128,7 @@ def test_where_no_product_runs_one_sentence_says_so(method: str) -> None:
     with pytest.raises(InfeasibleError, match="smallest changes that help"):
         plan(load_problem(tiny))
     # the even stages that the closed form knows need more than the best ones
-    with pytest.raises(InfeasibleError, match=r"try cost=analytic\.$"):
+    with pytest.raises(InfeasibleError, match="try cost=analytic"):
         plan(load_problem([*JOB, f"search={method}", "cluster.devices.a10.memory_GiB=2.55"]))
 
 
