@@ -55,7 +55,7 @@ docs: install  ## the site of docs/, into site/: pages, links and the reference,
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 docs-test: install  ## every command of README and every block marked `run` runs; the site then shows what it prints
-	$(VENV)/bin/python docs/run_commands.py
+	$(VENV)/bin/python docs/run_commands.py $(ARGS)
 
 format: develop  ## apply ruff's formatting and fixes
 	$(VENV)/bin/ruff check --fix .

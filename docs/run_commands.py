@@ -1,4 +1,4 @@
-"""Run the commands of the documents: `python docs/run_commands.py`, or `make docs-test`.
+"""Run the commands of the documents: `python docs/run_commands.py [PAGE]`, or `make docs-test`.
 
 Every command of README runs, and every block of another page below the line `<!-- run -->`. They run in a new
 folder that holds the `plan.json` of the default job and the examples. What each one prints is written to
@@ -55,8 +55,8 @@ def run(text: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout.replace(str(folder), ".")
 
 
-def main() -> int:
-    """Run all blocks, two at a time; print a line for each."""
+def main(pages: list[str]) -> int:
+    """Run the blocks of some pages, or of all, two at a time; print a line for each."""
     printed: dict[str, str] = {}
     failed = 0
     with tempfile.TemporaryDirectory() as place:
@@ -70,7 +70,7 @@ def main() -> int:
             status, text = run(block[1], folder)
             return time.monotonic() - began, status, text
 
-        found = blocks()
+        found = [block for block in blocks() if not pages or block[0] in pages]
         with ThreadPoolExecutor(WORKERS) as pool:
             for (page, text), done in zip(found, pool.map(timed, found), strict=True):
                 seconds, status, output = done
@@ -85,4 +85,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
