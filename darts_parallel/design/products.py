@@ -32,7 +32,7 @@ NETWORK = 2.0
 """Factor from one generation of a network to the next: 100, 200, 400, 800 Gbit/s."""
 SAME = 1.001
 """Factor up to which the figures of two products are equal but for rounding."""
-INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network")
+INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network", "box")
 """Beginnings of presets of no product."""
 NO_KNOBS = Knobs((), *np.zeros((5, 0)))
 

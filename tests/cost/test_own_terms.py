@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from darts_parallel import ConfigError, evaluate, load_problem, plan
-from darts_parallel.cost import CostTable, OwnTerms, evaluate_batch
+from darts_parallel.cost import (
+    CostTable,
+    OwnTerms,
+    canonical,
+    evaluate_batch,
+    pass_seconds,
+    table_reading,
+    without_dominated,
+)
 from darts_parallel.cost.own_terms import load_terms
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact import outer_lower_bounds
@@ -45,6 +53,21 @@ def test_one_hot_surrogate_equals_the_price_of_the_plan(seed: int, simulated: bo
     assert (priced.iteration_time - without.iteration_time).abs().min() > 1e-6
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_grow_by_what_the_term_adds_to_their_stage_in_proportion(seed: int) -> None:
+    table = with_terms(random_table(seed, pp=3, num_layers=6), "links")
+    plans = random_plans(table, table.num_outer, torch.Generator().manual_seed(seed))
+    # without messages and resharding, which stand apart from the passes
+    still = replace(table, reshard=0 * table.reshard, p2p=0 * table.p2p)
+    long = pass_seconds(still, plans)
+    short = pass_seconds(replace(still, own=None), plans)
+    added = table_reading(still, plans).own["links"]
+    grown = long.forward + long.backward - short.forward - short.backward
+    assert added.min() > 0
+    assert torch.allclose(grown, added, rtol=1e-12)
+    assert torch.allclose(long.forward * short.backward, long.backward * short.forward, rtol=1e-12)
+
+
 def test_many_plans_are_priced_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     table = with_terms(random_table(0), "links", "heat")
     plans = random_plans(table.select([0] * 30), 30, torch.Generator().manual_seed(0))
@@ -58,8 +81,7 @@ def test_many_plans_are_priced_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_bounds_hold_and_the_search_is_near_the_best_of_all_plans(seed: int) -> None:
     table = with_terms(random_table(seed, num_layers=4), "links", "heat")
     best = brute_force([table], "layerwise").best
-    if best is None:
-        pytest.skip("no plan fits")
+    assert best is not None
     assert float(outer_lower_bounds(table).min()) <= best.time * (1 + 1e-9)
     answer = find_layerwise_plan([table], "layerwise")
     assert answer.best is None
@@ -69,6 +91,23 @@ def test_bounds_hold_and_the_search_is_near_the_best_of_all_plans(seed: int) -> 
     config = load_problem([*TOY, *QUICK]).config.search
     result = search_tables([table], "layerwise", config, 0)
     assert best.time * (1 - 1e-9) <= result.iteration_time_s <= best.time * 1.05
+
+
+def test_strategies_that_cost_the_same_without_the_term_stay_as_they_are() -> None:
+    table = random_table(1, num_choices=1, num_layouts=1).keep_choices([0, 0])
+    plans = random_plans(table.select([0]), 1, torch.Generator().manual_seed(0))
+    mixed = replace(plans, choices=torch.tensor([[0, 0, 0, 1, 1]]))
+    assert canonical(table, mixed).choices.tolist() == [[0] * 5]
+    assert canonical(with_terms(table, "discount"), mixed).choices.tolist() == [[0, 0, 0, 1, 1]]
+    assert len(without_dominated(table).choices) == 1
+    assert len(without_dominated(with_terms(table, "discount")).choices) == 2
+
+
+def test_a_stage_lies_on_the_node_of_its_first_rank() -> None:
+    words = ["model=llama2_7b", "cluster=a10_8x4", "space.pp=16", f"cost.term={HERE}:links"]
+    for table in build_tables(load_problem(words)):
+        assert table.own is not None
+        assert table.own.stage_node.tolist() == [stage // 2 for stage in range(16)]
 
 
 def test_a_term_below_zero_leaves_no_bound() -> None:
