@@ -17,17 +17,12 @@ fuzz: develop  ## random problems against an enumeration, bad values, kills; ARG
 
 define PAGES
 compare problems=core seeds=3 oracle_seconds=10 publish=true
-compare methods=[gradient_search] seeds=3 budget=60 oracle_seconds=20 publish=true
 compare_schedules publish=true
-design publish=true
 gradient_share publish=true
-ablate problems=[gpt2_tight,bert_uneven,toy_tight] seeds=3 publish=true
-benchmark publish=true
 validate_cost_model held_out=[family,source,model] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true
 answers publish=true
-hf_classes publish=true
 trainer_switches jobs=1 publish=true
 graph_blocks publish=true
 dynamic_cp jobs=1 publish=true
@@ -36,7 +31,6 @@ endef
 export PAGES
 
 pages: develop  ## every page of results, with the seconds that each takes; ARGS=compare: those of one command alone
-	$(VENV)/bin/pip install --quiet -c constraints.txt -r experiments/requirements.txt
 	@echo "$$PAGES" | grep "^$(ARGS)" | while read -r page; do began=$$(date +%s); set -f; \
 	$(VENV)/bin/python -m experiments.$$page < /dev/null || exit 1; \
 	echo "$$(($$(date +%s) - began)) s: $$page"; done

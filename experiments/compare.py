@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from darts_parallel.config import SearchConfig, load_config, run_main
-from darts_parallel.report import markdown_table
 from experiments.comparison.curves import curves_csv, curves_figure
-from experiments.comparison.findings import distribution, problem_table, remarks
-from experiments.comparison.methods import CompareOptions, run_case
+from experiments.comparison.findings import contradictions, gaps_table, standings, verdict
+from experiments.comparison.methods import METHODS, CompareOptions, run_case
 from experiments.comparison.problems import suite
-from experiments.comparison.runs import MethodRun
-from experiments.comparison.standings import HEADER, default_verdict, duels, standings
+from experiments.comparison.runs import AUTO, ORACLE, SEARCH, MethodRun
 from experiments.study import Report, Study, run_study
 
 CURVES = "best plan so far against wall-clock, median over seeds of the gap to the best known plan"
@@ -30,18 +28,21 @@ def changed(search: SearchConfig) -> str:
 
 
 def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
-    """Return the standings, the distribution of gaps and a line for each problem."""
+    """Return the standings, the verdicts and a line for each problem."""
     note = (
         f"{options.seeds} seeds, at most {options.budget:g} s for the gradient search and as long "
         f"as it took for each random rival; {options.jobs} problems at a time, one thread each. "
         f"Gaps are medians over seeds to the best known plan. {changed(options.search)}"
     )
-    table = markdown_table(HEADER, [standing.cells() for standing in standings(runs)])
-    verdicts = [*default_verdict(runs), *duels(runs)]
-    gaps = (distribution(runs), remarks(runs), problem_table(runs))
+    ran = [name for name in (ORACLE, *METHODS) if any(run.method == name for run in runs)]
+    rivals = [name for name in ran if name not in (ORACLE, AUTO)]
+    verdicts = []
+    for method in {AUTO, SEARCH} & set(ran):
+        verdicts += verdict(runs, method, rivals)
+    tables = (standings(runs, ran), sorted(verdicts), contradictions(runs), gaps_table(runs, ran))
     pictures = {"anytime.png": (curves_figure(runs), CURVES)}
     files = {"curves.csv": curves_csv(runs)}
-    return Report(note.rstrip(), table, verdicts, *gaps, pictures=pictures, files=files)
+    return Report(note.rstrip(), *tables, pictures=pictures, files=files)
 
 
 def run(options: CompareOptions) -> int:
@@ -52,7 +53,6 @@ def run(options: CompareOptions) -> int:
         "measured seconds; all methods read the same cost tables.",
         partial(run_case, options=options),
         partial(report, options=options),
-        page="compare" if options.problems else "compare_whole",
     )
     return run_study(study, {case.name: case for case in suite(options.problems)}, options)
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from darts_parallel.config import run_main
+from experiments.comparison.controls import CONTROLS
 from experiments.comparison.curves import curves_figure
+from experiments.comparison.findings import contradictions, control_line, gaps_table, verdict
 from experiments.comparison.problems import named, schedule_suite
-from experiments.comparison.runs import MethodRun
-from experiments.comparison.schedule_findings import gaps_table, verdict
-from experiments.comparison.schedules import CompareSchedulesOptions, solve_case
+from experiments.comparison.runs import SEARCH, MethodRun
+from experiments.comparison.schedules import METHODS, CompareSchedulesOptions, solve_case
 from experiments.study import Report, Study, run_study
 
 
@@ -37,7 +38,10 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
     pictures = {
         "curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")
     }
-    return Report(note, gaps_table(runs), verdict(runs), pictures=pictures)
+    lines = verdict(runs, SEARCH, [name for name in METHODS if name not in CONTROLS])
+    lines += [control_line(runs, control) for control in CONTROLS]
+    lines += contradictions(runs)
+    return Report(note, gaps_table(runs, METHODS), lines, pictures=pictures)
 
 
 def run(options: CompareSchedulesOptions) -> int:

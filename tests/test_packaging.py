@@ -78,7 +78,7 @@ def test_the_wheel_holds_the_configuration_the_licence_and_no_tests(wheel: Path)
 
 
 def test_extras_can_be_installed_together() -> None:
-    """The optuna sweeper of Hydra wants an optuna below 3, the rivals of an experiment a later one."""
+    """The optuna sweeper of Hydra wants an optuna below 3, so that no extra may name a later one."""
     text = (ROOT / "pyproject.toml").read_text()
     extras = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     assert "hydra-optuna-sweeper" in extras

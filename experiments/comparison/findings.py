@@ -1,127 +1,110 @@
-"""State how far the gradient search is from the oracle: over all runs, and problem by problem."""
+"""State what a comparison found: the standing of every method, gaps by problem, where a method is best."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 from darts_parallel.report import markdown_table
 from experiments.comparison.quantiles import EXACT, percent, quantile
-from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun, grouped, median_of
+from experiments.comparison.runs import (
+    SEARCH,
+    MethodRun,
+    best_known,
+    grouped,
+    median_of,
+    median_time,
+)
 
-SHARES = (5, 25, 50, 75, 95, 100)
-"""Quantiles of the distribution, percent."""
-EXACT_SHARE = 0.95
-"""Share of runs that should end at the optimum."""
-LARGE = 0.01
-"""Polished gap that no run should exceed."""
-
-
-def _proven(runs: Sequence[MethodRun]) -> set[str]:
-    """Name the problems that the oracle proved: other gaps are from a lower bound."""
-    return {run.problem for run in runs if run.method == ORACLE and run.proven}
-
-
-def _solved(runs: Sequence[MethodRun]) -> list[MethodRun]:
-    proven = _proven(runs)
-    return [run for run in runs if run.method == SEARCH and run.problem in proven]
-
-
-def _raw_gaps(runs: Sequence[MethodRun]) -> list[float]:
-    return [run.raw_gap for run in runs if run.raw_gap is not None]
-
-
-def distribution(runs: Sequence[MethodRun]) -> list[str]:
-    """Return the quantiles of raw and polished gaps over all runs, and whether each target is met."""
-    solved = _solved(runs)
-    if not solved:
-        return []
-    raw = _raw_gaps(solved)
-    polished = [run.gap for run in solved]
-    shares = ["max" if share == 100 else f"{share}%" for share in SHARES]
-    lines = [_gap_line("raw", raw), _gap_line("polished", polished)]
-    exact = sum(gap < EXACT for gap in polished) / len(polished)
-    worst = max(polished)
-    median = quantile(raw, 50)
-    often = f"{exact:.1%}, {_met(exact >= EXACT_SHARE)}"
-    return [
-        *markdown_table(("gap", "runs", "exactly 0", *shares), lines),
-        "",
-        f"- polished gap 0 % in at least 95 % of runs: {often}",
-        f"- polished gap never above 1 %: {percent(worst)}, {_met(worst <= LARGE)}",
-        f"- raw gap median below 1 %: {percent(median)}, {_met(median < LARGE)}",
-    ]
+EQUAL = 1e-3
+"""Relative distance up to which two plans count as equally good."""
+RAW = "gradient_search, raw"
+HEADER = (
+    "method",
+    "problems",
+    "no plan",
+    "best",
+    "median",
+    "95 %",
+    "largest",
+    "median s",
+    "median plans",
+)
 
 
-def _gap_line(name: str, gaps: Sequence[float]) -> list[str]:
-    exact = sum(abs(gap) < EXACT for gap in gaps) / len(gaps)
-    spread = [percent(quantile(gaps, share)) for share in SHARES]
-    return [name, str(len(gaps)), f"{exact:.1%}", *spread]
+def medians(runs: Sequence[MethodRun], methods: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return by method and problem the median gap over seeds to the best plan of all methods."""
+    best = best_known(runs)
+    groups = grouped(runs, "method")
+    gaps = {}
+    for method in methods:
+        problems = grouped(groups.get(method, []), "problem").items()
+        gaps[method] = {name: median_time(rows) / best[name] - 1.0 for name, rows in problems}
+    return gaps
 
 
-def _met(met: bool) -> str:
-    return "met" if met else "**missed**"
+def standings(runs: Sequence[MethodRun], methods: Sequence[str]) -> list[str]:
+    """Return a line for each method that ran; each problem counts by the median of its seeds."""
+    raw = [run for run in runs if run.method == SEARCH and run.raw_time_s is not None]
+    rows = list(runs)
+    rows += [replace(run, method=RAW, iteration_time_s=run.raw_time_s or inf) for run in raw]
+    groups = grouped(rows, "method")
+    lines = []
+    for method, gaps in medians(rows, (*methods, RAW)).items():
+        if gaps:
+            found = [gap for gap in gaps.values() if gap < inf]
+            exact = sum(gap < EXACT for gap in found)
+            missing = len(gaps) - len(found)
+            cells = [method, str(len(gaps)), str(missing or "-"), str(exact)]
+            cells += [percent(quantile(found, q) if found else None) for q in (50, 95, 100)]
+            cells.append(f"{median_of(groups[method], 'seconds'):.2f}")
+            lines.append([*cells, f"{median_of(groups[method], 'evaluations'):.0f}"])
+    return markdown_table(HEADER, lines)
 
 
-def remarks(runs: Sequence[MethodRun]) -> list[str]:
-    """Return a line for every missed optimum, every stopped oracle and every contradiction."""
-    proven = _proven(runs)
-    missed: list[str] = []
-    stopped: list[str] = []
-    contradictions: list[str] = []
-    for run in sorted(_solved(runs), key=lambda run: -run.gap):
-        if run.gap >= EXACT:
-            gaps = f"polished {percent(run.gap)}, raw {percent(run.raw_gap)}"
-            missed.append(f"- {run.problem}, seed {run.seed}: {gaps}")
-    for run in runs:
-        if run.method == ORACLE and not run.proven:
-            stopped.append(
-                f"- The oracle stopped early on {run.problem}: "
-                "gaps are from its bound and count in no statistic."
-            )
-        if run.gap <= -EXACT and run.problem in proven:
-            contradictions.append(
-                f"- Contradiction: {run.method} is better than the proven answer on {run.problem}, "
-                f"seed {run.seed}, by {-run.gap:.1e}: the oracle or the cost is wrong."
-            )
-    return missed + stopped + contradictions
-
-
-def problem_table(runs: Sequence[MethodRun]) -> list[str]:
-    """Return a line for each problem: the oracle, the best uniform plan, the gradient search."""
-    header = (
-        "problem",
-        "oracle s/iteration",
-        "oracle seconds",
-        "uniform gap",
-        "raw median",
-        "raw max",
-        "polished median",
-        "polished max",
-        "search seconds",
-    )
+def gaps_table(runs: Sequence[MethodRun], methods: Sequence[str]) -> list[str]:
+    """Return a line for each problem: every method's median gap, the best plan, the proven bound."""
+    gaps = medians(runs, methods)
     lines = []
     for problem, rows in grouped(runs, "problem").items():
-        methods = grouped(rows, "method")
-        if ORACLE in methods:
-            lines.append((problem, *_problem_cells(methods)))
+        best = min(rows, key=lambda run: run.iteration_time_s)
+        cells = [percent(gaps[method].get(problem)) for method in methods]
+        bound = best.iteration_time_s / (1.0 + best.gap)
+        times = [f"{seconds:.5g} s" for seconds in (best.iteration_time_s, bound)]
+        lines.append((problem, *cells, best.schedule, *times, percent(best.gap)))
+    header = ("problem", *methods, "schedule", "best plan", "proven bound", "within")
     return markdown_table(header, lines)
 
 
-def _problem_cells(methods: dict[str, list[MethodRun]]) -> list[str]:
-    (oracle,) = methods[ORACLE]
-    uniform = methods[UNIFORM][0].gap if UNIFORM in methods else None
-    found = methods.get(SEARCH, [])
-    seconds = f"{median_of(found, 'seconds'):.1f}" if found else "-"
-    mark = "" if oracle.proven else " (bound)"
+def verdict(runs: Sequence[MethodRun], method: str, others: Sequence[str]) -> list[str]:
+    """Say where the median plan of a method is the best or equal, and where which other one is better."""
+    gaps = medians(runs, (method, *others))
+    own = gaps.pop(method)
+    better = []
+    for problem, gap in own.items():
+        faster = [name for name, rows in gaps.items() if rows.get(problem, inf) < gap - EQUAL]
+        if faster:
+            better.append(f"- {problem}: better are {', '.join(faster)}.")
+    equal = f"{len(own) - len(better)} of {len(own)} problems"
+    return [f"- The median plan of {method} is the best or equal on {equal}.", *better]
+
+
+def contradictions(runs: Sequence[MethodRun]) -> list[str]:
+    """Return a line for each plan that is faster than the proven bound."""
     return [
-        f"{oracle.iteration_time_s:.5g}{mark}",
-        f"{oracle.seconds:.1f}",
-        percent(uniform),
-        *_median_and_max(_raw_gaps(found)),
-        *_median_and_max([run.gap for run in found]),
-        seconds,
+        f"- Contradiction: {run.method} is better than the proof on {run.problem}, seed {run.seed}, "
+        f"by {-run.gap:.1e}: the proof or the cost is wrong."
+        for run in runs
+        if run.gap <= -EXACT
     ]
 
 
-def _median_and_max(gaps: Sequence[float]) -> tuple[str, str]:
-    if not gaps:
-        return "-", "-"
-    return percent(quantile(gaps, 50)), percent(max(gaps))
+def control_line(runs: Sequence[MethodRun], control: str) -> str:
+    """Compare a control of the search with the search, problem by problem."""
+    gaps = medians(runs, (SEARCH, control))
+    extra = [gap - gaps[SEARCH][problem] for problem, gap in gaps[control].items()]
+    equal = sum(abs(gap) <= EQUAL for gap in extra)
+    slower = sum(gap > EQUAL for gap in extra)
+    return (
+        f"- `{control}`: a median plan equal to the search's (within {EQUAL:.1%}) on {equal} of "
+        f"{len(extra)} problems, slower on {slower}, faster on {len(extra) - equal - slower}."
+    )

@@ -11,8 +11,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import READER_LEFT, describe, parse, run_main
 from darts_parallel.errors import INTERRUPTED, ConfigError
 from darts_parallel.problem.problem import load_problem
-from experiments import benchmark, results_page
-from experiments.benchmark import WORK, BenchmarkOptions, Timed
+from experiments import results_page
 from experiments.compare import CompareOptions
 from experiments.comparison.runs import SEARCH
 from experiments.study import Report, Study, StudyOptions, run_study, solve_all, unless_interrupted
@@ -56,21 +55,6 @@ def test_a_bad_option_is_one_sentence_and_exit_status_2(
     written = capsys.readouterr().err
     assert written.startswith("experiments.compare: ")
     assert written.count("\n") == 1
-
-
-def test_benchmark_judges_the_median(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = benchmark.report(
-        [Timed("a", 2.0, 1.5, 1.0, 9.0, "-"), Timed("b", 1.0, 1.5, 1.0, 9.0, "-")], 3
-    )
-    assert "| a | 1.50 | 1.00 | 9.00 | 2 | yes | - |" in report.text
-    assert "| b | 1.50 | 1.00 | 9.00 | 1 | NO | - |" in report.text
-    monkeypatch.setitem(WORK, "nothing", (1.0, lambda: "done"))
-    assert benchmark.run(BenchmarkOptions(repeats=2, only=["nothing"], out=str(tmp_path))) == 0
-    assert "1 of 1 are within their targets." in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="only=magic is part of no name"):
-        benchmark.run(BenchmarkOptions(only=["magic"]))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The comparison of all methods: standings, duels at equal wall-clock, findings, anytime curves."""
+"""The comparison of all methods: standings, findings, anytime curves."""
 
 import csv
 from dataclasses import replace
@@ -11,13 +11,20 @@ from darts_parallel.config.options import parse
 from darts_parallel.errors import ConfigError
 from experiments import compare, compare_schedules
 from experiments.comparison.curves import median_gaps
-from experiments.comparison.findings import distribution, problem_table, remarks
+from experiments.comparison.findings import (
+    RAW,
+    contradictions,
+    control_line,
+    gaps_table,
+    medians,
+    standings,
+    verdict,
+)
 from experiments.comparison.methods import CompareOptions, run_case
 from experiments.comparison.problems import FREE_SCHEDULE, SuiteCase, schedule_suite, suite
-from experiments.comparison.quantiles import percent, quantile
-from experiments.comparison.runs import AUTO, ORACLE, SEARCH, UNIFORM, MethodRun, best_known
+from experiments.comparison.quantiles import percent, quantile, read_curve
+from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun, best_known
 from experiments.comparison.schedules import METHODS
-from experiments.comparison.standings import RAW, default_verdict, duels, standings
 
 
 def run(
@@ -72,42 +79,45 @@ def test_a_tight_problem_has_less_memory_and_an_uneven_one_other_layers() -> Non
 
 def test_standings_take_medians_over_seeds_and_count_missing_plans() -> None:
     assert best_known(RUNS) == {"a": 1.0, "b": 1.9}
-    table = {entry.method: entry for entry in standings(RUNS)}
-    assert table[SEARCH].gaps == pytest.approx((0.1, 0.0))
-    assert table[RAW].gaps == pytest.approx((0.3, 2.0 / 1.9 - 1.0))
-    assert table[ORACLE].gaps == pytest.approx((0.0, 2.0 / 1.9 - 1.0))
-    assert table["amp"].cells()[:4] == ["amp", "2", "1", "0"]
-
-
-def test_a_duel_reads_the_rivals_curve_at_the_searchs_own_seconds() -> None:
-    # after 2 s annealing stood at 1.05, better than the search's median 1.1; on b it had nothing yet
-    assert duels(RUNS) == [
-        "- gradient search against annealing at the gradient search's own seconds: better on 1, equal on 0, "
-        "worse on 1 problems; worse on a by 4.762 %."
+    gaps = medians(RUNS, (ORACLE, SEARCH, "amp", "nobody"))
+    assert gaps[SEARCH] == pytest.approx({"a": 0.1, "b": 0.0})
+    assert gaps[ORACLE] == pytest.approx({"a": 0.0, "b": 2.0 / 1.9 - 1.0})
+    assert gaps["nobody"] == {}
+    rows = standings(RUNS, (ORACLE, SEARCH, "amp", "nobody"))
+    assert [row.split(" | ")[0] for row in rows[2:]] == [
+        f"| {name}" for name in (ORACLE, SEARCH, "amp", RAW)
     ]
+    assert rows[4] == "| amp | 2 | 1 | 0 | 5.263 % | 5.263 % | 5.263 % | 2.00 | 100 |"
+    assert "| 5.263 % | 30.000 % | 30.000 %" in rows[5]
+
+
+def test_median_curves_change_where_a_run_improves() -> None:
     times, gaps = median_gaps(RUNS[4:7], 1.0)
     assert times == [0.1, 1.9, 2.0, 2.5]
     assert gaps == pytest.approx([40.0, 5.0, 5.0, 0.0])
     assert median_gaps([run("b", "annealing", 3.0, curve=())], 1.0) == ([], [])
 
 
-def test_findings_name_misses_worst_first_and_leave_unproven_problems_out() -> None:
-    runs = [
-        *(run("a", ORACLE, 1.0), run("b", ORACLE, 1.0), run("c", ORACLE, 1.0, proven=False)),
-        *(run("a", SEARCH, 1.001, 0, raw_gap=0.02), run("b", SEARCH, 1.02, 0, raw_gap=0.03)),
-        *(run("c", SEARCH, 1.5, 0, raw_gap=0.6), run("a", SEARCH, 1.0, 3, gap=-1e-6, raw_gap=0.0)),
+def test_a_curve_is_read_at_the_last_improvement_before_a_time() -> None:
+    curve = [(0.5, 9.0), (1.0, 7.0), (3.0, 6.0)]
+    assert [read_curve(curve, at) for at in (0.4, 0.5, 2.9, 100.0)] == [float("inf"), 9.0, 7.0, 6.0]
+
+
+def test_findings_name_where_a_method_is_better_and_what_contradicts_the_proof() -> None:
+    assert verdict(RUNS, SEARCH, ["annealing", "amp"]) == [
+        "- The median plan of gradient_search is the best or equal on 1 of 2 problems.",
+        "- a: better are annealing.",
     ]
-    missed, other, early, contradiction = remarks(runs)
-    assert missed == "- b, seed 0: polished 2.000 %, raw 3.000 %"
-    assert other.startswith("- a, seed 0")
-    assert "stopped early on c" in early
-    assert "Contradiction: gradient_search is better" in contradiction
-    text = "\n".join(distribution(runs))
-    assert "| polished | 3 | 0.0% |" in text
-    assert text.count("**missed**") == 3
-    assert any(
-        line.startswith("| c | 1 (bound) | 2.0 | - | 60.000 %") for line in problem_table(runs)
+    assert control_line(RUNS, "annealing") == (
+        "- `annealing`: a median plan equal to the search's (within 0.1%) on 0 of 2 problems, slower on 1, "
+        "faster on 1."
     )
+    (line,) = contradictions(RUNS)
+    assert line.startswith("- Contradiction: gradient_search is better than the proof on b, seed 0")
+    assert gaps_table(RUNS, (SEARCH, "amp"))[2:] == [
+        "| a | 10.000 % | no plan |  | 1 s | 1 s | 0 |",
+        "| b | 0 | 5.263 % |  | 1.9 s | 2 s | -5.000 % |",
+    ]
 
 
 def test_quantiles_are_observed_values_and_failures_stay_infinite() -> None:
@@ -131,29 +141,12 @@ def test_quantiles_are_observed_values_and_failures_stay_infinite() -> None:
     ]
 
 
-def test_a_default_that_is_beaten_or_slower_is_named_with_the_figures() -> None:
-    good = default_verdict(
-        [run("p", AUTO, 1.0), run("p", "amp", 1.0, seconds=3.0), run("p", "alpa", 2.0)]
-    )
-    assert "best plan on 1 of 1 problems." in good[0]
-    assert "on 0 problems." in good[1]
-    rows = [
-        run("p", AUTO, 1.1),
-        run("p", "amp", 1.0, seconds=1.0),
-        run("p", ORACLE, 0.9, seconds=60.0),
-    ]
-    beaten, slower = default_verdict(rows)
-    assert "0 of 1 problems; worse on p by 10.000 % (amp)." in beaten
-    assert "on 1 problems: p (2.0 s against 1.0 s)" in slower
-    assert default_verdict(rows[1:]) == []
-
-
 def test_gaps_of_an_oracle_that_stopped_early_are_from_its_bound() -> None:
     search = replace(load_config().search, num_steps=5, num_restarts=2)
     options = CompareOptions(methods=[UNIFORM], seeds=1, search=search, oracle_seconds=1e-9)
     rows = run_case(suite(["toy on toy, tight"])[0], options)
     assert not rows[0].proven
-    assert distribution(rows) == []
+    assert min(row.gap for row in rows) > 0
 
 
 def test_compare_leaves_rows_tables_and_a_picture(tmp_path: Path) -> None:
