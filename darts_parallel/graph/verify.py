@@ -47,6 +47,10 @@ ON_GLOO = {"all_to_all": "all_gather"}
 """Gloo has no all-to-all: DTensor gathers and takes its part."""
 
 
+class MissingOperatorError(UnsupportedError):
+    """The processor of this machine lacks an operator of the file, which the module does without."""
+
+
 @dataclass(frozen=True)
 class PlanCheck:
     """Whether the file of a plan computes the module."""
@@ -128,10 +132,10 @@ def _verified(
             for run in workers.run(run_file, make, text, ranks):
                 if fault := _fault(run, listed):
                     return PlanCheck(False, fault)
+    except MissingOperatorError as error:
+        return PlanCheck(None, str(error))
     except RuntimeError as error:
-        # the processor of this machine may lack an operator
-        verified = None if "NotImplementedError" in str(error) else False
-        return PlanCheck(verified, f"the file fails: {error}")
+        return PlanCheck(False, f"the file fails: {error}")
     return PlanCheck(
         True,
         f"outputs, gradients and {sum(listed.values())} collectives of {prod(ranks)} processes on "
@@ -291,7 +295,10 @@ def run_file(
     except Exception as error:  # an answer about the module, whatever it raises
         raise UnsupportedError(f"one process fails: {error}; try verify=false.") from error
     with CommDebugMode() as comms:  # type: ignore[no-untyped-call]
-        outputs = _flat(split(*given))
+        try:
+            outputs = _flat(split(*given))
+        except NotImplementedError as error:
+            raise MissingOperatorError(f"this processor cannot run the file: {error}") from error
         _backward(outputs)
     differences = _of_outputs(outputs, expected)
     tensors = _numbered(leaves) | dict(module.named_parameters(remove_duplicate=False))

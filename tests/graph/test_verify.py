@@ -107,6 +107,31 @@ def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("raised", "verified"),
+    [
+        ("NotImplementedError('no kernel')", None),
+        ("ValueError('NotImplementedError')", False),
+        ("KeyError('x')", False),
+    ],
+)
+def test_only_an_operator_that_is_missing_here_leaves_a_plan_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str, verified: bool | None
+) -> None:
+    """The type of the error decides, whatever its words are."""
+
+    def failing(plan: GraphPlan) -> str:
+        lines = plan_script(plan).splitlines()
+        place = next(k for k, line in enumerate(lines) if "aten.relu" in line)
+        indent = " " * (len(lines[place]) - len(lines[place].lstrip()))
+        return "\n".join([*lines[:place], f"{indent}raise {raised}", *lines[place:]])
+
+    monkeypatch.setattr(verify, "plan_script", failing)
+    _, data = run_command(tmp_path, "pair", f"inputs=[[3,16,{WIDTH}]]")
+    assert data["verified"] is verified
+    assert raised.split("'")[1] in data["verified_reason"]
+
+
+@pytest.mark.parametrize(
     ("more", "reason"), [(["verify=false"], "verify=false"), ([], "parameters are more than 1,000")]
 )
 def test_a_plan_that_is_not_run_says_why(
