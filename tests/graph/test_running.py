@@ -127,8 +127,42 @@ t5 = partial(
     "T5",
     {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4},
 )
+falcon = partial(theirs, "Falcon", LANGUAGE | {"alibi": True, "parallel_attn": False, "bias": True})
+bloom = partial(theirs, "Bloom", LANGUAGE)
+gpt_oss = partial(
+    theirs,
+    "GptOss",
+    LANGUAGE | {"num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4},
+)
+swin = partial(
+    theirs,
+    "Swin",
+    {
+        "image_size": 32,
+        "patch_size": 2,
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 4,
+    },
+    IMAGES,
+)
 OURS = (block, grouped_queries, vocabulary, experts, unet)
-THEIRS = (llama, mixtral, gpt2, bert, vit, resnet, convnext, t5, mamba2)
+THEIRS = (
+    llama,
+    mixtral,
+    gpt2,
+    bert,
+    vit,
+    resnet,
+    convnext,
+    t5,
+    mamba2,
+    falcon,
+    bloom,
+    gpt_oss,
+    swin,
+)
 
 
 def named(make: Callable[[], Made]) -> str:
