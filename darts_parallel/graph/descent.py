@@ -1,11 +1,12 @@
 """The search in the DARTS form: probabilities of all choices move down the gradient of a step's mean seconds.
 
 Independent choices would price a tensor by products of its operators' probabilities, whose local minima lie
-far above the best plan (docs/explanation/graphs.md). So every tensor has probabilities of its own for each pair of its
-producer's state and a consumer's. Multipliers learn the rows of the programme: sums of pairs are the
-operators' probabilities (the local polytope), equal layouts are paid once, and the bytes fit. Steps are of
-Chambolle and Pock 2011 (J. Math. Imaging Vis. 40), with a size for every variable (Pock and Chambolle 2011,
-ICCV, lemma 2). At intervals the probabilities are rounded, and coordinate descent continues from there.
+far above the best plan (docs/explanation/graphs.md). So every tensor has probabilities of its own for each
+pair of its producer's state and a consumer's. Multipliers learn the rows of the programme: sums of pairs
+are the operators' probabilities (the local polytope), equal layouts are paid once, and the bytes fit. Steps
+are of Chambolle and Pock 2011 (J. Math. Imaging Vis. 40), with a size for every variable (Pock and
+Chambolle 2011, ICCV, lemma 2). At intervals the probabilities are rounded, and coordinate descent continues
+from there.
 """
 
 import time
