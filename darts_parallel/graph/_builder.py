@@ -202,7 +202,9 @@ class GraphBuilder:
         target = str(node.name if kind == INPUT else spec.target)
         given = {}
         if spec.kind == InputKind.CONSTANT_TENSOR and not self._has_tensor(target):
-            given = {"value": self.constants[target]}
+            value = given["value"] = self.constants[target]
+            if value.is_meta:
+                raise self._refusal(f"its constant {target} has no numbers", "a tensor of the CPU")
         op = GraphOperator(node.name, kind, (), tuple(tensors), target=target, arguments=given)
         self._add(op, tensors)
 

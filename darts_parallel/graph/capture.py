@@ -76,10 +76,13 @@ def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
     return made
 
 
+INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+
+
 class _KeptNumbers(TorchFunctionMode):
     """Makes constants of the module's code on the CPU, before they go where they are wanted.
 
-    The meta device would lose their numbers.
+    The meta device would lose their numbers. Lists of indices are such constants.
     """
 
     def __torch_function__(
@@ -87,9 +90,20 @@ class _KeptNumbers(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch."""
         named = dict(kwargs or {})
+        if func in INDEXING:
+            tensor, index, *values = args
+            args = (tensor, _kept_index(index), *values)
         device = named.pop("device", None) if func is torch.tensor else None
         made = func(*args, **named)
         return made if device is None else made.to(device)
+
+
+def _kept_index(index: Any) -> Any:
+    """Return an index with its lists of whole numbers as tensors of the CPU."""
+    if isinstance(index, tuple):
+        return tuple(map(_kept_index, index))
+    listed = isinstance(index, list) and all(isinstance(one, int) for one in index)
+    return torch.tensor(index) if listed else index
 
 
 def export(

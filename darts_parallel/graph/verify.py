@@ -400,6 +400,5 @@ def _difference(
         return float((made != expected).double().mean())
     # infinite numbers, such as masks, are equal or wrong
     apart = (made - expected).abs().masked_fill(made == expected, 0.0)
-    sizes = expected.abs()
-    largest = sizes[sizes.isfinite()].amax() if sizes.isfinite().any() else 0.0
+    largest = expected.abs().nan_to_num(0.0, 0.0).amax()
     return float(apart.amax()) / max(float(largest), unseen, 1e-12)

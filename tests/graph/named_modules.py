@@ -193,6 +193,26 @@ def constant() -> nn.Module:
     return Constant()
 
 
+class Listed(Pair):
+    """Lists of indices, which torch makes to tensors where nothing sees it (Falcon)."""
+
+    def between(self, h: Tensor) -> Tensor:
+        h = h[..., [1, 0] * (2 * WIDTH)].clone()
+        h[:, [0, 2]] = h[:, [3, 1]] * 2
+        return h[[1, 0]]
+
+
+def listed() -> nn.Module:
+    return Listed()
+
+
+class Nested(Pair):
+    """Lists in a list of indices, whose numbers the meta device loses."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h[:, [[0, 1], [2, 3]]].sum(1)
+
+
 class Dropping(Pair):
     def between(self, h: Tensor) -> Tensor:
         return functional.dropout(h, 0.5)

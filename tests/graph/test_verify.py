@@ -93,6 +93,18 @@ def test_constants_of_the_code_keep_their_numbers(tmp_path: Path) -> None:
     assert "[0.25, -0.25]" in (tmp_path / "parallel_plan.py").read_text()
 
 
+def test_lists_of_indices_keep_their_numbers(tmp_path: Path) -> None:
+    _, data = run_command(tmp_path, "listed", f"inputs=[[2,16,{WIDTH}]]")
+    assert data["verified"] is True
+
+
+def test_a_constant_without_numbers_is_refused() -> None:
+    with torch.device("meta"):
+        module = named_modules.Nested()
+    with pytest.raises(UnsupportedError, match=r"constant .* has no numbers; try a tensor of the CPU"):
+        capture_module(module, make_inputs([[2, 16, WIDTH]]))
+
+
 def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that computes another function is found."""
 
