@@ -101,7 +101,9 @@ def test_lists_of_indices_keep_their_numbers(tmp_path: Path) -> None:
 def test_a_constant_without_numbers_is_refused() -> None:
     with torch.device("meta"):
         module = named_modules.Nested()
-    with pytest.raises(UnsupportedError, match=r"constant .* has no numbers; try a tensor of the CPU"):
+    with pytest.raises(
+        UnsupportedError, match=r"constant .* has no numbers; try a tensor of the CPU"
+    ):
         capture_module(module, make_inputs([[2, 16, WIDTH]]))
 
 
