@@ -258,6 +258,10 @@ LAYERS: Calls = {
         functional.scaled_dot_product_attention,
         (HEADS, HEADS, HEADS, (2, 1, 8, 8)),
     ),
+    "attention of one sequence": (
+        functional.scaled_dot_product_attention,
+        ((8, 16), (8, 16), (8, 16)),
+    ),
     "attention without batch": (
         functional.scaled_dot_product_attention,
         ((4, 8, 16), (4, 8, 16), (4, 8, 16)),

@@ -21,8 +21,9 @@ from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph._states import axis_moves
 from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
-from darts_parallel.graph.descent import descend
-from darts_parallel.graph.plan import plan_graph, plan_module
+from darts_parallel.graph.descent import DescentAnswer, descend
+from darts_parallel.graph.plan import GraphPlan, plan_graph, plan_module
+from darts_parallel.graph.report import _descent_line
 from darts_parallel.problem.layer_spec import Gemm
 from tests.graph.running import mesh, on_meta
 
@@ -153,6 +154,38 @@ def test_a_module_that_does_not_export_is_refused_with_the_part_that_fails(
         capture_module(module.to("meta"), make_inputs([[2, 3]]))
 
 
+def test_a_plan_is_over_the_memory_by_what_it_keeps_more() -> None:
+    free, answer = space(), GraphProgramme(space()).solve()
+    kept = free.memory_bytes(answer.assignment)
+    assert free.excess_bytes(answer.assignment) == 0.0
+    assert space(memory=kept - 8.0).excess_bytes(answer.assignment) == 8.0
+    assert space(memory=kept + 8.0).excess_bytes(answer.assignment) == 0.0
+
+
+def test_blocks_of_four_operators_choose_together() -> None:
+    """A weight, a bias, a product and a function are the smallest block."""
+    graph = on_meta(lambda: nn.Sequential(*(Small() for _ in range(3))), [4, 64])
+    groups = GraphSpace(graph, mesh(2)).groups
+    linear = [group for group in groups if group.operators[0].op == "linear"]
+    assert [len(group.operators) for group in linear] == [3]
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x).relu()
+
+
+def test_the_report_tells_descent_from_coordinate_descent() -> None:
+    plan = GraphPlan(space(), GraphProgramme(space()).solve().assignment)
+    found = DescentAnswer(plan.assignment, 1.5 * plan.seconds, 1.25 * plan.seconds, False, 1.0)
+    line = _descent_line(plan, found)
+    assert "25.00 % above (50.00 % before coordinate descent, over the memory)" in line
+
+
 class Unknown(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.kthvalue(2)[0].sum()
@@ -216,7 +249,8 @@ def test_the_command_writes_what_outside_checks_read(
         (["module=json:dumps", "inputs=[[2,half]]"], "one of float"),
         (["module=json:dumps", "inputs=[[2,0]]"], "whole number from 1"),
         (["module=json:dumps", "inputs=[[2]]", "mesh=[2,2,2]"], "one or two axes"),
-        (["module=json:dumps", "inputs=[[2]]", "mesh=[64]"], "has 8 GPUs"),
+        (["module=json:dumps", "inputs=[[2]]", "mesh=[64]"], r"has 8 GPUs; try \[8\]"),
+        (["module=json:dumps", "inputs=[[2]]", "mesh=[1]"], "must have two ranks or more"),
         (["module=json:dumps", "inputs=[[2]]", "cluster=nowhere"], "must name a file"),
     ],
 )

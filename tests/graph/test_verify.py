@@ -12,9 +12,15 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from darts_parallel.config.composition import load_config
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.graph import verify
+from darts_parallel.graph import command, verify
 from darts_parallel.graph._rules import unknown_operators
-from darts_parallel.graph.alternatives import BATCH, SHARDED, TENSOR, alternatives
+from darts_parallel.graph.alternatives import (
+    BATCH,
+    SHARDED,
+    TENSOR,
+    Alternative,
+    alternatives,
+)
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.execute import plan_script
@@ -201,6 +207,29 @@ def test_the_command_names_the_fastest_and_writes_its_file(tmp_path: Path) -> No
     assert data["fastest"] == BATCH
     assert "DistributedDataParallel(module" in (tmp_path / "parallel_plan.py").read_text()
     assert (tmp_path / "tensor_plan.py").exists()
+
+
+def test_the_fastest_way_keeps_the_memory_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def asked(found: list[Alternative], memory: float) -> Alternative:
+        seen.append(memory)
+        return found[0]
+
+    monkeypatch.setattr(command, "fastest", asked)
+    run_command(tmp_path, "pair", f"inputs=[[4,64,{WIDTH}]]", "verify=false", "memory=0.5")
+    assert seen == [2.0**29]
+
+
+def test_prices_are_those_of_the_precision(tmp_path: Path) -> None:
+    arguments = ["pair", f"inputs=[[4096,64,{WIDTH}]]", "verify=false"]
+    kept = []
+    for precision in ("bf16", "fp32"):
+        _, data = run_command(tmp_path, *arguments, f"training.precision={precision}")
+        kept.append(data["improved_s"])
+    assert kept[0] < 0.9 * kept[1]
 
 
 def test_a_module_says_its_hidden_size() -> None:
