@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 DRAWS = 32
 """Steps that are drawn."""
-LENGTHS = 5
+LENGTHS = 4
 """Lengths that are priced; others are interpolated."""
 MOST_COUNT = 1e15
 """Largest count of a length: sums of counts stay exact."""

@@ -35,8 +35,10 @@ from darts_parallel.planner._length_draws import Draws, Floats, Integers, Load, 
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, divisors
 from darts_parallel.problem import Problem
 
-KNOTS = 9
-"""Numbers of tokens that are priced, each twice the one before."""
+KNOTS = 15
+"""Numbers of tokens that are priced: two in each factor of 2."""
+SHARES = [(2 + k % 2) << k // 2 for k in range(KNOTS)]
+"""2, 3, 4, 6, 8, ...: micro-batches that share the most tokens, times pipeline stages."""
 
 
 class _Costs(NamedTuple):
@@ -56,7 +58,7 @@ class SharedStrategies:
     job_at: Callable[[int], Problem]
     """Returns the job with sequences of one length."""
     most: int
-    """Priced tokens of a micro-batch in all stages of the job together, at most."""
+    """Priced tokens of two micro-batches in all stages of the job together, at most."""
     space: OuterSpace
     """Strategies as without context parallelism: `dp` counts all ranks that share gradients."""
     degrees: Mapping[LayerStrategy, Sequence[int]]
@@ -65,17 +67,26 @@ class SharedStrategies:
     @property
     def knots(self) -> Floats:
         """Priced tokens of a micro-batch on all ranks together, rising, `(K,)`."""
-        halved = 0.5 ** np.arange(KNOTS, dtype=np.float64)
-        return np.asarray(self.most / self.space.pp * halved[::-1])
+        shares = self.space.pp * np.array(SHARES[::-1], dtype=np.float64)
+        return np.asarray(self.most / shares)
 
     def table(self, cp: int, length: int) -> CostTable:
         """Return the costs at a context-parallel degree, a length and all knots, the last one first."""
         job = self.job_at(length)
         tokens = job.training.global_batch_size * length
-        first = self.space.pp * max(1, round(tokens / self.most))
-        counts = tuple(first << k for k in range(KNOTS))
-        choices = tuple(replace(own, dp=max(own.dp // cp, 1)) for own in self.space.choices)
-        space = replace(self.space, num_micro_batches=counts, choices=choices, cp=cp)
+        times = max(1, round(tokens / self.most))
+        first = self.space.pp * times
+        counts = tuple(first * share for share in SHARES)
+        choices = []
+        for own in self.space.choices:
+            dp = max(own.dp // cp, 1)
+            choices.append(replace(own, dp=dp))
+        space = replace(
+            self.space,
+            num_micro_batches=counts,
+            choices=tuple(choices),
+            cp=cp,
+        )
         (table,) = build_tables(job, [space])
         return table
 
@@ -120,7 +131,8 @@ class PlanPrices:
         table = strategies.table(1, strategies.draws.longest_length)
         rows = [strategies.even_plans(table), *map(strategies.hard, given)]
         plans = HardPlans.concatenate(rows)
-        limit = table.capacity.numpy() * (1.0 + PLAN_MEMORY_TOLERANCE)
+        capacity = table.capacity.numpy()
+        limit = capacity * (1.0 + PLAN_MEMORY_TOLERANCE)
         return PlanPrices(strategies, plans, given, limit)
 
     def at(self, cp: int) -> Floats:
@@ -130,7 +142,8 @@ class PlanPrices:
         """
         if cp not in self.stacked:
             grid = self.strategies.draws.grid.tolist()
-            by_length = torch.stack([self.costs(cp, length).seconds for length in grid], 1)
+            costs = [self.costs(cp, length) for length in grid]
+            by_length = torch.stack([own.seconds for own in costs], 1)
             by_knot = by_length.reshape(KNOTS, -1, *by_length.shape[1:])
             by_plan = by_knot.transpose(0, 1)
             self.stacked[cp] = by_plan.flatten(1, 2).numpy()
@@ -146,16 +159,19 @@ class PlanPrices:
     def _priced(self, cp: int, length: int) -> _Costs:
         # every plan at every knot: the first outer choice has the most tokens
         count = len(self.plans)
-        outer = torch.arange(KNOTS).flip(0).repeat_interleave(count)
+        knots = torch.arange(KNOTS).flip(0)
+        outer = knots.repeat_interleave(count)
         rows = torch.arange(count).repeat(KNOTS)
         plans = replace(self.plans[rows], outer=outer)
         table = self.strategies.table(cp, length)
         cost = evaluate_batch(table, plans)
         blocking = pass_seconds(table, plans).blocking()
         once = cost.iteration_time - cost.pipeline_end[:, 0]
-        seconds = torch.cat([blocking.forward, blocking.backward, once.unsqueeze(1)], 1)
+        columns = [blocking.forward, blocking.backward, once.unsqueeze(1)]
+        seconds = torch.cat(columns, 1)
         by_knot = cost.memory.reshape(KNOTS, count, -1)
-        return _Costs(seconds, by_knot.transpose(0, 1).numpy())
+        memory = by_knot.transpose(0, 1)
+        return _Costs(seconds, memory.numpy())
 
     @cached_property
     def work(self) -> Floats:
@@ -169,14 +185,17 @@ class PlanPrices:
     def longest_alone(self) -> Floats:
         """Seconds of every draw's longest sequence on all ranks, through all stages, `(P, D)`."""
         draws = self.strategies.draws
-        by_knot = weights_between(draws.lengths[draws.longest], self.strategies.knots)
+        tokens = draws.lengths[draws.longest]
+        by_knot = weights_between(tokens, self.strategies.knots)
         by_length = draws.hat[draws.longest]
-        return np.asarray(np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work))
+        seconds = np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work)
+        return np.asarray(seconds)
 
     def given_plan(self, plan: Plan) -> "PlanAtLengths":
         """Return a given plan."""
         first = len(self.plans) - len(self.given)
-        return PlanAtLengths(self, first + self.given.index(plan))
+        place = self.given.index(plan)
+        return PlanAtLengths(self, first + place)
 
     @property
     def uniform(self) -> "list[PlansAtLengths]":
@@ -185,7 +204,8 @@ class PlanPrices:
         choices = self.plans.choices[:count, 0].tolist()
         by_degree: dict[int, list[int]] = defaultdict(list)
         for number, choice in enumerate(choices):
-            by_degree[self.strategies.space.choices[choice].tp].append(number)
+            strategy = self.strategies.space.choices[choice]
+            by_degree[strategy.tp].append(number)
         return [PlansAtLengths(self, numbers) for numbers in by_degree.values()]
 
 
@@ -212,8 +232,10 @@ class PlansAtLengths:
         Args:
             tokens: Of a rank in each micro-batch.
         """
-        known = self.prices.costs(cp, self.prices.strategies.draws.longest_length).memory
-        return np.tensordot(known[self.numbers], self._by_knot(tokens), (1, 0))
+        longest = self.prices.strategies.draws.longest_length
+        known = self.prices.costs(cp, longest).memory
+        weights = self._by_knot(tokens)
+        return np.tensordot(known[self.numbers], weights, (1, 0))
 
     def _by_knot(self, tokens: float) -> Floats:
         """Return the weights of the knots at some tokens of a rank, `(K,)`."""
@@ -239,12 +261,14 @@ class PlansAtLengths:
         """
         draws = self.prices.strategies.draws
         work = self.prices.work[self.numbers]
-        by_length = np.tensordot(work, self._by_knot(tokens), (1, 0))
+        weights = self._by_knot(tokens)
+        by_length = np.tensordot(work, weights, (1, 0))
         by_stage = draws.tokens @ by_length
         shared = by_stage.max(2) / (tokens * self.ranks)
         alone = self.prices.longest_alone[self.numbers]
         once = self.prices.at(1)[self.numbers, :, -1]
-        return np.asarray(np.maximum(shared, alone) + once.min(1, keepdims=True))
+        least = np.maximum(shared, alone)
+        return np.asarray(least + once.min(1, keepdims=True))
 
 
 def changed(problem: Problem, **training: Any) -> Problem:
@@ -276,8 +300,9 @@ class PlanAtLengths:
     @cached_property
     def layers(self) -> tuple[LayerStrategy, ...]:
         """Strategy of every layer, as without context parallelism."""
-        choices = self.prices.plans.choices[self.number].tolist()
-        return tuple(self.prices.strategies.space.choices[choice] for choice in choices)
+        choices = self.prices.strategies.space.choices
+        numbers = self.prices.plans.choices[self.number].tolist()
+        return tuple(choices[number] for number in numbers)
 
     @property
     def ranks(self) -> int:
@@ -321,7 +346,9 @@ class PlanAtLengths:
     def no_slower(self, other: "PlanAtLengths", cp: int) -> bool:
         """Return whether no pass takes longer than that of another plan with the same prices."""
         seconds = self.prices.at(cp)
-        return bool((seconds[self.number] <= seconds[other.number]).all())
+        own = seconds[self.number]
+        others = seconds[other.number]
+        return bool((own <= others).all())
 
     def seconds(
         self,
@@ -344,10 +371,12 @@ class PlanAtLengths:
             passes = np.maximum.reduceat(passes, load.waves)
         stages = len(self.prices.limit)
         by_wave = passes.reshape(len(load.waves), -1, 2, stages)
-        least = least_path(by_wave, load.counts) + once
-        if stages == 1 or least.mean() >= limit:
-            return least
-        return path_seconds(by_wave, load.counts) + once
+        least = least_path(by_wave, load.counts)
+        total = least + once
+        if stages == 1 or total.mean() >= limit:
+            return total
+        path = path_seconds(by_wave, load.counts)
+        return path + once
 
     def _once(self, load: Load, by_group: Floats) -> Floats:
         """Return the seconds of gradients and optimizer, of the mean group of every draw, `(D,)`."""
@@ -363,16 +392,19 @@ class PlanAtLengths:
 
         Between the degrees that divide the ranks they are interpolated: a ring sends `cp - 1` parts.
         """
-        by_knot = weights_between(load.tokens * self.ranks, self.prices.strategies.knots)
+        tokens = load.tokens * self.ranks
+        by_knot = weights_between(tokens, self.prices.strategies.knots)
         both = by_knot[:, :, None] * load.mix[:, None, :]
         weights = both.reshape(len(both), -1)
         degrees = np.array(divisors(self.ranks))
         by_degree = weights_between(load.ranks, degrees)
-        result = np.zeros((len(weights), 2 * len(self.prices.limit) + 1))
+        columns = 2 * len(self.prices.limit) + 1
+        result = np.zeros((len(weights), columns))
         for share, cp in zip(by_degree.T, degrees.tolist(), strict=True):
             (own,) = share.nonzero()
             if len(own):
-                seconds = weights[own] @ self.prices.at(cp)[self.number]
+                known = self.prices.at(cp)[self.number]
+                seconds = weights[own] @ known
                 result[own] += share[own, None] * seconds
         return result
 
@@ -386,7 +418,9 @@ def least_path(passes: Floats, counts: Integers) -> Floats:
     starts = ends - counts
     before = np.cumsum(passes, 3) - passes
     work = np.add.reduceat(passes.sum(2), starts)
-    least = work + before[starts, :, 0] + before[ends - 1, :, 1]
+    arrival = before[starts, :, 0]
+    departure = before[ends - 1, :, 1]
+    least = work + arrival + departure
     return np.asarray(least.max((1, 2)))
 
 
@@ -403,11 +437,13 @@ def path_seconds(passes: Floats, counts: Integers) -> Floats:
     result = np.empty(len(counts))
     for count in np.unique(counts).tolist():
         draws = np.flatnonzero(counts == count)
-        rows = starts[draws] + np.arange(count)[:, None]
+        places = np.arange(count)
+        rows = starts[draws] + places[:, None]
         graph = compiled("1f1b", stages, count, 1)
         kind, stage, batch = graph.operations.T
-        durations = passes[rows[batch], :, kind[:, None], stage[:, None]]
-        durations = durations.reshape(len(graph), len(draws) * ranks)
+        waves = rows[batch]
+        durations = passes[waves, :, kind[:, None], stage[:, None]]
+        durations = durations.reshape(len(graph), -1)
         times = pass_ends(graph, durations, np.zeros_like(durations))
         last = times.end[graph.last].max(0)
         by_rank = last.reshape(len(draws), ranks)

@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from darts_parallel.exact import find_uniform_plan
 from darts_parallel.planner.failing_job import failing_job
 from darts_parallel.planner.memory_chance import tightened
-from darts_parallel.planner.node_choice import comparable, offers
-from darts_parallel.problem import Goodput, Problem, SmallerPlan, best_spares, goodput
+from darts_parallel.planner.node_choice import smaller_plans
+from darts_parallel.problem import Goodput, Problem, best_spares, goodput
 
 DAY = 86400.0
-FEWER = (1.0, 7 / 8, 3 / 4, 1 / 2)
-"""Shares of the nodes, less one of all, at which the job is planned again."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,8 @@ def failure_costs(problem: Problem, seconds: float) -> FailureCosts | None:
     job = failing_job(problem, problem.cluster)
     if job is None:
         return None
-    job = replace(job, smaller=_smaller(problem, seconds))
+    nodes = sum(group.count for group in problem.cluster.groups)
+    job = replace(job, smaller=smaller_plans(tightened(problem), nodes, seconds))
     shares = goodput(job)
     tokens_per_s = problem.tokens_per_iteration / seconds * shares.useful
     iterations = problem.config.objective.num_iterations
@@ -48,17 +46,3 @@ def failure_costs(problem: Problem, seconds: float) -> FailureCosts | None:
         job.spares,
         best_spares(job),
     )
-
-
-def _smaller(problem: Problem, seconds: float) -> tuple[SmallerPlan, ...]:
-    """Plan the job again on fewer nodes by uniform plans, where all nodes are equal."""
-    if len(problem.cluster.groups) > 1 or not comparable(problem.config):
-        return ()
-    (group,) = problem.cluster.groups
-    counts = {min(int(group.count * share), group.count - 1) for share in FEWER} - {0}
-    found = []
-    for offer in offers(tightened(problem), [(count,) for count in sorted(counts)]):
-        answer = find_uniform_plan(offer.tables)
-        if answer.best is not None:
-            found.append(SmallerPlan(offer.counts[0], answer.cost / seconds))
-    return tuple(found)

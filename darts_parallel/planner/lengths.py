@@ -63,10 +63,14 @@ SEARCHED = 10
 """Plans of the main search that are priced."""
 LARGEST_BATCH = 2**24
 """Largest `training.global_batch_size`."""
-SLACK = 1.01
+SLACK = 1.05
 """How far above the slowest listed plan others are tried: their budgets are not refined yet."""
-STEPS = (2.0**0.5, 2.0**0.25, 2.0**0.125)
-"""Factors between neighbouring budgets around the best of the first grid, which has factors of 2."""
+NEAR = ((1.0,), (0.25, 0.5), (0.125,), (0.0625,))
+"""Binary logarithms of factors between budgets around the best of the first grid, which has factors of 2."""
+FINALISTS = 3
+"""Settings of a plan that are compared over all draws."""
+CLOSE = 1.03
+"""How far above the best setting over few draws another is compared."""
 
 
 class Packing(NamedTuple):
@@ -181,9 +185,12 @@ def price_packings(
 ) -> list[float]:
     """Return the mean seconds of a plan's steps with some packings; infinite where they do not fit.
 
+    They fit where the chance of running out of memory keeps `space.out_of_memory`.
+
     Args:
         plan: Of 1F1B, its layers on equal ranks.
     """
+    problem = tightened(problem)
     draws = Draws.of(problem)
     prices = _prices(problem, draws, [plan])
     search = _PackingSearch(problem, draws, prices)
@@ -219,7 +226,7 @@ def _prices(
         ConfigError: there are none that the closed form prices.
     """
     usual = [plan for plan in given if plan.schedule_name == CLOSED_FORM]
-    most = 2 * draws.longest_length * problem.cluster.num_devices
+    most = 4 * draws.longest_length * problem.cluster.num_devices
 
     @cache
     def job_at(length: int) -> Problem:
@@ -368,22 +375,45 @@ class _PackingSearch:
         return sorted(rows, key=itemgetter(0))
 
     def _refined(self, tried: _Tried) -> _Tried:
-        """Return a plan with better settings of its packing, where some are found nearby."""
-        plans = tried.plans
-        if tried.packing.budget and self.problem.training.max_seqlen_per_dp_cp_rank is None:
-            for step in STEPS:
-                packing = tried.packing
-                near = [int(packing.budget * step), int(packing.budget / step)]
-                others = self._budgets(tried.own, packing.scheduler, packing.cp, near)
-                tried = self._tried(plans, others, tried.seconds) or tried
-        while tried.packing.scheduler == DYNAMIC:
-            wider = tried.packing._replace(min_cp=2 * tried.packing.min_cp)
-            wider_ones = [wider] if wider.min_cp <= plans.ranks else []
-            better = self._tried(plans, wider_ones, tried.seconds)
-            if better is None:
-                break
-            tried = better
-        return tried
+        """Return a plan with the best settings of its packing nearby, over all draws.
+
+        The settings that are best over few draws are compared over all.
+        """
+        best = [tried]
+        known = {tried.packing}
+        for steps in NEAR:
+            for near in (self._groups_near, partial(self._budgets_near, steps=steps)):
+                limit = CLOSE * best[0].seconds
+                packings = set(near(best[0])) - known
+                known |= packings
+                others = [self._tried(tried.plans, [own], limit) for own in sorted(packings)]
+                best += [other for other in others if other is not None]
+                best = sorted(best, key=itemgetter(0))[:FINALISTS]
+        return min(map(self._over_all, best), key=itemgetter(0))
+
+    def _over_all(self, tried: _Tried) -> _Tried:
+        """Return a plan and its packing with the mean over all draws."""
+        seconds = self._seconds(tried.own, tried.packing, DRAWS)
+        return tried._replace(seconds=float(seconds.mean()))
+
+    def _budgets_near(self, tried: _Tried, steps: Sequence[float]) -> list[Packing]:
+        """Return packings with budgets around that of a plan."""
+        own = tried.packing
+        if not own.budget or self.problem.training.max_seqlen_per_dp_cp_rank is not None:
+            return []
+        factors = [2.0**step for step in (*steps, *(-step for step in steps))]
+        near = [int(own.budget * factor) for factor in factors]
+        found = self._budgets(tried.own, own.scheduler, own.cp, near)
+        return [packing._replace(min_cp=own.min_cp) for packing in found]
+
+    def _groups_near(self, tried: _Tried) -> list[Packing]:
+        """Return packings with other smallest groups than a plan has."""
+        own = tried.packing
+        if own.scheduler != DYNAMIC:
+            return []
+        least = min(self.problem.training.min_dynamic_context_parallel_size, tried.own.ranks)
+        sizes = [own.min_cp // 2, 2 * own.min_cp, 4 * own.min_cp]
+        return [own._replace(min_cp=size) for size in sizes if least <= size <= tried.own.ranks]
 
     def _first(self, own: PlanAtLengths, scheduler: str) -> Iterator[Packing]:
         """Yield the packings that are tried first: all of padding, budgets by factors of 2."""
@@ -425,7 +455,8 @@ class _PackingSearch:
         if scheduler == DYNAMIC:
             degrees = self._launch_degrees(own.ranks)
         degrees = [n for n in degrees if batch % (own.ranks // n) == 0]
-        least = min(training.min_dynamic_context_parallel_size, own.ranks)
+        middle = 1 << own.ranks.bit_length() // 2
+        least = min(max(training.min_dynamic_context_parallel_size, middle), own.ranks)
         for budget in budgets:
             holding = [n for n in degrees if n * budget >= training.seq_len]
             if holding:

@@ -15,7 +15,16 @@ from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner.failing_job import failing_job
 from darts_parallel.plans import OuterSpace, Plan, outer_spaces
-from darts_parallel.problem import Bill, Cluster, Problem, bill, choose, goodput, worth
+from darts_parallel.problem import (
+    Bill,
+    Cluster,
+    Problem,
+    SmallerPlan,
+    bill,
+    choose,
+    goodput,
+    worth,
+)
 
 Counts = tuple[int, ...]
 """Nodes of every node group of the offer."""
@@ -83,6 +92,8 @@ class Rental:
         )
 
 
+FEWER = (1.0, 7 / 8, 3 / 4, 1 / 2)
+"""Shares of the nodes, less one of all, at which a job that fails is planned again."""
 MOST_CHOICES = 4096
 """Choices of nodes that are compared at most: a minute or so."""
 
@@ -129,12 +140,12 @@ class NodeOffer:
     """As many nodes of every node group, none of some."""
     objective: ObjectiveConfig
     useful: float
-    """As in `Rental`."""
+    """As in `Rental`, of a job that waits for repairs."""
     tables: list[CostTable]
 
     def worth(self, seconds: float) -> tuple[float, bool]:
-        """Return the figure that the objective minimises, and whether the seconds keep its limit."""
-        return worth(self.objective, self.cluster, seconds / self.useful)
+        """Return the figure that the objective minimises without failures, and whether it keeps its limit."""
+        return worth(self.objective, self.cluster, seconds)
 
     @cached_property
     def least_seconds(self) -> float:
@@ -194,13 +205,39 @@ def offers(problem: Problem, choices: Sequence[Counts]) -> list[NodeOffer]:
     return found
 
 
-def _useful(problem: Problem, cluster: Cluster) -> float:
+def smaller_plans(
+    problem: Problem,
+    nodes: int,
+    seconds: float,
+) -> tuple[SmallerPlan, ...]:
+    """Return the best uniform plans on fewer nodes, where all nodes are equal.
+
+    Args:
+        nodes: Nodes of the plan that fails, which takes `seconds`.
+    """
+    if len(problem.cluster.groups) > 1 or not comparable(problem.config):
+        return ()
+    counts = {min(int(nodes * share), nodes - 1) for share in FEWER} - {0}
+    found = []
+    for offer in offers(problem, [(count,) for count in sorted(counts)]):
+        answer = find_uniform_plan(offer.tables)
+        if answer.best is not None:
+            found.append(SmallerPlan(offer.counts[0], answer.cost / seconds))
+    return tuple(found)
+
+
+def _useful(
+    problem: Problem,
+    cluster: Cluster,
+    smaller: tuple[SmallerPlan, ...] = (),
+) -> float:
     """Return the share of the seconds on some nodes of the offer that its objective counts."""
     job = failing_job(problem, cluster)
     if problem.config.objective.name != "goodput" or job is None:
         return 1.0
     offered = sum(group.count for group in problem.cluster.groups)
-    return goodput(replace(job, spares=job.spares + offered - job.nodes)).useful
+    spares = job.spares + offered - job.nodes
+    return goodput(replace(job, spares=spares, smaller=smaller)).useful
 
 
 def _with_counts(cluster: Cluster, counts: Counts) -> Cluster:
@@ -244,7 +281,7 @@ def rent(problem: Problem) -> Rental:
         amount = bill(objective, smaller.cluster, seconds) or Bill(0.0, 0.0, 0.0)
         useful = offer.useful
         found.append(Rental(offer.counts, own, plan, seconds, amount, len(choices), useful))
-        figure, kept = offer.worth(seconds)
+        figure, kept = offer.worth(seconds / useful)
         if kept:
             best = min(best, figure)
     if not found:
@@ -253,10 +290,27 @@ def rent(problem: Problem) -> Rental:
             f"cluster={problem.cluster.name}; try an offer with more nodes or larger GPUs."
         )
     if not objective.in_dollars:
-        return min(found, key=lambda r: (r.iteration_time_s / r.useful, sum(r.counts)))
+        return _most_useful(problem, found)
     bills = [rental.bill for rental in found]
     chosen = found[choose(objective, bills, [rental.name for rental in found])]
     return replace(chosen, front=_front(found))
+
+
+def _most_useful(problem: Problem, found: Sequence[Rental]) -> Rental:
+    """Return the fastest choice; where failures count, with plans on fewer nodes."""
+
+    def figure(own: Rental) -> tuple[float, int]:
+        return own.iteration_time_s / own.useful, sum(own.counts)
+
+    every = sorted(found, key=figure)
+    best = every[0]
+    for own in every:
+        if own.useful < 1.0 and own.iteration_time_s < figure(best)[0]:
+            smaller = smaller_plans(problem, sum(own.counts), own.iteration_time_s)
+            cluster = _with_counts(problem.cluster, own.counts)
+            useful = _useful(problem, cluster, smaller)
+            best = min(best, replace(own, useful=useful), key=figure)
+    return best
 
 
 def _front(found: Sequence[Rental]) -> tuple[Rental, ...]:

@@ -1,6 +1,8 @@
 """Failures in the command: what a checkpoint holds, plans on fewer nodes, the nodes that goodput wants."""
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +11,7 @@ from darts_parallel.exact import find_uniform_plan
 from darts_parallel.planner import failure_costs
 from darts_parallel.planner.failing_job import failing_job
 from darts_parallel.planner.node_choice import node_choices, rent, rented
-from darts_parallel.problem import FailingJob, Problem, goodput, load_problem
+from darts_parallel.problem import FailingJob, Problem, SmallerPlan, goodput, load_problem
 from tests.support.commands import QUIET, TOY, Command
 
 JOB = ["model=toy", "cluster=toy", "training=toy", "space=uniform", "space.out_of_memory=0.5"]
@@ -50,7 +52,7 @@ def test_the_plan_on_fewer_nodes_is_the_exact_one_of_these() -> None:
     assert costs.shares.useful > waits.useful
 
 
-@pytest.mark.parametrize("mtbf", [3, 30, 3000])
+@pytest.mark.parametrize("mtbf", [3, 30, 300, 3000])
 def test_goodput_chooses_the_best_of_all_numbers_of_nodes(mtbf: float) -> None:
     problem = load_problem(
         [
@@ -70,7 +72,12 @@ def test_goodput_chooses_the_best_of_all_numbers_of_nodes(mtbf: float) -> None:
             seconds = find_uniform_plan(build_tables(own)).cost
         except ValueError:
             continue
-        worths[counts] = goodput(job).useful / seconds
+        smaller = []
+        for fewer in {min(int(counts[0] * s), counts[0] - 1) for s in (1.0, 7 / 8, 3 / 4, 1 / 2)}:
+            with suppress(ValueError):
+                tables = build_tables(Problem.from_config(rented(problem.config, [fewer])))
+                smaller.append(SmallerPlan(fewer, find_uniform_plan(tables).cost / seconds))
+        worths[counts] = goodput(replace(job, smaller=tuple(smaller))).useful / seconds
     found = rent(problem)
     assert found.useful / found.iteration_time_s == pytest.approx(max(worths.values()))
     assert worths[found.counts] == pytest.approx(max(worths.values()))

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from darts_parallel.config import PACKINGS
-from darts_parallel.cost import build_tables, evaluate, pass_seconds
+from darts_parallel.cost import HardPlans, build_tables, evaluate, evaluate_batch, pass_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner import _length_draws, lengths
 from darts_parallel.planner._length_draws import DRAWS, Draws, Load, read_lengths
@@ -94,10 +95,11 @@ def exact_seconds(problem: Problem, own: PlanAtLengths, stages: int) -> Any:
         batch = tokens * own.ranks // cp
         training = replace(problem.training, lengths=None, seq_len=length, global_batch_size=batch)
         plain = Problem.from_config(replace(problem.config, training=training))
-        choices: tuple[LayerStrategy, ...] = own.to_plan(cp, 1).layers[:1]
+        layers: tuple[LayerStrategy, ...] = own.to_plan(cp, 1).layers
+        choices = tuple(dict.fromkeys(layers))
         (table,) = build_tables(plain, [OuterSpace(space.pp, (length,), choices, cp)])
         plan = own.prices.plans[own.number : own.number + 1]
-        row = replace(plan, choices=plan.choices * 0)
+        row = replace(plan, choices=torch.tensor([[choices.index(layer) for layer in layers]]))
         passes = pass_seconds(table, row).blocking()
         return {"F": passes.forward[0].tolist(), "B": passes.backward[0].tolist()}
 
@@ -112,32 +114,58 @@ def exact_seconds(problem: Problem, own: PlanAtLengths, stages: int) -> Any:
     return seconds
 
 
+def large_job(folder: Path, seed: int, tp: int, pp: int) -> Problem:
+    """A model of billions of parameters on 16 GPUs, or a toy on 8, with a random histogram."""
+    shares = np.random.default_rng(seed).dirichlet([8, 4, 2, 1])
+    if seed % 3 == 2:
+        rows = dict(zip([32, 64, 192, 512], shares.tolist(), strict=True))
+        return random_job(folder, seed, list(rows), f"space.tp={tp}", f"space.pp={pp}")
+    rows = dict(zip([1024, 2048, 6144, 16384], shares.tolist(), strict=True))
+    model = ["model=llama3_8b", "model=qwen3_30b_a3b"][seed % 2]
+    sizes = ["model.max_seq_len=16384", "training.seq_len=16384", "training.global_batch_size=32"]
+    pins = [f"space.tp={tp}", f"space.pp={pp}", "space.cp=null", "space.recompute=full"]
+    pins += ["space.ep=null", f"search.seed={seed}", "cluster.nodes.0.count=2"]
+    return job(folder, rows, model, "cluster=h100_8x8", "training=any", *sizes, *pins)
+
+
 @pytest.mark.parametrize(
-    ("seed", "tp", "any_size"),
-    [(0, 1, False), (1, 2, False), (2, 1, True), (3, 4, False), (4, 2, True)],
+    ("seed", "tp", "pp", "any_size"),
+    [
+        (0, 1, 2, False),
+        (1, 2, 2, False),
+        (2, 2, 2, True),
+        (3, 1, 4, False),
+        (4, 4, 1, True),
+        (5, 1, 4, False),
+        (6, 2, 4, True),
+        (7, 4, 2, False),
+    ],
 )
 def test_seconds_are_those_of_an_event_simulation(
-    tmp_path: Path, seed: int, tp: int, any_size: bool
+    tmp_path: Path, seed: int, tp: int, pp: int, any_size: bool
 ) -> None:
     # 40 batches for each seed: 32 draws under dynamic context parallelism, 8 under a fixed degree.
     # Shared: the draws, the groups, and the cost tables of a pass, which are made for its own
     # tokens and lengths. Not shared: interpolation, mixing of lengths, and the pipeline.
-    problem = random_job(tmp_path, seed, [32, 64, 192, 512], f"space.tp={tp}")
+    problem = large_job(tmp_path, seed, tp, pp)
     search, plans = searched(problem)
-    own = next(one for one in plans if one.layers[0].zero_stage <= seed % 2 and one.ranks > 1)
-    stages = len(own.prices.limit)
-    exact = exact_seconds(problem, own, stages)
+    several = [one for one in plans if one.ranks > 1]
+    own = several[seed * len(several) // 8]
+    assert (own.layers[0].tp, len(own.prices.limit)) == (tp, pp)
+    exact = exact_seconds(problem, own, pp)
+    longest = search.draws.longest_length
+    least = max(longest // own.ranks, longest // 2)
     for packing, draws in (
-        (Packing("default_dynamic_cp", 1, budget=256, any_size=any_size), 32),
-        (Packing("dp_balanced", 2, budget=320), 8),
+        (Packing("default_dynamic_cp", 1, budget=least, any_size=any_size), 32),
+        (Packing("dp_balanced", 2, budget=5 * longest // 8), 8),
     ):
-        waits = packing.scheduler == "default_dynamic_cp"
+        waits = own.waits or packing.scheduler == "default_dynamic_cp"
         load = search.draws.load(packing.key(own.ranks), packing.function(own.ranks), draws)
         found = own.seconds(load, waits=waits) - own._once(load, own._by_group(load))
         for draw in range(draws):
             every = search.draws.lengths[search.draws.picks[draw]].tolist()
             waves = packing.function(own.ranks)(every)
-            simulated = simulated_step(waves, stages, partial(exact, every), waits=waits)
+            simulated = simulated_step(waves, pp, partial(exact, every), waits=waits)
             assert found[draw] == pytest.approx(simulated, rel=0.01)
 
 
@@ -313,6 +341,52 @@ def test_plans_of_the_main_search_are_priced_over_the_same_draws(
 
     monkeypatch.setattr(lengths, "find_plan", none)
     assert plan_lengths(problem).why == "no plan."
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_layers_on_different_ranks_are_priced_padded_over_the_same_draws(
+    tmp_path: Path, cp: int
+) -> None:
+    pins = ["training.global_batch_size=16", "training.seq_len=512", "space.pp=2", "space.cp=[1,2]"]
+    problem = job(tmp_path, {64: 3.0, 512: 1.0}, *pins)
+    four, two = LayerStrategy(1, 4 // cp, 1), LayerStrategy(2, 2 // cp, 1)
+    mixed = Plan(4, (0, 3, 7), (four,) * 4 + (two,) * 3, cp=cp)
+    even = Plan(4, (0, 3, 7), (four,) * 7, cp=cp)
+    found = plan_lengths(problem, [mixed, even])
+    rows = {own.place: own for own in found.plans if own.place}
+    assert rows[1].packing == Packing("padded", cp, micro_batch_size=cp)
+    passes = {}
+    once = 0.0
+    for length in (64, 512):
+        plain = lengths.changed(problem, lengths=None, seq_len=length)
+        (table,) = build_tables(plain, [OuterSpace(2, (4,), (four, two), cp)])
+        layers = torch.tensor([[0] * 4 + [1] * 3])
+        plan = HardPlans(torch.zeros(1, dtype=torch.long), layers, torch.tensor([[0, 3]]))
+        blocking = pass_seconds(table, plan).blocking()
+        passes[length] = {"F": blocking.forward[0].tolist(), "B": blocking.backward[0].tolist()}
+        cost = evaluate_batch(table, plan)
+        once = float(cost.iteration_time[0] - cost.pipeline_end[0, 0])
+        assert cost.iteration_time[0] == pytest.approx(evaluate(mixed, plain).iteration_time_s)
+    draws = Draws.of(problem)
+    simulated = []
+    for picks in draws.picks:
+        every = draws.lengths[picks].tolist()
+
+        def seconds(
+            ranks: int,
+            own: tuple[int, ...],
+            kind: str,
+            stage: int,
+            every: Sequence[int] = every,
+        ) -> float:
+            return float(passes[max(every[number] for number in own)][kind][stage])
+
+        waves = rows[1].packing.function(4)(every)
+        simulated.append(simulated_step(waves, 2, seconds, waits=True) + once)
+    assert rows[1].seconds[0] == pytest.approx(np.mean(simulated), rel=1e-3)
+    assert rows[1].seconds[1] == pytest.approx(np.quantile(simulated, 0.95), rel=1e-3)
+    # the even plan is packed, since all its layers have equal ranks
+    assert rows[2].packing.scheduler != "padded"
 
 
 @pytest.mark.parametrize(
