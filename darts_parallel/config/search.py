@@ -34,7 +34,7 @@ class SearchConfig:
     """Adam's step for the logits of strategies, of pipeline configurations and of offloaded shares."""
     boundary_learning_rate: float = ranged(0.05, 1e-9, 1e3)
     """Adam's step for the widths of stages."""
-    temperature: list[float] = ranged([2.0, 0.05], 1e-4, 1e6)
+    temperature: list[float] = ranged([2.0, 1.0], 1e-4, 1e6)
     """First and last softmax temperature, geometric in between."""
     boundary_temperature: list[float] = ranged([1.0, 0.1], 1e-4, 1e6)
     """First and last temperature of the stage boundaries, in layers."""

@@ -42,8 +42,8 @@ class Adam:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Move every parameter that has a gradient."""
+    def step(self, scale: float = 1.0) -> None:
+        """Move every parameter that has a gradient; `scale` is a factor on all learning rates."""
         self.steps += 1
         first, second = self.betas
         root = (1.0 - second**self.steps) ** 0.5
@@ -54,9 +54,9 @@ class Adam:
                 continue
             mean.lerp_(gradient, 1.0 - first)
             square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
-            scale = square.sqrt().div_(root).add_(EPSILON)
-            step = rate / (1.0 - first**self.steps)
-            parameter.addcdiv_(mean, scale, value=-step)
+            deviation = square.sqrt().div_(root).add_(EPSILON)
+            step = scale * rate / (1.0 - first**self.steps)
+            parameter.addcdiv_(mean, deviation, value=-step)
 
     def state(self) -> dict[int, tuple[Tensor, ...]]:
         """Return the moments of every parameter by its identity."""

@@ -25,9 +25,9 @@ Constraints
     fused layers share a stage                           -> `unit_starts`
 Solution: Adam on logits of x, widths between the e, logits of f -> `GradientSearch.move`
     Falling temperatures make soft x and y hard -> `Schedules.at`. They are rounded by `harden`, and
-    made to fit by `repair`, `fit` and `fill`. The winning restart's mean over the last third of the
-    steps is rounded to counts by `round_counts`, and made to fit by `repair_stages`. Half of the
-    restarts is dropped at each of `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the
+    made to fit by `repair`, `fit` and `fill`. A restart's mean over the last third of the steps is
+    rounded by `Rounding`, and the best one made to fit by `repair_stages`. Learning rates fall, so
+    that boundaries and multipliers settle (`DECAY_FROM`). Half of the restarts is dropped at each of `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the
     best plan are dropped at once. The best plans are polished by `polish_pool`.
 What the gradient is worth stands in docs/explanation/gradient.md: it decides the repaired plan and
     helps the fitted one; after polishing, noise and frozen logits reach the same optimum.
@@ -43,6 +43,7 @@ from torch import Tensor
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import (
     CostTable,
+    HardPlans,
     PricedPlan,
     build_tables,
     evaluate_batch,
@@ -55,6 +56,7 @@ from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.gradient._promising_outers import promising_outers, relaxed_outers
 from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.adam import Adam
+from darts_parallel.gradient.boundary_rounding import merits
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.orders import OrderSearch
 from darts_parallel.gradient.pool import PlanPool, TablePlans
@@ -65,7 +67,6 @@ from darts_parallel.gradient.restarts import (
     INITIAL_PREFERENCE,
     KeptRestarts,
     RestartBatch,
-    lowest,
 )
 from darts_parallel.gradient.rounding import repair_stages
 from darts_parallel.gradient.step_record import LeadingPlan, PlanStage, SearchResult, StepRecord
@@ -80,6 +81,8 @@ THIN_AT = (0.05, 0.15, 0.3, 0.5)
 """Shares of the steps after which the worse half of the restarts is dropped."""
 AVERAGED_FROM = 2 / 3
 """Share of the steps from which weights and stage boundaries are averaged."""
+ROUNDED_RESTARTS = 8
+"""Restarts whose stage boundaries are rounded by a search at the end."""
 HARD_EVERY = 10
 """Steps between two roundings of all restarts. With 20 the raw plan of BERT in tight memory is
 17 % slower, and nothing is saved: polishing then takes longer."""
@@ -292,7 +295,7 @@ class GradientSearch:
 
     def move(self) -> None:
         """Move all parameters against their gradients; controls of the ablation replace this."""
-        self.optimizer.step()
+        self.optimizer.step(self.schedules().rate)
 
     def _live_keys(self) -> list[tuple[int, int]]:
         """Return table and row of all configurations that are searched: names may be equal."""
@@ -400,14 +403,8 @@ class GradientSearch:
         """
         if not self.merits:
             return []
-        lead, outer, restart = lowest(self.merits)
-        group = self.groups[lead]
-        table = self.pool.tables[group.table_index]
-        if group.averages is None:
-            group.remember(group.relax(self.schedules(), None), 1)
-        rounded = group.average_plans().plans
-        row = outer * self.merits[lead].shape[1] + restart
-        relaxed = rounded[row : row + 1]
+        index, relaxed = self._best_rounding()
+        table = self.pool.tables[index]
         # an exchange of one layer leaves the other spaces
         layerwise = self.space_kind == "layerwise"
         repaired = repair_stages(table, relaxed) if layerwise else relaxed
@@ -416,8 +413,33 @@ class GradientSearch:
             cost = evaluate_batch(table, plan)
             seconds = float(cost.iteration_time[0])
             stage = PlanStage(name, seconds, bool(cost.feasible[0]))
-            found.append((stage, PricedPlan(group.table_index, plan, seconds)))
+            found.append((stage, PricedPlan(index, plan, seconds)))
         return found
+
+    def _best_rounding(self) -> tuple[int, HardPlans]:
+        """Return the table and the plan of the restart whose rounded plan has the least merit.
+
+        The closest whole boundaries rank all restarts. Those of the best ones are then searched.
+        """
+        ranked: list[tuple[float, int, RestartBatch, int, HardPlans]] = []
+        for group in self.groups:
+            if group.averages is None:
+                group.remember(group.relax(self.schedules(), None), 1)
+            plans = group.average_plans().plans
+            table = self.pool.tables[group.table_index]
+            for row, merit in enumerate(merits(table, plans).tolist()):
+                ranked.append((merit, len(ranked), group, row, plans[row : row + 1]))
+        ranked.sort()
+        merit, _, group, _, best = ranked[0]
+        index = group.table_index
+        simulated = group.table.pipeline.simulated
+        if self.space_kind != "layerwise" or simulated:
+            return index, best
+        for _, _, group, row, _ in ranked[:ROUNDED_RESTARTS]:
+            plan, found = group.rounding(row, self.pool.tables[group.table_index]).search()
+            if found < merit:
+                merit, index, best = found, group.table_index, plan
+        return index, best
 
     def result(self, fitted: PricedPlan, records: list[StepRecord]) -> SearchResult:
         """Describe the search that has ended.

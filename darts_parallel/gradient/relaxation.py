@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import cos, pi
 
 import torch
 from torch import Tensor
@@ -110,6 +111,13 @@ HARD_STAGES_FROM = 0.5
 what fits the memory."""
 
 
+DECAY_FROM = 0.3
+"""Share of the steps from which the learning rates fall, by half a cosine: at constant rates the stage
+boundaries and the multipliers circle each other."""
+LAST_RATE = 0.05
+"""Share of the learning rates at the last step."""
+
+
 @dataclass(frozen=True)
 class Schedules:
     """The annealed quantities of one step."""
@@ -119,6 +127,8 @@ class Schedules:
     sharpness: float
     hard_stages: bool = False
     """Stage weights are rounded in the forward pass (straight-through)."""
+    rate: float = 1.0
+    """Factor on the learning rates."""
 
     @staticmethod
     def at(config: SearchConfig, step: int, num_steps: int) -> "Schedules":
@@ -127,12 +137,18 @@ class Schedules:
         def annealed(ends: list[float]) -> float:
             return geometric(ends[0], ends[1], step, num_steps)
 
-        return Schedules(
-            temperature=annealed(config.temperature),
-            boundary_temperature=annealed(config.boundary_temperature),
-            sharpness=annealed(config.sharpness),
-            hard_stages=step >= HARD_STAGES_FROM * num_steps,
-        )
+        temperature = annealed(config.temperature)
+        boundary_temperature = annealed(config.boundary_temperature)
+        sharpness = annealed(config.sharpness)
+        hard_stages = step >= HARD_STAGES_FROM * num_steps
+        rate = _decayed_rate(step / num_steps)
+        return Schedules(temperature, boundary_temperature, sharpness, hard_stages, rate)
+
+
+def _decayed_rate(progress: float) -> float:
+    """Return the factor on learning rates after a share of the steps."""
+    decayed = max(progress - DECAY_FROM, 0.0) / (1.0 - DECAY_FROM)
+    return LAST_RATE + (1.0 - LAST_RATE) * (1.0 + cos(pi * decayed)) / 2.0
 
 
 class OuterLogits:

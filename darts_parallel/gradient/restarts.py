@@ -8,6 +8,7 @@ from torch import Tensor
 
 from darts_parallel.config import OFFLOADS, SearchConfig
 from darts_parallel.cost import CostTable, HardPlans, PathMemory, unit_starts
+from darts_parallel.gradient.boundary_rounding import Rounding
 from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,
@@ -28,6 +29,8 @@ WIDTH_NOISE = 0.05
 """Standard deviation of the initial stage widths, which are otherwise equal."""
 FIRST_FRACTION = -2.0
 """Logit of the shares in host memory at the start: 12 %."""
+AIM = 0.97
+"""Share of the capacity that the multipliers aim at: rounding to whole layers needs the rest."""
 MERIT_PENALTY = 2.0
 """Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
 SIMULATE_EVERY = 5
@@ -215,6 +218,13 @@ class RestartBatch:
             plans = round_counts(weights.flatten(0, 1), plans, self.table)
         return self._of_whole_table(plans)
 
+    def rounding(self, row: int, whole: CostTable) -> Rounding:
+        """Return the roundings of the means of restart `row` of `O * R`, as plans of the whole table."""
+        assert self.averages is not None
+        weights, edges = (mean.flatten(0, 1)[row] for mean in self.averages)
+        outer = self.outer_index[row // self.logits.shape[1]]
+        return Rounding(whole, int(outer), weights, edges)
+
     def _of_whole_table(self, plans: HardPlans) -> TablePlans:
         """Number pipeline configurations as the whole table; in stage-wise spaces first layers decide."""
         if self.space_kind == "stagewise":
@@ -236,7 +246,7 @@ class RestartBatch:
         are updated on the violation at every call.
         """
         before = self.multipliers
-        violation = cost.memory / cost.capacity - 1.0
+        violation = cost.memory / (AIM * cost.capacity) - 1.0
         shifted = torch.relu(before + config.penalty * violation)
         step = config.multiplier_step * violation.detach()
         self.multipliers = torch.relu(before + step)

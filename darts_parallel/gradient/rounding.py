@@ -154,7 +154,8 @@ def repair(
     infeasible, and one that takes `limit` seconds from the start is left as it is.
     """
     cost = evaluate_batch(table, plans)
-    full = (cost.memory > table.capacity).any(1)
+    # a plan that offloads may fill its devices, and rounding puts it above them
+    full = (cost.memory > table.capacity).any(1) & ~cost.feasible
     rows = torch.nonzero(full & (cost.iteration_time < limit)).squeeze(1)
     if not len(rows):
         return plans, cost
@@ -202,13 +203,17 @@ def _excess_share(table: CostTable, cost: BatchCost) -> Tensor:
     return over.masked_fill(fits, 0.0).sum(1)
 
 
-def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Return a plan with neighbouring stage boundaries moved by one unit together, `(B,)` plans.
+def moved_boundaries(places: Tensor, num_units: int) -> Tensor:
+    """Return the first units of stages with neighbouring boundaries moved by one unit together.
 
-    The stages between them pass a unit on, so that a unit can reach a stage that has room.
+    The stages between the moved boundaries pass a unit on, so that it can reach a stage that has room.
+
+    Args:
+        places: First unit of every stage, rising from 0, `(K,)`.
+
+    Returns:
+        One row a move, `(B, K)`; every stage keeps at least one unit.
     """
-    units = unit_starts(table.fused_to_previous)
-    places = torch.searchsorted(units, plan.first_layers[0])
     count = len(places)
     first, last = torch.triu_indices(count, count).unbind()
     number = torch.arange(count)
@@ -216,9 +221,16 @@ def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
     # the first stage begins at the first layer
     steps = steps[first > 0].long()
     moved = places + torch.cat([steps, -steps])
-    ends = torch.full((len(moved), 1), len(units))
+    ends = torch.full((len(moved), 1), num_units)
     sizes = torch.diff(moved, append=ends)
-    moved = moved[(sizes > 0).all(1)]
+    return moved[(sizes > 0).all(1)]
+
+
+def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
+    """Return a plan with neighbouring stage boundaries moved by one unit together, `(B,)` plans."""
+    units = unit_starts(table.fused_to_previous)
+    places = torch.searchsorted(units, plan.first_layers[0])
+    moved = moved_boundaries(places, len(units))
     count = len(moved)
     others = HardPlans(
         outer=plan.outer.expand(count),

@@ -42,9 +42,9 @@ class PlanStage:
     """A plan on the way from the relaxed one to the one that is chosen."""
 
     name: str
-    """`relaxed`: mean weights of the winning restart over the last third of the steps, rounded;
-    `repaired`: made to fit by the cheapest exchanges, and by passing layers on; `fitted`: strategies
-    and stage boundaries chosen again; `polished`; `chosen`."""
+    """`relaxed`: mean weights over the last third of the steps, rounded, of the restart whose rounded
+    plan is best; `repaired`: made to fit by the cheapest exchanges, and by passing layers on; `fitted`:
+    strategies and stage boundaries chosen again; `polished`; `chosen`."""
     iteration_time_s: float
     fits: bool
 

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+from darts_parallel.config import SearchConfig
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.relaxation import (
+    Schedules,
     geometric,
     gumbel_weights,
     smooth_max,
@@ -110,3 +112,11 @@ def test_adam_is_the_adam_of_torch() -> None:
             (parameter.sin() * parameter).sum().backward()
             optimizer.step()  # type: ignore[attr-defined]
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_learning_rates_fall_to_a_twentieth() -> None:
+    config = SearchConfig()
+    rates = [Schedules.at(config, step, 100).rate for step in range(101)]
+    assert rates[:31] == [1.0] * 31
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.05)

@@ -251,3 +251,14 @@ def test_a_plan_that_exchanges_make_fit_keeps_its_stages() -> None:
                 assert found.choices.equal(fixed.choices)
                 kept += 1
     assert kept
+
+
+def test_a_plan_that_rounding_puts_above_its_devices_is_not_repaired() -> None:
+    table = random_table(3, pp=2, num_layers=6, num_choices=5)
+    plans = random_plans(table, 1, torch.Generator().manual_seed(3))
+    memory = evaluate_batch(table, plans).memory[0]
+    table = replace(table, capacity=memory * (1.0 - 1e-12))
+    fixed, cost = repair(table, plans, float("inf"))
+    assert bool(cost.feasible[0])
+    assert bool((cost.memory[0] > table.capacity).any())
+    assert fixed.choices.equal(plans.choices)
