@@ -27,8 +27,9 @@ Solution: Adam on logits of x, widths between the e, logits of f -> `GradientSea
     Falling temperatures make soft x and y hard -> `Schedules.at`. They are rounded by `harden`, and
     made to fit by `repair`, `fit` and `fill`. A restart's mean over the last third of the steps is
     rounded by `Rounding`, and the best one made to fit by `repair_stages`. Learning rates fall, so
-    that boundaries and multipliers settle (`DECAY_FROM`). Half of the restarts is dropped at each of `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the
-    best plan are dropped at once. The best plans are polished by `polish_pool`.
+    that boundaries and multipliers settle (`DECAY_FROM`). Half of the restarts is dropped at each of
+    `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the best plan are dropped at once. The
+    best plans are polished by `polish_pool`.
 What the gradient is worth stands in docs/explanation/gradient.md: it decides the repaired plan and
     helps the fitted one; after polishing, noise and frozen logits reach the same optimum.
 """
