@@ -4,15 +4,17 @@
     python -m experiments.bilevel seeds=[0,1] 'space.grad_comm_bits=[16,8,4,2]' publish=true
 
 Every seed runs the loop and its controls, and trains all of their plans from scratch with equal seeds:
-`frozen_weights` after the warm-up, `random_logits`, and `trials` (the constant batch size that is best in
-short trainings from the initial weights). Every constant batch size and uniform number of bits is trained.
+`frozen_weights` after the warm-up, `no_weight_step` after it, `random_logits`, `greedy` (at every logit step
+the batch size that the noise scale of the loop makes fastest, without logits), and `trials` (the constant
+batch size that is best in short trainings from the initial weights). Every constant batch size and uniform
+number of bits is trained; the best of these, after the fact, is `best uniform`.
 The other arguments are those of `darts-parallel experiment=bilevel`.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, isfinite, log
+from math import exp, isfinite, log, log1p
 from statistics import mean, median
 from typing import Any
 
@@ -22,7 +24,9 @@ import torch
 from darts_parallel.bilevel import (
     REFERENCE,
     SCHEDULE,
+    BatchPlan,
     BilevelLoop,
+    BilevelRecord,
     BilevelSettings,
     Corpus,
     TrainingPhase,
@@ -55,7 +59,7 @@ TOY = [
     "bilevel.retrain_factor=1.5",
 ]
 """A toy whose trainings take seconds, at 16 bits; overrides come after it."""
-CONTROLS = ("frozen_weights", "random_logits")
+CONTROLS = ("frozen_weights", "no_weight_step", "random_logits")
 LIMITS = (
     "other models and optimizers; the learning rate is constant. The best constant batch is chosen after the "
     "fact, by the very trainings that are compared."
@@ -72,20 +76,21 @@ def searched(
     corpus: Corpus,
     control: str = "none",
     known: BilevelLoop | None = None,
-) -> BilevelLoop:
+) -> tuple[BilevelLoop, list[BilevelRecord]]:
     """Run the loop of a job without something that is to be controlled for.
 
     Args:
         known: A loop of the same seed, whose trials serve again.
     """
+    records: list[BilevelRecord] = []
     job = ["experiment=bilevel", *TOY, *overrides, f"bilevel.control={control}"]
     problem = tightened(load_problem(job))
     if problem.config.bilevel is None:
         raise ConfigError("bilevel=null leaves nothing to search; try bilevel=default.")
     tried = None if known is None else known.tried
     loop = BilevelLoop(BilevelSettings.of(problem), problem, corpus, tried)
-    loop.run()
-    return loop
+    loop.run(records.append)
+    return loop, records
 
 
 def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]:
@@ -95,6 +100,23 @@ def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]
     found = times(judged(trial, constant, index=1))
     del found[REFERENCE]
     return constant[min(found, key=found.__getitem__)]
+
+
+def greedy(records: Sequence[BilevelRecord], constant: Schedules) -> list[TrainingPhase]:
+    """Return the batch sizes that the noise scale makes fastest at every logit step, with their plans."""
+    plans = [phases[0].plan for phases in constant.values()]
+
+    def log_seconds(plan: BatchPlan, noise: float) -> float:
+        return log(plan.seconds) + 0.5 * log1p(noise / plan.global_batch_size)
+
+    found = [constant[REFERENCE][0]]
+    for record in records:
+        if record.upper is not None:
+            noise = record.noise_sequences or 0.0
+            best = min(plans, key=lambda plan: log_seconds(plan, noise))
+            if best.global_batch_size != found[-1].plan.global_batch_size:
+                found.append(TrainingPhase(record.step, best))
+    return found
 
 
 def uniform_bits(loop: BilevelLoop) -> Schedules:
@@ -117,15 +139,17 @@ def words(phases: Sequence[TrainingPhase]) -> str:
 def run_seed(overrides: Sequence[str], seed: int, corpus: Corpus) -> tuple[Times, list[str]]:
     """Search and train everything of one seed; return the times, and a line for each plan."""
     own = [*overrides, f"search.seed={seed}"]
-    loop = searched(own, corpus)
+    loop, records = searched(own, corpus)
     schedules = compared(loop, loop.phases())
     constant = {name: phases for name, phases in schedules.items() if name != SCHEDULE}
     for control in CONTROLS:
-        schedules[control] = searched(own, corpus, control, loop).phases()
+        schedules[control] = searched(own, corpus, control, loop)[0].phases()
+    schedules["greedy"] = greedy(records, constant)
     if len(loop.settings.batches) > 1:
         schedules["trials"] = by_trials(loop, constant)
-    schedules |= uniform_bits(loop)
-    found = times(judged(loop, schedules))
+    bits = uniform_bits(loop)
+    found = dict(times(judged(loop, schedules | bits)))
+    found["best uniform"] = min(found[name] for name in (*constant, *bits))
     plans = [f"- seed {seed}, {name}: {words(phases)}" for name, phases in schedules.items()]
     return found, plans
 

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -86,25 +85,26 @@ def compared(
     return schedules
 
 
-def rampup_flag(phases: Sequence[TrainingPhase]) -> str | None:
+def batch_schedule_flag(phases: Sequence[TrainingPhase], tokens: int) -> str | None:
     """Return Megatron-LM's flag for the phases; None where it cannot follow them.
 
-    It raises the batch by equal increments over equal numbers of sequences, under one plan and one size of
-    micro-batches (`--rampup-batch-size START INCREMENT SEQUENCES`).
+    From 0.19 on it changes the batch after any numbers of tokens, under one plan and one size of
+    micro-batches (`--step-batch-size-schedule`, in place of `--global-batch-size`).
+
+    Args:
+        tokens: Of a sequence.
     """
-    plans = [phase.plan for phase in phases]
-    sizes = [plan.global_batch_size for plan in plans]
     ways = set()
-    for plan in plans:
-        micro = plan.global_batch_size / plan.plan.num_micro_batches
-        ways.add((plan.plan.layers, plan.plan.boundaries, micro))
-    increments = {after - before for before, after in pairwise(sizes)}
-    if len(ways) > 1 or len(increments) != 1 or min(increments) <= 0:
+    parts = []
+    start = 0
+    for phase, after in zip(phases, (*phases[1:], phases[-1]), strict=True):
+        batch, plan = phase.plan.global_batch_size, phase.plan.plan
+        ways.add((plan.layers, plan.boundaries, batch / plan.num_micro_batches))
+        parts.append(f"{start}:{batch}")
+        start += (after.from_step - phase.from_step) * batch * tokens
+    if len(ways) > 1 or len(parts) == 1:
         return None
-    sequences = 0
-    for before, after in pairwise(phases):
-        sequences += (after.from_step - before.from_step) * before.plan.global_batch_size
-    return f"--rampup-batch-size {sizes[0]} {increments.pop()} {sequences}"
+    return f'--step-batch-size-schedule "{" ".join(parts)}"'
 
 
 @dataclass
@@ -238,9 +238,9 @@ class BilevelJob:
             step = f"{1e3 * plan.seconds:.3f} ms a step"
             batch = f"batch {plan.global_batch_size}"
             lines.append(f"from step {phase.from_step}: {batch}, {plan.describe()}, {step}")
-        flag = rampup_flag(phases)
+        flag = batch_schedule_flag(phases, self.problem.training.seq_len)
         if flag is not None:
-            lines.append(f"Megatron-LM follows these phases with {flag}")
+            lines.append(f"Megatron-LM from 0.19 on follows these phases with {flag}")
         elif len(phases) > 1:
             lines.append(
                 "no trainer changes its plan with the batch: each phase is a run of its own"

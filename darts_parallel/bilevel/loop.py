@@ -101,6 +101,8 @@ class BilevelLoop:
         """Global batch size by the weight step from which on it led."""
         self.tried = tried
         self.leader: Leader | None = None
+        self.outcome: WeightStep | None = None
+        """Of the last weight step."""
         self.curve: list[tuple[int, float]] = []
         self.began = time.perf_counter()
 
@@ -126,7 +128,11 @@ class BilevelLoop:
         batch = self.trainer.batch
         self.trainer.frozen = warm and settings.control == "frozen_weights"
         tokens = self.trainer.next_batch(self.corpus.train)
-        outcome = self._weight_step(tokens)
+        if warm and settings.control == "no_weight_step" and self.outcome is not None:
+            self.trainer.step += 1
+        else:
+            self.outcome = self._weight_step(tokens)
+        outcome = self.outcome
         self.curve.append((step + 1, outcome.loss))
         upper = None
         loss = None

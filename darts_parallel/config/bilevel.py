@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from darts_parallel.config.checks import MAX_SIZE, check_fields, one_of, ranged
 from darts_parallel.errors import ConfigError
 
-CONTROLS = ("none", "frozen_weights", "random_logits")
+CONTROLS = ("none", "frozen_weights", "no_weight_step", "random_logits")
 STEPS = 1_000_000
 
 
@@ -24,8 +24,8 @@ class BilevelConfig:
     side."""
     control: str = one_of("none", CONTROLS)
     """Part of the loop that is left out, to see whether it matters: `frozen_weights` measures everything and
-    leaves the weights as they are after the warm-up; `random_logits` leaves the logits at their
-    random start."""
+    leaves the weights as they are after the warm-up; `no_weight_step` measures nothing either;
+    `random_logits` leaves the logits at their random start."""
     estimator: str = one_of("trials", ("trials", "mixture"))
     """Prices few bits by `trials` from the initial weights, or by the slope of a `mixture`'s
     validation loss (DARTS)."""

@@ -10,14 +10,21 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel.bilevel import job
-from darts_parallel.bilevel.job import REFERENCE, SCHEDULE, compared, judged, rampup_flag, times
+from darts_parallel.bilevel.job import (
+    REFERENCE,
+    SCHEDULE,
+    batch_schedule_flag,
+    compared,
+    judged,
+    times,
+)
 from darts_parallel.bilevel.loop import BilevelLoop, TrainingPhase
 from darts_parallel.bilevel.retrain import Retrained, Retraining, crossing
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from experiments import bilevel
-from experiments.bilevel import main, paired
+from experiments.bilevel import CONTROLS, main, paired
 from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_loop
 from tests.support.commands import Command
 
@@ -168,7 +175,7 @@ def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == 2
 
 
-def test_megatron_follows_equal_increments_under_one_plan_alone() -> None:
+def test_megatron_follows_batch_sizes_under_one_plan_alone() -> None:
     loop = tiny_loop()
     plan = loop.best_plan(8, loop.space.free.at_bits(16, 16))
 
@@ -177,11 +184,12 @@ def test_megatron_follows_equal_increments_under_one_plan_alone() -> None:
         own = replace(plan.plan, num_micro_batches=count)
         return TrainingPhase(step, replace(plan, plan=own, global_batch_size=batch))
 
-    assert rampup_flag([phase(0, 8), phase(10, 16), phase(15, 24)]) == "--rampup-batch-size 8 8 160"
-    assert rampup_flag([phase(0, 8), phase(10, 16), phase(20, 32)]) is None
-    assert rampup_flag([phase(0, 16), phase(10, 8)]) is None
-    assert rampup_flag([phase(0, 8), phase(10, 16, micro=2)]) is None
-    assert rampup_flag([phase(0, 8)]) is None
+    flag = "--step-batch-size-schedule"
+    rising = [phase(0, 8), phase(10, 16), phase(15, 24)]
+    assert batch_schedule_flag(rising, 64) == f'{flag} "0:8 5120:16 10240:24"'
+    assert batch_schedule_flag([phase(0, 16), phase(10, 8)], 2) == f'{flag} "0:16 320:8"'
+    assert batch_schedule_flag([phase(0, 8), phase(10, 16, micro=2)], 64) is None
+    assert batch_schedule_flag([phase(0, 8)], 64) is None
 
 
 def test_the_experiment_compares_the_loop_with_its_controls(
@@ -190,7 +198,7 @@ def test_the_experiment_compares_the_loop_with_its_controls(
     arguments = [*OVERRIDES[1:], "seeds=[0,1]", "bilevel.batch_candidates=[8,16]"]
     assert main([*arguments, "space.num_micro_batches=1"]) == 0
     out = capsys.readouterr().out
-    for name in ("found", "all_16_bit", "frozen_weights", "random_logits", "trials", "bits 4"):
+    for name in ("found", "all_16_bit", "trials", "bits 4", "greedy", "best uniform", *CONTROLS):
         assert f"| {name} |" in out
     assert "- seed 1, found: " in out
 

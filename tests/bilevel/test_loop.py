@@ -53,7 +53,7 @@ def test_equal_seeds_search_alike_to_the_last_bit_and_others_do_not() -> None:
 
 
 def test_frozen_weights_and_random_logits_stay_while_the_rest_moves() -> None:
-    for control in ("frozen_weights", "random_logits"):
+    for control in ("frozen_weights", "no_weight_step", "random_logits"):
         loop = tiny_loop(control=control, batch_candidates=(8, 16))
         first = logits(loop)
         for _ in range(BILEVEL["warmup_steps"]):
@@ -62,10 +62,11 @@ def test_frozen_weights_and_random_logits_stay_while_the_rest_moves() -> None:
         noise = loop.trainer.noise.trace
         for _ in range(3):
             loop.step()
-        frozen = control == "frozen_weights"
+        frozen = control != "random_logits"
         assert equal(before, weights(loop)) == frozen
         assert equal(first, logits(loop)) != frozen
-        assert loop.trainer.noise.trace != noise
+        assert (loop.trainer.noise.trace == noise) == (control == "no_weight_step")
+        assert loop.trainer.step == BILEVEL["warmup_steps"] + 3
 
 
 def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned_prices() -> None:
