@@ -61,8 +61,8 @@ TOY = [
 """A toy whose trainings take seconds, at 16 bits; overrides come after it."""
 CONTROLS = ("frozen_weights", "no_weight_step", "random_logits")
 LIMITS = (
-    "other models and optimizers; the learning rate is constant. The best constant batch is chosen after the "
-    "fact, by the very trainings that are compared."
+    "other models and optimizers; the learning rate is constant; few bits and stale weights. The best "
+    "uniform choice is made after the fact, by the very trainings that are compared."
 )
 RESAMPLES = 65_536
 """Sign patterns that the permutation test draws; samples of up to 16 are enumerated."""

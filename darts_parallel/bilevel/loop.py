@@ -102,7 +102,7 @@ class BilevelLoop:
         self.tried = tried
         self.leader: Leader | None = None
         self.outcome: WeightStep | None = None
-        """Of the last weight step."""
+        """Measurements of the last weight step."""
         self.curve: list[tuple[int, float]] = []
         self.began = time.perf_counter()
 

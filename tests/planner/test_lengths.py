@@ -19,6 +19,7 @@ from darts_parallel.planner import _length_draws, lengths
 from darts_parallel.planner._length_draws import DRAWS, Draws, Load, read_lengths
 from darts_parallel.planner._pass_prices import PlanAtLengths, least_path, path_seconds
 from darts_parallel.planner.lengths import Packing, plan_lengths, price_packings
+from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.sequence_packing import Group
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -312,6 +313,62 @@ def test_settings_are_near_the_best_of_a_grid_of_200(tmp_path: Path) -> None:
     assert len(grid) == 200
     best = min(search._seconds(own, packing, DRAWS).mean() for packing in grid)
     assert search._seconds(own, chosen, DRAWS).mean() <= 1.02 * best
+
+
+def test_the_best_settings_over_few_draws_are_compared_over_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "FEW", 1)
+    pins = ["training.global_batch_size=64", "training.seq_len=512", "space.pp=1", "space.tp=1"]
+    search, plans = searched(job(tmp_path, {16: 20.0, 96: 9.0, 512: 1.0}, *pins))
+    own = plans[0]
+    budgets = [packing.budget for packing in search._first(own, "default_dynamic_cp")]
+    assert budgets[0] == 1024
+    assert budgets == sorted(budgets, reverse=True)
+    tried = search._tried(own.alone, search._first(own, "default_dynamic_cp"))
+    assert tried is not None
+    smallest = tried._replace(packing=tried.packing._replace(min_cp=1))
+    assert {near.min_cp for near in search._budgets_near(smallest, [0.5])} == {1}
+    assert [near.min_cp for near in search._groups_near(smallest)] == [2, 4]
+    compared = []
+    real = lengths._PackingSearch._over_all
+
+    def over_all(search: lengths._PackingSearch, tried: Any) -> Any:
+        compared.append(real(search, tried))
+        return compared[-1]
+
+    monkeypatch.setattr(lengths._PackingSearch, "_over_all", over_all)
+    refined = search._refined(tried)
+    assert len({one.packing for one in compared}) == lengths.FINALISTS
+    assert refined.seconds == min(one.seconds for one in compared)
+    assert refined.seconds == search._seconds(refined.own, refined.packing, DRAWS).mean()
+
+
+def test_the_chance_to_fit_is_that_of_the_fullest_micro_batch(tmp_path: Path) -> None:
+    pins = ["training.global_batch_size=16", "training.seq_len=512", "space.cp=[1,2]"]
+    problem = job(tmp_path, {512: 1.0}, *pins, "cluster.devices.toy.memory_GiB=0.2")
+    for cp, sequences in ((1, 1), (1, 2), (2, 2)):
+        plan = Plan(8 * cp // 4 // sequences, (0, 7), (LayerStrategy(1, 8 // cp, 1),) * 7, cp=cp)
+        plain = lengths.changed(problem, lengths=None)
+        own = lengths.LengthPlan(
+            plan, Packing("padded", cp, sequences), (1.0, 1.0), tokens_per_s=1.0, bound=1.0
+        )
+        chance = lengths._chance(problem, own)
+        assert chance == pytest.approx(out_of_memory(plan, plain))
+        packed = own._replace(packing=Packing("dp_balanced", cp, budget=512 * sequences // cp))
+        assert lengths._chance(problem, packed) == pytest.approx(chance)
+
+
+def test_a_packing_fits_where_it_keeps_the_chance_of_running_out(tmp_path: Path) -> None:
+    pins = ["training.global_batch_size=16", "training.seq_len=512", "space.cp=[1,2]"]
+    plan = Plan(2, (0, 7), (LayerStrategy(1, 8, 1),) * 7)
+    packings = [Packing("dp_balanced", 1, budget=budget) for budget in range(512, 8192, 256)]
+    fitting = []
+    for chance in (0.01, 0.5):
+        memory = ["cluster.devices.toy.memory_GiB=0.15", f"space.out_of_memory={chance}"]
+        problem = job(tmp_path, {64: 3.0, 512: 1.0}, *pins, *memory)
+        fitting.append(sum(np.isfinite(price_packings(problem, plan, packings))))
+    assert fitting[0] < fitting[1] < len(packings)
 
 
 def test_plans_of_the_main_search_are_priced_over_the_same_draws(
