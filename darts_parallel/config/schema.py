@@ -68,8 +68,8 @@ class CostConfig:
     uneven; gradient synchronisation then starts when the stage's last backward ends."""
     schedule: str = "1f1b"
     """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and
-    `zero_bubble` (ZB-H1; pp of them). Plans with virtual stages are interleaved; `space.schedules`
-    takes its place."""
+    `zero_bubble` (ZB-H1; pp of them). Plans with virtual stages are interleaved. This key counts
+    only if `space.schedules` is null."""
     p2p: str = one_of("blocking", ("blocking", "overlapped"))
     """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if
     simulated)."""
@@ -190,8 +190,9 @@ class SpaceConfig:
     dp: Any = ranged(None)
     """Data-parallel degree; null: every one that fits the stage."""
     tp: Any = ranged(None)
-    """Tensor-parallel degree, a divisor of the heads and the key-value heads; null: every one up to
-    max(8, GPUs of a node)."""
+    """Tensor-parallel degree, a divisor of the heads, the key-value heads and the GPUs of a node
+    (Megatron-LM also takes a multiple of the key-value heads); null: every one up to max(8, GPUs of
+    a node)."""
     zero_stage: Any = one_of(None, (0, 1, 2, 3))
     """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); null:
     all four."""
@@ -212,9 +213,9 @@ class SpaceConfig:
     evenly."""
     schedules: Any = one_of(None, (*schedules.NAMES, schedules.SEARCHED))
     """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`,
-    and `interleaved` where `virtual_stages` is above 1. With `interleaved` in the list,
-    `virtual_stages: 1` tries 2 chunks and numbers dividing the blocks. `searched`: any order of
-    passes, found along critical paths."""
+    and `interleaved` where `virtual_stages` is above 1. If the list has `interleaved` and
+    `virtual_stages` is 1, then 2 virtual stages and every number that divides the blocks are tried.
+    `searched`: any order of passes, found along critical paths."""
     cut: str = one_of(LAYER, CUTS)
     """Where stages may begin: at any layer, or also between attention and MLP of a block, which
     then are layers of their own."""
@@ -237,7 +238,7 @@ class SpaceConfig:
     back."""
     out_of_memory: float = ranged(0.2, 1e-4, 0.5)
     """Highest chance with which the whole job may run out of memory, by the memory model's own
-    errors; 0.5: the median peak of every device must fit, and chances are not compared."""
+    errors. 0.5: a plan fits if the predicted peak of every device does, without any headroom."""
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
