@@ -17,7 +17,7 @@ HEAD = """\
 `python -m experiments.key_reference` writes this page from the schema (`darts_parallel/config/`).
 
 - `[]` in a key stands for the number of an entry, counted from 0: `cluster.nodes.0.gpus`.
-- A *required* key must be there if its object is. The object itself may be missing, as `inter_node` of a node group.
+- A *required* key must be there if its object is. The object itself may be missing (`inter_node`).
 - `*` stands for a name: `cluster.devices.h100.memory_GiB`.
 - The default is the one of the schema. A file of the group may set another value:
   `darts-parallel --cfg job` shows it.
