@@ -59,6 +59,7 @@ from darts_parallel.config.options import run_subcommand as run_subcommand
 from darts_parallel.config.reference import KeyDoc as KeyDoc
 from darts_parallel.config.reference import key_docs as key_docs
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
+from darts_parallel.config.schema import CUTS as CUTS
 from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
 from darts_parallel.config.schema import LAYER as LAYER
 from darts_parallel.config.schema import OFFLOADS as OFFLOADS

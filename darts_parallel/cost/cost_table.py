@@ -91,8 +91,11 @@ class CostTable:
     """Bytes that each device of the pipeline can give."""
     in_flight: Tensor = field(metadata={"axes": "OK"})
     """Micro-batches whose activations stage k holds at once."""
-    terms: dict[str, Tensor] = field(metadata={"axes": "OQLC"})
-    """`forward + backward` and `sync` by cause."""
+    causes: dict[str, Tensor] = field(metadata={"axes": "OQUC"})
+    """`forward + backward` and `sync` by cause, of the U distinct layers: whole tables of many layers
+    would take as much memory as everything else."""
+    distinct: Tensor = field(metadata={"axes": "L"})
+    """Distinct layer of every layer, integer in [0, U)."""
     pipeline: PipelineModel = field(default_factory=PipelineModel)
     """How the seconds of the stages make an iteration."""
     before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
@@ -222,6 +225,11 @@ class CostTable:
         return self.forward + self.backward
 
     @cached_property
+    def terms(self) -> dict[str, Tensor]:
+        """`forward + backward` and `sync` by cause, `(O, Q, L, C)`."""
+        return {name: own.index_select(2, self.distinct) for name, own in self.causes.items()}
+
+    @cached_property
     def runnable(self) -> Tensor:
         """Strategies that every stage can run, bool, `(K, C)`."""
         every = torch.arange(len(self.choices)).expand(self.num_stages, -1)
@@ -266,7 +274,9 @@ class CostTable:
         return replace(one, pipeline=pipeline, activation=before).with_schedule_memory()
 
     def _along(self, axis: str, index: Tensor) -> "CostTable":
-        table: CostTable = _index_axis(self, "", axis, index)
+        rows = index.tolist()
+        run = range(rows[0], rows[0] + len(rows)) if rows else range(0)
+        table: CostTable = _index_axis(self, "", axis, run if rows == list(run) else index)
         return table
 
 
@@ -274,13 +284,20 @@ def _index_axis(
     value: Any,
     axes: str,
     axis: str,
-    index: Tensor,
+    index: Tensor | range,
 ) -> Any:
-    """Index one axis of a tensor, or of every tensor in a dict or dataclass; None stays None."""
+    """Index one axis of a tensor, or of every tensor in a dict or dataclass; None stays None.
+
+    Args:
+        index: A range without steps shares the memory of the tensors.
+    """
     if value is None:
         return None
     if isinstance(value, Tensor):
-        return value.index_select(axes.index(axis), index)
+        place = axes.index(axis)
+        if isinstance(index, range):
+            return value.narrow(place, index.start, len(index))
+        return value.index_select(place, index)
     if isinstance(value, dict):
         return {name: _index_axis(part, axes, axis, index) for name, part in value.items()}
     changed = {}

@@ -170,11 +170,20 @@ class OffloadedPlans:
         if "optimizer" not in kinds:
             return torch.stack([most, none], -1)
         fewest = self._activations_needed(self.static - self.state)
+        best = most.clone()
+        undecided = torch.nonzero((fewest < most).any(1)).squeeze(1)  # the others have no choice
+        if len(undecided):
+            plans = (values[undecided] for values in (self.outer, self.choices, self.stages))
+            part = OffloadedPlans(self.table, self.host, *plans)
+            best[undecided] = part._cheapest(fewest[undecided], most[undecided])
+        return torch.stack([best, self._state_needed(best)], -1)
+
+    def _cheapest(self, fewest: Tensor, most: Tensor) -> Tensor:
+        """Return the shares of activations between two bounds of least seconds, `(B, pp)`."""
         # the minimum may lie at an end: no share of one of the kinds
         points = torch.stack([fewest, self._golden_section(fewest, most), most])
         seconds = torch.stack([self._seconds(point) for point in points])
-        best = points.gather(0, seconds.argmin(0, keepdim=True)).squeeze(0)
-        return torch.stack([best, self._state_needed(best)], -1)
+        return points.gather(0, seconds.argmin(0, keepdim=True)).squeeze(0)
 
     def _golden_section(self, low: Tensor, high: Tensor) -> Tensor:
         """Return the share of activations in [low, high] of least seconds, `(B, pp)`."""

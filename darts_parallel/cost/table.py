@@ -233,17 +233,20 @@ def _price_layers(
     kinds_of = torch.tensor(model.kinds[1])
 
     def stacked(name: str) -> Tensor:
-        return stack(costs, kinds_of, attrgetter(name))
+        return stack(costs, attrgetter(name)).index_select(2, kinds_of)
+
+    def largest(name: str) -> Tensor:
+        return stack(costs, attrgetter(name)).amax(1).index_select(1, kinds_of)
 
     fields: dict[str, Any] = dict.fromkeys(PLACED, torch.zeros(0, dtype=torch.long))
     fields |= _between_layers(space, stages, links)
     fields |= {name: stacked(name) for name in SECONDS_BY_KIND}
     # calibrated devices may differ in their memory factors: the largest counts on every stage
-    fields |= {name: stacked(name).amax(1) for name in BYTES}
-    once = {name: stacked(name) for name in PER_ITERATION}
-    terms = {name: stack(costs, kinds_of, partial(_term, name)) for name in costs[0][0].terms}
-    fields["sync"] = once["gradient_sync"] + once["optimizer"]
-    fields["terms"] = terms | once
+    fields |= {name: largest(name) for name in BYTES}
+    fields["sync"] = sum(stacked(name) for name in PER_ITERATION)
+    causes = {name: stack(costs, attrgetter(name)) for name in PER_ITERATION}
+    causes |= {name: stack(costs, partial(_term, name)) for name in costs[0][0].terms}
+    fields |= {"causes": causes, "distinct": kinds_of}
     fields["allowed"] = _allowed(pins, stages[0], space)
     fields["kind_allowed"] = _kind_allowed(stages, space.choices)
     fused = [layer.fused_to_previous for layer in model.layers]
@@ -313,11 +316,10 @@ def all_layer_costs(model: Model, pp: int, stages: Sequence[StageContext]) -> Co
     return [[priced(stage, number) for number in range(len(model.kinds[0]))] for stage in stages]
 
 
-def stack(costs: Costs, kinds_of: Tensor, read: Callable[[LayerCosts], Tensor]) -> Tensor:
-    """Return one figure of all layers on all kinds of stage, `(O, Q, L, C)`.
+def stack(costs: Costs, read: Callable[[LayerCosts], Tensor]) -> Tensor:
+    """Return one figure of the distinct layers on all kinds of stage, `(O, Q, U, C)`.
 
     Args:
-        kinds_of: Distinct layer of every layer, `(L,)`.
         read: Returns the figure of a layer, broadcastable to `(O, C)`.
     """
     shape = costs[0][0].forward.shape
@@ -325,7 +327,7 @@ def stack(costs: Costs, kinds_of: Tensor, read: Callable[[LayerCosts], Tensor]) 
     for kind in costs:
         values = [read(layer).expand(shape) for layer in kind]
         rows.append(torch.stack(values, dim=1))
-    return torch.stack(rows, dim=1).index_select(2, kinds_of)
+    return torch.stack(rows, dim=1)
 
 
 def _term(name: str, layer: LayerCosts) -> Tensor:

@@ -20,6 +20,8 @@ PASSES = 2**20
 """Passes of all selected configurations: a search simulates as many in some seconds."""
 WEIGHTS = 2**21
 """Weights of all relaxed plans of simulated pipelines: a step takes a quarter of a second."""
+PLAIN_WEIGHTS = 2**22
+"""Weights of all other relaxed plans: with 1,000 layers a step takes a second."""
 
 
 class _Ranked(NamedTuple):
@@ -60,26 +62,31 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
 
 
 def relaxed_outers(
-    tables: Sequence[CostTable], known: Sequence[PricedPlan], restarts: int
+    tables: Sequence[CostTable],
+    known: Sequence[PricedPlan],
+    restarts: int,
+    possible: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Choose the configurations to relax: of simulated pipelines those of the fastest known plans.
+    """Choose the configurations to relax: those of the fastest known plans, where there are too many.
 
     Args:
         known: The fastest known plan of every configuration that has one.
+        possible: Whether a row may win, bool `(O,)` of each table.
 
     Returns:
-        For each table whether a row is relaxed, bool `(O,)`; all that are not simulated are.
+        For each table whether a row is relaxed, bool `(O,)`.
     """
     seconds = {entry.outer: entry.time for entry in known}
-    ranked = []
+    ranked: dict[bool, list[_Ranked]] = {True: [], False: []}
     for number, table in enumerate(tables):
-        if table.pipeline.simulated:
-            weights = restarts * _weights(table)
-            for outer in range(table.num_outer):
-                time = seconds.get((number, outer), torch.inf)
-                ranked.append(_Ranked(time, number, outer, weights))
-    relaxed = [torch.ones(table.num_outer, dtype=torch.bool) for table in tables]
-    for number, outer in _beyond(ranked, WEIGHTS):
+        weights = restarts * _weights(table)
+        counted = possible[number] | table.pipeline.simulated
+        for outer in torch.nonzero(counted).flatten().tolist():
+            time = seconds.get((number, outer), torch.inf)
+            ranked[table.pipeline.simulated].append(_Ranked(time, number, outer, weights))
+    relaxed = [rows.clone() for rows in possible]
+    out = _beyond(ranked[True], WEIGHTS) | _beyond(ranked[False], PLAIN_WEIGHTS)
+    for number, outer in out:
         relaxed[number][outer] = False
     return relaxed
 

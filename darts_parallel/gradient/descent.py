@@ -158,22 +158,22 @@ class GradientSearch:
         """`user` or `time_limit` where the search ended before its last step."""
 
     def _add_first_plans(self) -> None:
-        """Add the lightest plans, and one strategy for all layers on even stages."""
-        tables = self.pool.tables
-        for index, plans in enumerate(lightest_plans(tables, self.space_kind)):
-            self.pool.add(TablePlans(index, plans))
-        for index, table in enumerate(tables):
+        """Add the lightest plans, and one strategy for all layers on even stages, while there is time."""
+        for index, table in enumerate(self.pool.tables):
+            if self.pool.best is not None and self._late():
+                return
+            self.pool.add(TablePlans(index, lightest_plans([table], self.space_kind)[0]))
             self.pool.add(TablePlans(index, even_uniform_plans(table)))
+
+    def _late(self) -> bool:
+        """Return whether the seconds of the descent are over."""
+        return self.clock.seconds >= descent_seconds(self.config)
 
     def _lower_bounds(self) -> list[Tensor]:
         """Return a lower bound of the seconds of every pipeline configuration, by table `(O,)`."""
         known = self.pool.best_time * TOLERANCE
-        limit = descent_seconds(self.config)
-
-        def late() -> bool:
-            return self.clock.seconds >= limit
-
-        return [outer_lower_bounds(table, known=known, late=late) for table in self.pool.tables]
+        tables = self.pool.tables
+        return [outer_lower_bounds(table, known=known, late=self._late) for table in tables]
 
     def _may_win(self, bounds: Tensor) -> Tensor:
         """Return which lower bounds the best plan does not exclude, bool of the same shape."""
@@ -183,7 +183,7 @@ class GradientSearch:
         """Add plans of balanced stages to simulated tables; return the best of each configuration."""
         tables = self.pool.tables
         for index, table in enumerate(tables):
-            if table.pipeline.simulated:
+            if table.pipeline.simulated and not self._late():
                 alive = torch.nonzero(self._may_win(self.bounds[index])).flatten()
                 self.pool.add_balanced(index, alive.tolist())
         entries = self.pool.by_outer()
@@ -193,12 +193,14 @@ class GradientSearch:
         """Make parameters of every configuration whose lower bound the best plan does not exclude."""
         groups = []
         tables = self.pool.tables
-        relaxed = relaxed_outers(tables, self.pool.by_outer(), self.config.num_restarts)
-        for index, table in enumerate(tables):
-            bounds = self.bounds[index]
+        possible = []
+        for table, bounds in zip(tables, self.bounds, strict=True):
             # an infinite bound means that no plan fits, whatever the best known one
-            possible = bounds.isfinite() & self._may_win(bounds) & table.allowed.any(1)
-            alive = torch.nonzero(possible & relaxed[index]).squeeze(1)
+            possible.append(bounds.isfinite() & self._may_win(bounds) & table.allowed.any(1))
+        known = self.pool.by_outer()
+        relaxed = relaxed_outers(tables, known, self.config.num_restarts, possible)
+        for index, table in enumerate(tables):
+            alive = torch.nonzero(relaxed[index]).squeeze(1)
             if len(alive):
                 part = table.select(alive)
                 settings = (self.space_kind, self.config, self.generator)
@@ -243,7 +245,7 @@ class GradientSearch:
         """Return whether to take another step; note where the time limit forbids it."""
         if self.step >= self.config.num_steps or not self.groups:
             return False
-        if self.clock.seconds < descent_seconds(self.config):
+        if not self._late():
             return True
         self.stopped_by = "time_limit"
         return False

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.config import SPACES, SearchConfig
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan
+from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, PricedPlan
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient.pool import PlanPool, TablePlans
 from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, Schedule, find, order_code
@@ -360,6 +360,8 @@ FIRST_SHARE = 3 / 8
 """Share of the passes for the first annealing of all starts; the rest is for the best orders."""
 KEPT = 6
 """Orders that are annealed again and kept."""
+STALE = 3
+"""Searches of free orders in a row, each with the next seed, that end the search if none gains."""
 
 
 @dataclass(frozen=True)
@@ -400,12 +402,36 @@ class OrderSearch:
     def search(self) -> str | None:
         """Add the best plans to the pool; return `user` or `time_limit` where it was cut short."""
         try:
+            self._compile()
             self.run(self.config.order_passes)
+            self._search_again()
         except KeyboardInterrupt:
             return "user"
         finally:
             self.keep()
         return "time_limit" if self.late else None
+
+    def _compile(self) -> None:
+        """Call the kernel once before any move, so that compiling it takes none of the seconds."""
+        with self.pool.clock.paused():
+            for entry in self._bases()[:1]:
+                problem = OrderProblem(self.pool.tables[entry.table], entry.outer[1], self.space_kind)
+                for order in problem.starts(entry.plan)[:1]:
+                    problem.annealed(order, 1, np.ones(1, dtype=np.uint64))
+
+    def _search_again(self) -> None:
+        """Search free orders again with the next seeds, until the time is over or nothing is gained."""
+        stale, seed = 0, self.seed
+        while any(found.problem.free for found in self.found) and stale < STALE and not self.late:
+            seed += 1
+            other = replace(self, seed=seed)
+            before = self.found[0].order.seconds
+            try:
+                other.run(self.config.order_passes)
+            finally:
+                self._keep_best([*self.found, *other.found])
+            gained = self.found[0].order.seconds < before * (1.0 - GAIN_TOLERANCE)
+            stale = 0 if gained else stale + 1
 
     @property
     def late(self) -> bool:
@@ -504,10 +530,13 @@ class OrderSearch:
         for order in orders:
             if order.seconds not in known:
                 self.found.append(FoundOrder(table, problem, order))
-        ranked = sorted(self.found, key=lambda found: found.order.seconds)
-        self.found = ranked[:KEPT]
+        self._keep_best(self.found)
         if self.found:
             self.pool.note(self.found[0].order.seconds)
+
+    def _keep_best(self, found: list[FoundOrder]) -> None:
+        """Keep the fastest of some orders."""
+        self.found = sorted(found, key=lambda own: own.order.seconds)[:KEPT]
 
     def keep(self) -> None:
         """Add the best order's plan of every table to the pool, with a table where no rule has it."""

@@ -13,6 +13,7 @@ from darts_parallel.cost import (
     HardPlans,
     build_tables,
     hard_plan,
+    with_memory,
     without_dominated,
 )
 from darts_parallel.errors import InfeasibleError
@@ -86,6 +87,13 @@ class Asked:
         simulated = config.cost.pipeline == "simulated"
         question = Asked(tables, space.kind, config.search, limits, whole, job)
         return replace(question, simulated=simulated, schedules=space.schedules, blocks=blocks)
+
+    def at(self, problem: Problem) -> "Asked":
+        """Return the question about a problem that differs in the memory left free; tables are shared."""
+        memory = (problem.cluster, problem.margin)
+        tables = [with_memory(table, *memory) for table in self.tables]
+        whole = [with_memory(table, *memory) for table in self.whole]
+        return replace(Asked.of(problem, tables), whole=whole)
 
     @property
     def functions(self) -> JobFunctions:

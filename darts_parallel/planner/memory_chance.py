@@ -12,7 +12,7 @@ does, the plan of least chance is; the median peak fits always.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import NormalDist
 
@@ -141,6 +141,12 @@ class _ChanceSearch:
     """The job with all memory but `space.memory_margin`, without tables."""
     headrooms: Sequence[float]
     """Shares of memory left free, of `LEVELS`."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def late(self) -> bool:
+        """Whether the seconds of the search are over, so that no other one begins."""
+        return time.monotonic() - self.began > self.config.search.max_seconds
 
     @property
     def config(self) -> Config:
@@ -184,7 +190,8 @@ class _ChanceSearch:
         One spread for all compositions of bytes may leave more free than the plan needs.
         """
         for looser in reversed(range(level)):
-            if found.interrupted or not self._worth_loosening(found, last=not looser):
+            ended = found.interrupted or self.late
+            if ended or not self._worth_loosening(found, last=not looser):
                 break
             other = self.find(self.headrooms[looser])
             found = replace(found, interrupted=other.interrupted)

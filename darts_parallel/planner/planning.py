@@ -50,8 +50,10 @@ def plan(
         return Planned(read_plan(config.plan, problem.model))
     if rental is None:
         problem, rental = choose_nodes(problem)
+    asked = Asked.of(problem) if config.cost.knows_stages else None
+    search = partial(_searched, problem, rental, watcher or Watcher(), asked)
     try:
-        found = within_chance(problem, partial(_searched, problem, rental, watcher or Watcher()))
+        found = within_chance(problem, search)
     except InfeasibleError as error:
         ways = [str(error).removesuffix("."), *memory_offers(problem)]
         raise InfeasibleError(f"{' or '.join(ways)}.") from None
@@ -65,20 +67,25 @@ def _searched(
     problem: Problem,
     rental: Rental | None,
     watcher: Watcher,
+    asked: Asked | None,
     headroom: float,
 ) -> Planned:
-    """Search and check a plan of a problem that leaves a share of the memory free."""
+    """Search and check a plan of a problem that leaves a share of the memory free.
+
+    Args:
+        asked: The question with all memory; None where the cost model knows no stages.
+    """
     tight = replace(problem, headroom=headroom)
     reported = Reported(watcher)
-    if tight.config.cost.knows_stages:
-        session = Session(Asked.of(tight), METHODS, reported=reported)
-    else:
+    if asked is None:
         session = product_session(tight, reported)
+    else:
+        session = Session(asked.at(tight), METHODS, reported=reported)
     run_phases(session, ORDERS[tight.config.search.method])
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
-    if tight.config.cost.knows_stages:
+    if asked is not None:
         result = _simplified(result, session, tight)
     answers = checked(result, session)
     chance = session.asked.functions.chance(result.plan)

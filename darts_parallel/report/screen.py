@@ -44,6 +44,8 @@ from darts_parallel.report.text import (
 
 MOST_STAGES = 8
 """Different lines of stages up to which all are printed."""
+WARNING_LINE = 4
+"""Line of the report that says that no plan keeps `space.out_of_memory`."""
 NOTABLE_TIME = 0.01
 """Share of the iteration from which on a cause is printed."""
 
@@ -77,8 +79,19 @@ def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> 
     return tables
 
 
-def headline(outcome: Outcome) -> Iterator[Text]:
-    """Yield the job, the plan, its seconds, what is proven, and what was assumed."""
+def headline(outcome: Outcome) -> list[Text]:
+    """Return the job, the plan, its seconds, what is proven, and what was assumed.
+
+    That no plan keeps the memory is line 4, whatever was assumed.
+    """
+    lines = list(_headline(outcome))
+    if outcome.warning:
+        lines.insert(WARNING_LINE - 1, Text(f"{outcome.warning}.", "red"))
+    return lines
+
+
+def _headline(outcome: Outcome) -> Iterator[Text]:
+    """Yield the lines of the headline but the warning."""
     problem, plan, cost = outcome.problem, outcome.plan, outcome.cost
     yield Text(_job_words(problem), "bold")
     yield from (Text(words, "yellow") for words in outcome.assumed)
@@ -90,8 +103,6 @@ def headline(outcome: Outcome) -> Iterator[Text]:
     time = f"{seconds(cost.iteration_time_s)}{within} per iteration"
     speed = f"{cost.tokens_per_s:,.0f} tokens/s · MFU {percent(cost.mfu)}"
     yield Text(f"{time} · {speed}{fits}")
-    if outcome.warning:
-        yield Text(f"{outcome.warning}.", "red")
     if not cost.feasible:
         yield Text(DOES_NOT_FIT, "red")
     yield Text(known_of(outcome))

@@ -37,7 +37,7 @@ def with_terms(table: CostTable, *names: str) -> CostTable:
     terms = load_terms(tuple(f"{HERE}:{name}" for name in names))
     nodes = torch.arange(table.num_stages) // 2
     parts = {"compute": 0.5 * table.time, "recompute": 0.2 * table.time}
-    return replace(table, terms=parts, own=OwnTerms(terms, nodes))
+    return replace(table, causes=parts, own=OwnTerms(terms, nodes))
 
 
 @pytest.mark.parametrize("seed", range(4))

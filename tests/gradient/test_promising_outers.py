@@ -74,19 +74,26 @@ def test_a_descent_relaxes_the_outer_choices_of_the_fastest_known_plans(
     pool = PlanPool([*tables, *plain], "uniform")
     for number, table in enumerate(pool.tables):
         pool.add(TablePlans(number, even_uniform_plans(table)))
-    assert all(bool(taken.all()) for taken in relaxed_outers(pool.tables, pool.by_outer(), 4))
+    every = [torch.ones(table.num_outer, dtype=torch.bool) for table in pool.tables]
+    known = (pool.tables, pool.by_outer(), 4)
+    assert all(bool(taken.all()) for taken in relaxed_outers(*known, every))
     fastest = next(entry for entry in pool.by_outer() if entry.table < len(tables))
     table = tables[fastest.table]
     one = 4 * table.num_layers * (len(table.choices) + table.num_stages)
     monkeypatch.setattr("darts_parallel.gradient._promising_outers.WEIGHTS", one)
-    *simulated, closed = relaxed_outers(pool.tables, pool.by_outer(), 4)
+    *simulated, closed = relaxed_outers(*known, every)
     taken = [
         (n, outer)
         for n, row in enumerate(simulated)
         for outer in torch.nonzero(row).flatten().tolist()
     ]
     assert taken == [fastest.outer]
-    assert closed.all(), "what is not simulated is always relaxed"
+    assert closed.all(), "what is not simulated is limited by weights of its own"
+    monkeypatch.setattr("darts_parallel.gradient._promising_outers.PLAIN_WEIGHTS", 1)
+    *simulated, closed = relaxed_outers(*known, every)
+    assert int(closed.sum()) == 1, "one stays, however large it is"
+    none = [torch.zeros_like(rows) for rows in every]
+    assert not any(bool(rows.any()) for rows in relaxed_outers(*known, none))
 
 
 def test_an_outer_choice_of_a_simulated_pipeline_leaves_where_it_is_behind(

@@ -1,0 +1,166 @@
+"""Try each legal value of every key of the space for each trainer: a plan, or a sentence that names why not.
+
+    python -m experiments.space_values                          # some 110 values x 7 trainers, 10 minutes
+    python -m experiments.space_values trainers=[megatron]
+
+A small job, a search of two steps, and the trainer's files. `tests/cli/test_space_values.py` runs the command
+with the same values and no trainer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+
+from darts_parallel import load_problem, plan, schedules
+from darts_parallel.config import (
+    COMM_BITS,
+    CUTS,
+    EXPORTS,
+    OFFLOADS,
+    RECOMPUTE,
+    SPACES,
+    require_members,
+    run_main,
+)
+from darts_parallel.errors import DartsParallelError
+from darts_parallel.export import export_plan
+from darts_parallel.report import markdown_table
+from experiments.study import Report, Study, StudyOptions, run_study
+
+JOB = ("cluster=toy_1x2", "search.num_steps=2", "search.num_restarts=1")
+USUAL = {
+    "kind": "uniform",
+    "zero_stage": "[1,3]",
+    "recompute": "none",
+    "sequence_parallel": "false",
+    "num_micro_batches": "[2,4]",
+    "out_of_memory": "0.5",
+}
+"""Pins where another key is tried: a command then takes a second."""
+DEGREES = (1, 2, 4)
+"""The last one is refused on two GPUs."""
+SWITCHES = ("true", "false")
+VALUES = {
+    "kind": SPACES,
+    "pp": DEGREES,
+    "num_micro_batches": (1, 2, 16),
+    "micro_batch_size": (1, 2, 16),
+    "dp": DEGREES,
+    "tp": DEGREES,
+    "zero_stage": (0, 1, 2, 3),
+    "recompute": RECOMPUTE,
+    "sequence_parallel": SWITCHES,
+    "tp_comm_bits": COMM_BITS,
+    "grad_comm_bits": COMM_BITS,
+    "shard_size": (0, *DEGREES),
+    "virtual_stages": (1, 2, 3),
+    "schedules": (*schedules.NAMES, schedules.SEARCHED),
+    "cut": CUTS,
+    "cp": DEGREES,
+    "ep": DEGREES,
+    "etp": DEGREES,
+    "offload": OFFLOADS,
+    "node_orders": ("auto", "all", "shifts", "adjacent", "given"),
+    "memory_margin": (0.0, 0.9),
+    "out_of_memory": (1e-4, 0.5),
+    "executable": SWITCHES,
+    "trainer": EXPORTS,
+}
+"""Legal values by key; a job may be too small for some of them."""
+NULL = {"shard_size", "virtual_stages", "cp", "etp", "tp_comm_bits", "grad_comm_bits"}
+"""Keys of which null is no default."""
+SIZES = ("micro_batch_size", "virtual_stages", "schedules", "dp", "pp")
+"""Keys that pins of micro-batches would contradict."""
+
+
+@dataclass
+class ValueOptions(StudyOptions):
+    """Command line of `python -m experiments.space_values`."""
+
+    trainers: list[str] = field(default_factory=lambda: list(EXPORTS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_members("trainers", self.trainers, EXPORTS)
+
+
+@dataclass(frozen=True)
+class ValueRow:
+    """What one value of a key gives for one trainer."""
+
+    key: str
+    value: str
+    trainer: str
+    refusal: str = ""
+    """Sentence of the refusal; empty where files were written."""
+
+    @property
+    def named(self) -> bool:
+        """Whether a refusal names the key, or the trainer and what it lacks."""
+        return any(word in self.refusal for word in (f"space.{self.key}", f"trainer={self.trainer}"))
+
+
+def overrides(key: str, value: str) -> list[str]:
+    """Return the overrides of a job that give a key of the space a value."""
+    usual = [
+        f"space.{other}={given}"
+        for other, given in USUAL.items()
+        if other != key and not (other == "num_micro_batches" and key in SIZES)
+    ]
+    model = "model=toy_moe" if key in ("ep", "etp") else "model=toy"
+    return [model, *JOB, *usual, f"space.{key}={value}"]
+
+
+def rows_of_key(task: tuple[str, str]) -> list[ValueRow]:
+    """Try all values of a key for a trainer."""
+    key, trainer = task
+    values = [*VALUES[key], *["null"] * (key in NULL)]
+    return [_row(ValueRow(key, str(value), trainer)) for value in values]
+
+
+def _row(row: ValueRow) -> ValueRow:
+    """Return the row with the sentence of its refusal, if it is refused."""
+    given = [*overrides(row.key, row.value), f"trainer={row.trainer}", "verification.enabled=false"]
+    try:
+        problem = load_problem(given)
+        export_plan(problem, plan(problem).plan, row.trainer)
+    except DartsParallelError as error:
+        return ValueRow(row.key, row.value, row.trainer, str(error))
+    return row
+
+
+def report(rows: Sequence[ValueRow]) -> Report:
+    """Return a line a key: values with files of all values, by trainer."""
+    trainers = list(dict.fromkeys(row.trainer for row in rows))
+    cells = []
+    for key, group in groupby(sorted(rows, key=attrgetter("key")), key=attrgetter("key")):
+        own = list(group)
+        counts = []
+        for trainer in trainers:
+            mine = [row for row in own if row.trainer == trainer]
+            counts.append(f"{sum(not row.refusal for row in mine)} of {len(mine)}")
+        cells.append((f"`space.{key}`", *counts))
+    wrong = [row for row in rows if row.refusal and not row.named]
+    named = [f"- space.{row.key}={row.value}, {row.trainer}: {row.refusal}" for row in wrong]
+    refused = sum(bool(row.refusal) for row in rows)
+    verdict = f"{len(rows)} pairs, {refused} refused, {len(wrong)} without the name of key or trainer."
+    table = markdown_table(("values with files", *trainers), cells, (0,))
+    return Report(verdict, table, *[named] * bool(named))
+
+
+def run(options: ValueOptions) -> int:
+    """Try all pairs; returns the exit status."""
+    study = Study(
+        "space_values",
+        "Does each legal value of the space give a plan, or a sentence that names why not?",
+        "whether the files run; values that a larger job would admit.",
+        rows_of_key,
+        report,
+    )
+    tasks = {f"{key}, {own}": (key, own) for key in VALUES for own in options.trainers}
+    return run_study(study, tasks, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("experiments.space_values", __doc__, ValueOptions, run))
