@@ -1,7 +1,6 @@
 """Check that a looser limit on the chance of running out of memory never gives a slower or a riskier plan.
 
     python -m experiments.memory_limits                        # 40 problems x 11 limits, some 15 minutes
-    python -m experiments.memory_limits problems=[toy]
 
 Each job runs on four sizes of memory, as shares of what its fastest plan needs. `search=exact` must give
 seconds and chances that follow the limit. The descent has no proofs: its plan, before the rule for ties, may
@@ -9,12 +8,12 @@ be 1 % slower than at a stricter limit.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
 from darts_parallel import evaluate, load_problem, plan
-from darts_parallel.config import require_members, run_main
+from darts_parallel.config import run_main
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
@@ -35,7 +34,7 @@ JOBS = {
     ),
 }
 """Overrides by name."""
-SHARES = (0.6, 0.75, 0.9, 1.05)
+SHARES = (0.75, 0.95, 1.15, 1.4)
 """Memory of a device, in peaks of the fastest plan."""
 LIMITS = (1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Values of `space.out_of_memory`, strictest first."""
@@ -43,20 +42,11 @@ SEARCHES = {"exact": ("search=exact",), "descent": ("search.tie=0",)}
 """Overrides of both searches."""
 ALLOWED = {"exact": 1e-9, "descent": 0.01}
 """Relative seconds that a plan may take above one at a stricter limit."""
+ROUNDING = 1e-9
+"""Difference of chances below which they are equal."""
 DESCENT_SHARES = SHARES[1:3]
 """Sizes of memory at which the descent runs: the others give it nothing to decide."""
 UNCHECKED = ("output.tensorboard=false", "verification.enabled=false")
-
-
-@dataclass
-class LimitOptions(StudyOptions):
-    """Command line of `python -m experiments.memory_limits`."""
-
-    problems: list[str] = field(default_factory=lambda: list(JOBS))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_members("problems", self.problems, tuple(JOBS))
 
 
 @dataclass(frozen=True)
@@ -83,12 +73,12 @@ def rows_of_job(task: tuple[str, float]) -> list[LimitRow]:
     peak = max(evaluate(plan(roomy).plan, roomy).memory_bytes)
     device = roomy.cluster.groups[0].device.name
     memory = f"cluster.devices.{device}.memory_GiB={share * peak / 2**30:.4f}"
-    return [
-        _row(LimitRow(name, share, search, limit), [*job, *given, memory])
-        for search, given in SEARCHES.items()
-        if search == "exact" or share in DESCENT_SHARES
-        for limit in LIMITS
-    ]
+    rows = []
+    for search, given in SEARCHES.items():
+        limits = LIMITS if search == "exact" or share in DESCENT_SHARES else ()
+        own = [*job, *given, memory]
+        rows += [_row(LimitRow(name, share, search, limit), own) for limit in limits]
+    return rows
 
 
 def _row(row: LimitRow, job: list[str]) -> LimitRow:
@@ -97,43 +87,43 @@ def _row(row: LimitRow, job: list[str]) -> LimitRow:
         found = plan(load_problem([*job, f"space.out_of_memory={row.limit}"]))
     except InfeasibleError:
         return row
-    assert found.result is not None
-    known = {"seconds": found.result.iteration_time_s, "chance": found.out_of_memory or 0.0}
-    return LimitRow(row.job, row.share, row.search, row.limit, **known, kept=not found.warning)
+    seconds = found.result.iteration_time_s if found.result else 0.0
+    chance = found.out_of_memory or 0.0
+    return replace(row, seconds=seconds, chance=chance, kept=not found.warning)
 
 
 def violations(rows: Sequence[LimitRow]) -> Iterator[str]:
-    """Yield, for one search of one problem, the rows that a looser limit makes worse."""
-    best = worst = rows[0]
+    """Yield, for one search of one problem, the limits at which a plan is slower or safer than before."""
+    best = before = rows[0]
     for row in rows[1:]:
-        slower = row.seconds / best.seconds - 1.0 if best.seconds < float("inf") else 0.0
-        if best.kept and slower > ALLOWED[row.search]:
+        slower = row.seconds / best.seconds - 1.0 if best.kept else 0.0
+        if slower > ALLOWED[row.search]:
             yield f"{row.limit:g} is {100 * slower:.2f} % slower than {best.limit:g}"
-        if row.search == "exact" and row.chance < worst.chance and row.kept == worst.kept:
-            yield f"{row.limit:g} is safer than {worst.limit:g}"
+        falls = row.chance < before.chance - ROUNDING and row.kept == before.kept
+        if row.search == "exact" and falls:
+            yield f"{row.limit:g} is safer than {before.limit:g}"
+        before = row
         if row.seconds < best.seconds or not best.kept:
             best = row
-        worst = max(worst, row, key=attrgetter("chance")) if row.kept == worst.kept else row
-    yield from ()
 
 
 def report(rows: Sequence[LimitRow]) -> Report:
     """Return a line a problem and search."""
     cells, found = [], []
-    for key, group in groupby(rows, key=attrgetter("job", "share", "search")):
+    for (job, share, search), group in groupby(rows, key=attrgetter("job", "share", "search")):
         own = list(group)
         wrong = list(violations(own))
-        found += [f"- {key[0]}, {key[1]:g}, {key[2]}: {words}" for words in wrong]
-        kept = [row for row in own if row.kept]
-        range_ = f"{own[0].seconds:.4g} to {own[-1].seconds:.4g}"
-        chances = f"{own[0].chance:.1g} to {own[-1].chance:.1g}"
-        cells.append((key[0], f"{key[1]:g}", key[2], range_, chances, f"{len(kept)}", f"{len(wrong)}"))
+        found += [f"- {job}, {share:g}, {search}: {words}" for words in wrong]
+        seconds = " to ".join(f"{row.seconds:.4g}" for row in (own[0], own[-1]))
+        chances = " to ".join(f"{row.chance:.1g}" for row in (own[0], own[-1]))
+        kept = sum(row.kept for row in own)
+        cells.append((job, f"{share:g}", search, seconds, chances, f"{kept}", f"{len(wrong)}"))
     header = ("job", "memory", "search", "seconds", "chances", "limits kept", "violations")
-    verdict = f"{len(found)} violations in {len(cells)} rows of {len(LIMITS)} limits."
-    return Report(verdict, markdown_table(header, cells, (0, 2)), *[found] * bool(found))
+    verdict = f"{len(found)} violations in {len(cells)} rows of {len(LIMITS)} limits each."
+    return Report(verdict, markdown_table(header, cells, (0, 2)), found)
 
 
-def run(options: LimitOptions) -> int:
+def run(options: StudyOptions) -> int:
     """Plan all problems; returns the exit status."""
     study = Study(
         "memory_limits",
@@ -142,9 +132,9 @@ def run(options: LimitOptions) -> int:
         rows_of_job,
         report,
     )
-    tasks = {f"{job}, {share:g}": (job, share) for job in options.problems for share in SHARES}
+    tasks = {f"{job}, {share:g}": (job, share) for job in JOBS for share in SHARES}
     return run_study(study, tasks, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.memory_limits", __doc__, LimitOptions, run))
+    raise SystemExit(run_main("experiments.memory_limits", __doc__, StudyOptions, run))

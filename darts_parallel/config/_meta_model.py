@@ -256,7 +256,8 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
     """Return the FLOP of a module that priced layers do not have, of `count`."""
     if "Rotary" in type(module).__name__:
         return count
-    if hasattr(module, "A_log"):
+    decays = any(hasattr(part, "A_log") for part in module.children())  # Kimi's gate is a part
+    if hasattr(module, "A_log") or (decays and hasattr(module, "conv1d")):
         linear = filter(lambda part: type(part) is torch.nn.Linear, module.modules())
         numbers: int = sum(part.weight.numel() for part in linear)
         return count - 2.0 * tokens * numbers

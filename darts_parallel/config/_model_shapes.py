@@ -104,6 +104,8 @@ class ShapeReader:
         self.vocabulary, self.hidden = self.table.weight.shape
         self.fields: Fields = {}
         self.buckets = 0
+        self.begin = 0
+        """Number of the first block's first call."""
 
     def read(self) -> tuple[Fields, list[str]]:
         """Return the fields, and the paths of the blocks.
@@ -118,6 +120,7 @@ class ShapeReader:
         if not blocks:
             raise NotModelled(f"{type(self.model).__name__} has no list of blocks")
         inside = tuple(f"{path}." for path, _ in stacks)
+        self.begin = min(self._turn(one) for _, stack in stacks for one in stack)
         every = self._parts(self.model, "")
         self._ends([p for p in every if not p.path.startswith(inside)], len(stacks))
         self.fields.setdefault("num_heads", gcd(self.hidden, self.fields.get("mamba_num_heads", 1)))
@@ -141,7 +144,11 @@ class ShapeReader:
         for name, module in root.named_modules():
             if any(p.requires_grad for p in module.parameters(recurse=False)):
                 found.append(MetaPart(f"{path}.{name}".strip("."), module))
-        return sorted(found, key=lambda part: self.order.get(part.module, len(self.order)))
+        return sorted(found, key=lambda part: self._turn(part.module))
+
+    def _turn(self, module: nn.Module) -> int:
+        """Return the number of a module's first call; of one that is not called the last."""
+        return self.order.get(module, len(self.order))
 
     def _stacks(self, count: int) -> list[tuple[str, nn.ModuleList]]:
         """Return the `count` outermost lists of modules with the most parameters, in order."""
@@ -162,7 +169,7 @@ class ShapeReader:
         """Read state space, attentions, experts and MLP of one block."""
         rest = self._parts(block, path)
         symbols = ""
-        mixer = next((p for p in rest if "A_log" in p.weights), None)
+        mixer = _mixer(path, block, rest)
         if mixer is not None:
             inside = [p for p in rest if p.inside(mixer.path)]
             rest = _without(rest, inside)
@@ -265,10 +272,13 @@ class ShapeReader:
             self._set(out, indexer_head_dim=indexer["wk"].out)
 
     def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> None:
-        """Read Mamba-1 or Mamba-2."""
-        by_name = {p.name: p for p in parts if p is not mixer}
-        if hasattr(mixer.module, "num_v_heads"):
+        """Read Mamba-1 or Mamba-2, a gated delta net or a short convolution."""
+        by_name = {p.name: p for p in parts if p.path != mixer.path}
+        if hasattr(mixer.module, "num_v_heads") or "f_a_proj" in by_name:
             self._delta_net(mixer, by_name)
+            return
+        if set(by_name) == {"conv", "in_proj", "out_proj"}:
+            self._short_convolution(mixer, by_name)
             return
         if not {"in_proj", "out_proj", "conv1d"} <= set(by_name):
             raise mixer.refuse("is no state space of Mamba-1 or Mamba-2")
@@ -293,9 +303,23 @@ class ShapeReader:
         module: Any = mixer.module
         kernel = parts["conv1d"].weights["weight"][-1]
         self._set(mixer, mamba_delta_rule=True, mamba_chunk_size=DELTA_CHUNK)
-        self._set(mixer, mamba_num_heads=module.num_v_heads, mamba_head_dim=module.head_v_dim)
-        self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
-        self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=parts["out_proj"].bias)
+        if "f_a_proj" in parts:  # Kimi's decay is a product of low rank, and all heads are alike
+            self._set(mixer, mamba_gate_rank=parts["f_a_proj"].out)
+            heads, size, out = module.num_heads, module.head_dim, parts["o_proj"]
+            self._set(mixer, mamba_num_heads=heads, mamba_head_dim=size)
+            self._set(mixer, mamba_num_groups=heads, mamba_state_dim=size)
+        else:
+            out = parts["out_proj"]
+            self._set(mixer, mamba_num_heads=module.num_v_heads, mamba_head_dim=module.head_v_dim)
+            self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
+        self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=out.bias)
+
+    def _short_convolution(self, mixer: MetaPart, parts: dict[str, MetaPart]) -> None:
+        """Read a gated short convolution."""
+        kernel = parts["conv"].weights["weight"][-1]
+        self._set(mixer, mamba_short_conv=True, mamba_conv_kernel=kernel)
+        self._set(mixer, mamba_num_heads=parts["out_proj"].inputs, mamba_head_dim=1)
+        self._set(mixer, mamba_bias=parts["in_proj"].bias)
 
     def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
         """Read experts and router, then the MLP or shared experts; return whether, and its size."""
@@ -365,7 +389,8 @@ class ShapeReader:
                 fields.update(self._table(part))
             elif part.norm == self.hidden:
                 self._set(part, norm_bias=part.bias)
-                place = "embedding_norm" if "emb" in part.path.lower() else "final_norm"
+                early = "emb" in part.path.lower() and self._turn(part.module) <= self.begin
+                place = "embedding_norm" if early else "final_norm"  # LFM2's name misleads
                 # a norm after the head's transform belongs to that
                 counts[place] += "head_transform" not in fields
             else:
@@ -439,6 +464,18 @@ class ShapeReader:
         for key in keys:
             if self.fields.get(key) == shared:
                 self.fields[key] = None
+
+
+def _mixer(path: str, block: nn.Module, parts: Sequence[MetaPart]) -> MetaPart | None:
+    """Return the module of a block that mixes tokens by a state or a convolution; None without any."""
+    for part in parts:
+        convolution = part.name in ("conv", "conv1d") and len(part.weights["weight"]) > 2
+        if "A_log" in part.weights or convolution:
+            root = part.path
+            while not any(p.inside(root) and p.name in ("out_proj", "o_proj") for p in parts):
+                root = root.rpartition(".")[0]
+            return MetaPart(root, block.get_submodule(root[len(path) + 1 :]))
+    return None
 
 
 def _attention_roots(path: str, block: nn.Module, parts: Sequence[MetaPart]) -> list[str]:

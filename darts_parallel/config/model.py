@@ -178,6 +178,11 @@ class ModelConfig:
     mamba_delta_rule: bool = False
     """Mamba layers are gated delta nets (Qwen3-Next, Qwen3.5; Yang et al. 2024, arXiv 2412.06464): heads of
     values, groups of keys of `mamba_state_dim`."""
+    mamba_gate_rank: int | None = ranged(None)
+    """Gate and decay of a gated delta net are two products of this rank, and the decay one number a
+    channel of the state (Kimi Linear, arXiv 2510.26692); null: one product, one decay a head."""
+    mamba_short_conv: bool = False
+    """Mamba layers are convolutions between two gates, without a state (LFM2): heads of one channel."""
     mamba_shares_norm: bool = False
     """Attention right after a Mamba layer reads the output of the same norm (Falcon-H1)."""
     mtp_num_layers: int = ranged(0, 0)

@@ -50,8 +50,9 @@ class SearchConfig:
     """Labels that the segment programs may make for all finalists together; 0 skips the programs. With
     200,000 labels GPT-3 175B on 384 A100 ends 0.19 % above the proof, in the same seconds."""
     order_passes: int = ranged(800_000_000, 0, 10**12)
-    """Passes that local search may time, 6 ns each, where `space.schedules` lists `searched`. Simulated
-    pipelines of a fixed order get a twentieth, for their layers alone. 0 skips the local search."""
+    """Passes that local search of one seed may time, 6 ns each, where `space.schedules` lists
+    `searched`; the next seeds follow until `search.max_seconds`, or until three gain nothing. Pipelines of
+    a fixed order get a twentieth, for their layers alone. 0 skips the local search."""
     tie: float = ranged(0.01, 0.0, 0.2)
     """Relative seconds that a plan may cost which is easier to run: more trainers take it, then a lower
     ZeRO stage, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact` does."""

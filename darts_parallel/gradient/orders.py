@@ -415,7 +415,9 @@ class OrderSearch:
         """Call the kernel once before any move, so that compiling it takes none of the seconds."""
         with self.pool.clock.paused():
             for entry in self._bases()[:1]:
-                problem = OrderProblem(self.pool.tables[entry.table], entry.outer[1], self.space_kind)
+                problem = OrderProblem(
+                    self.pool.tables[entry.table], entry.outer[1], self.space_kind
+                )
                 for order in problem.starts(entry.plan)[:1]:
                     problem.annealed(order, 1, np.ones(1, dtype=np.uint64))
 

@@ -26,6 +26,7 @@ PARTS = {
     "hybrid_override_pattern": "layers of different kinds",
     "mamba_dt_rank": "Mamba-1 layers",
     "mamba_delta_rule": "gated delta nets",
+    "mamba_short_conv": "gated short convolutions",
     "mamba_shares_norm": "Mamba and attention side by side",
     "sliding_window": "windowed attention",
     "mtp_num_layers": "multi-token prediction",

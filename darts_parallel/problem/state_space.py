@@ -32,7 +32,7 @@ def tensor_divided(config: ModelConfig) -> tuple[int, ...]:
 
     As Megatron-LM's mixer asserts; B and C of Mamba-1 are whole on every rank.
     """
-    if config.mamba_dt_rank is not None:
+    if config.mamba_dt_rank is not None or config.mamba_short_conv:
         return (_inner_size(config),)
     return state_space_heads(config), config.mamba_num_groups
 
@@ -41,7 +41,9 @@ def state_space(config: ModelConfig) -> LayerSpec:
     """Describe a state-space layer and its residual, the scales of its norm left aside."""
     h = config.hidden_size
     mask = 1 if config.dropout else 0
-    if config.mamba_delta_rule:
+    if config.mamba_short_conv:
+        layer = _short_convolution(config)
+    elif config.mamba_delta_rule:
         layer = _delta_net(config)
     else:
         layer = _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
@@ -115,8 +117,17 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
     inner = heads * size
     wide = heads * state  # keys, repeated for the heads of the values
     mixed = inner + 2 * config.mamba_num_groups * state
-    projected = mixed + inner + 2 * heads  # gate; decay and strength of every head
-    gemms = (Gemm(projected, h, "column"), Gemm(h, inner, "row"))
+    rank = config.mamba_gate_rank
+    if rank is None:
+        projected = mixed + inner + 2 * heads  # gate; decay and strength of every head
+        ins = [Gemm(projected, h, "column")]
+        steps = 2 * heads
+    else:
+        projected = mixed + inner + wide + heads
+        ins = [Gemm(mixed + heads, h, "column"), Gemm(2 * rank, h, "replicated")]
+        ins.append(Gemm(inner + wide, rank, "column"))
+        steps = wide + heads
+    gemms = (*ins, Gemm(h, inner, "row"))
     # keys with keys and queries, the inverse with keys and values, scores with values
     scores = 2.0 * chunk * (3.0 * wide + 2.0 * inner) + heads * chunk * chunk / 3.0
     states = 6.0 * state * inner
@@ -126,11 +137,10 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
     moved = mixed + 2.0 * inner + corrected + 3.0 * chunk_states
     again = convolution + corrected + 2.0 * chunk_states
     side = min(size, state, chunk)
-    scan = Scan(
-        scores + states, scores + states / 3.0, moved, again, side, heads, float(projected + inner)
-    )
+    flops = (scores + states, scores + states / 3.0)
+    scan = Scan(*flops, moved, again, side, heads, float(projected + inner))
     layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
-    others = mixed * config.mamba_conv_kernel + 2 * heads
+    others = mixed * config.mamba_conv_kernel + steps
     layer = replace(layer, sharded_parameters=weights(gemms) + others)
     return replace(
         layer,
@@ -139,6 +149,24 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
         sharded_elements=convolution + 3.0 * inner,
         # the joint product's output, queries, keys and values, the scan's output, the last product's input
         sharded_activation_bytes=2.0 * (projected + mixed + 2.0 * inner),
+    )
+
+
+def _short_convolution(config: ModelConfig) -> LayerSpec:
+    """Describe a convolution of a few tokens between two gates, which one product makes with its input."""
+    h = config.hidden_size
+    inner = _inner_size(config)
+    gemms = (Gemm(3 * inner, h, "column"), Gemm(h, inner, "row"))
+    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms)
+    others = inner * (config.mamba_conv_kernel + 4 * config.linear_bias)
+    return replace(
+        layer,
+        sharded_parameters=weights(gemms) + others,
+        replicated_parameters=h * config.linear_bias,
+        # two gates of two reads and a write, the convolution in between
+        sharded_elements=8.0 * inner,
+        # the joint product's output, input and output of the convolution, the last product's input
+        sharded_activation_bytes=12.0 * inner,
     )
 
 

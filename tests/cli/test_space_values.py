@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 from darts_parallel.config.schema import SpaceConfig
-from experiments.space_values import NULL, VALUES, overrides, rows_of_key
 from tests.support.commands import QUIET, Command
+from tests.support.space_values import NULL, VALUES, overrides, rows_of_key
 
 
 def test_every_key_has_values() -> None:

@@ -438,6 +438,30 @@ def test_a_delta_nets_scan_has_the_products_of_its_chunked_form() -> None:
     assert scan.flops - inverse == pytest.approx(counter.get_total_flops() / tokens)
 
 
+def test_a_gated_short_convolution_is_read() -> None:
+    """LFM2: the norm behind the blocks is called embedding_norm, and experts come after dense blocks."""
+    kinds = ["conv", "conv", "full_attention", "conv"]
+    found = read("lfm2", layer_types=kinds, conv_bias=True)
+    assert found.hybrid_override_pattern == "M-M-*-M-"
+    assert (found.mamba_short_conv, found.mamba_conv_kernel) == (True, 3)
+    assert (found.final_norm, found.embedding_norm) == (True, False)
+    sparse = {"num_experts": 4, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    found = read("lfm2_moe", layer_types=kinds, num_experts_per_tok=2, **sparse)
+    assert found.hybrid_override_pattern == "M-ME*EME"
+
+
+def test_kimi_delta_attention_is_read() -> None:
+    sizes = {"linear_num_heads": 4, "linear_head_dim": 16, "kv_lora_rank": 16, "v_head_dim": 16}
+    heads = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "num_key_value_heads": 4}
+    sparse = {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_token": 2}
+    kinds = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+    found = read("kimi_linear", layer_types=kinds, **sizes, **heads, **sparse)
+    assert found.hybrid_override_pattern is not None
+    assert [kind for kind in found.hybrid_override_pattern if kind in "M*"] == list("MM*M")
+    assert (found.mamba_delta_rule, found.mamba_gate_rank, found.mamba_num_groups) == (True, 16, 4)
+    assert found.multi_latent_attention
+
+
 def test_falcon_h1_has_attention_next_to_mamba_behind_one_norm() -> None:
     sizes = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
     found = read("falcon_h1", head_dim=16, mamba_n_groups=1, **sizes)

@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from darts_parallel import Plan, evaluate, load_problem, search
+from darts_parallel.config import SearchConfig
 from darts_parallel.cost import (
     CostTable,
     HardPlans,
     PipelineModel,
+    build_tables,
     evaluate_batch,
     even_uniform_plans,
     table_reading,
 )
-from darts_parallel.gradient.orders import Order, OrderProblem
+from darts_parallel.gradient import orders
+from darts_parallel.gradient.orders import Order, OrderProblem, OrderSearch
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.schedules import NAMES, find
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
@@ -234,3 +238,38 @@ def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pas
     assert evaluate(read, problem).iteration_time_s == pytest.approx(
         found.iteration_time_s, rel=1e-12
     )
+
+
+def test_free_orders_are_searched_with_the_next_seeds_until_three_gain_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = load_problem(
+        [*TOY, *SHORT, "space.num_micro_batches=4", "space.schedules=[searched]"]
+    )
+    tables = build_tables(problem)
+    seeds: list[int] = []
+    run = OrderSearch.run
+
+    def counted(self: OrderSearch, passes: int) -> None:
+        seeds.append(self.seed)
+        run(self, passes)
+
+    def best(config: SearchConfig) -> float:
+        pool = PlanPool(list(tables), "layerwise")
+        for number, table in enumerate(tables):
+            pool.add_balanced(number, range(table.num_outer))
+        seeds.clear()
+        OrderSearch(pool, "layerwise", config, 5).search()
+        return pool.best_time
+
+    monkeypatch.setattr(OrderSearch, "run", counted)
+    config = replace(problem.config.search, order_passes=20_000)
+    several = best(config)
+    assert seeds[:4] == [5, 6, 7, 8]
+    tried = len(seeds)
+    monkeypatch.setattr(orders, "STALE", 0)
+    assert several <= best(config)
+    assert len(seeds) == 1 < tried
+    monkeypatch.setattr(orders, "STALE", 3)
+    best(replace(config, max_seconds=1e-3))
+    assert len(seeds) == 1, "no search begins when the time is over"

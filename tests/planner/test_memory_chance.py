@@ -9,6 +9,7 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import InfeasibleError
+from darts_parallel.planner._session import Asked
 from darts_parallel.planner._simplest import TIE, _effort
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.memory_chance import (
@@ -82,12 +83,13 @@ def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list
     few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "space.sequence_parallel=false"]
     few += ["space.recompute=[none,full]", "verification.enabled=false"]
     problem = load_problem([*TOY, *few, *job])
-    find = cache(partial(_searched, problem, None, Watcher()))  # the limit is no part of it
+    asked = Asked.of(problem)
+    find = cache(partial(_searched, problem, None, Watcher(), asked))  # the limit is no part of it
     seconds, chance = float("inf"), 0.0
     for allowed in (1e-3, 0.01, 0.05, 0.12, 0.2, 0.35, 0.5):
         space = replace(problem.config.space, out_of_memory=allowed)
-        asked = replace(problem, config=replace(problem.config, space=space))
-        found = within_chance(asked, find)
+        limited = replace(problem, config=replace(problem.config, space=space))
+        found = within_chance(limited, find)
         assert found.result.iteration_time_s <= seconds * (1.0 + 1e-12)
         assert found.out_of_memory >= chance - 1e-12
         assert bool(found.warning) == (found.out_of_memory > allowed and allowed < 0.5)

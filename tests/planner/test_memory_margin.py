@@ -1,11 +1,15 @@
 import random
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 
 from darts_parallel import evaluate, load_problem, plan
+from darts_parallel.cost import build_tables
 from darts_parallel.cost.tolerances import PLAN_MEMORY_TOLERANCE
 from darts_parallel.errors import InfeasibleError
+from darts_parallel.planner._session import Asked
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -42,3 +46,39 @@ def test_a_margin_is_left_free_and_more_of_it_never_makes_the_optimum_better(see
     assert usable == pytest.approx(0.1 * whole / 2**30, abs=0.006)
     assert enough == pytest.approx(needed / 0.1, abs=0.07)
     assert plan(load_problem([*wide, f"cluster.devices.toy.memory_GiB={enough}"])).plan
+
+
+def test_the_question_with_less_memory_has_the_tables_of_the_tighter_problem() -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy", "space=uniform"])
+    tight = replace(problem, headroom=0.3)
+    asked, again = Asked.of(problem), Asked.of(tight)
+    own = asked.at(tight)
+    for kind in ("tables", "whole"):
+        for mine, built, roomy in zip(
+            *(getattr(one, kind) for one in (own, again, asked)), strict=True
+        ):
+            assert mine.choices == built.choices
+            assert torch.equal(mine.capacity, built.capacity)
+            assert torch.equal(mine.static, built.static)
+            assert mine.static.data_ptr() == roomy.static.data_ptr(), "nothing else is copied"
+    assert own.functions.price is not asked.functions.price
+
+
+def test_neighbouring_rows_of_a_table_share_its_memory() -> None:
+    table = build_tables(load_problem(["model=toy", "training=toy", "cluster=toy"]))[0]
+    for rows in ([1, 2], [0], [2, 0], [0, 2], []):
+        part = table.select(torch.tensor(rows, dtype=torch.long))
+        assert torch.equal(part.forward, table.forward[rows])
+        assert part.num_micro_batches.tolist() == table.num_micro_batches[rows].tolist()
+        for name, seconds in part.terms.items():
+            assert torch.equal(seconds, table.terms[name][rows])
+    assert table.select([1, 2]).forward.data_ptr() == table.forward[1].data_ptr()
+
+
+@pytest.mark.slow
+def test_a_job_of_a_thousand_layers_gets_a_plan_after_all_steps() -> None:
+    job = ["model.num_layers=1000", "cluster=h100_16x8", "training.global_batch_size=512"]
+    few = ["search.polish=false", "verification.enabled=false", "space.out_of_memory=0.5"]
+    found = plan(load_problem([*job, *few]))
+    assert found.result is not None
+    assert found.result.steps == 300

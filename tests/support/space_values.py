@@ -1,16 +1,14 @@
 """Try each legal value of every key of the space for each trainer: a plan, or a sentence that names why not.
 
-    python -m experiments.space_values                          # some 110 values x 7 trainers, 10 minutes
-    python -m experiments.space_values trainers=[megatron]
+    python -m tests.support.space_values            # some 110 values x 7 trainers, and their page
 
 A small job, a search of two steps, and the trainer's files. `tests/cli/test_space_values.py` runs the command
 with the same values and no trainer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
-from operator import attrgetter
+from dataclasses import dataclass
+from itertools import product
 
 from darts_parallel import load_problem, plan, schedules
 from darts_parallel.config import (
@@ -20,13 +18,11 @@ from darts_parallel.config import (
     OFFLOADS,
     RECOMPUTE,
     SPACES,
-    require_members,
-    run_main,
 )
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.export import export_plan
 from darts_parallel.report import markdown_table
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.results_page import Page, publish
 
 JOB = ("cluster=toy_1x2", "search.num_steps=2", "search.num_restarts=1")
 USUAL = {
@@ -68,26 +64,17 @@ VALUES = {
     "trainer": EXPORTS,
 }
 """Legal values by key; a job may be too small for some of them."""
+ROOMY = ("cluster.devices.toy.memory_GiB=16", "verification.enabled=false")
+"""Memory for what a trainer reserves, and no checks."""
 NULL = {"shard_size", "virtual_stages", "cp", "etp", "tp_comm_bits", "grad_comm_bits"}
 """Keys of which null is no default."""
 SIZES = ("micro_batch_size", "virtual_stages", "schedules", "dp", "pp")
 """Keys that pins of micro-batches would contradict."""
 
 
-@dataclass
-class ValueOptions(StudyOptions):
-    """Command line of `python -m experiments.space_values`."""
-
-    trainers: list[str] = field(default_factory=lambda: list(EXPORTS))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_members("trainers", self.trainers, EXPORTS)
-
-
 @dataclass(frozen=True)
 class ValueRow:
-    """What one value of a key gives for one trainer."""
+    """Hold what one value of a key gives for one trainer."""
 
     key: str
     value: str
@@ -98,7 +85,9 @@ class ValueRow:
     @property
     def named(self) -> bool:
         """Whether a refusal names the key, or the trainer and what it lacks."""
-        return any(word in self.refusal for word in (f"space.{self.key}", f"trainer={self.trainer}"))
+        return any(
+            word in self.refusal for word in (f"space.{self.key}", f"trainer={self.trainer}")
+        )
 
 
 def overrides(key: str, value: str) -> list[str]:
@@ -121,7 +110,7 @@ def rows_of_key(task: tuple[str, str]) -> list[ValueRow]:
 
 def _row(row: ValueRow) -> ValueRow:
     """Return the row with the sentence of its refusal, if it is refused."""
-    given = [*overrides(row.key, row.value), f"trainer={row.trainer}", "verification.enabled=false"]
+    given = [*overrides(row.key, row.value), *ROOMY, f"trainer={row.trainer}"]
     try:
         problem = load_problem(given)
         export_plan(problem, plan(problem).plan, row.trainer)
@@ -130,37 +119,34 @@ def _row(row: ValueRow) -> ValueRow:
     return row
 
 
-def report(rows: Sequence[ValueRow]) -> Report:
-    """Return a line a key: values with files of all values, by trainer."""
-    trainers = list(dict.fromkeys(row.trainer for row in rows))
+def table(rows: Sequence[ValueRow]) -> str:
+    """Return a line a key, values with files of all values by trainer; then what names no key."""
     cells = []
-    for key, group in groupby(sorted(rows, key=attrgetter("key")), key=attrgetter("key")):
-        own = list(group)
+    for key in VALUES:
+        own = [row for row in rows if row.key == key]
         counts = []
-        for trainer in trainers:
+        for trainer in EXPORTS:
             mine = [row for row in own if row.trainer == trainer]
             counts.append(f"{sum(not row.refusal for row in mine)} of {len(mine)}")
         cells.append((f"`space.{key}`", *counts))
-    wrong = [row for row in rows if row.refusal and not row.named]
+    refused = [row for row in rows if row.refusal]
+    wrong = [row for row in refused if not row.named]
     named = [f"- space.{row.key}={row.value}, {row.trainer}: {row.refusal}" for row in wrong]
-    refused = sum(bool(row.refusal) for row in rows)
-    verdict = f"{len(rows)} pairs, {refused} refused, {len(wrong)} without the name of key or trainer."
-    table = markdown_table(("values with files", *trainers), cells, (0,))
-    return Report(verdict, table, *[named] * bool(named))
-
-
-def run(options: ValueOptions) -> int:
-    """Try all pairs; returns the exit status."""
-    study = Study(
-        "space_values",
-        "Does each legal value of the space give a plan, or a sentence that names why not?",
-        "whether the files run; values that a larger job would admit.",
-        rows_of_key,
-        report,
+    verdict = (
+        f"{len(rows)} pairs, {len(refused)} refused; {len(wrong)} name neither key nor trainer."
     )
-    tasks = {f"{key}, {own}": (key, own) for key in VALUES for own in options.trainers}
-    return run_study(study, tasks, options)
+    lines = markdown_table(("values with files", *EXPORTS), cells, (0,))
+    return "\n".join([verdict, "", *lines, *[""] * bool(named), *named]) + "\n"
+
+
+def main() -> None:
+    """Try all pairs, and write the page."""
+    rows = [row for key, own in product(VALUES, EXPORTS) for row in rows_of_key((key, own))]
+    question = "Does each legal value of the space give a plan, or a sentence that names why not?"
+    limits = "whether the files run; values that a larger job would admit."
+    command = "python -m tests.support.space_values"
+    print(publish(Page("space_values", question, command, table(rows), {}, limits)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.space_values", __doc__, ValueOptions, run))
+    main()
