@@ -43,7 +43,7 @@ PROBLEMS = {
 """Arguments of the command, by the name of a job."""
 DATA = Path(__file__).parent / "data"
 EARLIER = DATA / "answers_8f9112a.csv"
-"""Answers of commit 8f9112a to the same jobs, by its own cost model."""
+"""Answers of commit 8f9112a to the same jobs, by its own cost model: its page, run at be73a1f."""
 REFUSALS = DATA / "refusals.yaml"
 LIMIT = 600.0
 """Longest seconds of a command; one that takes longer counts as without an answer."""

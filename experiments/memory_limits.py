@@ -22,16 +22,13 @@ JOBS = {
     "toy": "model=toy training=toy cluster=toy",
     "toy, uniform": "model=toy training=toy cluster=toy space=uniform",
     "toy MoE": "model=toy_moe training=toy cluster=toy space=uniform",
-    "BERT 8": "model=bert_345m training=bert_345m cluster=a10_4x4 model.num_layers=8",
-    "BERT 12, pp 4": "model=bert_345m training=bert_345m cluster=a10_4x4 model.num_layers=12 space.pp=4",
-    "GPT-2 8": "model=gpt2_xl training=gpt2_xl cluster=a10_4x4 model.num_layers=8",
-    "GPT-2 24, uniform": "model=gpt2_xl training=gpt2_xl cluster=a10_4x4 model.num_layers=24 space=uniform",
-    "Llama 3 4": "model=llama3_8b training=llama3_8b cluster=h100_1x8 model.num_layers=4",
-    "Llama 3 8, pp 2": "model=llama3_8b training=llama3_8b cluster=h100_1x8 model.num_layers=8 space.pp=2",
-    "T5 8, stage-wise": (
-        "model=t5_1_3b training=t5_1_3b cluster=a10_4x4 model.num_layers=8 model.num_encoder_layers=4 "
-        "space=stagewise"
-    ),
+    "toy, two types": "model=toy training=toy cluster=toy_mixed space=uniform",
+    "BERT 8": "model=bert_345m cluster=a10_4x4 model.num_layers=8",
+    "BERT": "model=bert_345m cluster=a10_4x4 space=uniform",
+    "GPT-2": "model=gpt2_xl cluster=a10_4x4 space=uniform",
+    "Llama 2": "model=llama2_7b cluster=a10_8x4 space=uniform",
+    "Llama 3": "model=llama3_8b cluster=h100_1x8 space=uniform",
+    "T5 8": "model=t5_1_3b cluster=a10_4x4 model.num_layers=8 model.num_encoder_layers=4 space=stagewise",
 }
 """Overrides by name."""
 SHARES = (0.75, 0.95, 1.15, 1.4)

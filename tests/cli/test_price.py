@@ -55,3 +55,11 @@ def test_the_bars_of_memory_hold_every_byte(command: Command) -> None:
         assert len(bar) == 40
         for part, sign in SIGNS.items():
             assert abs(bar.count(sign) - 40 * own[part] / capacity) <= 1.0
+
+
+def test_a_plan_by_its_degrees_may_have_experts(command: Command) -> None:
+    """Every short word is a degree of the given plan, ep and etp too."""
+    job = ("model=toy_moe", *JOB[1:], "tp=1", "pp=2", "ep=4", "micro_batch_size=1")
+    done = command("price", *job, "hydra.run.dir=own")
+    assert done.status == 0, done.err
+    assert data_of(command.folder / "own/plan.json")["parallelism"]["ep"] == 4

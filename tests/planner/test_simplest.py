@@ -71,9 +71,15 @@ def test_recomputed_layers_come_first_in_a_stage_at_equal_cost() -> None:
 CHUNKS = [*JOB, "model.num_layers=8", "space.virtual_stages=2", "space.zero_stage=[0,1]"]
 
 
-@pytest.mark.parametrize("more", [[], ["space.cp=2"], ["space.virtual_stages=1"]])
+MIXED = "cluster=toy_mixed"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[], ["space.cp=2"], ["space.virtual_stages=1"], [MIXED], [MIXED, "space.virtual_stages=1"]],
+)
 def test_a_tie_pays_for_few_stage_sizes_and_strategies(more: list[str]) -> None:
-    """Also with chunks and cp; 0 switches it off, and then nothing is slower than the fastest."""
+    """Also with chunks, cp and nodes of several types; 0 switches it off, and then nothing is slower than the fastest."""
     loose = plan(load_problem([*CHUNKS, *more, "search.tie=0.2"]))
     tight = plan(load_problem([*CHUNKS, *more, "search.tie=0"]))
     slower = loose.result.iteration_time_s / tight.result.iteration_time_s
