@@ -79,7 +79,7 @@ MIXED = "cluster=toy_mixed"
     [[], ["space.cp=2"], ["space.virtual_stages=1"], [MIXED], [MIXED, "space.virtual_stages=1"]],
 )
 def test_a_tie_pays_for_few_stage_sizes_and_strategies(more: list[str]) -> None:
-    """Also with chunks, cp and nodes of several types; 0 switches it off, and then nothing is slower than the fastest."""
+    """Also with chunks, cp and nodes of several types; with 0 nothing is slower than the fastest."""
     loose = plan(load_problem([*CHUNKS, *more, "search.tie=0.2"]))
     tight = plan(load_problem([*CHUNKS, *more, "search.tie=0"]))
     slower = loose.result.iteration_time_s / tight.result.iteration_time_s
