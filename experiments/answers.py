@@ -49,8 +49,8 @@ LIMIT = 600.0
 """Longest seconds of a command; one that takes longer counts as without an answer."""
 WHOLE = 0.2
 """Chance of running out that the command asks for by default."""
-HEADER = ("job", "trainer", "plan", "s", "uniform s", "fits %", "command s")
-HEADER += ("8f9112a", "its s", "its fits %")
+HEADER = ["job", "trainer", "plan", "s", "uniform s", "fits %", "command s"]
+HEADER += ["8f9112a", "its s", "its fits %"]
 BLANK = ("", "", "")
 TIED = 0.01
 """`search.tie`: seconds that a plan which is easier to run may cost above the fastest one."""
@@ -109,7 +109,8 @@ def read_answer(row: TrainerAnswer, found: dict[str, Any]) -> TrainerAnswer:
     equal = " · ".join(f"{key} {degrees[key]}" for key in ("dp", "tp", "pp") if degrees[key])
     chosen = predicted["iteration_time_s"]
     batches = f"{degrees['micro_batch_size'] or 'layer-wise'} × {found['num_micro_batches']}"
-    checks = [own for own in found["verification"] if own["space"] == "uniform" and own["proven"]]
+    checks = found["verification"].values()
+    checks = [own for own in checks if own["space"] == "uniform" and own["proven"]]
     uniform = [own["iteration_time_s"] for own in checks if own["iteration_time_s"]]
     row = replace(row, plan=f"{equal} · {batches}", iteration_time_s=chosen)
     fits = 1 - predicted["out_of_memory_probability"]
