@@ -35,7 +35,10 @@ SHARES = (0.75, 0.95, 1.15, 1.4)
 """Memory of a device, in peaks of the fastest plan."""
 LIMITS = (1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Values of `space.out_of_memory`, strictest first."""
-SEARCHES = {"exact": ("search=exact",), "descent": ("search.tie=0",)}
+SEARCHES = {
+    "exact": ("search=exact",),
+    "descent": ("search.tie=0", "search.num_steps=100", "search.num_restarts=8"),
+}
 """Overrides of both searches."""
 ALLOWED = {"exact": 1e-9, "descent": 0.01}
 """Relative seconds that a plan may take above one at a stricter limit."""

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel import plan
 from darts_parallel.cli._design import _interval, design_dict, main
 from darts_parallel.cost import evaluate
-from darts_parallel.design import FIGURES, Design, Designer, read_design, scaled_config
+from darts_parallel.design import (
+    FIGURES,
+    Design,
+    Designer,
+    products,
+    read_design,
+    scaled_config,
+    upgrades,
+)
 from darts_parallel.design.bound import Array, Knobs, Lines, dual_bound, log_tangents
 from darts_parallel.design.figures import sense
 from darts_parallel.design.pricing import Pricing
@@ -171,20 +180,34 @@ def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     upgrades_are_of_the_plan(out / found["plan"], found["iteration_time_s"], tmp_path / "up")
 
 
-def upgrades_are_of_the_plan(plan: Path, seconds: float, out: Path) -> None:
-    main([f"design={plan}", f"hydra.run.dir={out}"])
+def upgrades_are_of_the_plan(file: Path, seconds: float, out: Path) -> None:
+    main([f"design={file}", f"hydra.run.dir={out}"])
     rows = {row["figure"]: row for row in json.loads((out / "upgrades.json").read_text())[::-1]}
     assert set(rows) == set(FIGURES)
     for name, row in rows.items():
         assert row["replanned"] >= row["saved"] - 1e-9, (
             name
         )  # the plan is the best even uniform one here
+    worth = json.loads(file.read_text())["sensitivity"].get("memory", 0.0)
+    assert rows["device.memory"]["replanned"] >= 1.0 - 1.1**worth, "as the report has it"
     row = rows["inter_node.bandwidth"]
     better = f"cluster.inter_node.bandwidth_GBps={row['after'] / 1e9}"
     again = load_problem([*JOB, "cluster=toy", better])
     assert row["to"] == "10 % better"
     assert again.cluster.inter_node.bandwidth == pytest.approx(row["before"] * 1.1)
     assert 0.0 < row["saved"] < 0.1
+
+
+def test_more_memory_is_worth_what_the_report_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where even uniform plans leave it unused, local moves may use it."""
+    problem = load_problem([*JOB, "cluster=toy"])
+    found = plan(problem).plan
+    before = {row["figure"]: row["replanned"] for row in upgrades(found, problem)[::-1]}
+    monkeypatch.setattr(products, "sensitivity", lambda *given: {"memory": -0.3})
+    after = {row["figure"]: row["replanned"] for row in upgrades(found, problem)[::-1]}
+    assert after.pop("device.memory") == pytest.approx(1.0 - 1.1**-0.3)
+    before.pop("device.memory")
+    assert after == before
 
 
 def test_figures_of_an_answer_are_those_of_its_hardware(tmp_path: Path) -> None:
