@@ -23,7 +23,6 @@ validate_cost_model held_out=[family,source,model] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true
 answers publish=true
-memory_limits publish=true
 trainer_switches jobs=1 publish=true
 graph_blocks publish=true
 dynamic_cp jobs=1 publish=true

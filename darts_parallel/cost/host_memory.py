@@ -171,7 +171,7 @@ class OffloadedPlans:
             return torch.stack([most, none], -1)
         fewest = self._activations_needed(self.static - self.state)
         best = most.clone()
-        undecided = torch.nonzero((fewest < most).any(1)).squeeze(1)  # the others have no choice
+        undecided = torch.nonzero((fewest < most).any(1)).flatten()  # the others have no choice
         if len(undecided):
             plans = (values[undecided] for values in (self.outer, self.choices, self.stages))
             part = OffloadedPlans(self.table, self.host, *plans)

@@ -88,9 +88,8 @@ class MoveEvaluator:
         if self.table.pipeline.simulated:
             return self._simulated_seconds(plans, best)
         size = max(SLICE // self.table.num_layers, 1)
-        none = torch.zeros(0, dtype=torch.float64)
-        slices = range(0, len(plans), size)
-        return torch.cat([none, *(self._closed_form(plans[i : i + size]) for i in slices)])
+        slices = range(0, len(plans) or 1, size)
+        return torch.cat([self._closed_form(plans[i : i + size]) for i in slices])
 
     def _closed_form(self, plans: HardPlans) -> Tensor:
         """Price a slice of plans by the closed form, `(B,)`; infinite where the time is over."""

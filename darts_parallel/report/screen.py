@@ -44,8 +44,6 @@ from darts_parallel.report.text import (
 
 MOST_STAGES = 8
 """Different lines of stages up to which all are printed."""
-WARNING_LINE = 4
-"""Line of the report that says that no plan keeps `space.out_of_memory`."""
 NOTABLE_TIME = 0.01
 """Share of the iteration from which on a cause is printed."""
 
@@ -86,7 +84,7 @@ def headline(outcome: Outcome) -> list[Text]:
     """
     lines = list(_headline(outcome))
     if outcome.warning:
-        lines.insert(WARNING_LINE - 1, Text(f"{outcome.warning}.", "red"))
+        lines.insert(3, Text(f"{outcome.warning}.", "red"))
     return lines
 
 
