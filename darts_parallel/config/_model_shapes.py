@@ -278,7 +278,10 @@ class ShapeReader:
             self._delta_net(mixer, by_name)
             return
         if set(by_name) == {"conv", "in_proj", "out_proj"}:
-            self._short_convolution(mixer, by_name)
+            kernel = by_name["conv"].weights["weight"][-1]
+            self._set(mixer, mamba_short_conv=True, mamba_conv_kernel=kernel, mamba_head_dim=1)
+            self._set(mixer, mamba_num_heads=by_name["out_proj"].inputs)
+            self._set(mixer, mamba_bias=by_name["in_proj"].bias)
             return
         if not {"in_proj", "out_proj", "conv1d"} <= set(by_name):
             raise mixer.refuse("is no state space of Mamba-1 or Mamba-2")
@@ -313,13 +316,6 @@ class ShapeReader:
             self._set(mixer, mamba_num_heads=module.num_v_heads, mamba_head_dim=module.head_v_dim)
             self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
         self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=out.bias)
-
-    def _short_convolution(self, mixer: MetaPart, parts: dict[str, MetaPart]) -> None:
-        """Read a gated short convolution."""
-        kernel = parts["conv"].weights["weight"][-1]
-        self._set(mixer, mamba_short_conv=True, mamba_conv_kernel=kernel)
-        self._set(mixer, mamba_num_heads=parts["out_proj"].inputs, mamba_head_dim=1)
-        self._set(mixer, mamba_bias=parts["in_proj"].bias)
 
     def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
         """Read experts and router, then the MLP or shared experts; return whether, and its size."""

@@ -176,16 +176,9 @@ def _tables_of_equal_stages(
             per_iteration=tied_seconds(priced[0], own.arranged, own.stages),
             capacity=capacities(own.arranged, own.stages, margin),
         )
-        tables.append(_with_counts(table, own.space.num_micro_batches).with_schedule_memory())
+        rows = [counts.index(count) for count in own.space.num_micro_batches]
+        tables.append(table.select(rows).with_schedule_memory())
     return tables
-
-
-def _with_counts(table: CostTable, counts: Sequence[int]) -> CostTable:
-    """Return the table with only some numbers of micro-batches."""
-    known = table.num_micro_batches.tolist()
-    if known == list(counts):
-        return table
-    return table.select([known.index(count) for count in counts])
 
 
 def _distinct(items: Iterable[Item]) -> list[Item]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -84,11 +84,6 @@ class PlanPool:
     def best_time(self) -> float:
         """Return its seconds per iteration, `inf` without one."""
         return self.best.time if self.best else float("inf")
-
-    def add_all(self, candidates: Iterable[TablePlans]) -> None:
-        """Evaluate plans and keep what is good."""
-        for candidate in candidates:
-            self.add(candidate)
 
     def add(
         self, candidate: TablePlans, repair_score: Tensor | None = None, *, fitting: str = "repair"

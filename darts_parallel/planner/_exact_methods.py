@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from operator import itemgetter
 
 import torch
 
@@ -106,13 +106,8 @@ def _unable(session: Session) -> str:
     return ""
 
 
-class _Candidate(NamedTuple):
-    """The best even plan of one pipeline configuration."""
-
-    seconds: float
-    table: int
-    """Number of its table."""
-    plan: HardPlans
+_Candidate = tuple[float, int, HardPlans]
+"""Seconds, number of the table, and best even plan of one pipeline configuration."""
 
 
 def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
@@ -122,7 +117,7 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
         for number, table in enumerate(tables)
         for candidate in _even_candidates(number, table)
     ]
-    candidates.sort(key=lambda candidate: candidate.seconds)
+    candidates.sort(key=itemgetter(0))
     for _, number, plans in candidates[:REPARTITIONED]:
         table = tables[number]
         if table.virtual_stages == 1:
@@ -140,7 +135,7 @@ def _even_candidates(number: int, table: CostTable) -> Iterator[_Candidate]:
         own = torch.where(plans.outer == outer, times, torch.inf)
         if len(own) and float(own.min()) < float("inf"):
             best = int(own.argmin())
-            yield _Candidate(float(times[best]), number, plans[best : best + 1])
+            yield float(times[best]), number, plans[best : best + 1]
 
 
 def feasible_seconds(table: CostTable, plans: HardPlans) -> torch.Tensor:

@@ -90,9 +90,10 @@ class Asked:
 
     def at(self, problem: Problem) -> "Asked":
         """Return the question about a problem that differs in the memory left free; tables are shared."""
-        memory = (problem.cluster, problem.margin)
-        tables = [with_memory(table, *memory) for table in self.tables]
-        whole = [with_memory(table, *memory) for table in self.whole]
+        tables, whole = (
+            [with_memory(table, problem.cluster, problem.margin) for table in own]
+            for own in (self.tables, self.whole)
+        )
         return replace(Asked.of(problem, tables), whole=whole)
 
     @property

@@ -144,11 +144,6 @@ class _ChanceSearch:
     began: float = field(default_factory=time.monotonic)
 
     @property
-    def late(self) -> bool:
-        """Whether the seconds of the search are over, so that no other one begins."""
-        return time.monotonic() - self.began > self.config.search.max_seconds
-
-    @property
     def config(self) -> Config:
         """Configuration of the job."""
         return self.problem.config
@@ -190,8 +185,8 @@ class _ChanceSearch:
         One spread for all compositions of bytes may leave more free than the plan needs.
         """
         for looser in reversed(range(level)):
-            ended = found.interrupted or self.late
-            if ended or not self._worth_loosening(found, last=not looser):
+            late = time.monotonic() - self.began > self.config.search.max_seconds
+            if found.interrupted or late or not self._worth_loosening(found, last=not looser):
                 break
             other = self.find(self.headrooms[looser])
             found = replace(found, interrupted=other.interrupted)

@@ -137,9 +137,8 @@ def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]
 def _repartitioned_plans(tables: list[CostTable]) -> Sequence[PricedPlan]:
     """Return good uniform plans that no exact method ranks: even ones, and the best of them cut again."""
     pool = PlanPool(tables, "uniform")
-    pool.add_all(
-        TablePlans(number, even_uniform_plans(table)) for number, table in enumerate(tables)
-    )
+    for number, table in enumerate(tables):
+        pool.add(TablePlans(number, even_uniform_plans(table)))
     for entry in pool.top(CANDIDATES):
         cut = repartitioned(tables[entry.table], entry.plan)
         pool.add(TablePlans(entry.table, cut))
