@@ -122,11 +122,6 @@ def design_lines(design: Design, out: Path) -> list[str]:
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
     write_text(out / "pareto.csv", _front_csv(front))
-    points = [(own.budget, {"iteration_time_s": own.iteration_time_s}) for own in front]
-    # matplotlib takes a second
-    from darts_parallel.report import write_sweep_curve
-
-    write_sweep_curve(out / "pareto.png", f"budget, {design.unit}", points)
     write_scalars(out / "tensorboard", steps)
     return report_lines(answer, found)
 

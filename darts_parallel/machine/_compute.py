@@ -64,18 +64,6 @@ class GemmTime:
 
 
 @dataclass(frozen=True)
-class BlockTime:
-    """One measured Transformer block; seconds of one micro-batch."""
-
-    width: int
-    micro_batch: int
-    """Sequences."""
-    seq_len: int
-    forward_s: float
-    backward_s: float
-
-
-@dataclass(frozen=True)
 class GemmFit:
     """The figures of the cost model that explain measured products best."""
 
@@ -95,7 +83,6 @@ class ComputeProfile:
     """Times measured on the device, and the figures of the cost model that follow."""
 
     gemms: tuple[GemmTime, ...]
-    blocks: tuple[BlockTime, ...]
     fit: GemmFit
 
 
@@ -144,7 +131,11 @@ class MeasuredKernels:
         rows = source.view(-1, self.largest)
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
-        weights = self.weights(TransformerShape(1, 16, 1, 1, 16))
+        initial = initial_weights(
+            TransformerShape(1, 16, 1, 1, 16), torch.Generator().manual_seed(0)
+        )
+        dtype = DTYPES[self.precision]
+        weights = {name: w.to(self.machine.device, dtype) for name, w in initial.items()}
         copy = partial(target.copy_, source)
         add = partial(torch.add, source, other, out=target)
         gelu = partial(functional.gelu, source)
@@ -152,31 +143,6 @@ class MeasuredKernels:
         attend = partial(attention, query, key, value, is_causal=True)
         launch = partial(_forward, weights, self.ones(1, 1, 16))
         return [copy, add, gelu, norm, attend, launch]
-
-    def weights(self, shape: TransformerShape) -> Weights:
-        """Return the weights of a small Transformer."""
-        initial = initial_weights(shape, torch.Generator().manual_seed(0))
-        dtype = DTYPES[self.precision]
-        return {name: w.to(self.machine.device, dtype) for name, w in initial.items()}
-
-    def measure_blocks(self, seconds: float) -> tuple[BlockTime, ...]:
-        """Measure blocks of two widths and two micro-batches, forward and backward."""
-        context = min(self.largest, 256)
-        cases = list(product((self.largest // 4, self.largest // 2), (1, 4)))
-        works: list[Work] = []
-        for width, size in cases:
-            shape = TransformerShape(1, width, max(width // 64, 1), context, 256)
-            every = self.weights(shape)
-            own = {name: w.requires_grad_() for name, w in every.items() if name.startswith("0.")}
-            state = self.ones(size, context, width).requires_grad_()
-            works.append(partial(_forward, own, state))
-            works.append(partial(_forward_backward, own, state))
-        times = self.machine.measure("blocks", works, seconds)
-        found = []
-        for (width, size), forward, both in zip(cases, times[::2], times[1::2], strict=True):
-            backward = max(both - forward, 0.0)
-            found.append(BlockTime(width, size, context, forward, backward))
-        return tuple(found)
 
 
 def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
@@ -188,7 +154,7 @@ def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:
 def measure_compute(
     machine: MeasuredMachine, precisions: Sequence[str], largest: int, seconds: float
 ) -> ComputeProfile:
-    """Measure products, streams, attention and blocks, in `seconds` of wall-clock for all.
+    """Measure products, streams, attention and launches, in `seconds` of wall-clock for all.
 
     Args:
         precisions: Those of the products; the first is the main one.
@@ -200,12 +166,12 @@ def measure_compute(
         for shape in gemm_shapes(largest):
             names.append((precision, *shape))
             works.append(own.gemm(*shape))
-    times = machine.measure("matrix products", works, 0.5 * seconds)
+    times = machine.measure("matrix products", works, 0.7 * seconds)
     gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
     kernels = MeasuredKernels(machine, precisions[0], largest)
     works = kernels.others()
     copied, *streamed, attended, launched = machine.measure(
-        "streams, attention, launches", works, 0.2 * seconds
+        "streams, attention, launches", works, 0.3 * seconds
     )
     bandwidth = 2 * kernels.stream_bytes / copied
     reached = STREAMED * kernels.stream_bytes / sum(streamed)
@@ -214,8 +180,7 @@ def measure_compute(
     # the model's efficiency is that of large heads; small ones reach a share of it
     efficiency = min(rate * (1.0 + ATTENTION_HALF_SIZE / HEAD_DIM), 1.0)
     device = replace(fitted.device, attention_efficiency=efficiency)
-    blocks = kernels.measure_blocks(0.3 * seconds)
-    return ComputeProfile(gemms, blocks, replace(fitted, device=device))
+    return ComputeProfile(gemms, replace(fitted, device=device))
 
 
 def _device(
@@ -315,8 +280,3 @@ def _errors(gemms: Sequence[GemmTime], device: Device) -> list[float]:
 
 def _forward(weights: Weights, state: Tensor) -> Tensor:
     return block(weights, 0, state, 1, lambda partials: partials.sum(0))
-
-
-def _forward_backward(weights: Weights, state: Tensor) -> object:
-    loss = _forward(weights, state).sum()
-    return torch.autograd.grad(loss, tuple(weights.values()))

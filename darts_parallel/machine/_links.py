@@ -1,7 +1,7 @@
 """Collectives and messages over a process group, and the alpha-beta figures that fit them best."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from statistics import median
 
@@ -43,15 +43,8 @@ class LinkProfile:
     """Median of |fitted / measured - 1|."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One collective or message to measure; fields as in `MessageTime`."""
-
-    operation: str
-    size: int
-    traffic: float
-    steps: float
-    work: Callable[[], object]
+Case = tuple[MessageTime, Callable[[], object]]
+"""A collective or message, and how to run it; its seconds are not known yet."""
 
 
 def measure_link(
@@ -80,11 +73,9 @@ def measure_link(
         if size <= max(largest, SMALLEST):
             cases += _cases(machine, group, size, sharing)
     name = "links inside nodes" if inside else "links between nodes"
-    times = machine.measure(name, [case.work for case in cases], seconds)
-    measured = []
-    for case, spent in zip(cases, times, strict=True):
-        measured.append(MessageTime(case.operation, case.size, spent, case.traffic, case.steps))
-    return fit_link(measured)
+    times = machine.measure(name, [work for _, work in cases], seconds)
+    pairs = zip(cases, times, strict=True)
+    return fit_link([replace(case, seconds=spent) for (case, _), spent in pairs])
 
 
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
@@ -145,7 +136,8 @@ def _cases(
 
     ring = (len(ranks) - 1) / len(ranks) * size * sharing
     steps = log2(len(ranks))
-    reduced = Case("all-reduce", size, 2 * ring, 2 * steps, all_reduce)
-    gathered = Case("all-gather", size, ring, steps, all_gather)
-    exchanged = Case("there and back", size, 2.0 * size * sharing, 2.0, there_and_back)
-    return [reduced, gathered, exchanged]
+    return [
+        (MessageTime("all-reduce", size, 0.0, 2 * ring, 2 * steps), all_reduce),
+        (MessageTime("all-gather", size, 0.0, ring, steps), all_gather),
+        (MessageTime("there and back", size, 0.0, 2.0 * size * sharing, 2.0), there_and_back),
+    ]

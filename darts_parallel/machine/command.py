@@ -5,11 +5,11 @@
     darts-parallel --config-dir outputs/measured cluster=measured model=gpt2_xl
 
 Every process measures its own device at the same time (matrix products by shape, memory streams,
-attention, launches, Transformer blocks); then the processes of a node, and those of equal place on
+attention, launches); then the processes of a node, and those of equal place on
 all nodes, time all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Seconds
 are those of torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`,
-`cluster/NAME.yaml` and `profile.json` (every measurement) into `out`, and says how far the cost
-model is from the measured blocks with these figures.
+`cluster/NAME.yaml` and `profile.json` (every measurement) into `out`, and says how far the fits
+are from the measurements.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,11 @@ from typing import Any
 import torch
 
 from darts_parallel.config import check_fields, one_of, ranged, require, require_at_least, run_main
-from darts_parallel.cost import build_tables
-from darts_parallel.machine._compute import DTYPES, BlockTime, ComputeProfile, measure_compute
+from darts_parallel.machine._compute import DTYPES, ComputeProfile, measure_compute
 from darts_parallel.machine._files import cluster_yaml, device_yaml, node_memory
 from darts_parallel.machine._links import LinkProfile, measure_link
 from darts_parallel.machine._timing import MeasuredMachine, this_machine
 from darts_parallel.plans import write_json, write_text
-from darts_parallel.problem import load_problem
 
 ROUGH = 0.5
 """Median relative error of a fit above which its figures are warned of."""
@@ -109,53 +107,6 @@ def run(options: ProfileOptions) -> int:
     return 0
 
 
-def block_errors(folder: str, name: str, compute: ComputeProfile) -> list[tuple[str, float, float]]:
-    """Return words and `predicted / measured - 1` (forward, backward) of every block.
-
-    No block has a part in the fit.
-
-    Args:
-        folder: For `--config-dir`; holds the written device and cluster.
-    """
-    result = []
-    for layer in compute.blocks:
-        # a difference of measurements, which a loaded machine can turn around
-        if layer.backward_s <= 0.0:
-            continue
-        overrides = _block_overrides(layer, compute.gemms[0].precision)
-        problem = load_problem([f"cluster={name}", *overrides], config_dir=folder)
-        (table,) = build_tables(problem)
-        forward = float(table.forward[0, 0, 1, 0]) / layer.forward_s
-        backward = float(table.backward[0, 0, 1, 0]) / layer.backward_s
-        words = f"width {layer.width}, {layer.micro_batch} x {layer.seq_len} tokens"
-        result.append((words, forward - 1.0, backward - 1.0))
-    return result
-
-
-def _block_overrides(layer: BlockTime, precision: str) -> list[str]:
-    """Describe a model of one measured block on one device."""
-    return [
-        "model=gpt2_xl",
-        "training=toy",
-        "training.attention_kernel=unfused",
-        "space=uniform",
-        "space.pp=1",
-        "space.tp=1",
-        "space.num_micro_batches=1",
-        "space.recompute=none",
-        "space.zero_stage=0",
-        f"model.hidden_size={layer.width}",
-        f"model.num_heads={max(layer.width // 64, 1)}",
-        "model.num_layers=1",
-        f"model.max_seq_len={layer.seq_len}",
-        f"training.seq_len={layer.seq_len}",
-        "cluster.nodes.0.count=1",
-        "cluster.nodes.0.gpus=1",
-        f"training.precision={precision}",
-        f"training.global_batch_size={layer.micro_batch}",
-    ]
-
-
 def _write(options: ProfileOptions, measured: ProfileFindings) -> None:
     """Write the files, and print what they say."""
     folder = Path(options.out)
@@ -169,8 +120,7 @@ def _write(options: ProfileOptions, measured: ProfileFindings) -> None:
     cluster = cluster_yaml(name, machine, intra, inter, compute, when)
     write_text(folder / f"cluster/{name}.yaml", cluster)
     page: dict[str, Any] = {"when": when}
-    for name, entries in (("gemms", compute.gemms), ("blocks", compute.blocks)):
-        page[name] = [asdict(entry) for entry in entries]
+    page["gemms"] = [asdict(entry) for entry in compute.gemms]
     for name, link in (("intra_node", intra), ("inter_node", inter)):
         page[name] = asdict(link) if link else None
     write_json(folder / "profile.json", page)
@@ -192,8 +142,6 @@ def _summary(options: ProfileOptions, measured: ProfileFindings) -> Iterator[str
         errors[f"links {words}"] = link.error
         speed = f"{link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
         yield f"links {words}: {speed}; within {link.error:.1%} (median) of the fit"
-    for words, forward, backward in block_errors(options.out, options.name, measured.compute):
-        yield f"block of {words}: forward predicted {forward:+.0%}, backward {backward:+.0%}"
     for name, error in errors.items():
         if error > ROUGH:
             advice = "measure again, on an idle machine"

@@ -1,8 +1,5 @@
 """The reports, files and curves of a plan."""
 
-from typing import TYPE_CHECKING
-
-from darts_parallel.errors import lazy_names
 from darts_parallel.report.curves import SearchCurves as SearchCurves
 from darts_parallel.report.curves import Weights as Weights
 from darts_parallel.report.ending import render_ending as render_ending
@@ -28,8 +25,3 @@ from darts_parallel.report.tensorboard import override_values as override_values
 from darts_parallel.report.tensorboard import write_scalars as write_scalars
 from darts_parallel.report.text import claim as claim
 from darts_parallel.report.text import report_tables as report_tables
-
-if TYPE_CHECKING:
-    from darts_parallel.report.plots import write_sweep_curve as write_sweep_curve
-
-__getattr__ = lazy_names(__name__, {"plots": ("write_sweep_curve",)})

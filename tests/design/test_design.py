@@ -175,7 +175,6 @@ def test_the_command_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["layerwise_iteration_time_s"] <= found["iteration_time_s"] * (1 + 1e-9)
     assert len((out / "pareto.csv").read_text().splitlines()) == 3
     assert "planner calls" in capsys.readouterr().out
-    assert (out / "pareto.png").stat().st_size > 5000
     assert list((out / "tensorboard").iterdir())
     upgrades_are_of_the_plan(out / found["plan"], found["iteration_time_s"], tmp_path / "up")
 
