@@ -30,8 +30,8 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
         "`rules_only`: the same search, where orders are those of the listed rules; `heuristic_order`: the "
         "zero-bubble paper's at the memory of each device (one seed); `blind_moves`: any pass moves, "
         "not those of the longest path. Planners that know no orders have three seeds at most. "
-        "`megatron_default`: equal blocks, embedding and loss counted as blocks, or a shorter last stage; `published_layout`: "
-        "NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, `no_descent` polishes "
+        "`megatron_default`: equal blocks, embedding and loss counted as blocks, or a shorter last stage; "
+        "`published_layout`: NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, `no_descent` polishes "
         "its starts and goes on as the search does: by orders of passes and moves of layers."
     )
     pictures = {
