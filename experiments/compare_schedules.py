@@ -31,8 +31,8 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
         "zero-bubble paper's at the memory of each device (one seed); `blind_moves`: any pass moves, "
         "not those of the longest path. Planners that know no orders have three seeds at most. "
         "`megatron_default`: equal blocks, embedding and loss counted as blocks, or a shorter last stage; "
-        "`published_layout`: NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, `no_descent` polishes "
-        "its starts and goes on as the search does: by orders of passes and moves of layers."
+        "`published_layout`: NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, "
+        "`no_descent` polishes its starts and goes on as the search does: by orders of passes and moves of layers."
     )
     pictures = {
         "curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")
