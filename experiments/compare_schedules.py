@@ -32,7 +32,8 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
         "not those of the longest path. Planners that know no orders have three seeds at most. "
         "`megatron_default`: equal blocks, embedding and loss counted as blocks, or a shorter last stage; "
         "`published_layout`: NVIDIA's. Controls: `no_gradient` takes noise of their size for gradients, "
-        "`no_descent` polishes its starts and goes on as the search does: by orders of passes and moves of layers."
+        "`no_descent` polishes its starts and goes on as the search does: by orders of "
+        "passes and moves of layers."
     )
     pictures = {
         "curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")

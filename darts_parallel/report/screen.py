@@ -1,10 +1,7 @@
 """The report on the terminal: the answer in few lines, or all tables where `output.verbose` asks for them."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
 from math import isfinite
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -13,37 +10,30 @@ from rich.text import Text
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import uncalibrated
-from darts_parallel.plans import Plan, batch_note
-from darts_parallel.problem import Problem, bill, memory_unit, order_label
+from darts_parallel.plans import batch_note
+from darts_parallel.problem import Problem, bill, order_label
 from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import (
-    kind_counts,
-    layer_ranges,
     number,
     one_line,
     percent,
-    rank_ranges,
     seconds,
-    table_of,
     term_words,
 )
 from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.stages import stage_table
 from darts_parallel.report.switches import switch_savings
 from darts_parallel.report.text import (
     DOES_NOT_FIT,
-    NOTABLE_RISK,
     STOPPED,
     Takers,
     baseline_claim,
     known_of,
-    memory_colour,
     report_notes,
     report_tables,
     stages_line,
 )
 
-MOST_STAGES = 8
-"""Different lines of stages up to which all are printed."""
 NOTABLE_TIME = 0.01
 """Share of the iteration from which on a cause is printed."""
 
@@ -67,7 +57,7 @@ def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> 
             console.print(Text(note))
         return tables
     console.print()
-    console.print(stage_lines(outcome))
+    console.print(stage_table(outcome))
     console.print(Text(_times(outcome)))
     if outcome.answers:
         console.print()
@@ -146,101 +136,6 @@ def _training_words(problem: Problem) -> str:
     words = f"{batch} · {training.precision} · {training.optimizer} · {framework}"
     missing = uncalibrated(problem)
     return f"{words} · no runs: {', '.join(missing)}" if missing else words
-
-
-class _StageLine(NamedTuple):
-    """A line of the table of stages; equal stages share it."""
-
-    device: str
-    counts: tuple[tuple[str, int], ...]
-    """Layers of every kind."""
-    strategies: str
-    time: str
-    memory: str
-    chance: str
-
-
-def stage_lines(outcome: Outcome) -> Table:
-    """Return a line for all stages that are equal; of many lines the first, last, slowest and fullest."""
-    cost = outcome.cost
-    lines: dict[_StageLine, list[int]] = {}
-    for stage in range(outcome.plan.pp):
-        lines.setdefault(_stage_line(outcome, stage), []).append(stage)
-    rows = list(lines.items())
-    if len(rows) > MOST_STAGES:
-        full = [
-            used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
-        ]
-        shown = {0, outcome.plan.pp - 1, full.index(max(full))}
-        if cost.stage_times_s:
-            shown.add(cost.stage_times_s.index(max(cost.stage_times_s)))
-        rows = [row for row in rows if shown & set(row[1])]
-    columns = [("stage", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left")]
-    columns += [("micro-batch", "right")] * bool(cost.stage_times_s)
-    columns.append(("memory", "right"))
-    risky = any(line.chance for line in lines)
-    table = table_of(None, *columns, *[("risk", "right")] * risky)
-    for line, stages in rows:
-        table.add_row(*_stage_cells(outcome, line, stages)[: len(table.columns)])
-    hidden = len(lines) - len(rows)
-    if hidden:
-        table.add_row("", "", one_line(f"{hidden} more in report.html"), style="dim")
-    return table
-
-
-def _stage_line(outcome: Outcome, stage: int) -> _StageLine:
-    """Return what the report says of a stage."""
-    plan, cost, sure = outcome.plan, outcome.cost, outcome.sure
-    layers = _layers_of(plan, [stage])
-    kinds = Counter(outcome.problem.model.layers[i].kind for i in layers)
-    labels = Counter(plan.layers[i].label() for i in layers)
-    time = chance = ""
-    if cost.stage_times_s:
-        time = seconds(cost.stage_times_s[stage])
-    if sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK:
-        chance = percent(sure.out_of_memory[stage], 0)
-    cluster = outcome.problem.cluster.arranged(plan.node_order)
-    device = "" if cluster.homogeneous else f" {cluster.stage_group(stage, plan.pp).device.name}"
-    strategies = ", ".join(f"{count} × {label}" for label, count in labels.most_common())
-    unit, unit_bytes = memory_unit(cost.capacity_bytes[stage])
-    used = cost.memory_bytes[stage]
-    memory = f"{used / unit_bytes:.1f} {unit} {percent(used / cost.capacity_bytes[stage], 0):>5}"
-    return _StageLine(device, tuple(kinds.items()), strategies, time, memory, chance)
-
-
-def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> list[str | Text]:
-    """Return the cells of stages that share a line."""
-    plan, cost, first = outcome.plan, outcome.cost, stages[0]
-    cluster = outcome.problem.cluster.arranged(plan.node_order)
-    size = cluster.num_devices // plan.pp
-    ranks = [cluster.pipeline_ranks[k * size + i] for k in stages for i in range(size)]
-    held = _layers_of(plan, stages)
-    kinds = [outcome.problem.model.layers[i].kind for i in held]
-    layers = one_line(_names(outcome, held) + kind_counts(kinds, 0, len(kinds)))
-    cells: list[str | Text] = [
-        rank_ranges(stages),
-        rank_ranges(ranks) + line.device,
-        layers,
-        one_line(line.strategies),
-    ]
-    times: list[str | Text] = []
-    if cost.stage_times_s:
-        slowest = cost.stage_times_s[first] == max(cost.stage_times_s)
-        times.append(Text(line.time, "bold" if slowest else ""))
-    colour = memory_colour(cost.memory_bytes[first] / cost.capacity_bytes[first])
-    return [*cells, *times, Text(line.memory, colour), line.chance]
-
-
-def _layers_of(plan: Plan, stages: Iterable[int]) -> list[int]:
-    """Return the layers of some stages, in the order of the model."""
-    return [layer for layer, stage in enumerate(plan.stage_of_layer) if stage in stages]
-
-
-def _names(outcome: Outcome, layers: Sequence[int]) -> str:
-    """Return the names of layers, a range for every run without a hole."""
-    runs = groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
-    names = ([outcome.layer_names[layer] for _, layer in run] for _, run in runs)
-    return "; ".join(map(layer_ranges, names))
 
 
 def _times(outcome: Outcome) -> str:

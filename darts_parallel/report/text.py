@@ -1,27 +1,24 @@
 """The report for people: the plan, where its time and memory go, and what is proven about it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from math import exp, isfinite
 
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.exact import USEFUL_SLACK, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import STEP, Intervals, offload_slopes, out_of_memory
-from darts_parallel.plans import LayerStrategy, Plan, left_out
-from darts_parallel.problem import GIB, Problem, memory_unit, order_label
-from darts_parallel.report.format import fits_label, kind_counts, rank_ranges, table_of, term_words
-from darts_parallel.report.format import layer_ranges as layer_ranges
+from darts_parallel.plans import Plan, left_out
+from darts_parallel.problem import GIB, Problem, order_label
+from darts_parallel.report.format import fits_label, table_of, term_words
 from darts_parallel.report.format import number as _number
 from darts_parallel.report.format import percent as _percent
-from darts_parallel.report.format import run_lengths as run_lengths
 from darts_parallel.report.format import seconds as _seconds
 from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.stages import stage_table
 from darts_parallel.report.switches import averaged_switches
 
 Takers = Callable[[Plan], Sequence[str]]
@@ -89,9 +86,6 @@ def _alternative_words(outcome: Outcome, other: Plan, takers: Takers | None) -> 
 
 NOTABLE = 5e-4
 """Relative differences below this read as none."""
-MEMORY_WARNING = 0.95
-NOTABLE_RISK = 0.05
-"""Chance of running out of memory from which on the table of stages says it."""
 DOES_NOT_FIT = "This plan does not fit: a stage is over its memory or breaks a rule."
 STOPPED = {
     None: "",
@@ -171,7 +165,7 @@ def report_tables(
         takers: Names the trainers that take a plan, for the table of alternatives.
     """
     elasticities = outcome.elasticities or {}
-    tables = [_stage_table(outcome, sure)]
+    tables = [stage_table(outcome, every=True)]
     if outcome.plan.offload:
         tables.append(_offload_table(outcome.problem, outcome.plan))
     tables.append(_time_table(outcome.cost))
@@ -207,74 +201,6 @@ def _indistinguishable(outcome: Outcome, known: Intervals | None) -> Iterator[st
     if any(known.indistinguishable(best, seconds) for seconds, _ in outcome.result.alternatives):
         width = 100 * (exp(known.difference) - 1.0)
         yield f"≈ too close to call: below {width:.0f} % the model may rank plans wrongly"
-
-
-def _stage_table(outcome: Outcome, sure: Intervals | None = None) -> Table:
-    """Return a row a stage: its ranks, layers, strategies, seconds and memory."""
-    problem = outcome.problem
-    plan = outcome.plan
-    cost = outcome.cost
-    columns = [("k", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left")]
-    if cost.stage_times_s:
-        columns.append(("s/micro-batch", "right"))
-    columns.append(("memory / capacity", "right"))
-    # the chance of running out of memory is worth a column only where there is one
-    risks: Sequence[float] = () if sure is None else sure.out_of_memory
-    risky = max(risks, default=0.0) >= NOTABLE_RISK
-    if risky:
-        columns.append(("out of memory", "right"))
-    table = table_of("\nStages", *columns)
-    slowest = max(cost.stage_times_s, default=0.0)
-    for stage in range(plan.pp):
-        cells = [str(stage), _ranks_cell(problem, plan, stage), *_layer_cells(outcome, stage)]
-        times: list[str | Text] = []
-        if cost.stage_times_s:
-            seconds = cost.stage_times_s[stage]
-            times.append(Text(_number(seconds, slowest), "bold" if seconds == slowest else ""))
-        chance = [f"{100 * risks[stage]:.0f} %"] if risky else []
-        memory = _memory_cell(cost.memory_bytes[stage], cost.capacity_bytes[stage])
-        table.add_row(*cells, *times, memory, *chance)
-    return table
-
-
-def _ranks_cell(problem: Problem, plan: Plan, stage: int) -> str:
-    """Return the ranks of a stage, and its device where the cluster has several."""
-    cluster = problem.cluster.arranged(plan.node_order)
-    size = cluster.num_devices // plan.pp
-    ranks = rank_ranges(cluster.pipeline_ranks[stage * size : (stage + 1) * size])
-    if cluster.homogeneous:
-        return ranks
-    return f"{ranks} {escape(cluster.stage_group(stage, plan.pp).device.name)}"
-
-
-def _layer_cells(outcome: Outcome, stage: int) -> tuple[str, str]:
-    """Return the layers of a stage, chunk by chunk, and their strategies."""
-    plan = outcome.plan
-    names = outcome.layer_names
-    kinds = [layer.kind for layer in outcome.problem.model.layers]
-    ranges = []
-    strategies: list[LayerStrategy] = []
-    for device, (first, end) in zip(plan.chunk_devices, pairwise(plan.boundaries), strict=True):
-        if device != stage:
-            continue
-        ranges.append(layer_ranges(names[first:end]) + kind_counts(kinds, first, end))
-        strategies += plan.layers[first:end]
-    return "; ".join(ranges), run_lengths(strategies)
-
-
-def _memory_cell(used: float, capacity: float) -> Text:
-    """Return bytes over capacity, coloured where little or nothing is left."""
-    share = used / capacity
-    unit, unit_bytes = memory_unit(capacity)
-    pair = f"{used / unit_bytes:.1f} / {capacity / unit_bytes:.1f}"
-    return Text(f"{pair} {unit} {100 * share:>3.0f} %", memory_colour(share))
-
-
-def memory_colour(share: float) -> str:
-    """Return the colour of a share of a device's memory, where little or nothing is left."""
-    if share > 1:
-        return "red"
-    return "yellow" if share > MEMORY_WARNING else ""
 
 
 def _offload_table(problem: Problem, plan: Plan) -> Table:

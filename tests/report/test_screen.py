@@ -9,7 +9,7 @@ import pytest
 from darts_parallel import load_problem, plan
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.screen import stage_lines
+from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
 from tests.report.conftest import FoundPlan
 from tests.support.screen import default_lines, printed, readme_lines
@@ -72,7 +72,7 @@ def test_equal_stages_share_a_line(found: FoundPlan) -> None:
         capacity_bytes=(2e8,) * 4,
     )
     plan = replace(found.plan, boundaries=(0, 2, 3, 4, 6), layers=found.plan.layers[:1] * 6)
-    table = stage_lines(Outcome(found.problem, plan, cost))
+    table = stage_table(Outcome(found.problem, plan, cost))
     assert list(table.columns[0].cells) == ["0", "1-2", "3"]
     assert str(list(table.columns[2].cells)[1]) == "layers 1-2"
 

@@ -1,0 +1,138 @@
+"""The table of stages: ranks, layers, strategies, seconds and memory."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from darts_parallel.plans import Plan
+from darts_parallel.problem import memory_unit
+from darts_parallel.report.format import (
+    kind_counts,
+    layer_ranges,
+    one_line,
+    percent,
+    rank_ranges,
+    run_lengths,
+    seconds,
+    table_of,
+)
+from darts_parallel.report.outcome import Outcome
+
+MOST_STAGES = 8
+"""Different lines of stages up to which all are printed."""
+NOTABLE_RISK = 0.05
+"""Chance of running out of memory from which on the table says it."""
+MEMORY_WARNING = 0.95
+
+
+class _StageLine(NamedTuple):
+    """A line of the table of stages; equal stages share it."""
+
+    device: str
+    counts: tuple[tuple[str, int], ...]
+    """Layers of every kind."""
+    strategies: str
+    time: str
+    memory: str
+    chance: str
+
+
+def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
+    """Return a line for all stages that are equal; of many lines the first, last, slowest and fullest.
+
+    Args:
+        every: Each stage has a line of its own.
+    """
+    cost = outcome.cost
+    lines: dict[tuple[int, _StageLine], list[int]] = {}
+    for stage in range(outcome.plan.pp):
+        line = _stage_line(outcome, stage, every)
+        lines.setdefault((stage * every, line), []).append(stage)
+    rows = [(line, stages) for (_, line), stages in lines.items()]
+    if len(rows) > MOST_STAGES and not every:
+        full = [
+            used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
+        ]
+        shown = {0, outcome.plan.pp - 1, full.index(max(full))}
+        if cost.stage_times_s:
+            shown.add(cost.stage_times_s.index(max(cost.stage_times_s)))
+        rows = [row for row in rows if shown & set(row[1])]
+    columns = [("stage", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left")]
+    columns += [("micro-batch", "right")] * bool(cost.stage_times_s)
+    columns.append(("memory", "right"))
+    risky = any(line.chance for _, line in lines)
+    table = table_of("\nStages" if every else None, *columns, *[("risk", "right")] * risky)
+    for line, stages in rows:
+        table.add_row(*_stage_cells(outcome, line, stages)[: len(table.columns)])
+    hidden = len(lines) - len(rows)
+    if hidden:
+        table.add_row("", "", one_line(f"{hidden} more in report.html"), style="dim")
+    return table
+
+
+def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:
+    """Return what the report says of a stage."""
+    plan, cost, sure = outcome.plan, outcome.cost, outcome.sure
+    layers = _layers_of(plan, [stage])
+    kinds = Counter(outcome.problem.model.layers[i].kind for i in layers)
+    time = chance = ""
+    if cost.stage_times_s:
+        time = seconds(cost.stage_times_s[stage])
+    if sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK:
+        chance = percent(sure.out_of_memory[stage], 0)
+    cluster = outcome.problem.cluster.arranged(plan.node_order)
+    device = "" if cluster.homogeneous else f" {cluster.stage_group(stage, plan.pp).device.name}"
+    labels = Counter(plan.layers[i].label() for i in layers)
+    strategies = ", ".join(f"{count} × {label}" for label, count in labels.most_common())
+    if every:
+        strategies = run_lengths([plan.layers[i] for i in layers])
+    unit, unit_bytes = memory_unit(cost.capacity_bytes[stage])
+    used = cost.memory_bytes[stage]
+    memory = f"{used / unit_bytes:.1f} {unit} {percent(used / cost.capacity_bytes[stage], 0):>5}"
+    return _StageLine(device, tuple(kinds.items()), strategies, time, memory, chance)
+
+
+def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> list[str | Text]:
+    """Return the cells of stages that share a line."""
+    plan, cost, first = outcome.plan, outcome.cost, stages[0]
+    cluster = outcome.problem.cluster.arranged(plan.node_order)
+    size = cluster.num_devices // plan.pp
+    ranks = [cluster.pipeline_ranks[k * size + i] for k in stages for i in range(size)]
+    held = _layers_of(plan, stages)
+    kinds = [outcome.problem.model.layers[i].kind for i in held]
+    layers = one_line(_names(outcome, held) + kind_counts(kinds, 0, len(kinds)))
+    cells: list[str | Text] = [
+        rank_ranges(stages),
+        rank_ranges(ranks) + line.device,
+        layers,
+        one_line(line.strategies),
+    ]
+    times: list[str | Text] = []
+    if cost.stage_times_s:
+        slowest = cost.stage_times_s[first] == max(cost.stage_times_s)
+        times.append(Text(line.time, "bold" if slowest else ""))
+    colour = _memory_colour(cost.memory_bytes[first] / cost.capacity_bytes[first])
+    return [*cells, *times, Text(line.memory, colour), line.chance]
+
+
+def _layers_of(plan: Plan, stages: Iterable[int]) -> list[int]:
+    """Return the layers of some stages, in the order of the model."""
+    return [layer for layer, stage in enumerate(plan.stage_of_layer) if stage in stages]
+
+
+def _names(outcome: Outcome, layers: Sequence[int]) -> str:
+    """Return the names of layers, a range for every run without a hole."""
+    runs = groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
+    names = ([outcome.layer_names[layer] for _, layer in run] for _, run in runs)
+    return "; ".join(map(layer_ranges, names))
+
+
+def _memory_colour(share: float) -> str:
+    """Return the colour of a share of a device's memory, where little or nothing is left."""
+    if share > 1:
+        return "red"
+    return "yellow" if share > MEMORY_WARNING else ""
