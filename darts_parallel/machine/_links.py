@@ -136,8 +136,7 @@ def _cases(
 
     ring = (len(ranks) - 1) / len(ranks) * size * sharing
     steps = log2(len(ranks))
-    return [
-        (MessageTime("all-reduce", size, 0.0, 2 * ring, 2 * steps), all_reduce),
-        (MessageTime("all-gather", size, 0.0, ring, steps), all_gather),
-        (MessageTime("there and back", size, 0.0, 2.0 * size * sharing, 2.0), there_and_back),
-    ]
+    reduced = MessageTime("all-reduce", size, 0.0, 2 * ring, 2 * steps)
+    gathered = MessageTime("all-gather", size, 0.0, ring, steps)
+    exchanged = MessageTime("there and back", size, 0.0, 2.0 * size * sharing, 2.0)
+    return [(reduced, all_reduce), (gathered, all_gather), (exchanged, there_and_back)]

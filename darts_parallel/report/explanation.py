@@ -384,44 +384,25 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     if not console.is_terminal:
         console.width = max(console.width, PIPED_WIDTH)
     console.print(f"\nThe model has {explanation.num_parameters:,} parameters.", highlight=False)
-    memory = _Unit("GiB", GIB, 4)
-    console.print(_lines_table("Memory of a device, by stage", explanation.memory, memory))
-    milliseconds = _Unit("ms", 1e-3, 4)
+    memory = _lines_table("Memory of a device, by stage", explanation.memory, "GiB", GIB)
     micro_batch = explanation.micro_batch
-    console.print(_lines_table("Seconds of a micro-batch, by stage", micro_batch, milliseconds))
-    seconds = _Unit("s", 1.0, 6)
-    console.print(_lines_table("Seconds of an iteration", explanation.iteration, seconds))
+    console.print(memory)
+    console.print(_lines_table("Seconds of a micro-batch, by stage", micro_batch, "ms", 1e-3))
+    console.print(_lines_table("Seconds of an iteration", explanation.iteration, "s", 1.0))
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """How a table prints its numbers."""
-
-    name: str
-    size: float
-    digits: int
-
-    def text(self, value: float) -> str:
-        return f"{value / self.size:.{self.digits}f}"
-
-
-def _lines_table(title: str, lines: list[Line], unit: _Unit) -> Table:
-    """Return a table of terms, with a sum under each stage."""
-    table = Table(
-        title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
-    )
-    for header in ("stage", "layers", "term", unit.name, "formula", "source"):
-        if header == unit.name:
-            table.add_column(header, justify="right", overflow="fold")
-        else:
-            table.add_column(header, justify="left", overflow="fold")
+def _lines_table(title: str, lines: list[Line], unit: str, size: float) -> Table:
+    """Return a table of terms, with a sum under each stage; of whole seconds with six decimals."""
+    digits = 6 if size == 1.0 else 4
+    words = [("stage", "left"), ("layers", "left"), ("term", "left"), (unit, "right")]
+    table = table_of(f"\n{title}", *words, ("formula", "left"), ("source", "left"))
     for stage in dict.fromkeys(line.stage for line in lines):
         mine = [line for line in lines if line.stage == stage]
         name = "" if stage is None else str(stage)
         for line in mine:
             term = line.term.replace("_", " ")
-            value = unit.text(line.value)
+            value = f"{line.value / size:.{digits}f}"
             table.add_row(name, line.layers, term, value, line.formula, line.source)
-        total = unit.text(sum(line.value for line in mine))
+        total = f"{sum(line.value for line in mine) / size:.{digits}f}"
         table.add_row(name, "", "sum", total, "", "", style="bold")
     return table
