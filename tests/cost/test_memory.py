@@ -9,8 +9,10 @@ from torch import Tensor
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.cost.memory import (
     KeptTensors,
+    StateBytes,
     activation_bytes,
     between_passes,
+    gathered_bytes,
     state_bytes,
     static_bytes,
 )
@@ -105,3 +107,9 @@ def test_states_are_those_of_the_zero_paper(zero_stage: int, bytes_per_parameter
     )
     size = static_bytes(parameters, dp, zero, state_bytes("fp16", "adam"))
     assert float(size) == pytest.approx(1000 * bytes_per_parameter)
+
+
+def test_zero_gathers_gradients_from_stage_2_and_parameters_at_stage_3() -> None:
+    state = StateBytes(parameter=2.0, gradient=4.0, optimizer=12.0)
+    stages = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    assert gathered_bytes(torch.tensor(10.0), stages, state).tolist() == [0.0, 0.0, 40.0, 60.0]

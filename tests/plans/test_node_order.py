@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from darts_parallel.plans._fields import node_order_of
+from darts_parallel.errors import PlanError
+from darts_parallel.plans._fields import node_order_of, offload_of
 
 CLUSTER = {"nodes": [{"count": 2, "gpus": 2}, {"count": 1, "gpus": 4}]}
 """Nodes 0 and 1 have the ranks 0-1 and 2-3, node 2 has the ranks 4-7."""
@@ -34,6 +35,20 @@ def test_ranks_imply_the_order_of_whole_nodes(
     ranks: tuple[list[Any], ...], expected: tuple[int, ...]
 ) -> None:
     assert order(*ranks) == expected
+
+
+@pytest.mark.parametrize(
+    "group", [{"count": 1, "gpus": 0}, {"count": -1, "gpus": -2}, {"count": "1"}]
+)
+def test_nodes_without_gpus_imply_no_order(group: dict[str, Any]) -> None:
+    assert order([0], cluster={"nodes": [group]}) == ()
+
+
+@pytest.mark.parametrize(("share", "near"), [(1.5, 1.0), (-0.5, 0.0), (True, 0.0), ("half", 0.0)])
+def test_a_share_outside_0_to_1_is_answered_with_the_closest_one(share: Any, near: float) -> None:
+    stages = [{"offload": {"activation": share}}]
+    with pytest.raises(PlanError, match=rf"must lie between 0 and 1; try {near}\.$"):
+        offload_of(stages, (0,))
 
 
 def test_chunks_repeat_ranks_and_files_without_a_cluster_imply_nothing() -> None:
