@@ -1,11 +1,10 @@
 """Plan jobs for every trainer, as the command does it, and show what an engineer would sign.
 
-    python -m experiments.answers                                     # 12 jobs x 8 trainers, some 15 minutes
-    python -m experiments.answers problems=[llama3_8b_h100] trainers=[none,megatron]
+    python -m experiments.answers                                     # 12 jobs x 7 trainers, some 15 minutes
 
 Every row is one run of `darts-parallel … trainer=NAME` with its defaults (`space.out_of_memory=0.2`), read
-from its plan.json: seconds, ±, the chance that the whole job fits, the ladder; and the command's own seconds.
-A trainer that takes no plan of a job is named with the command's reason.
+from its plan.json: seconds, the chance that the whole job fits, and the same trainer's best uniform plan. A
+pair without a plan has the command's reason, and the line of the trainer's source that forbids it.
 """
 
 import json
@@ -15,11 +14,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from csv import DictReader
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from darts_parallel.config import require_members, run_main
+import yaml
+
+from darts_parallel.config import EXPORTS, run_main
 from darts_parallel.report import markdown_table
 from experiments.study import Report, Study, StudyOptions, run_study
 
@@ -38,35 +41,19 @@ PROBLEMS = {
     "nemotron_h_8b_h100": "model=nemotron_h_8b cluster=h100_8x8",
 }
 """Arguments of the command, by the name of a job."""
-TRAINERS = (
-    "none",
-    "megatron",
-    "torchtitan",
-    "deepspeed",
-    "accelerate",
-    "nanotron",
-    "galvatron",
-    "torch",
-)
-EARLIER = Path(__file__).parent / "data" / "answers_923a01c.csv"
-"""Answers of commit 923a01c to the same jobs; its rule was that the median peak fits."""
+DATA = Path(__file__).parent / "data"
+EARLIER = DATA / "answers_8f9112a.csv"
+"""Answers of commit 8f9112a to the same jobs, by its own cost model: its page, run at be73a1f."""
+REFUSALS = DATA / "refusals.yaml"
+LIMIT = 600.0
+"""Longest seconds of a command; one that takes longer counts as without an answer."""
 WHOLE = 0.2
 """Chance of running out that the command asks for by default."""
-
-
-@dataclass
-class AnswerOptions(StudyOptions):
-    """Command line of `python -m experiments.answers`."""
-
-    problems: list[str] = field(default_factory=lambda: list(PROBLEMS))
-    trainers: list[str] = field(default_factory=lambda: list(TRAINERS))
-    seconds: float = 600.0
-    """Longest time of a command; one that takes longer counts as without an answer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_members("problems", self.problems, tuple(PROBLEMS))
-        require_members("trainers", self.trainers, TRAINERS)
+HEADER = ["job", "trainer", "plan", "s", "uniform s", "fits %", "command s"]
+HEADER += ["8f9112a", "its s", "its fits %"]
+BLANK = ("", "", "")
+TIED = 0.01
+"""`search.tie`: seconds that a plan which is easier to run may cost above the fastest one."""
 
 
 @dataclass(frozen=True)
@@ -77,30 +64,30 @@ class TrainerAnswer:
     trainer: str
     plan: str = ""
     """Degrees, micro-batches and schedule in a line."""
-    iteration_time_s: float = float("nan")
-    half_width: float = float("nan")
-    """Half the 80 % interval of the seconds, as a share of them."""
-    fits: float = float("nan")
+    iteration_time_s: float = inf
+    uniform_s: float = inf
+    """Seconds of the trainer's best uniform plan, where the exhaustive search ended."""
+    fits: float = 0.0
     """Chance that no device of the job runs out of memory."""
-    ladder: str = ""
-    command_s: float = float("nan")
+    warned: bool = False
+    """Whether the report says that no plan keeps the chance."""
+    command_s: float = 0.0
     """Wall-clock seconds of the whole command."""
     reason: str = ""
     """Why there is no plan."""
+
+    @property
+    def slower(self) -> bool:
+        """Whether it is slower than the uniform plan by more than ties may cost."""
+        return self.iteration_time_s > self.uniform_s * (1.0 + TIED) * (1.0 + 1e-9)
 
 
 def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
     """Run one command in a process of its own and read its plan file."""
     problem, trainer, limit = task
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "darts_parallel",
-            *PROBLEMS[problem].split(),
-            f"trainer={trainer}",
-            f"hydra.run.dir={folder}/run",
-        ]
+        command = [sys.executable, "-m", "darts_parallel", *PROBLEMS[problem].split()]
+        command += [f"trainer={trainer}", f"hydra.run.dir={folder}/run"]
         began = time.monotonic()
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -109,103 +96,85 @@ def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
         seconds = time.monotonic() - began
         if done.returncode:
             reason = " ".join((done.stderr or done.stdout).split())
-            return [TrainerAnswer(problem, trainer, command_s=seconds, reason=reason[:120])]
+            return [TrainerAnswer(problem, trainer, command_s=seconds, reason=reason)]
         found = json.loads(Path(folder, "run", "plan.json").read_text(encoding="utf-8"))
-    return [read_answer(problem, trainer, found, seconds)]
+    warned = "that keeps space.out_of_memory" in done.stdout or "no plan keeps" in done.stdout
+    return [read_answer(TrainerAnswer(problem, trainer, warned=warned, command_s=seconds), found)]
 
 
-def read_answer(
-    problem: str,
-    trainer: str,
-    found: dict[str, Any],
-    seconds: float,
-) -> TrainerAnswer:
-    """Read a plan file."""
+def read_answer(row: TrainerAnswer, found: dict[str, Any]) -> TrainerAnswer:
+    """Return a row with what a plan file says."""
     predicted = found["predicted"]
     degrees = found["parallelism"]
-    low, high = predicted["iteration_time_interval_s"]
     equal = " · ".join(f"{key} {degrees[key]}" for key in ("dp", "tp", "pp") if degrees[key])
     chosen = predicted["iteration_time_s"]
-    rungs = (
-        f"{100 * (rung['seconds'] / chosen - 1):+.1f} % ({100 * (1 - rung['chance']):.0f} %)"
-        for rung in found["ladder"]
-        if rung["plan"] != "plan.json"
-    )
     batches = f"{degrees['micro_batch_size'] or 'layer-wise'} × {found['num_micro_batches']}"
-    return TrainerAnswer(
-        problem,
-        trainer,
-        f"{equal} · {batches}",
-        chosen,
-        (high - low) / (2 * chosen),
-        1 - predicted["out_of_memory_probability"],
-        ", ".join(rungs),
-        seconds,
-    )
+    checks = found["verification"].values()
+    checks = [own for own in checks if own["space"] == "uniform" and own["proven"]]
+    uniform = [own["iteration_time_s"] for own in checks if own["iteration_time_s"]]
+    row = replace(row, plan=f"{equal} · {batches}", iteration_time_s=chosen)
+    fits = 1 - predicted["out_of_memory_probability"]
+    return replace(row, uniform_s=min(uniform, default=inf), fits=fits)
+
+
+def forbidden_by(row: TrainerAnswer, sources: Sequence[dict[str, str]]) -> str:
+    """Return the line of a trainer's source that forbids a job, and what it says; empty: not known."""
+    for own in sources:
+        if own["trainer"] == row.trainer and own["words"] in row.reason:
+            return f"`{own['line']}`: {own['says']}"
+    return ""
 
 
 def report(rows: Sequence[TrainerAnswer]) -> Report:
-    """Return a line a job and trainer, those that take nothing in a list of their own."""
-    earlier: dict[tuple[str, str], dict[str, str]] = {}
-    if EARLIER.is_file():
-        with EARLIER.open(encoding="utf-8", newline="") as lines:
-            earlier = {(row["problem"], row["trainer"]): row for row in DictReader(lines)}
-    cells = []
-    none = []
-    for row in rows:
-        if row.reason:
-            none.append(f"- {row.problem}, {row.trainer}: {row.reason}")
-            continue
-        old = earlier.get((row.problem, row.trainer), {})
-        told = f"{row.command_s:.1f}"
-        figures = (
-            f"{row.iteration_time_s:.4g}",
-            f"{100 * row.half_width:.0f}",
-            f"{100 * row.fits:.0f}",
-        )
-        before = (old.get(name, "") for name in ("plan", "seconds", "fits"))
-        cells.append((row.problem, row.trainer, row.plan, *figures, row.ladder, told, *before))
-    risky = [row for row in rows if not row.reason and row.fits < 1 - WHOLE]
+    """Return a line a job and trainer, those that take nothing in a table of their own."""
+    with EARLIER.open(encoding="utf-8", newline="") as lines:
+        earlier = {(row["problem"], row["trainer"]): row for row in DictReader(lines)}
+    text = REFUSALS.read_text(encoding="utf-8")
+    sources = yaml.safe_load(text)  # type: ignore[no-untyped-call]
     said = [row for row in rows if not row.reason]
-    header = (
-        "job",
-        "trainer",
-        "plan",
-        "s",
-        "± %",
-        "fits %",
-        "ladder (fits)",
-        "command s",
-        "923a01c",
-        "its s",
-        "its fits %",
-    )
-    names = ", ".join(f"{row.problem} for {row.trainer}" for row in risky) or "none"
+    none = [row for row in rows if row.reason]
+    old = [earlier.get((row.problem, row.trainer), {}) for row in said]
+    pairs = zip(said, old, strict=True)
+    cells = [
+        (*_cells(row), *map(own.get, ("plan", "seconds", "fits"), BLANK)) for row, own in pairs
+    ]
+    refused = [
+        (row.problem, row.trainer, row.reason[:120], forbidden_by(row, sources)) for row in none
+    ]
+    risky = [row.warned for row in said if row.fits < 1 - WHOLE]
+    slower = sum(row.slower for row in said)
     verdict = (
-        f"{len(said)} of {len(rows)} pairs have a plan; a chance above {100 * WHOLE:.0f} % to run out of "
-        f"memory have {len(risky)} of them: {names}."
+        f"{len(said)} of {len(rows)} pairs have a plan, {len(none)} have a reason. {len(risky)} plans run "
+        f"out of memory with more than {100 * WHOLE:.0f} %; no plan keeps that in {sum(risky)} of them. "
+        f"{slower} plans are more than {100 * TIED:.0f} % slower than the same trainer's best uniform plan; "
+        "up to that, `search.tie` takes the plan that is easier to run."
     )
+    table = markdown_table(HEADER, cells, (0, 1, 2, 7))
     jobs = [f"- {name}: `darts-parallel {told}`" for name, told in PROBLEMS.items()]
-    table = markdown_table(header, cells, (0, 1, 2, 6, 8))
-    return Report(verdict, "Jobs:", jobs, table, "No plan:" if none else "", none)
+    why = markdown_table(("job", "trainer", "no plan", "source"), refused, (0, 1, 2, 3))
+    return Report(verdict, "Jobs:", jobs, table, why)
 
 
-def run(options: AnswerOptions) -> int:
+def _cells(row: TrainerAnswer) -> list[str]:
+    """Return the cells of a plan."""
+    figures = (row.iteration_time_s, row.uniform_s)
+    seconds = [f"{value:.4g}" if isfinite(value) else "" for value in figures]
+    rest = (f"{100 * row.fits:.0f}", f"{row.command_s:.1f}")
+    return [row.problem, row.trainer, row.plan, *seconds, *rest]
+
+
+def run(options: StudyOptions) -> int:
     """Run all commands; returns the exit status."""
     study = Study(
         "answers",
         "Which plan does each trainer get, and does it fit?",
-        "whether the plans run: seconds and chances are the cost model's; 923a01c's are by its own figures.",
+        "whether the plans run: seconds and chances are the cost model's; 8f9112a's are by its own figures.",
         answer,
         report,
     )
-    tasks = {
-        f"{problem}, {trainer}": (problem, trainer, options.seconds)
-        for problem in options.problems
-        for trainer in options.trainers
-    }
-    return run_study(study, tasks, options)
+    pairs = product(PROBLEMS, EXPORTS)
+    return run_study(study, {", ".join(pair): (*pair, LIMIT) for pair in pairs}, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.answers", __doc__, AnswerOptions, run))
+    raise SystemExit(run_main("experiments.answers", __doc__, StudyOptions, run))
