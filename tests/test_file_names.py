@@ -38,6 +38,8 @@ OTHER_PROJECTS = {
     "deepspeed/runtime/config.py",
     "examples/bert/pretrain_bert.py",
     "galvatron/core/runtime/hybrid_parallel_config.py",
+    "galvatron/core/runtime/models/builder.py",
+    "gpt_builders.py",
     "megatron/core/datasets/data_schedule.py",
     "megatron/core/datasets/data_schedule_utils.py",
     "megatron/core/models/hybrid/hybrid_layer_allocation.py",
@@ -47,7 +49,14 @@ OTHER_PROJECTS = {
     "pytorch/module/layernorm_linear.py",
     "runtime/engine.py",
     "src/accelerate/parallelism_config.py",
+    "src/nanotron/config/models_config.py",
+    "src/nanotron/helpers.py",
+    "src/nanotron/models/llama.py",
+    "src/nanotron/trainer.py",
+    "torchtitan/config/configs.py",
     "torchtitan/distributed/activation_checkpoint.py",
+    "torchtitan/models/__init__.py",
+    "torchtitan/models/common/decoder.py",
 }
 """Sources that the formulas and exporters cite from other projects."""
 
