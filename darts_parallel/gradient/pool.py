@@ -226,7 +226,13 @@ class PlanPool:
             self._keep_rows(candidate, outer, rows, times)
         self.note(self.best_time)
 
-    def _keep_rows(self, candidate: TablePlans, outer: int, rows: Tensor, times: Tensor) -> None:
+    def _keep_rows(
+        self,
+        candidate: TablePlans,
+        outer: int,
+        rows: Tensor,
+        times: Tensor,
+    ) -> None:
         """Keep those of some rows, fastest first, that are faster than what is kept."""
         key = (candidate.table, outer)
         kept = self.entries.get(key, [])
