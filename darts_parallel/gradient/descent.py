@@ -36,7 +36,8 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from operator import attrgetter
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +97,18 @@ HARD_PRUNE_FACTOR = 3.0
 """Factor on `PRUNE_MARGIN` at which hard plans alone drop a pipeline configuration."""
 POLISH_SHARE = 0.5
 """Share of the time limit that is left for polishing: an unpolished plan is worth little."""
+
+
+class RoundedRestart(NamedTuple):
+    """Hold the plan of a restart at the end."""
+
+    merit: float
+    """Rank of the plan; lower is better."""
+    group: RestartBatch
+    row: int
+    """Number of the restart among the `O * R` of its group."""
+    plan: HardPlans
+
 
 OnRecord = Callable[[StepRecord], None]
 Tables = Sequence[CostTable]
@@ -424,25 +437,29 @@ class GradientSearch:
 
         The closest whole boundaries rank all restarts. Those of the best ones are then searched.
         """
-        ranked: list[tuple[float, int, RestartBatch, int, HardPlans]] = []
+        ranked: list[RoundedRestart] = []
         for group in self.groups:
             if group.averages is None:
                 group.remember(group.relax(self.schedules(), None), 1)
             plans = group.average_plans().plans
-            table = self.pool.tables[group.table_index]
-            for row, merit in enumerate(merits(table, plans).tolist()):
-                ranked.append((merit, len(ranked), group, row, plans[row : row + 1]))
-        ranked.sort()
-        merit, _, group, _, best = ranked[0]
-        index = group.table_index
-        simulated = group.table.pipeline.simulated
-        if self.space_kind != "layerwise" or simulated:
-            return index, best
-        for _, _, group, row, _ in ranked[:ROUNDED_RESTARTS]:
-            plan, found = group.rounding(row, self.pool.tables[group.table_index]).search()
-            if found < merit:
-                merit, index, best = found, group.table_index, plan
-        return index, best
+            found = merits(self.pool.tables[group.table_index], plans)
+            for row, merit in enumerate(found.tolist()):
+                plan = plans[row : row + 1]
+                ranked.append(RoundedRestart(merit, group, row, plan))
+        ranked.sort(key=attrgetter("merit"))
+        best = ranked[0]
+        simulated = best.group.table.pipeline.simulated
+        if self.space_kind == "layerwise" and not simulated:
+            best = min(map(self._searched, ranked[:ROUNDED_RESTARTS]), key=attrgetter("merit"))
+        return best.group.table_index, best.plan
+
+    def _searched(self, restart: RoundedRestart) -> RoundedRestart:
+        """Return a restart with its stage boundaries rounded by a search."""
+        group = restart.group
+        table = self.pool.tables[group.table_index]
+        rounding = group.rounding(restart.row, table)
+        plan, merit = rounding.search()
+        return restart._replace(plan=plan, merit=merit)
 
     def result(self, fitted: PricedPlan, records: list[StepRecord]) -> SearchResult:
         """Describe the search that has ended.

@@ -80,7 +80,8 @@ def require_legal_pins(
         members = sorted({getattr(combination, key) for combination in legal})
         # a list may have illegal values, which never enter the space; one legal value is enough
         if not set(values) & set(members):
-            raise refused_pin(key, values[0], rules[key], members)
+            agreeing = {getattr(c, key) for c in legal if _agrees(c, pins, besides=key)}
+            raise refused_pin(key, values[0], rules[key], sorted(agreeing) or members)
     if not any(_agrees(combination, pins) for combination in legal):
         ways = _ways_out(pins, legal, _nearest_batch(degrees, batch, pins))
         names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
@@ -107,7 +108,7 @@ def _rules(units: int, devices: str, training: TrainingConfig, filled: str) -> d
     batch = f"divide training.global_batch_size={training.global_batch_size}"
     return {
         "pp": f"divide the {devices} and leave every stage one of the {units} layers",
-        "tp": f"divide the heads, the KV heads, the GPUs of a node and the {devices}",
+        "tp": f"divide the heads, the KV heads, the {devices}, and a node or be whole nodes",
         "virtual_stages": f"leave each of pp * virtual_stages stages one of the {units} layers, "
         "with pp > 1 and num_micro_batches a multiple of pp",
         "cp": f"divide the {devices} and, twice where attention is causal, "
