@@ -448,14 +448,16 @@ class _PackingSearch:
 
         Under dynamic context parallelism all ranks together may hold it. The launch takes the
         smallest degree that holds it, from 2 on: with 1 Megatron-LM sets up none.
+        The smallest group is the geometric mean of 1 and all ranks, nearly.
         """
         training = self.problem.training
         batch = training.global_batch_size
         degrees = [cp]
+        middle = 1
         if scheduler == DYNAMIC:
             degrees = self._launch_degrees(own.ranks)
+            middle = 1 << own.ranks.bit_length() // 2
         degrees = [n for n in degrees if batch % (own.ranks // n) == 0]
-        middle = 1 << own.ranks.bit_length() // 2
         least = min(max(training.min_dynamic_context_parallel_size, middle), own.ranks)
         for budget in budgets:
             holding = [n for n in degrees if n * budget >= training.seq_len]

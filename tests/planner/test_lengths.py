@@ -203,6 +203,7 @@ def test_no_packing_beats_the_bound_and_packed_memory_knows_no_lengths(
     problem = random_job(tmp_path, seed, values)
     found = plan_lengths(problem)
     for own in found.plans:
+        assert own.packing.min_cp == 1 or own.packing.scheduler == "default_dynamic_cp"
         if own.packing.scheduler != "padded":
             assert own.bound <= own.seconds[0]
     best = {
