@@ -4,9 +4,9 @@
     python -m experiments.bilevel seeds=[0,1] 'space.grad_comm_bits=[16,8,4,2]' publish=true
 
 Every seed runs the loop and its controls, and trains all of their plans from scratch with equal seeds:
-`frozen_weights` after the warm-up, `no_weight_step` after it, `random_logits`, `greedy` (at every logit step
-the batch size that the noise scale of the loop makes fastest, without logits), and `trials` (the constant
-batch size that is best in short trainings from the initial weights). Every constant batch size and uniform
+`frozen_weights` after the warm-up, `no_weight_step` after it, `random_logits`, `by logits` (the batch
+sizes that led in the logits), and `trials` (the constant batch size that is best in short trainings from
+the initial weights). Every constant batch size and uniform
 number of bits is trained; the best of these, after the fact, is `best uniform`.
 The other arguments are those of `darts-parallel experiment=bilevel`.
 """
@@ -14,7 +14,7 @@ The other arguments are those of `darts-parallel experiment=bilevel`.
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, isfinite, log, log1p
+from math import exp, isfinite, log
 from statistics import mean, median
 from typing import Any
 
@@ -24,9 +24,7 @@ import torch
 from darts_parallel.bilevel import (
     REFERENCE,
     SCHEDULE,
-    BatchPlan,
     BilevelLoop,
-    BilevelRecord,
     BilevelSettings,
     Corpus,
     TrainingPhase,
@@ -76,21 +74,20 @@ def searched(
     corpus: Corpus,
     control: str = "none",
     known: BilevelLoop | None = None,
-) -> tuple[BilevelLoop, list[BilevelRecord]]:
+) -> BilevelLoop:
     """Run the loop of a job without something that is to be controlled for.
 
     Args:
         known: A loop of the same seed, whose trials serve again.
     """
-    records: list[BilevelRecord] = []
     job = ["experiment=bilevel", *TOY, *overrides, f"bilevel.control={control}"]
     problem = tightened(load_problem(job))
     if problem.config.bilevel is None:
         raise ConfigError("bilevel=null leaves nothing to search; try bilevel=default.")
     tried = None if known is None else known.tried
     loop = BilevelLoop(BilevelSettings.of(problem), problem, corpus, tried)
-    loop.run(records.append)
-    return loop, records
+    loop.run()
+    return loop
 
 
 def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]:
@@ -102,21 +99,13 @@ def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]
     return constant[min(found, key=found.__getitem__)]
 
 
-def greedy(records: Sequence[BilevelRecord], constant: Schedules) -> list[TrainingPhase]:
-    """Return the batch sizes that the noise scale makes fastest at every logit step, with their plans."""
-    plans = [phases[0].plan for phases in constant.values()]
-
-    def log_seconds(plan: BatchPlan, noise: float) -> float:
-        return log(plan.seconds) + 0.5 * log1p(noise / plan.global_batch_size)
-
-    found = [constant[REFERENCE][0]]
-    for record in records:
-        if record.upper is not None:
-            noise = record.noise_sequences or 0.0
-            best = min(plans, key=lambda plan: log_seconds(plan, noise))
-            if best.global_batch_size != found[-1].plan.global_batch_size:
-                found.append(TrainingPhase(record.step, best))
-    return found
+def by_logits(loop: BilevelLoop, constant: Schedules) -> list[TrainingPhase]:
+    """Return the batch sizes that led in the logits, with their best plans."""
+    phases = []
+    for step, batch in loop.batches.items():
+        for known in constant.get(f"batch {batch}", ()):
+            phases.append(TrainingPhase(step if phases else 0, known.plan))
+    return phases
 
 
 def uniform_bits(loop: BilevelLoop) -> Schedules:
@@ -139,12 +128,12 @@ def words(phases: Sequence[TrainingPhase]) -> str:
 def run_seed(overrides: Sequence[str], seed: int, corpus: Corpus) -> tuple[Times, list[str]]:
     """Search and train everything of one seed; return the times, and a line for each plan."""
     own = [*overrides, f"search.seed={seed}"]
-    loop, records = searched(own, corpus)
+    loop = searched(own, corpus)
     schedules = compared(loop, loop.phases())
     constant = {name: phases for name, phases in schedules.items() if name != SCHEDULE}
     for control in CONTROLS:
-        schedules[control] = searched(own, corpus, control, loop)[0].phases()
-    schedules["greedy"] = greedy(records, constant)
+        schedules[control] = searched(own, corpus, control, loop).phases()
+    schedules["by logits"] = by_logits(loop, constant)
     if len(loop.settings.batches) > 1:
         schedules["trials"] = by_trials(loop, constant)
     bits = uniform_bits(loop)

@@ -7,11 +7,11 @@
    `sqrt(1 + N / B)` (square-root rule of Malladi et al. 2022, arXiv 2205.10287). Trials before the loop or
    slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv 1806.09055), price few bits.
 3. The logits step on `log(seconds per step) + log(steps)`.
-4. The batch sizes that led become phases of the training. Every phase gets the best plan of its batch size.
+4. The fastest batch size at the noise scale of each logit step, with its best plan, becomes a phase.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log1p
 
@@ -99,6 +99,8 @@ class BilevelLoop:
         self.prices = self.space.free
         self.batches = {0: settings.global_batch_size}
         """Global batch size by the weight step from which on it led."""
+        self.measured: dict[int, Mapping[int, float]] = {}
+        """Log slowdown of every batch size by the weight step from which on it holds."""
         self.tried = tried
         self.leader: Leader | None = None
         self.outcome: WeightStep | None = None
@@ -138,6 +140,7 @@ class BilevelLoop:
         loss = None
         if warm and (step - settings.warmup_steps) % settings.logit_every == 0:
             loss = self._price(tokens, outcome)
+            self.measured[step + 1] = self.prices.by_batch
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
             self.leader = self.upper.leader(self.prices)
             self.trainer.batch = self.leader.batch
@@ -147,21 +150,23 @@ class BilevelLoop:
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
 
     def phases(self) -> list[TrainingPhase]:
-        """Return the best plan of every batch size that led, in the order of the training.
+        """Return the fastest batch size, with its best plan, by the noise scale of every logit step.
 
         Errors:
             InfeasibleError: no plan fits the memory.
         """
-        plans = {}
-        for batch in dict.fromkeys(self.batches.values()):
-            plans[batch] = self.best_plan(batch)
-        found: list[TrainingPhase] = []
-        for step, batch in self.batches.items():
-            plan = plans[batch]
-            if plan is not None:
-                found.append(TrainingPhase(step if found else 0, plan))
-        if not found:
+        every = [self.best_plan(batch) for batch in self.settings.batches]
+        plans = [plan for plan in every if plan is not None]
+        if not plans:
             raise explain_infeasible(self.problem, list(self.space.tables))
+        first = self.settings.global_batch_size
+        nearest = min(plans, key=lambda plan: abs(plan.global_batch_size - first))
+        found = [TrainingPhase(0, nearest)]
+        for step, by_batch in self.measured.items():
+            changes = {batch: own - self.prices.by_batch[batch] for batch, own in by_batch.items()}
+            best = min(plans, key=lambda plan: plan.value + changes[plan.global_batch_size])
+            if best is not found[-1].plan:
+                found.append(TrainingPhase(step, best))
         return found
 
     def best_plan(

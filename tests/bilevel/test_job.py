@@ -198,7 +198,7 @@ def test_the_experiment_compares_the_loop_with_its_controls(
     arguments = [*OVERRIDES[1:], "seeds=[0,1]", "bilevel.batch_candidates=[8,16]"]
     assert main([*arguments, "space.num_micro_batches=1"]) == 0
     out = capsys.readouterr().out
-    for name in ("found", "all_16_bit", "trials", "bits 4", "greedy", "best uniform", *CONTROLS):
+    for name in ("found", "all_16_bit", "trials", "bits 4", "by logits", "best uniform", *CONTROLS):
         assert f"| {name} |" in out
     assert "- seed 1, found: " in out
 
