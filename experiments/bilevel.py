@@ -101,7 +101,7 @@ def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]
 
 def by_logits(loop: BilevelLoop, constant: Schedules) -> list[TrainingPhase]:
     """Return the batch sizes that led in the logits, with their best plans."""
-    phases = []
+    phases: list[TrainingPhase] = []
     for step, batch in loop.batches.items():
         for known in constant.get(f"batch {batch}", ()):
             phases.append(TrainingPhase(step if phases else 0, known.plan))
