@@ -251,7 +251,8 @@ def _made(
     for bound in (largest, 2, 1):
         inputs = [_drawn(one, bound) for one in make_inputs(shapes)]
         with suppress(IndexError, RuntimeError):
-            if not any(one.isnan().any() for one in _flat(module(*inputs))):
+            # a copy is tried: a module may keep what it computed
+            if not any(one.isnan().any() for one in _flat(deepcopy(module)(*inputs))):
                 break
     return module, inputs
 

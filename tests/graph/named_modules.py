@@ -206,6 +206,24 @@ def listed() -> nn.Module:
     return Listed()
 
 
+class Remembering(Pair):
+    """Keep what was computed, as RecurrentGemma keeps its states."""
+
+    kept: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = []
+
+    def between(self, h: Tensor) -> Tensor:
+        self.kept = [h.relu()]
+        return self.kept[0]
+
+
+def remembering() -> nn.Module:
+    return Remembering()
+
+
 class Nested(Pair):
     """Lists in a list of indices, whose numbers the meta device loses."""
 

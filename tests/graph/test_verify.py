@@ -104,6 +104,12 @@ def test_lists_of_indices_keep_their_numbers(tmp_path: Path) -> None:
     assert data["verified"] is True
 
 
+def test_a_module_that_keeps_what_it_computed_is_verified(tmp_path: Path) -> None:
+    """The inputs are tried on a copy: a tensor with a history cannot be copied."""
+    _, data = run_command(tmp_path, "remembering", f"inputs=[[2,16,{WIDTH}]]")
+    assert data["verified"] is True
+
+
 def test_a_constant_without_numbers_is_refused() -> None:
     with torch.device("meta"):
         module = named_modules.Nested()
