@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from darts_parallel.graph._parts import own_rows
 from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.verify import Made
 from darts_parallel.run.workers import Workers
 from experiments.graph_blocks import Whole
+from tests.fuzz.splits import judge
 from tests.graph.running import check_file, plan_made
 from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
 
@@ -208,3 +210,25 @@ def test_plans_and_random_choices_on_four_processes() -> None:
         _check(workers, experts, 2, 2, seed=3)
         _check(workers, resnet, 2, 2)
         _check(workers, unet, 4)
+
+
+class _Rank:
+    """A mesh of which one rank is asked."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def get_local_rank(self, axis: int) -> int:
+        return self.rank
+
+
+def test_ranks_look_up_every_row_once() -> None:
+    table = torch.randn(8, 3)
+    index = torch.arange(8).flip(0)
+    parts = [own_rows(_Rank(k), 0, part, index) for k, part in enumerate(table.chunk(2))]  # type: ignore[arg-type]
+    assert torch.equal(parts[0] + parts[1], table[index])
+
+
+@pytest.mark.parametrize("name", ["embedding", "cross_entropy"])
+def test_every_split_of_a_table_and_of_a_loss_is_one_process(two: Workers, name: str) -> None:
+    assert judge(two, name).outcome == "agreed"
