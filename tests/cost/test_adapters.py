@@ -1,10 +1,13 @@
 """LoRA: what frozen weights and low-rank adapters cost, and who refuses them."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from darts_parallel import evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
-from darts_parallel.cost.compute import products_seconds
+from darts_parallel.cost.compute import products_seconds, unfused_attention_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -12,6 +15,7 @@ from darts_parallel.export import export_plan
 from darts_parallel.plans.legality import refuse_unexecutable
 from darts_parallel.plans.space import OuterSpace
 from darts_parallel.plans.strategy import LayerStrategy
+from darts_parallel.problem.layer_spec import AttentionCore
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, plan_of
 
@@ -155,3 +159,17 @@ def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
             export_plan(problem, plan, target)
     assert export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 2), 2), "deepspeed").files
     assert evaluate(plan, problem).mfu > 0
+
+
+def test_unfused_attention_falls_with_the_peak_by_its_two_products() -> None:
+    device = load_problem().cluster.groups[0].device
+    core = AttentionCore(heads=8, kv_heads=8, head_dim=64, causal=True)
+    tokens = torch.tensor([1024.0], dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    faster = replace(device, peak_flops=2.0 * device.peak_flops)
+    slow, fast = (
+        float(unfused_attention_seconds(core, tokens, 512, one, own, 2)) for own in (device, faster)
+    )
+    kept = 64 / (64 + float(device.gemm_half_size))
+    rate = float(device.half_flops * device.gemm_efficiency) * kept
+    assert slow - fast == pytest.approx(4.0 * 1024 * 512 * 8 * 64 / rate / 2, rel=1e-9)

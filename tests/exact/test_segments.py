@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from darts_parallel.exact import segments
-from darts_parallel.exact.result import DeadlineError
+from darts_parallel.exact.result import DeadlineError, Verification
 from darts_parallel.exact.segments import StageSegments
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -71,3 +72,10 @@ def test_more_segments_than_may_be_are_refused_by_their_number(
             assert len(StageSegments.legal(3, free)) <= most
     with pytest.raises(DeadlineError):
         StageSegments.legal(3, free)
+
+
+def test_a_gap_is_relative_to_a_plan_of_the_method() -> None:
+    strategy = LayerStrategy(tp=1, dp=1)
+    plan = Plan(num_micro_batches=1, boundaries=(0, 1), layers=(strategy,))
+    assert Verification("own", plan, 2.0).with_gap(3.0).gap == 0.5
+    assert np.isnan(Verification("none", None, np.inf).with_gap(3.0).gap)

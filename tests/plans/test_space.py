@@ -5,8 +5,13 @@ import pytest
 
 from darts_parallel.config.schema import RECOMPUTE
 from darts_parallel.errors import ConfigError
-from darts_parallel.plans.degrees import batch_note, divisors, tensor_degrees
-from darts_parallel.plans.space import left_out, outer_spaces
+from darts_parallel.plans.degrees import (
+    batch_note,
+    divisors,
+    tensor_degrees,
+    virtual_stage_counts,
+)
+from darts_parallel.plans.space import ScheduleChoice, left_out, outer_spaces, schedule_choices
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -184,3 +189,15 @@ def test_a_batch_that_divides_badly_is_said_with_one_that_divides() -> None:
     assert batch_note(8, 2) == ""
     near = re.search(r"and (\d+) would divide over dp 2", note)
     assert int(near.group(1)) % 2 == 0
+
+
+def test_free_stages_per_device_divide_the_blocks_evenly() -> None:
+    problem = toy("model.num_layers=12", "space.virtual_stages=null")
+    assert virtual_stage_counts(problem.config.space, problem.model, 2) == [1, 2, 3, 6]
+
+
+def test_a_schedule_of_two_chunks_needs_a_layer_for_each() -> None:
+    problem = toy("model.num_layers=12", "space.schedules=[zero_bubble_v]")
+    space, model = problem.config.space, problem.model
+    assert schedule_choices(space, model, 4) == [ScheduleChoice(2, "zero_bubble_v")]
+    assert schedule_choices(space, model, 8) == []
