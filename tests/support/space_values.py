@@ -66,6 +66,8 @@ VALUES = {
 """Legal values by key; a job may be too small for some of them."""
 ROOMY = ("cluster.devices.toy.memory_GiB=16", "verification.enabled=false")
 """Memory for what a trainer reserves, and no checks."""
+LLAMA = ("gated_mlp=true", "learned_positions=false", "linear_bias=false", "norm_bias=false")
+"""Parts of a model that every trainer has."""
 NULL = {"shard_size", "virtual_stages", "cp", "etp", "tp_comm_bits", "grad_comm_bits"}
 """Keys of which null is no default."""
 SIZES = ("micro_batch_size", "virtual_stages", "schedules", "dp", "pp")
@@ -110,7 +112,8 @@ def rows_of_key(task: tuple[str, str]) -> list[ValueRow]:
 
 def _row(row: ValueRow) -> ValueRow:
     """Return the row with the sentence of its refusal, if it is refused."""
-    given = [*overrides(row.key, row.value), *ROOMY, f"trainer={row.trainer}"]
+    parts = [f"model.{part}" for part in LLAMA]
+    given = [*overrides(row.key, row.value), *parts, *ROOMY, f"trainer={row.trainer}"]
     try:
         problem = load_problem(given)
         export_plan(problem, plan(problem).plan, row.trainer)
