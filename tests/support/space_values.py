@@ -87,9 +87,8 @@ class ValueRow:
     @property
     def named(self) -> bool:
         """Whether a refusal names the key, or the trainer and what it lacks."""
-        return any(
-            word in self.refusal for word in (f"space.{self.key}", f"trainer={self.trainer}")
-        )
+        names = (f"space.{self.key}", f"trainer={self.trainer}", f"export={self.trainer}")
+        return any(name in self.refusal for name in names)
 
 
 def overrides(key: str, value: str) -> list[str]:
