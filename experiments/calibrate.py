@@ -2,15 +2,15 @@
 
     python -m experiments.calibrate                     files in outputs/calibration
     python -m experiments.calibrate data=FOLDER         with the runs of a folder, too
-    python -m experiments.calibrate cross_validate=[family]   left-out frameworks alone, faster
+    python -m experiments.calibrate cross_validate=[house]   left-out houses alone, faster
     python -m experiments.calibrate shipped=true        overwrite the shipped files
 
 Minimizes the logarithmic error (Huber) of the shipped runs plus priors (data sheets and micro-benchmarks);
-prints the error in sample and, the honest figure, held out: fitted without a whole model, source or framework
-family and tried on it, and how many of those runs the 80 % intervals hold. A folder holds CSV files as
-experiments.validate_cost_model reads them. Leaves calibrated.yaml (parameters, their posterior and the
-spreads), device/*.yaml, cluster/*.yaml and software/*.yaml (for --config-dir) and cross_validation.csv in
-`out`.
+prints the error in sample and, the honest figure, held out: fitted without a whole house (publisher and
+stack), model or source and tried on it, and how many of those runs the 80 % intervals hold. A folder holds
+CSV files as experiments.validate_cost_model reads them. Leaves calibrated.yaml (parameters, their posterior
+and the spreads), device/*.yaml, cluster/*.yaml and software/*.yaml (for --config-dir) and
+cross_validation.csv in `out`.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class CalibrationOptions:
     steps: int = 60
     """Most steps of the dense runs, and then of the mixtures."""
     cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
-    """Leave out whole models, sources, framework families."""
+    """Leave out whole houses, models, sources."""
     shipped: bool = False
     """Overwrite conf/device, conf/cluster, conf/software and the parameters of validate_cost_model."""
 

@@ -8,9 +8,9 @@
 Predicts each run that the cost model can express, and prints the error by source and overall, what the order
 of plans costs in every job (rank correlation, regret of the first choice and of the best of three), and every
 row that was not used with its reason. A folder holds CSV files (columns: experiments/data/README.md).
-`held_out` refits without every whole house (publisher and stack), source, model or framework family, repeats
-both with predictions that never saw the fold, as fitted and with the average framework's figures of seconds,
-and counts how many runs the 80 % intervals hold. Leaves ranking.csv (one line a job) next to the files of
+`held_out` refits without every whole house (publisher and stack), source or model, repeats both with
+predictions that never saw the fold, as fitted and with the average framework's figures of seconds, and
+counts how many runs the 80 % intervals hold. Leaves ranking.csv (one line a job) next to the files of
 every study.
 """
 
@@ -65,7 +65,7 @@ class ValidationOptions(StudyOptions):
     parameters: str = str(SHIPPED)
     """Fitted parameters, as python -m experiments.calibrate writes them."""
     held_out: list[str] = field(default_factory=list)
-    """Also with parameters that never saw the whole house, source, model or family; none: only as given."""
+    """Also with parameters that never saw the whole house, source or model; none: only as given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

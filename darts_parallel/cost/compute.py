@@ -35,8 +35,6 @@ ATTENTION_HALF_SIZE = 32.0
 """Head size at which fused attention reaches half of `attention_efficiency`: at 64 it reaches
 2/3 and at 128 4/5 of it, the ratio between the two that Dao 2023 measures on A100 (arXiv
 2307.08691, figure 4)."""
-LAUNCH_EXPONENT = 4.0
-"""Exponent of the smooth maximum of launching and running kernels: 19 % above two equal times."""
 IN_BLOCKS = ("column", "row")
 """Splits of the products that run below 16 bits."""
 CAST_BYTES = 3.0
@@ -190,7 +188,9 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Ten
     kernels["matrix products"] = [
         gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms
     ]
-    kernels["launch overhead"] = [torch.as_tensor(launches, dtype=torch.float64)]
+    none = torch.zeros_like(tokens)
+    running = sum((sum(alike, none) for alike in kernels.values()), none)
+    kernels["launch overhead"] = [launch_gap(running, launches)]
     return kernels
 
 
@@ -274,13 +274,12 @@ def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:
 def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:
     """Return the seconds by which launching a layer's kernels takes longer than the kernels themselves.
 
-    The processor launches ahead of the device, so the longer of the two counts. A smooth maximum
-    joins them:
-    `(a^4 + b^4)^(1/4) - a`. Experts have many small kernels (Megatron-Core MoE, arXiv 2603.07685:
-    fine-grained experts are bound by launches until CUDA graphs take them).
+    The processor launches ahead of the device, so the longer of the two counts, but some launches
+    wait for results: `(a^2 + b^2)^(1/2) - a`, between the maximum and the sum. Experts have many
+    small kernels (Megatron-Core MoE, arXiv 2603.07685: fine-grained experts are bound by launches
+    until CUDA graphs take them).
 
     Args:
         launches: Seconds of the processor.
     """
-    ratio = launches / kernels
-    return kernels * torch.expm1(torch.log1p(ratio**LAUNCH_EXPONENT) / LAUNCH_EXPONENT)
+    return torch.hypot(kernels, torch.as_tensor(launches, dtype=kernels.dtype)) - kernels

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import hypot
 from typing import Any
 
 from darts_parallel.config import Config
@@ -210,7 +211,8 @@ def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
             sent[one.when] += one.seconds
     launch = launches * float(space.mesh.device.layer_overhead)
     kept = space.memory_bytes(plan.assignment, weights=False)
-    return [forward + launch, whole - forward + 2.0 * launch, kept, *sent.values()]
+    passes = hypot(forward, launch), hypot(whole - forward, 2.0 * launch)
+    return [*passes, kept, *sent.values()]
 
 
 def _parts(

@@ -24,11 +24,11 @@ ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
 HABITS = (
     "gradient_bits",
-    "owner_broadcast_ms",
     "single_ring",
     "module_gather_ms",
     "buffered_parameters",
     "gradient_copy",
+    "fused_accumulation",
     "step_bytes",
     "loss_bytes",
     "fused_loss_bytes",
@@ -37,19 +37,24 @@ HABITS = (
     "runs",
 )
 OFFSETS = "offsets"
-USUAL_RUNS = {"attention_kernel": "fa2", "compiled": None}
-"""Switches of runs behind the figures of frameworks that do not say: their average on an H100 is
-what those with FlashAttention 2 reach (`conf/software/nanotron.yaml`)."""
-OVERLAPPED = 0.76
-"""Share of tensor-parallel communication that Megatron-Core's overlap hides: fitted to its runs,
-whose recipes turn it on."""
-COMPILED = {
-    None: {"streaming_factor": 1.25, "layer_overhead_us": 236.0},
-    False: {"streaming_factor": 1.40, "layer_overhead_us": 260.0},
-    True: {"streaming_factor": 1.07, "layer_overhead_us": 209.0},
+USUAL_KERNEL = "fa2"
+"""Attention kernel of `attention_efficiency` on a device with several."""
+OLD_KERNEL = "fa1"
+"""Attention kernel of measured runs that no job can ask for."""
+SWITCHED: Mapping[str, Mapping[Any, Mapping[str, float]]] = {
+    "attention_kernel": {OLD_KERNEL: {"attention_efficiency": 0.63}},
+    "tp_comm_overlap": {True: {"tp_hidden_share": 2.0}, False: {"tp_hidden_share": 0.0}},
+    "compiled": {
+        False: {"streaming_factor": 1.12, "layer_overhead_us": 2.0},
+        True: {"streaming_factor": 0.9, "layer_overhead_us": 0.8},
+    },
 }
-"""Figures fitted to runs of torchtitan without and with `torch.compile`, and to all frameworks; the
-ratios count."""
+"""Factors of a device's figures by switch and value. Figures are averages of both values of a switch.
+FlashAttention 1 reaches 25 to 40 % of the peak of an A100, its successor 50 to 73 % (arXiv
+2307.08691, abstract). An eager Llama block launches some 38 kernels forward, a compiled one 12 to
+16."""
+FULL = {"attention_efficiency": 1.0, "tp_hidden_share": 1.0}
+"""Largest values of shares."""
 LOSS_CHUNKS = 8
 """Parts of a chunked loss (torchtitan's ChunkedLossWrapper)."""
 
@@ -61,9 +66,6 @@ class Software:
     name: str = ""
     gradient_bits: int | None = None
     """Bits of a gradient, accumulated and sent; None: 32 with bf16 and below, 16 with fp16."""
-    owner_broadcast: float = 0.0
-    """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0:
-    gathered."""
     single_ring: bool = False
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its
     adapters."""
@@ -75,6 +77,8 @@ class Software:
     and buckets of gradients."""
     gradient_copy: bool = False
     """The 16-bit gradient stays in memory beside the float32 one that accumulates it."""
+    fused_accumulation: bool = False
+    """The products that compute gradients of weights add them to the sum of the micro-batches."""
     step_bytes: float = 0.0
     """Bytes a parameter, sharded as the optimizer's state, that its step takes and the allocator
     keeps."""
@@ -105,9 +109,10 @@ class Software:
             share = getattr(config, name)
             logit = log(share / (1.0 - share)) + own.get(device, own.get(ANY, 0.0))
             changed[name] = 1.0 / (1.0 + exp(-logit))
-        own_figures = replace(config, **changed) if changed else config
-        switched = self._switched(own_figures)
-        return replace(own_figures, **switched) if switched else own_figures
+        for name, factor in self.switch_factors(config.attention_TFLOPs).items():
+            moved = changed.get(name, getattr(config, name)) * factor
+            changed[name] = min(moved, FULL.get(name, moved))
+        return replace(config, **changed) if changed else config
 
     def under(self, training: TrainingConfig) -> "Software":
         """Return the framework under the switches of a job; what is null stays an average.
@@ -115,10 +120,9 @@ class Software:
         Errors:
             ConfigError: its figures are of compiled runs, and the job is not compiled.
         """
-        runs = USUAL_RUNS | dict(self.runs)
         keys = ("attention_kernel", "tp_comm_overlap", "compiled")
         job = {key: getattr(training, key) for key in keys}
-        if runs["compiled"] and training.compiled is False:
+        if self.runs.get("compiled") and training.compiled is False:
             rule = "go with training.compiled=true, as its runs did"
             near = "training.compiled=true, or another training.software"
             require(False, f"training.software={self.name}", rule, near)
@@ -126,24 +130,23 @@ class Software:
         loss = bytes_of.get(training.loss or "", self.loss_bytes)
         bits = training.gradient_bits or self.gradient_bits
         known = {key: value for key, value in job.items() if value is not None}
-        return replace(self, gradient_bits=bits, loss_bytes=loss, runs=runs, job=known)
+        return replace(self, gradient_bits=bits, loss_bytes=loss, job=known)
 
-    def _switched(self, figures: DeviceConfig) -> dict[str, Any]:
-        """Return the figures that the job's switches move: ratios to what the runs had."""
-        switched: dict[str, Any] = {}
-        speeds = figures.attention_TFLOPs
-        kernel = self.job.get("attention_kernel")
-        if kernel in speeds:
-            ratio = speeds[kernel] / speeds.get(self.runs["attention_kernel"], speeds[kernel])
-            switched["attention_efficiency"] = min(figures.attention_efficiency * ratio, 1.0)
-        if "tp_comm_overlap" in self.job:
-            hidden = max(figures.tp_hidden_share, OVERLAPPED)
-            switched["tp_hidden_share"] = hidden if self.job["tp_comm_overlap"] else 0.0
-        if "compiled" in self.job:
-            usual = COMPILED[self.runs["compiled"]]
-            for name, value in COMPILED[self.job["compiled"]].items():
-                switched[name] = getattr(figures, name) * value / usual[name]
-        return switched
+    def switch_factors(self, speeds: Mapping[str, float]) -> dict[str, float]:
+        """Return the factors by which the switches of a run move the figures of a device.
+
+        The job's switch counts, else what the framework sets by default.
+
+        Args:
+            speeds: Published speeds of attention kernels on the device.
+        """
+        known = {**self.runs, **self.job}
+        factors: dict[str, float] = {}
+        for key, by_value in SWITCHED.items():
+            factors |= by_value.get(known.get(key), {})
+        if (kernel := str(known.get("attention_kernel"))) in speeds:
+            factors["attention_efficiency"] = speeds[kernel] / speeds[USUAL_KERNEL]
+        return factors
 
 
 COMMON = Software()
@@ -152,10 +155,8 @@ COMMON = Software()
 def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
     """Build a framework of its habits alone: those of `facts` that `HABITS` names."""
     habits = {key: facts[key] for key in HABITS if key in facts}
-    of_owner, of_module = (
-        habits.pop(key, 0.0) * 1e-3 for key in ("owner_broadcast_ms", "module_gather_ms")
-    )
-    return Software(name, owner_broadcast=of_owner, module_gather=of_module, **habits)
+    of_module = habits.pop("module_gather_ms", 0.0) * 1e-3
+    return Software(name, module_gather=of_module, **habits)
 
 
 def software_names() -> list[str]:

@@ -59,7 +59,10 @@ MICRO_BATCH_FORMULAS = {
     "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
     "streaming kernels": ("3 x streaming_factor x bytes / memory bandwidth", ROOFLINE),
     "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", STREAM),
-    "launch overhead": ("3 x overhead of a layer", "cluster.devices.layer_overhead_us"),
+    "launch overhead": (
+        "3 x (root of kernels² + overhead² - kernels)",
+        "cluster.devices.layer_overhead_us",
+    ),
     "measured compute": ("forward + backward as measured", "cost.profile"),
     "recompute": ("forward again in backward", KORTHIKANTI),
     "tensor_parallel": ("all-reduces x 2 (n-1)/n bytes / bandwidth + latencies", RING),

@@ -19,7 +19,8 @@ NOTABLE = 0.005
 
 def averaged_switches(problem: Problem) -> Iterator[str]:
     """Yield a line on the switches that are not known, if any."""
-    unknown = [key for key in AVERAGED if getattr(problem.training, key) is None]
+    known = {**problem.software.runs, **problem.software.job}
+    unknown = [key for key in AVERAGED if key not in known]
     if unknown and problem.config.cost.analytic:
         yield f"Not known, so averages of measured runs: {', '.join(unknown)}"
 

@@ -133,6 +133,10 @@ class Parameters:
                 sds |= {(quantity.name, "" if scope == BASE else scope, name): sd for name in names}
         self.keys = list(sds)
         self.sd = torch.tensor(list(sds.values()), dtype=torch.float64)
+        wider = {(q.name, scope): sd for q in quantities for scope, sd in q.unseen.items()}
+        unseen = [wider.get(key[:2], sd) for key, sd in sds.items()]
+        self.unseen_sd = torch.tensor(unseen, dtype=torch.float64)
+        """Standard deviations where no run says anything, `(P,)`."""
         self.index = {key: i for i, key in enumerate(self.keys)}
         own = {quantity.name for quantity in quantities if quantity.experts}
         self.of_experts = torch.tensor([key[0] in own for key in self.keys])
@@ -230,17 +234,10 @@ class Calibrated:
         )
 
     @staticmethod
-    def of_fit(
-        parameters: Parameters, latent: Tensor, covariance: Tensor | None = None
-    ) -> "Calibrated":
-        """Keep the values at a fit's optimum.
-
-        Args:
-            covariance: Of the latent numbers, `(P, P)`; the prior's without it.
-        """
-        spread = torch.diag(parameters.sd**2) if covariance is None else covariance
-        sd = torch.diagonal(spread).sqrt()
-        return Calibrated(tuple(parameters.keys), latent, sd, spread / torch.outer(sd, sd))
+    def of_fit(parameters: Parameters, latent: Tensor, covariance: Tensor) -> "Calibrated":
+        """Keep the values at a fit's optimum, and the covariance of the latent numbers, `(P, P)`."""
+        sd = torch.diagonal(covariance).sqrt()
+        return Calibrated(tuple(parameters.keys), latent, sd, covariance / torch.outer(sd, sd))
 
     def write(self, path: Path, provenance: Iterable[str], spread: dict[str, Any]) -> None:
         """Write the file, with its provenance as comments.

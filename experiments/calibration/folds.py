@@ -1,9 +1,9 @@
-"""Held-out predictions: parameters fitted without a whole model, source or framework family, tried on it.
+"""Held-out predictions: parameters fitted without a whole house, model or source, tried on it.
 
 The posterior of the parameters (Laplace) does not explain everything: the variance of a prediction's
 logarithm is a multiple of theirs (`widening`: the model's form is wrong, too) plus that of release, tuning
 and disturbance (`own`). So a width grows with the distance from what was measured. The two are read off
-held-out runs: 80 % intervals shall hold 80 % of those of left-out sources and of left-out families, a fold
+held-out runs: 80 % intervals shall hold 80 % of those of left-out houses and of left-out sources, a fold
 counted as the root of its runs: what is asked for next is one more source, not one more run of the source
 with the most.
 
@@ -173,12 +173,12 @@ def mean(values: Sequence[float]) -> float:
 
 
 TOTALS = ("all dense", "all mixtures", "all")
-KINDS = {"house": "house", "model": "model", "source": "file", "family": "framework_family"}
+KINDS = {"house": "house", "model": "model", "source": "file"}
 """Kinds of folds that are left out as a whole, and the field of a run that names them."""
 FIT = "fit"
 SHARE = 0.8
 """Share of the runs that an interval holds."""
-NEW = ("source", "family")
+NEW = ("house", "source")
 """Kinds that are like what is asked for next."""
 FLOOR = 0.02
 """Smallest spread: that of one run, where repeats differ by 1.0 % in the median and 4.6 % for nine of ten."""
@@ -321,9 +321,13 @@ def widths_of(held_out: Mapping[str, Sequence[HeldOut]]) -> tuple[Width, Width]:
 def standardized(
     held_out: Mapping[str, Sequence[HeldOut]], kind: str, part: str
 ) -> dict[str, Floats]:
-    """Divide the errors of left-out figures by the widths that the other folds give, by `TOTALS`."""
+    """Divide the errors of left-out figures by the widths that the other folds give, by `TOTALS`.
+
+    Returns:
+        Two columns: the quotient, and the width, a standard deviation of the logarithm, `(N, 2)`.
+    """
     own = {name: [h for h in held if h.part == part] for name, held in held_out.items()}
-    found: dict[str, list[float]] = {total: [] for total in TOTALS}
+    found: dict[str, list[tuple[float, float]]] = {total: [] for total in TOTALS}
     for fold in dict.fromkeys(h.fold for h in own[kind]):
         members = [h for h in own[kind] if h.fold == fold]
         runs = {id(h.case) for h in members}
@@ -332,9 +336,9 @@ def standardized(
         )
         for h in members:
             width = widths[h.mixture]
-            score = h.error / (width.own**2 + width.widening * h.variance) ** 0.5
+            whole = (width.own**2 + width.widening * h.variance) ** 0.5
             for total in (h.total, TOTALS[-1]):
-                found[total].append(score)
+                found[total].append((h.error / whole, whole))
     return {total: np.array(scores) for total, scores in found.items() if scores}
 
 
@@ -397,7 +401,7 @@ def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
         if not any(held.values()):
             continue
         dense, mixtures = widths_of(held)
-        jobs = next((held[kind] for kind in ("source", "family", "model") if held.get(kind)), [])
+        jobs = next((held[kind] for kind in ("source", "house") if held.get(kind)), [])
         result[part] = {
             "own": dense.own,
             "widening": dense.widening,

@@ -1,5 +1,6 @@
 """Seconds and bytes that the cost model predicts for a run, differentiable in the fitted parameters."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from darts_parallel.config import NARROW
 from darts_parallel.cost import hard_plan
 from darts_parallel.plans import Plan
-from darts_parallel.problem import GIB, Cluster, Link, NodeGroup, Problem
+from darts_parallel.problem import FULL, GIB, Cluster, Link, NodeGroup, Problem
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
 
@@ -82,11 +83,15 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
     """Put fitted parameters in the place of the shipped ones."""
     cluster = case.problem.cluster
     first = case.run.devices[0]
+    speeds = case.problem.config.cluster.devices[first].attention_TFLOPs
+    factors = case.problem.software.switch_factors(speeds)
     fields: dict[str, Any] = {}
     for name, value in values.items():
         elsewhere = name == RESERVED or name in NARROW_SHARES or name.startswith(LINK_PREFIXES)
         if not elsewhere:
-            fields[name.removesuffix("_us")] = value * UNITS.get(name, 1.0)
+            moved = torch.as_tensor(value) * factors.get(name, 1.0)
+            in_units = moved.clamp(max=FULL.get(name, math.inf)) * UNITS.get(name, 1.0)
+            fields[name.removesuffix("_us")] = in_units
     narrow = f"{case.problem.training.precision}_efficiency"
     if narrow in NARROW_SHARES and narrow in values:
         fields[NARROW_FIELD] = values[narrow]

@@ -9,7 +9,7 @@ from darts_parallel.config import config_dir
 from darts_parallel.planner import FAMILIES, KINDS
 from darts_parallel.plans import write_text
 from darts_parallel.problem import ANY, HABITS
-from experiments.calibration.calibrated import QUANTITIES, Calibrated, Place, Quantity, log_odds
+from experiments.calibration.calibrated import QUANTITIES, Calibrated, Place, Quantity
 from experiments.calibration.predict import LINK_PREFIXES
 from experiments.data.table import frameworks
 
@@ -149,8 +149,5 @@ def _offsets(quantity: Quantity, framework: str, fitted: Calibrated) -> Mapping[
         if own == framework:
             files = [device, *(file for file, family in FAMILIES.items() if family == device)]
             pair = fitted.deviation(quantity.name, "device+framework", name)
-            known, usual = (
-                log_odds(quantity.prior(Place(device, own, "", ""))) for own in (framework, NONE)
-            )
-            result |= dict.fromkeys(files, any_device + pair + known - usual)
+            result |= dict.fromkeys(files, any_device + pair)
     return result

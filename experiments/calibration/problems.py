@@ -22,7 +22,7 @@ from darts_parallel.config import (
 )
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.plans import LayerStrategy, Plan, check_plan
-from darts_parallel.problem import Problem, with_habits
+from darts_parallel.problem import OLD_KERNEL, Problem, with_habits
 from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
 from experiments.data.table import frameworks
 
@@ -53,8 +53,11 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
         base_config(), model=_model(run), cluster=_cluster(run), training=_training(run)
     )
     facts = frameworks()[run.framework]
-    habits = facts | facts.get("past", {}) | {"gradient_bits": run.gradient_bits}
-    software = with_habits(run.framework, habits)
+    # a switch that neither the row nor its recipe names is unknown, whatever the framework's default
+    habits = facts | facts.get("past", {}) | {"gradient_bits": run.gradient_bits, "runs": {}}
+    software = with_habits(run.framework, habits).under(config.training)
+    if run.attention_kernel == OLD_KERNEL:
+        software = replace(software, job={**software.job, "attention_kernel": OLD_KERNEL})
     problem = replace(Problem.from_config(config), software=software)
     plan = _plan(run)
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
@@ -125,14 +128,11 @@ def _model(run: MeasuredRun) -> ModelConfig:
 
 def _training(run: MeasuredRun) -> TrainingConfig:
     given = _same_fields(TrainingConfig, run)
-    if run.attention_kernel == "fa1":
+    if run.attention_kernel == OLD_KERNEL:
         given["attention_kernel"] = None
-    modules = given.pop("recompute_modules")
-    targets = given.pop("lora_targets")
-    if targets:
-        given["lora_targets"] = list(targets)
-    if modules:
-        given["recompute_modules"] = list(modules)
+    for key in ("recompute_modules", "lora_targets"):
+        if names := given.pop(key):
+            given[key] = list(names)
     if run.architecture:
         given["moe_load_imbalance"] = 1.0  # benchmarks of speed route evenly
     return TrainingConfig(**given)

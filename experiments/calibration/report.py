@@ -165,7 +165,7 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
         for fold, error in fold_errors(own).items():
             members = [h.case for h in own if fold in (h.fold, h.total, TOTALS[-1])]
             plans = len({(case.plan, job_of(case.run)) for case in members})
-            share = f"{100 * _held(scores[fold], NORMAL):.0f}" if fold in scores else ""
+            share = f"{100 * _held(scores[fold][:, 0], NORMAL):.0f}" if fold in scores else ""
             rows.append((fold.removesuffix(".csv"), part, *error.cells(), share, str(plans)))
         if part == PARTS[0]:
             others = {
@@ -203,16 +203,11 @@ def switch_lines(cases: Sequence[MeasuredCase]) -> list[str]:
     """Write how many runs have each value of a switch, and in how many frameworks it varies."""
     rows = []
     for switch in SWITCHES:
-        counts = Counter(str(getattr(case.run, switch)) for case in cases)
-        values: dict[str, set[str]] = defaultdict(set)
-        for case in cases:
-            value = getattr(case.run, switch)
-            if value is not None:
-                values[case.run.framework].add(str(value))
-        told = ", ".join(
-            f"{'unknown' if value == 'None' else value} {n}" for value, n in counts.most_common()
-        )
-        rows.append((switch, told, str(sum(len(own) > 1 for own in values.values()))))
+        pairs = [(case.run.framework, getattr(case.run, switch)) for case in cases]
+        counts = Counter("unknown" if value is None else str(value) for _, value in pairs)
+        told = ", ".join(f"{value} {n}" for value, n in counts.most_common())
+        varied = Counter(framework for framework, value in set(pairs) if value is not None)
+        rows.append((switch, told, str(sum(n > 1 for n in varied.values()))))
     header = ("switch", "runs by value", "varies in frameworks")
     return ["Switches of the runs.", "", *markdown_table(header, rows, (0, 1))]
 
@@ -225,15 +220,19 @@ def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
     rows = []
     normal = NormalDist()
     for kind, part in product(held_out, PARTS):
-        for total, scores in standardized(held_out, kind, part).items():
+        for total, found in standardized(held_out, kind, part).items():
+            scores, widths = found.T
             shares = [_held(scores, normal.inv_cdf(0.5 + n / 2)) for n in NOMINAL]
             shares += [float(np.mean(scores >= -normal.inv_cdf(n))) for n in BOUNDS]
+            shares.append(float(np.expm1(NORMAL * np.median(widths))))
             told = (f"{100 * share:.0f}" for share in shares)
             rows.append((kind, f"{part}, {total}", str(len(scores)), *told))
     nominal = [f"{100 * n:.0f} %" for n in NOMINAL] + [f"below {100 * n:.0f} %" for n in BOUNDS]
+    nominal += ["80 % half width, %"]
     title = (
         "Shares of runs inside intervals, and below upper bounds, of a nominal share. Memory below "
-        "its bound: of plans that are said to fit with this chance, how many did."
+        "its bound: of plans that are said to fit with this chance, how many did. Half width: the "
+        "median."
     )
     return [title, "", *markdown_table(("left out", "figure", "runs", *nominal), rows, (0, 1))]
 

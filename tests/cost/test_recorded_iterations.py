@@ -22,6 +22,8 @@ SLOW = [
 ]
 EIGHT = ["training.precision=fp8", "+cluster.devices.toy.peak_TFLOPs.fp8=100"]
 
+FREE = ["cluster.devices.toy.layer_overhead_us=0"]
+
 
 def costs(problem: Problem) -> LayerCosts:
     topology = problem.cluster.stage_topology(0, 1)
@@ -45,7 +47,7 @@ def test_a_recorded_iteration_pays_no_launch() -> None:
     assert float(costs(recorded).backward) == float(costs(without).backward)
     # graphs of single layers leave out the routed experts
     layers = load_problem([*MIXTURE, *SLOW, "training.cuda_graphs=per_layer"])
-    free = load_problem([*MIXTURE, *SLOW, "cluster.devices.toy.layer_overhead_us=0"])
+    free = load_problem([*MIXTURE, *SLOW, *FREE])
     assert float(costs(layers).forward) == float(costs(free).forward)
     # longer launches than kernels: the layer waits for them
     assert float(costs(launched).forward) > 0.1 * (1 + 4 / USUAL_LOCAL) / 2
@@ -56,7 +58,7 @@ def test_a_recorded_iteration_pays_no_launch() -> None:
 
 def test_attention_in_8_bits_runs_at_the_8_bit_peak() -> None:
     sixteen, eight = (
-        load_problem([*MIXTURE, *EIGHT, f"training.fp8_dot_product_attention={flag}"])
+        load_problem([*MIXTURE, *EIGHT, *FREE, f"training.fp8_dot_product_attention={flag}"])
         for flag in ("false", "true")
     )
     device, core = eight.cluster.groups[0].device, eight.model.layers[1].cores[0]

@@ -199,12 +199,12 @@ def _tokens(stage: StageContext) -> Tensor:
 def _grouped_seconds(stage: StageContext, experts: Experts, rows: Tensor) -> Tensor:
     """Return the seconds of one forward pass of all products of a rank's experts.
 
-    Each expert multiplies its own rows, so few rows an expert cost as much as small products do.
-    Kernels that group experts do not reach the speed of single ones (`grouped_gemm_efficiency`). A
-    rank with one expert has nothing to group, and experts that are padded to their capacity are one
-    batch of equal products.
+    The tiles of all experts fill a device together, so a single product's loss by small sizes does
+    not count. Kernels that group experts do not reach the speed of single ones
+    (`grouped_gemm_efficiency`). A rank with one expert has nothing to group, and experts that are
+    padded to their capacity are one batch of equal products.
     """
-    device = stage.device
+    device = replace(stage.device, gemm_half_size=0.0)
     local = experts.count / stage.choices.ep
     rows_each = rows / local
     gemms = (
