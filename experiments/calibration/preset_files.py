@@ -17,7 +17,9 @@ MARK = "# Calibrated"
 """First words of the comment that a device or a cluster gets; what stands above it is kept."""
 DATA_SHEET = "data sheet"
 NONE = "default"
-"""Framework without a name."""
+"""Framework of runs that name none; no file has its figures."""
+AVERAGE = ""
+"""No framework: the figures of devices and clusters have no part of one."""
 FAST_NETWORK = 100.0
 """10^9 bytes/s out of a node from which a network between nodes is taken for InfiniBand."""
 LINK = re.compile(
@@ -65,7 +67,7 @@ def _comment(text: str) -> list[str]:
 
 
 def device_text(name: str, fitted: Calibrated, when: str) -> str:
-    """Write a device file: data sheet as shipped, efficiencies as fitted for the framework without a name.
+    """Write a device file: data sheet as shipped, efficiencies as fitted, without a framework's part.
 
     Args:
         name: One of `device_names`: fitted figures stand next to those of a data sheet only.
@@ -74,7 +76,7 @@ def device_text(name: str, fitted: Calibrated, when: str) -> str:
     family = FAMILIES.get(name, name)
     own = family in fitted.names("device")
     runs = "fitted to runs on this GPU" if own else "no runs on this GPU; from those on others"
-    values = fitted.at(Place(family, NONE, "", ""))
+    values = fitted.at(Place(family, AVERAGE, "", ""))
     figures = {q.name: three_digits(float(values[q.name])) for q in OF_DEVICES}
     lines = [*_comment(text), f"{MARK} efficiencies {when}:", f"# {runs}."]
     for line in text.splitlines():
@@ -101,7 +103,7 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
     known = KINDS["intra"].get(rate) if place == "intra" else fast
     if known is None:
         return found[0]
-    values = fitted.at(Place("", NONE, known, known))
+    values = fitted.at(Place("", AVERAGE, known, known))
     efficiency, latency = (
         float(values[f"{place}_{name}"]) for name in ("efficiency", "latency_us")
     )

@@ -204,7 +204,8 @@ def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks
     quantities = {q.name: q for q in QUANTITIES}
     for device, framework in product(fitted.names("device"), fitted.names("framework")):
         file = {"a100": "a100_80"}.get(device, device)
-        named = read_software(None if framework == "default" else framework)
+        framework = "" if framework == "default" else framework
+        named = read_software(framework or None)
         own = replace(named, runs={}).on(file, device_config(file))
         for name, value in fitted.at(Place(device, framework, "nvlink4", "infiniband")).items():
             assert quantities[name].above < float(value), (device, framework, name)
