@@ -159,6 +159,7 @@ def sharding_seconds(
     last = exposed_by(backward, torch.where(zero == 0, all_groups.reduce, sharded))
     gathers_once = (zero == 1) | (zero == 2)
     gathered = torch.where(gathers_once, exposed_by(forward, gather), none)
+    gathered = gathered + _owner_broadcast_seconds(stage, parts[0])
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 
@@ -195,3 +196,16 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
         replicas = all_reduce(gradients / part.shards, part.across, *links, messages)
         total.replicas = total.replicas + present * replicas
     return total
+
+
+def _owner_broadcast_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
+    """Return the layer's share, by its size, of the broadcasts of parameters by their owners, `(C,)`.
+
+    Some frameworks gather ZeRO-1 and 2 parameters by one broadcast from each rank of a shard group.
+    """
+    choices = stage.choices
+    stages = stage.cluster.num_devices / sum(stage.topology.counts)
+    share = stages * part.parameters / stage.model.num_parameters * choices.tp
+    zero = choices.zero_stage
+    broadcasts = (choices.shards > 1) & ((zero == 1) | (zero == 2))
+    return stage.software.owner_broadcast * (choices.shards * broadcasts) * share

@@ -24,6 +24,7 @@ ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
 HABITS = (
     "gradient_bits",
+    "owner_broadcast_ms",
     "single_ring",
     "module_gather_ms",
     "buffered_parameters",
@@ -66,6 +67,9 @@ class Software:
     name: str = ""
     gradient_bits: int | None = None
     """Bits of a gradient, accumulated and sent; None: 32 with bf16 and below, 16 with fp16."""
+    owner_broadcast: float = 0.0
+    """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0:
+    gathered."""
     single_ring: bool = False
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its
     adapters."""
@@ -155,8 +159,10 @@ COMMON = Software()
 def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
     """Build a framework of its habits alone: those of `facts` that `HABITS` names."""
     habits = {key: facts[key] for key in HABITS if key in facts}
-    of_module = habits.pop("module_gather_ms", 0.0) * 1e-3
-    return Software(name, module_gather=of_module, **habits)
+    of_owner, of_module = (
+        habits.pop(key, 0.0) * 1e-3 for key in ("owner_broadcast_ms", "module_gather_ms")
+    )
+    return Software(name, owner_broadcast=of_owner, module_gather=of_module, **habits)
 
 
 def software_names() -> list[str]:

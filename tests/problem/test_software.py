@@ -54,7 +54,7 @@ def test_an_unknown_software_is_refused_with_the_nearest() -> None:
         load_problem([*JOB, "training.software=megatron-core"])
 
 
-def test_gradients_of_16_bits_take_half_the_wire() -> None:
+def test_gradients_of_16_bits_take_half_the_wire_and_owners_are_waited_for() -> None:
     problem = load_problem([*JOB, "training.precision=bf16"])
     whole, half = seconds(problem, COMMON), seconds(problem, Software(gradient_bits=16))
     assert half < whole
@@ -66,6 +66,12 @@ def test_gradients_of_16_bits_take_half_the_wire() -> None:
     assert held[0] - held[1] == pytest.approx(2.0 * problem.model.num_parameters, rel=0.05)
     asked = load_problem([*JOB, "training.precision=bf16", "training.gradient_bits=16"])
     assert seconds(asked, asked.software) == half
+    owners = problem.cluster.num_devices
+    waiting = seconds(problem, Software(owner_broadcast=2.7e-3))
+    assert waiting - whole == pytest.approx(owners * 2.7e-3, rel=0.02)
+    assert seconds(problem, Software(owner_broadcast=2.7e-3), zero=0) == seconds(
+        problem, COMMON, zero=0
+    )
 
 
 def test_products_that_add_gradients_themselves_leave_no_sum() -> None:
