@@ -398,6 +398,8 @@ def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     for part in PARTS:
         held = {kind: [h for h in own if h.part == part] for kind, own in held_out.items()}
+        if part != PARTS[0] and len(held) > 1:  # few houses have figures of memory
+            held.pop("house", None)
         if not any(held.values()):
             continue
         dense, mixtures = widths_of(held)
