@@ -1,6 +1,6 @@
 """Check that a looser limit on the chance of running out of memory never gives a slower or a riskier plan.
 
-    python -m tests.support.memory_limits           # 40 problems x 11 limits, some 5 minutes, and their page
+    python -m tests.support.memory_limits           # 40 problems x 11 limits, some 20 minutes, and their page
 
 Each job runs on four sizes of memory, as shares of what its fastest plan needs. `search=exact` must give
 seconds and chances that follow the limit. The descent has no proofs: its plan, before the rule for ties, may
