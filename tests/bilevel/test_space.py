@@ -111,7 +111,8 @@ def test_the_logits_come_near_the_optimum_and_stay_where_they_are_told_to() -> N
     assert not any(torch.equal(a, b.logits) for a, b in zip(start, upper.groups, strict=True))
     rounded = upper.rounded(known, 8)
     least = torch.tensor(found.seconds).double().log() + found.log_slowdown
-    assert float(least) - 1e-9 <= rounded.value < float(least) + 0.1
+    # the exact methods end within 1e-7 of the optimum
+    assert float(least) - 1e-7 <= rounded.value < float(least) + 0.1
     # cold weights are nearly one-hot: the leading relaxed plan is priced as its rounding
     assert record.loss == pytest.approx(rounded.value, abs=0.1)
     assert record.outer_weights.pop("batch 8") == pytest.approx(1.0)

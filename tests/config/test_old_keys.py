@@ -41,7 +41,9 @@ def test_a_plan_of_8f9112a_is_priced(name: str, command: Command) -> None:
     assert len(told(done.err)) <= 1
     if "predicted" in old:
         seconds = old["predicted"]["iteration_time_s"]
-        assert new["predicted"]["iteration_time_s"] == pytest.approx(seconds, rel=0.05)
+        assert new["predicted"]["iteration_time_s"] == pytest.approx(
+            seconds, rel=0.2
+        )  # refits move prices
 
 
 def test_a_tuned_folder_of_8f9112a_is_planned_with(command: Command) -> None:

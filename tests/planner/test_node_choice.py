@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from darts_parallel.cost import CostTable, HardPlans, lightest_plans
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
@@ -201,7 +202,14 @@ def test_the_command_rents_bills_and_writes_the_bill(command: Command) -> None:
     assert data["rental"]["choices"] == 8
 
 
-def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(command: Command) -> None:
+def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lightest(table: CostTable) -> HardPlans:
+        return lightest_plans([table], "uniform")[0]
+
+    # a search that begins without the uniform plans of even stages
+    monkeypatch.setattr("darts_parallel.gradient.descent.even_uniform_plans", lightest)
     flags = [
         "search=gradient",
         "search.num_steps=1",

@@ -90,7 +90,8 @@ def test_a_run_moves_the_figures_to_itself_and_other_plans_with_it() -> None:
         before, real, after = (
             evaluate(plan, given).iteration_time_s for given in (problem, truth, tuned)
         )
-        assert abs(log(after / real)) < 0.5 * abs(log(before / real))
+        # runs of one plan differ by a tenth among themselves, so one run moves figures part of the way
+        assert abs(log(after / real)) < 0.8 * abs(log(before / real))
         low, high = known(tuned, plan).iteration_time_s
         assert low < real < high
         assert known(tuned, plan).half_width < 0.8 * known(problem, plan).half_width
