@@ -2,15 +2,18 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from darts_parallel.cost import CostTable, HardPlans, lightest_plans
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.exact.uniform import find_uniform_plan
+from darts_parallel.gradient import SearchResult
+from darts_parallel.planner._session import Session
+from darts_parallel.planner.methods import search_result
 from darts_parallel.planner.node_choice import node_choices, rent, rented
 from darts_parallel.problem.billing import Bill, bill, choose
 from darts_parallel.problem.problem import Problem, load_problem
@@ -205,11 +208,11 @@ def test_the_command_rents_bills_and_writes_the_bill(command: Command) -> None:
 def test_a_search_that_ends_above_the_plan_of_its_nodes_takes_that_plan(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lightest(table: CostTable) -> HardPlans:
-        return lightest_plans([table], "uniform")[0]
+    def slower(session: Session) -> SearchResult:
+        result = search_result(session)
+        return replace(result, iteration_time_s=1.01 * result.iteration_time_s)
 
-    # a search that begins without the uniform plans of even stages
-    monkeypatch.setattr("darts_parallel.gradient.descent.even_uniform_plans", lightest)
+    monkeypatch.setattr("darts_parallel.planner.planning.search_result", slower)
     flags = [
         "search=gradient",
         "search.num_steps=1",
