@@ -1,0 +1,54 @@
+"""Write `docs/reference/calibrated.md`: measured runs by GPU, precision and framework, with their errors.
+
+`python docs/write_calibrated.py` prices every run with the shipped parameters; it takes about half a minute.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from experiments.calibration.calibrated import Calibrated
+from experiments.calibration.report import RowOutcome, predict_runs
+from experiments.data.runs import read_runs
+
+PAGE = Path(__file__).parent / "reference" / "calibrated.md"
+HEAD = """\
+# What is calibrated
+
+`python docs/write_calibrated.py` writes this page from [the measured runs](../../experiments/data/README.md). Each row is a GPU in one
+precision with one framework (a key of `conf/software`). A combination that is not listed has no measured run: it is priced with averages,
+and the report names it in its fifth line.
+
+The errors are medians over runs that the calibration has seen, so a new run is further off. [How true the predictions
+are](../explanation/accuracy.md) has the errors of runs that it has not seen.
+
+| GPU | precision | framework | runs with seconds | error of seconds | runs with memory | error of memory |
+| --- | --- | --- | ---: | ---: | ---: | ---: |
+"""
+
+
+def cells(outcomes: list[RowOutcome], part: str) -> str:
+    """Return the number of runs and the median error of seconds or of memory."""
+    pairs = [pair for outcome in outcomes if (pair := outcome.pair(part))]
+    if not pairs:
+        return "0 | "
+    errors = [abs(predicted / measured - 1.0) for predicted, measured in pairs]
+    return f"{len(pairs)} | {100 * median(errors):.1f} %"
+
+
+def page() -> str:
+    """Return the text of the page."""
+    groups: dict[tuple[str, str, str], list[RowOutcome]] = defaultdict(list)
+    for outcome in predict_runs(read_runs(), Calibrated.read()):
+        run = outcome.run
+        if not outcome.skipped:
+            groups[" and ".join(run.devices), run.precision, run.framework].append(outcome)
+    lines = []
+    for (device, precision, software), outcomes in sorted(groups.items()):
+        figures = f"{cells(outcomes, 'seconds')} | {cells(outcomes, 'memory')}"
+        lines.append(f"| {device} | {precision} | {software} | {figures} |\n")
+    return HEAD + "".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
