@@ -75,6 +75,8 @@ class GraphJob:
     """Bits that a new sum may be reduced with, forward: state P4, label inner@4."""
     sliced: bool | None = None
     """Backward keeps slices of the inputs that split columns gather; None: it may where memory is given."""
+    bucketed: bool = False
+    """Gradients of weights travel with those of other blocks, once an iteration: they pay no latency."""
 
     @cached_property
     def kernels(self) -> KernelGroups:

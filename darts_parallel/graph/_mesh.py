@@ -58,24 +58,30 @@ class DeviceMeshSpec:
             found.append(RingGroup(*map(tensor, (local, count // local, group.gpus))))
         return tuple(found)
 
-    def seconds(self, step: Step) -> float:
-        """Return the seconds of a collective by the project's alpha-beta model."""
+    def seconds(self, step: Step, messages: float = 1.0) -> float:
+        """Return the seconds of a collective by the project's alpha-beta model.
+
+        Args:
+            messages: Share of the latencies that it pays.
+        """
         group = self.groups[step.axis]
         size = tensor(step.bytes)
         if step.kind == ALL_REDUCE:
-            return float(all_reduce(size, group, *self.links))
+            return float(all_reduce(size, group, *self.links, messages))
         if step.kind == ALL_TO_ALL:  # each rank sends all but one part of its share
             size = size / self.ranks[step.axis]
-        return float(reduce_scatter(size, group, *self.links))
+        return float(reduce_scatter(size, group, *self.links, messages))
 
     def move_seconds(
         self,
         source: State,
         target: State,
         size: float,
+        messages: float = 1.0,
     ) -> float:
-        """Return the seconds between placements of a tensor of some bytes."""
-        return sum(map(self.seconds, self.steps(source, target, size)))
+        """Return the seconds between placements of a tensor of some bytes, each with its `messages`."""
+        steps = self.steps(source, target, size)
+        return sum(self.seconds(step, messages) for step in steps)
 
     def steps(
         self,

@@ -239,7 +239,9 @@ class GraphSpace(GraphJob):
             wanted.append([(state, reader.trains) for state in states])
         produced = list(dict.fromkeys(made))
         demanded = list(dict.fromkeys(chain(*wanted)))
-        moves = tuple(self._move_tables(self.graph.values[names[0]], produced, demanded))
+        messages = float(not (self.bucketed and self.graph.is_parameter(names[0])))
+        value = self.graph.values[names[0]]
+        moves = tuple(self._move_tables(value, produced, demanded, messages))
         consumers = tuple(reader.group for reader in readers)
         of_consumers = tuple(_index(states, demanded) for states in wanted)
         return Fan(len(names), producer, consumers, _index(made, produced), of_consumers, moves)
@@ -249,19 +251,25 @@ class GraphSpace(GraphJob):
         value: GraphValue,
         produced: list[State],
         demanded: list[Demand],
+        messages: float,
     ) -> Iterator[MoveTable]:
-        """Yield the moves of a tensor, of its gradient, and of the slices of it that are kept."""
+        """Yield the moves of a tensor, of its gradient, and of the slices of it that are kept.
+
+        Args:
+            messages: Share of the latencies that the gradient pays.
+        """
 
         def table(
             layouts: list[State],
             path: Callable[[State, State], tuple[State, State]],
+            share: float = 1.0,
         ) -> MoveTable:
             known = list(dict.fromkeys(layouts))
             size = value.bytes(self.width)
             seconds = []
             for state in produced:
                 paths = [path(state, layout) for layout in known]
-                seconds.append([self.mesh.move_seconds(*ends, size) for ends in paths])
+                seconds.append([self.mesh.move_seconds(*ends, size, share) for ends in paths])
             return MoveTable(np.array(seconds), _index(layouts, known))
 
         states = [state for state, _ in demanded]
@@ -277,7 +285,7 @@ class GraphSpace(GraphJob):
                 return layout, layout
             return layout, gradient_state(made)
 
-        yield table(back, backward)
+        yield table(back, backward, messages)
         slices = [state if SLICED in state else () for state in states]
         if any(slices):
             yield table(slices, lambda _, layout: (layout, forward_state(layout)))

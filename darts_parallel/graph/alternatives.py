@@ -117,7 +117,7 @@ def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     ranks = mesh.ranks[0]
     link = mesh.groups[0], *mesh.links
     overlap = mesh.device.overlap_exponent
-    forward, backward, kept, *_ = map(tensor, plan_figures(own, 0.0))
+    forward, backward, kept, *_ = map(tensor, plan_figures(own))
     units = _units(graph)
     trained = graph.elements(trained=True)
     gradients = tensor(trained * width)

@@ -30,8 +30,8 @@ CANDIDATES = 8
 """Sizes of weights that are tried as the hidden size, the most frequent first."""
 SHORT = 64
 """Tokens of the sequence on which a hidden size is tried."""
-FAR = 4096.0
-"""Sequences of a micro-batch up to which its seconds and bytes follow one line."""
+SIZES = tuple(2.0**k for k in range(13))
+"""Sequences of the micro-batches that are priced."""
 
 
 def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, MeasuredTimes]:
@@ -177,7 +177,10 @@ def _plans(
 ) -> tuple[GraphPlan, GraphPlan]:
     """Plan one sequence, and price that plan on one and on two."""
     sliced = ends == "d1"
-    small, large = (GraphSpace(graph, mesh, width, ends=ends, sliced=sliced) for graph in graphs)
+    small, large = (
+        GraphSpace(graph, mesh, width, ends=ends, sliced=sliced, bucketed=sliced)
+        for graph in graphs
+    )
     plan = GraphPlan(small, GraphProgramme(small).solve().assignment)
     # operators have the same names and states in both batches
     chosen = [plan.choice(group.operators[0]) for group in large.groups]
@@ -187,15 +190,22 @@ def _plans(
 
 
 def _measured(plans: Sequence[GraphPlan], launches: float) -> Measured:
-    """Return the figures of micro-batches of one and two sequences, and of many on their line."""
-    one, two = (plan_figures(plan, launches) for plan in plans)
-    pairs = zip(one, two, strict=True)
-    many = [large + (large - small) * (FAR - 2.0) for small, large in pairs]
-    return Measured((1.0, 2.0, FAR), *zip(one, two, many, strict=True))
+    """Return the figures of micro-batches: the kernels of one and two sequences give those of more.
+
+    Launches take the same time for any size, so they join the kernels of every size.
+    """
+    one, two = map(plan_figures, plans)
+    launch = launches * float(plans[0].space.mesh.device.layer_overhead)
+    rows = []
+    for size in SIZES:
+        pairs = zip(one, two, strict=True)
+        forward, backward, *others = (a + (b - a) * (size - 1.0) for a, b in pairs)
+        rows.append((hypot(forward, launch), hypot(backward, 2.0 * launch), *others))
+    return Measured(SIZES, *zip(*rows, strict=True))
 
 
-def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
-    """Return seconds forward and backward, kept bytes, seconds of collectives forward and backward."""
+def plan_figures(plan: GraphPlan) -> list[float]:
+    """Return kernels' seconds forward and backward, kept bytes, collectives' seconds of both passes."""
     space = plan.space
     whole = forward = 0.0
     for op in space.graph.computing:
@@ -209,10 +219,8 @@ def plan_figures(plan: GraphPlan, launches: float) -> list[float]:
         # calibrated on Megatron-LM's runs
         if (one.of, one.when) != (PARAMETER, BACKWARD) and not one.again:
             sent[one.when] += one.seconds
-    launch = launches * float(space.mesh.device.layer_overhead)
     kept = space.memory_bytes(plan.assignment, weights=False)
-    passes = hypot(forward, launch), hypot(whole - forward, 2.0 * launch)
-    return [*passes, kept, *sent.values()]
+    return [forward, whole - forward, kept, *sent.values()]
 
 
 def _parts(

@@ -48,6 +48,21 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
         assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.001), given
 
 
+def test_launches_join_the_kernels_of_every_micro_batch() -> None:
+    """Where launching takes longer than a sequence's kernels, and less than those of eight, to 3 %."""
+    pytest.importorskip("transformers")
+    job = [*JOB, "cluster.devices.h100.layer_overhead_us=15000"]
+    ours, preset = (
+        load_problem([*job, *OWN]),
+        load_problem([*job, "model=llama3_8b", "model.num_layers=4"]),
+    )
+    for size in (1, 2, 8):
+        chain = (LayerStrategy(1, 2, 1, "none", False),) * preset.num_layers
+        given = Plan(8 // size, (0, preset.num_layers), chain)
+        seconds, wanted = (evaluate(given, one).iteration_time_s for one in (ours, preset))
+        assert seconds == pytest.approx(wanted, rel=0.03), size
+
+
 def test_llamas_block_is_as_unsure_as_the_preset(captured: Problem) -> None:
     """It is priced from the same figures of the hardware, not measured."""
     preset = load_problem([*JOB, "model=llama3_8b", "model.num_layers=4"])

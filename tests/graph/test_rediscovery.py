@@ -15,6 +15,7 @@ from experiments.megatron_template import template_plan
 from tests.graph.running import mesh, on_meta
 
 
+# the sizes below are those at which a split pays for the latencies of its collectives
 def planned(
     make: Callable[[], nn.Module],
     *shapes: tuple[Any, ...],
@@ -79,7 +80,7 @@ def test_megatrons_mlp() -> None:
 
 
 def test_megatrons_attention_by_heads() -> None:
-    plan = planned(lambda: QueryAttention(2048, 16, 16), (2, 2048, 2048))
+    plan = planned(lambda: QueryAttention(4096, 32, 32), (2, 2048, 4096))
     assert labels(plan, "scaled_dot_product_attention") == ["heads"]
     assert labels(plan, "linear") == ["columns", "columns", "columns", "inner"]
     moved = kinds(plan)
@@ -100,7 +101,7 @@ def test_more_ranks_than_key_value_heads() -> None:
 
 def test_cross_attention_by_heads() -> None:
     """T5's cross attention: each of the two inputs pays its own backward."""
-    plan = planned(lambda: QueryAttention(2048, 16, 16), (2, 2048, 2048), (2, 2048, 2048))
+    plan = planned(lambda: QueryAttention(4096, 32, 32), (2, 2048, 4096), (2, 2048, 4096))
     assert labels(plan, "scaled_dot_product_attention") == ["heads"]
     backward = [c for c in plan.plan.collectives if c.when == "backward" and c.of == "activation"]
     assert "other" in {c.name.removesuffix(".relay") for c in backward}
@@ -120,12 +121,12 @@ class Ends(nn.Module):
 
 def test_embedding_and_loss_by_vocabulary() -> None:
     """Embedding, tied head and loss split the vocabulary; the loss communicates three numbers a row."""
-    plan = planned(Ends, (1, 1024, "long"), (1, 1024, "long"))
+    plan = planned(Ends, (1, 4096, "long"), (1, 4096, "long"))
     assert labels(plan, "embedding") == ["vocabulary"]
     assert labels(plan, "linear") == ["columns"]
     assert labels(plan, "cross_entropy_loss") == ["vocabulary"]
     assert [c.step.bytes for c in plan.plan.collectives if c.name == "cross_entropy_loss"] == [
-        4.0 * 1024
+        4.0 * 4096
     ] * 3
 
 
@@ -146,11 +147,11 @@ def test_sequence_parallelism_where_memory_is_tight() -> None:
 
     Readers of one gathered input keep their slice of it, and gather it once more in backward.
     """
-    free = planned(lambda: PlainBlock(2048), (2, 2048, 2048), ends="free", memory=100.0)
+    free = planned(lambda: PlainBlock(4096), (4, 2048, 4096), ends="free", memory=100.0)
     assert labels(free, "layer_norm") == ["none", "none"]
     assert kinds(free)["forward", "all_reduce"] == kinds(free)["backward", "all_reduce"] == 2
     used = free.plan.space.memory_bytes(free.plan.assignment) / 2.0**30
-    tight = planned(lambda: PlainBlock(2048), (2, 2048, 2048), ends="free", memory=0.7 * used)
+    tight = planned(lambda: PlainBlock(4096), (4, 2048, 4096), ends="free", memory=0.7 * used)
     assert tight.plan.space.memory_bytes(tight.plan.assignment) <= 0.7 * used * 2.0**30
     assert set(labels(tight, "layer_norm")) <= {"d0", "d1"}
     moved = kinds(tight)
@@ -194,7 +195,7 @@ def test_data_parallelism_where_weights_are_small() -> None:
 
 def test_megatrons_template_is_found_or_beaten() -> None:
     """One link for all ranks: the template is the optimum; ranks on two nodes: it is not."""
-    plan = planned(lambda: PlainBlock(2048), (2, 2048, 2048))
+    plan = planned(lambda: PlainBlock(4096), (2, 2048, 4096))
     template = template_plan(plan.plan.space)
     assert template is not None
     assert template.seconds == pytest.approx(plan.plan.seconds, rel=1e-9)
@@ -207,7 +208,7 @@ def test_megatrons_template_is_found_or_beaten() -> None:
 
 
 def test_two_axes_take_data_and_tensor_parallelism() -> None:
-    plan = planned(lambda: MLP(2048), (8, 2048, 2048), ranks=(2, 4), ends="free")
+    plan = planned(lambda: MLP(4096), (8, 2048, 4096), ranks=(2, 4), ends="free")
     found = {plan.plan.choice(op).labels for op in plan.graph.computing if op.op == "linear"}
     assert all(any(label.startswith("rows") for label in one) for one in found)
     assert plan.programme.proven
