@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from darts_parallel import evaluate, load_problem
+from darts_parallel import Plan, evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds, unfused_attention_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
@@ -173,3 +173,17 @@ def test_unfused_attention_falls_with_the_peak_by_its_two_products() -> None:
     kept = 64 / (64 + float(device.gemm_half_size))
     rate = float(device.half_flops * device.gemm_efficiency) * kept
     assert slow - fast == pytest.approx(4.0 * 1024 * 512 * 8 * 64 / rate / 2, rel=1e-9)
+
+
+def test_frozen_weights_are_gathered_in_both_passes_and_have_no_gradients_to_scatter() -> None:
+    words = ["model=llama3_8b", "cluster=h100_1x8"]
+    seconds = []
+    for more in ([], ["training.lora_rank=16"]):
+        problem = load_problem([*words, *more])
+        strategy = LayerStrategy(tp=1, dp=8, zero_stage=3, recompute="full")
+        layers = problem.num_layers
+        plan = Plan(64, (0, layers), (strategy,) * layers)
+        seconds.append(evaluate(plan, problem).breakdown_s["sharding"])
+    trained, frozen = seconds
+    # gathers for forward, recomputation and backward, without the scatter of gradients
+    assert 0.4 * trained < frozen < trained

@@ -10,6 +10,8 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.planner.planning import plan
 from darts_parallel.plans.space import outer_spaces
+from darts_parallel.plans.strategy import LayerStrategy
+from darts_parallel.plans.trainers import trainer_parts
 from darts_parallel.problem.problem import Problem, load_problem
 
 NODE = ("cluster=h100_1x8", "space=uniform", "space.pp=1", "space.num_micro_batches=8")
@@ -81,3 +83,17 @@ def test_nanotron_names_its_own_stages() -> None:
 def test_unlike_gpus_are_only_searched_as_stages() -> None:
     with pytest.raises(ConfigError, match="data and tensor parallelism over unlike GPUs are not"):
         outer_spaces(load_problem(["model=toy", "cluster=toy_mixed", "space.pp=1"]))
+
+
+def test_galvatrons_layers_have_every_zero_stage_in_some_part() -> None:
+    config = load_problem(["model=llama3_8b", "cluster=h100_1x8", "trainer=galvatron"]).config
+    choices = tuple(
+        LayerStrategy(tp=2, dp=4, zero_stage=stage, recompute="full", sequence_parallel=parallel)
+        for stage in (0, 2, 3)
+        for parallel in (False, True)
+    )
+    parts = trainer_parts(config, choices)
+    assert {own for part in parts for own in part} == set(choices)
+    for part in parts:
+        assert len({own.sequence_parallel for own in part}) == 1
+        assert len({own.zero_stage for own in part} - {3}) == 1
