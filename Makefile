@@ -19,7 +19,7 @@ define PAGES
 compare problems=core seeds=3 oracle_seconds=10 publish=true
 compare_schedules publish=true
 gradient_share publish=true
-validate_cost_model held_out=[family,source,model] publish=true
+validate_cost_model held_out=[house,source] publish=true
 reproduce_fasop publish=true
 replay_traces publish=true
 answers publish=true
