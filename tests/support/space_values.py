@@ -24,7 +24,12 @@ from darts_parallel.export import export_plan
 from darts_parallel.report import markdown_table
 from experiments.results_page import Page, publish
 
-JOB = ("cluster=toy_1x2", "search.num_steps=2", "search.num_restarts=1")
+JOB = (
+    "cluster=toy_1x2",
+    "search.num_steps=2",
+    "search.num_restarts=1",
+    "search.order_passes=1000000",
+)
 USUAL = {
     "kind": "uniform",
     "zero_stage": "[1,3]",
