@@ -15,12 +15,13 @@ PAGE = Path(__file__).parent / "reference" / "calibrated.md"
 HEAD = """\
 # What is calibrated
 
-`python docs/write_calibrated.py` writes this page from [the measured runs](../../experiments/data/README.md). Each row is a GPU in one
-precision with one framework (a key of `conf/software`). A combination that is not listed has no measured run: it is priced with averages,
-and the report names it in its fifth line.
+`python docs/write_calibrated.py` writes this page from
+[the measured runs](../../experiments/data/README.md). Each row is a GPU in one precision with one
+framework (a key of `conf/software`). A combination that is not listed has no measured run: it is
+priced with averages, and the report names it in its fifth line.
 
-The errors are medians over runs that the calibration has seen, so a new run is further off. [How true the predictions
-are](../explanation/accuracy.md) has the errors of runs that it has not seen.
+The errors are medians over runs that the calibration has seen, so a new run is further off.
+[How true the predictions are](../explanation/accuracy.md) has the errors of runs that it has not seen.
 
 | GPU | precision | framework | runs with seconds | error of seconds | runs with memory | error of memory |
 | --- | --- | --- | ---: | ---: | ---: | ---: |
