@@ -73,7 +73,8 @@ def one_line(sentence: str) -> str:
 def closest(value: object, members: Iterable[Any]) -> Any:
     """Return the member closest to a number (the smaller of two), or spelled most like a text."""
     if isinstance(value, (int, float)):
-        return min(members, key=lambda member: (abs(member - value), member))
+        numbers = [member for member in members if member is not None]
+        return min(numbers, key=lambda member: (abs(member - value), member))
     (near,) = get_close_matches(str(value), list(map(str, members)), n=1, cutoff=0.0)
     return near
 

@@ -29,6 +29,7 @@ from darts_parallel.config import (
     register_schema,
     with_own_job,
     with_own_software,
+    with_tried_value,
 )
 from darts_parallel.errors import fail, long_imports, package_version, replace_closed_outputs
 
@@ -117,7 +118,7 @@ def main() -> None:
         if sentence is None:
             raise
         forget_sweeps(began)
-        fail(sentence)
+        fail(with_tried_value(sentence, sys.argv[1:]))
 
 
 def _print_whatever_comes() -> None:
@@ -154,7 +155,7 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
         sentence = error_sentence(error, given)
         if sentence is None:
             raise
-        fail(sentence)
+        fail(with_tried_value(sentence, given))
 
 
 def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, swept: bool) -> float:

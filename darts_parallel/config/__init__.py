@@ -30,6 +30,7 @@ from darts_parallel.config.composition import require_few_values as require_few_
 from darts_parallel.config.composition import to_config as to_config
 from darts_parallel.config.composition import with_own_job as with_own_job
 from darts_parallel.config.composition import with_own_software as with_own_software
+from darts_parallel.config.composition import with_tried_value as with_tried_value
 from darts_parallel.config.huggingface import OWN_FILE as OWN_FILE
 from darts_parallel.config.huggingface import Imported as Imported
 from darts_parallel.config.huggingface import import_model as import_model

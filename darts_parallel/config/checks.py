@@ -122,7 +122,7 @@ def require_within(key: str, value: float, least: float, most: float) -> None:
 def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
     """Refuse `value` of `key` that is none of `members` (at least one), naming the closest one."""
     if value not in members:
-        names = ", ".join(str(member) for member in members)
+        names = ", ".join("null" if member is None else str(member) for member in members)
         raise ConfigError(f"{key}={value} must be one of {names}; try {closest(value, members)}.")
 
 

@@ -39,6 +39,10 @@ LENGTH_ASSUMED = 8192
 TOKENS_ASSUMED = 65_536
 """Tokens of a batch for each GPU."""
 MOST_TOKENS_ASSUMED = 4_194_304
+MOST_TRIED = 4
+"""Proposals of one refusal that are tried; no key has as many rules."""
+_PROPOSAL = re.compile(r"(?P<key>[\w.]+)=.+; try (?P<near>\[[^\]]*\]|[^\s=]+)\.")
+"""Key and proposal of a refusal; a proposal is one value, not another key and not advice."""
 
 
 def to_config(composed: DictConfig, overrides: Sequence[str] = (), check: Check = None) -> Config:
@@ -128,8 +132,53 @@ def _sequences(wanted: float, unit: Any) -> int:
 def load_config(
     overrides: list[str] | None = None, extra_dir: str | None = None, check: Check = None
 ) -> Config:
-    """Return the checked configuration that `overrides` compose."""
-    arguments: list[Any] = with_own_job(without_words(with_box(overrides or [])))
+    """Return the checked configuration that `overrides` compose.
+
+    Errors:
+        ConfigError: one sentence with the key, its value, the rule and a value that works.
+    """
+    given = overrides or []
+    try:
+        return _loaded(given, extra_dir, check)
+    except ConfigError as error:
+        raise ConfigError(with_tried_value(str(error), given, extra_dir)) from None
+
+
+def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | None = None) -> str:
+    """Return a refusal whose proposal breaks no rule of its key.
+
+    A rule knows its own closest value, and not the other rules of the key. Here the proposal is
+    tried: where it is refused, too, the proposal of that refusal takes its place.
+
+    Args:
+        sentence: `KEY=VALUE must ...; try NEAR.`; all others are returned as they are.
+        overrides: `key=value`, as the command was given.
+        extra_dir: A folder of the user's own configuration files.
+    """
+    refusal = _PROPOSAL.fullmatch(sentence)
+    if refusal is None:
+        return sentence
+    key, near = refusal["key"], refusal["near"]
+    others = [one for one in overrides if not one.startswith(f"{key}=")]
+    if len(others) == len(overrides):
+        return sentence
+    for _ in range(MOST_TRIED):
+        try:
+            _loaded([*others, f"{key}={near}"], extra_dir, None)
+        except ConfigError as error:
+            again = _PROPOSAL.fullmatch(str(error))
+            if again is None or again["key"] != key:
+                break
+            near = again["near"]
+        except Exception:  # the first refusal is true whatever this one is
+            return sentence
+        else:
+            break
+    return f"{sentence[: refusal.start('near')]}{near}."
+
+
+def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config:
+    arguments: list[Any] = with_own_job(without_words(with_box(overrides)))
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
             rule = "be a folder"

@@ -1,5 +1,7 @@
 """Settings that cannot be: each is refused as the problem is loaded, by its key, value and rule."""
 
+import re
+
 import pytest
 
 from darts_parallel.errors import ConfigError
@@ -62,3 +64,21 @@ def test_settings_that_cannot_be_are_refused_in_a_sentence(given: str, sentence:
                 *["cluster=toy"][: "cluster=" not in given],
             ]
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "works"),
+    [
+        ("training.frozen_bits=7", "16"),  # 8 needs LoRA
+        ("training.gradient_bits=-1", "16"),
+        ("search.temperature=-1", r"\[0.0001, 0.0001\]"),
+        ("search.tie=x", "0.2"),
+        ("model.kv_lora_rank=0.9", "null"),
+        ("model.moe_ffn_hidden_size=1.5", "null"),
+    ],
+)
+def test_a_refusal_proposes_a_value_that_is_not_refused(given: str, works: str) -> None:
+    key = given.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{re.escape(given)} must .*; try {works}\.$"):
+        load_problem(["model=toy", given])
+    load_problem(["model=toy", f"{key}={works.replace(chr(92), '')}"])
