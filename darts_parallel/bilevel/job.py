@@ -18,7 +18,7 @@ from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retrai
 from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
 from darts_parallel.cost import LOSSLESS, evaluate
 from darts_parallel.gradient import PlanStage, SearchResult
-from darts_parallel.plans import write_json
+from darts_parallel.plans import megatron_schedule, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, Tracker, markdown_table, plan_dict, render
 
@@ -83,28 +83,6 @@ def compared(
         name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None
     }
     return schedules
-
-
-def batch_schedule_flag(phases: Sequence[TrainingPhase], tokens: int) -> str | None:
-    """Return Megatron-LM's flag for the phases; None where it cannot follow them.
-
-    From 0.19 on it changes the batch after any numbers of tokens, under one plan and one size of
-    micro-batches (`--step-batch-size-schedule`, in place of `--global-batch-size`).
-
-    Args:
-        tokens: Of a sequence.
-    """
-    ways = set()
-    parts = []
-    start = 0
-    for phase, after in zip(phases, (*phases[1:], phases[-1]), strict=True):
-        batch, plan = phase.plan.global_batch_size, phase.plan.plan
-        ways.add((plan.layers, plan.boundaries, batch / plan.num_micro_batches))
-        parts.append(f"{start}:{batch}")
-        start += (after.from_step - phase.from_step) * batch * tokens
-    if len(ways) > 1 or len(parts) == 1:
-        return None
-    return f'--step-batch-size-schedule "{" ".join(parts)}"'
 
 
 @dataclass
@@ -238,12 +216,18 @@ class BilevelJob:
             step = f"{1e3 * plan.seconds:.3f} ms a step"
             batch = f"batch {plan.global_batch_size}"
             lines.append(f"from step {phase.from_step}: {batch}, {plan.describe()}, {step}")
-        flag = batch_schedule_flag(phases, self.problem.training.seq_len)
-        if flag is not None:
-            lines.append(f"Megatron-LM from 0.19 on follows these phases with {flag}")
+        known = [phase.without_prices for phase in phases]
+        schedule = megatron_schedule(known, self.problem.training.seq_len)
+        if schedule is not None:
+            file = self.folder / "plan.json"
+            lines.append(
+                f'Megatron-LM from 0.18 on follows these phases (--step-batch-size-schedule "{schedule}"): '
+                f"python -m darts_parallel.export {file} --to megatron"
+            )
         elif len(phases) > 1:
             lines.append(
-                "no trainer changes its plan with the batch: each phase is a run of its own"
+                "no trainer changes its plan with the batch, so each phase is a run of its own; pins of the "
+                "degrees and space.micro_batch_size keep one plan, which Megatron-LM can follow"
             )
         return lines
 

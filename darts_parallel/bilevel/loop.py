@@ -36,6 +36,7 @@ from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.gradient import StepRecord, explain_infeasible
+from darts_parallel.plans import BatchPhase
 from darts_parallel.problem import Problem
 
 NEGLIGIBLE = 1e-3
@@ -68,6 +69,11 @@ class TrainingPhase:
         """Return what a training depends on."""
         plan = self.plan
         return self.from_step, plan.global_batch_size, plan.blocks, plan.seconds
+
+    @property
+    def without_prices(self) -> BatchPhase:
+        """Return what a trainer needs to know."""
+        return BatchPhase(self.from_step, self.plan.global_batch_size, self.plan.plan)
 
 
 class BilevelLoop:

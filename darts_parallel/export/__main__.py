@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from darts_parallel.errors import ConfigError, DartsParallelError, begin_command, one_line
 from darts_parallel.export import TARGETS, export_lines, export_plan, write_export
-from darts_parallel.plans import check_plan, read_own_problem, read_plan
+from darts_parallel.plans import check_plan, read_own_problem, read_phases, read_plan
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problem = read_own_problem(given.plan)
         plan = read_plan(given.plan, problem.model)
         check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
-        exported = export_plan(problem, plan, given.to)
+        phases = read_phases(given.plan)
+        exported = export_plan(problem, plan, given.to, phases=phases)
         paths = write_export(exported, Path(given.plan).parent, given.output)
     except DartsParallelError as error:
         print(f"darts-parallel: {one_line(str(error))}", file=sys.stderr)

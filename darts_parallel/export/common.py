@@ -17,7 +17,14 @@ from darts_parallel.config import (
     read_trainer,
 )
 from darts_parallel.errors import DartsParallelError, UnsupportedError
-from darts_parallel.plans import LayerStrategy, Plan, facts, job_facts, trainer_schedules
+from darts_parallel.plans import (
+    BatchPhase,
+    LayerStrategy,
+    Plan,
+    facts,
+    job_facts,
+    trainer_schedules,
+)
 from darts_parallel.problem import LayerSpec, Problem
 from darts_parallel.schedules import SEARCHED, find
 
@@ -90,6 +97,8 @@ class Exported:
 
     files: dict[str, str]
     notes: tuple[str, ...] = ()
+    follows_phases: bool = False
+    """Whether the files change the global batch size as the phases of the training do."""
 
 
 class Compared(NamedTuple):
@@ -123,6 +132,8 @@ class Request:
     """Settings that the target cannot express so far, and the way out of each (`refuse`)."""
     price: Callable[[Plan], float] | None = None
     """Seconds per iteration of a plan, infinite where it does not fit; None: not known."""
+    phases: Sequence[BatchPhase] = ()
+    """Global batch sizes and plans of the training, by step; the plan is that of the last."""
     key: str = "export"
     """Key of the configuration that names the target, for refusals."""
 

@@ -15,7 +15,7 @@ from darts_parallel.export.megatron_layers import (
     with_halves,
 )
 from darts_parallel.export.mixtures import megatron_model_flags, megatron_recompute_modules
-from darts_parallel.plans import LayerStrategy
+from darts_parallel.plans import LayerStrategy, megatron_schedule
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 LAUNCH = """
@@ -77,6 +77,12 @@ def export(job: Request) -> Exported:
     groups["packing"] = _packing_flags(job)
     job.settle()
     notes = _notes(job)
+    changes = megatron_schedule(job.phases, job.training.seq_len) is not None
+    if changes:
+        notes.append(
+            "the batch size changes by --step-batch-size-schedule (from 0.18 on): give --train-samples, "
+            "since --train-iters counts one micro-batch a replica in learning rates and data"
+        )
     if groups["packing"]:
         notes.append(
             "packing wants TransformerEngine 2.9 and data that are single sequences: --use-varlen-dataset in "
@@ -87,7 +93,7 @@ def export(job: Request) -> Exported:
         if job.training.dynamic_context_parallel_sizes == "any":
             notes.append("groups of any size want PR 6801, which takes the same flags")
     filled = {name: flags for name, flags in groups.items() if flags}
-    return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes))
+    return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes), changes)
 
 
 def _packing_flags(job: Request) -> list[Flag]:
@@ -195,7 +201,7 @@ def _line(flag: Flag) -> str:
     if value is None:
         return f"    --{name}"
     text = str(value)
-    if any(sign in text for sign in "|*["):
+    if any(sign in text for sign in "|*[:"):
         text = f'"{text}"'
     return f"    --{name} {text}"
 
@@ -216,11 +222,16 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
         flags.append(("sequence-parallel", None))
         flags += switches({"tp-comm-overlap": bool(job.training.tp_comm_overlap)})
     flags += _pipeline_flags(job) + _zero_flags(job, strategy)
-    flags += [
-        ("micro-batch-size", job.micro_batch_size(strategy)),
-        ("global-batch-size", job.training.global_batch_size),
-    ]
-    return flags
+    flags.append(("micro-batch-size", job.micro_batch_size(strategy)))
+    return [*flags, _batch_flag(job)]
+
+
+def _batch_flag(job: Request) -> Flag:
+    """Return the flag of the global batch size, or of its schedule, which excludes the other."""
+    schedule = megatron_schedule(job.phases, job.training.seq_len)
+    if schedule is None:
+        return "global-batch-size", job.training.global_batch_size
+    return "step-batch-size-schedule", schedule
 
 
 def _pipeline_flags(job: Request) -> list[Flag]:

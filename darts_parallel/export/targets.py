@@ -1,6 +1,6 @@
 """The targets by name, and how their files are written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -9,7 +9,7 @@ from pathlib import Path
 from darts_parallel.config import EXPORTS, HALF_BLOCK, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Request
-from darts_parallel.plans import LayerStrategy, Plan, parts_beyond, write_text
+from darts_parallel.plans import BatchPhase, LayerStrategy, Plan, parts_beyond, write_text
 from darts_parallel.problem import Problem
 
 TARGETS: dict[str, Callable[[Request], Exported]] = {
@@ -20,20 +20,32 @@ that name."""
 
 
 def export_plan(
-    problem: Problem, plan: Plan, target: str, price: Callable[[Plan], float] | None = None
+    problem: Problem,
+    plan: Plan,
+    target: str,
+    price: Callable[[Plan], float] | None = None,
+    phases: Sequence[BatchPhase] = (),
 ) -> Exported:
     """Express `plan` in the words of `target`.
 
     Args:
         plan: A plan that is legal for it.
         price: Seconds per iteration of a plan, for refusals; infinite where it does not fit.
+        phases: Of the training, where its global batch size changes.
 
     Errors: UnsupportedError: the target cannot express the plan or the model; names what, and the
         closest space to search in.
     """
-    job = Request(target, problem, plan, price=price)
+    job = Request(target, problem, plan, price=price, phases=phases)
     exported = _express(job)
     job.settle()
+    if len(phases) > 1 and not exported.follows_phases:
+        batch = phases[-1].global_batch_size
+        note = (
+            f"of the {len(phases)} phases of the training the files run the last alone, from step "
+            f"{phases[-1].from_step} on at a global batch size of {batch}: each phase is a run of its own"
+        )
+        exported = replace(exported, notes=(*exported.notes, note))
     if not plan.node_order:
         return exported
     order = ", ".join(str(node) for node in plan.node_order)

@@ -6,6 +6,7 @@ from darts_parallel.plans.degrees import legal_pipeline_degrees as legal_pipelin
 from darts_parallel.plans.degrees import tensor_degrees as tensor_degrees
 from darts_parallel.plans.file import own_config as own_config
 from darts_parallel.plans.file import read_own_problem as read_own_problem
+from darts_parallel.plans.file import read_phases as read_phases
 from darts_parallel.plans.file import read_plan as read_plan
 from darts_parallel.plans.file import required_config as required_config
 from darts_parallel.plans.file import write_bytes as write_bytes
@@ -15,6 +16,8 @@ from darts_parallel.plans.legality import check_plan as check_plan
 from darts_parallel.plans.legality import parts_beyond as parts_beyond
 from darts_parallel.plans.legality import refuse_model as refuse_model
 from darts_parallel.plans.legality import refuse_unexecutable as refuse_unexecutable
+from darts_parallel.plans.phases import BatchPhase as BatchPhase
+from darts_parallel.plans.phases import megatron_schedule as megatron_schedule
 from darts_parallel.plans.space import OuterSpace as OuterSpace
 from darts_parallel.plans.space import admits as admits
 from darts_parallel.plans.space import left_out as left_out

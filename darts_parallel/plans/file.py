@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from darts_parallel.config import Config, to_config, translate
 from darts_parallel.errors import DartsParallelError, PlanError, read_json
+from darts_parallel.plans.phases import BatchPhase, phases_of
 from darts_parallel.plans.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
 
@@ -76,6 +77,18 @@ def read_plan(path: str, model: Model, key: str = "plan") -> Plan:
                 f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; try {spec.name}."
             )
     return plan
+
+
+def read_phases(path: str) -> list[BatchPhase]:
+    """Read the phases of the training in a `plan.json`; none where one batch size holds throughout.
+
+    Errors:
+        PlanError: the file is missing, or its phases are broken.
+    """
+    try:
+        return phases_of(_read(path, "plan"))
+    except PlanError as error:
+        raise PlanError(f"plan={path}: {str(error).removeprefix('plan: ')}") from None
 
 
 def read_own_problem(path: str) -> Problem:
