@@ -17,7 +17,7 @@ from darts_parallel.bilevel.job import (
     judged,
     times,
 )
-from darts_parallel.bilevel.loop import BilevelLoop, TrainingPhase
+from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
 from darts_parallel.bilevel.retrain import Retrained, Retraining, crossing
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
@@ -64,6 +64,7 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
         "best_constant_batch",
     }
     assert "fits: " in done.out
+    assert "optimal in the model (layerwise" in done.out
     assert "time to target" in done.out
     assert "loop, 12 of 12" in done.out  # progress without a terminal
     run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -75,6 +76,39 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
     assert wanted <= scalars
     assert {f"retrain/{SCHEDULE}", f"retrain/{REFERENCE}"} <= scalars
     assert "probability/all_layers" in tags["images"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_tensorboard_shows_probabilities_losses_and_noise_while_the_loop_runs(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, dict[str, Any]] = {}
+    real = BilevelLoop.step
+
+    def watched(loop: BilevelLoop) -> BilevelRecord:
+        """Read the file before the last step, as TensorBoard does."""
+        if loop.trainer.step == loop.settings.num_steps - 1:
+            run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+            for tag in run.Tags()["scalars"]:
+                seen.setdefault(run.Scalars(tag)[-1].step, {})[tag] = run.Scalars(tag)[-1].value
+        return real(loop)
+
+    monkeypatch.setattr(BilevelLoop, "step", watched)
+    batches = ["bilevel.batch_candidates=[8,16]", "verification.enabled=false"]
+    done = command(*OVERRIDES, *batches, f"hydra.run.dir={tmp_path}")
+    assert done.status == 0, done.err
+    values = {tag: value for own in seen.values() for tag, value in own.items()}
+    for block in (0, 1):
+        own = [tag for tag in values if tag.startswith(f"probability/layer_{block}/")]
+        assert own
+    for name in ("batch", "pp"):
+        shares = [own for tag, own in values.items() if tag.startswith(f"probability_of/{name}_")]
+        assert len(shares) == 2
+        assert sum(shares) == pytest.approx(1.0)
+    wanted = {"loss/train", "loss/validation", "search/noise_scale_sequences"}
+    assert wanted <= set(values)
+    assert max(seen) >= 10  # the last steps, not the first alone
+    assert not any(tag.startswith("z_results/") for tag in values)
 
 
 def interrupting(real: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:
