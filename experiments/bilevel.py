@@ -131,7 +131,7 @@ def greedy(loop: BilevelLoop, sensitivity: LogSlowdown, plan: BatchPlan) -> Batc
     ends when the plan is as fast as the given one, or when no move saves time.
 
     Args:
-        sensitivity: Slopes of a validation loss at trained weights, in log steps.
+        sensitivity: Slopes of a validation loss at trained weights, as log slowdown.
     """
     here = plan.problem(loop.problem)
 

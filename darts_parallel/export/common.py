@@ -86,6 +86,10 @@ Flag = tuple[str, str | int | float | None]
 """A flag of a command and its value; None: it has none."""
 
 
+Price = Callable[[Plan], float]
+"""Seconds per iteration of a plan, infinite where it does not fit."""
+
+
 def switches(wanted: dict[str, bool]) -> list[Flag]:
     """Return the flags without value that are wanted."""
     return [(name, None) for name, on in wanted.items() if on]
@@ -130,8 +134,8 @@ class Request:
     plan: Plan
     refusals: list[tuple[str, str]] = field(default_factory=list)
     """Settings that the target cannot express so far, and the way out of each (`refuse`)."""
-    price: Callable[[Plan], float] | None = None
-    """Seconds per iteration of a plan, infinite where it does not fit; None: not known."""
+    price: Price | None = None
+    """None: not known."""
     phases: Sequence[BatchPhase] = ()
     """Global batch sizes and plans of the training, by step; the plan is that of the last."""
     key: str = "export"

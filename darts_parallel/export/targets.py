@@ -8,7 +8,7 @@ from pathlib import Path
 
 from darts_parallel.config import EXPORTS, HALF_BLOCK, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
-from darts_parallel.export.common import Exported, Request
+from darts_parallel.export.common import Exported, Price, Request
 from darts_parallel.plans import BatchPhase, LayerStrategy, Plan, parts_beyond, write_text
 from darts_parallel.problem import Problem
 
@@ -23,7 +23,7 @@ def export_plan(
     problem: Problem,
     plan: Plan,
     target: str,
-    price: Callable[[Plan], float] | None = None,
+    price: Price | None = None,
     phases: Sequence[BatchPhase] = (),
 ) -> Exported:
     """Express `plan` in the words of `target`.

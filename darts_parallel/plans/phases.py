@@ -60,7 +60,7 @@ def megatron_schedule(phases: Sequence[BatchPhase], tokens: int) -> str | None:
     """Return the value of Megatron-LM's `--step-batch-size-schedule`; None where it cannot follow.
 
     From 0.18 on Megatron-LM changes the batch after given numbers of tokens, under one plan and one size of
-    micro-batches (`megatron/core/num_microbatches_calculator.py`).
+    micro-batches (StepBatchsizeNumMicroBatchesCalculator of its core).
 
     Args:
         tokens: Of a sequence.

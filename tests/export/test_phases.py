@@ -37,7 +37,7 @@ def phases_of_sizes(problem: Problem, micro: int = 2, dp: int = 4) -> list[Batch
 
 
 class MegatronSteps:
-    """The rule of `StepBatchsizeNumMicroBatchesCalculator` (core_v0.18.0), as far as it counts batches."""
+    """The rule of StepBatchsizeNumMicroBatchesCalculator (core_v0.18.0), as far as it counts batches."""
 
     def __init__(self, schedule: str, tokens: int, micro: int, dp: int) -> None:
         entries = [entry.split(":") for entry in schedule.split()]
@@ -80,7 +80,7 @@ def test_a_batch_that_micro_batches_do_not_divide_breaks_megatrons_rule(llama: P
 
 
 def other_plans(phases: list[BatchPhase]) -> list[BatchPhase]:
-    """The same batches, one of them with micro-batches twice as large."""
+    """Return the same batches, one of them with micro-batches twice as large."""
     count = phases[1].plan.num_micro_batches
     changed = replace(phases[1].plan, num_micro_batches=2 * count)
     return [phases[0], replace(phases[1], plan=changed), *phases[2:]]
