@@ -23,6 +23,10 @@ from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, Tracker, markdown_table, plan_dict, render
 
 INTERRUPTED = "darts-parallel: interrupted; plan.json is the best plan so far."
+CONTROLS = (
+    "controls (frozen weights, no weight step, random logits, trials, greedy by sensitivity): "
+    "python -m experiments.bilevel"
+)
 QUARTERS = 4
 """Lines that a long part prints where there is no terminal to draw a bar on."""
 PLAN_FIELDS = ("pp", "num_micro_batches", "stages", "layers", "parallelism", "predicted")
@@ -129,6 +133,7 @@ class BilevelJob:
             known = {name: own if isfinite(own) else None for name, own in seconds.items()}
             write_json(self.folder / "plan.json", data | {"time_to_target_s": known})
             self._print("\n".join(table(runs)))
+            self._print(CONTROLS)
         if not finished:
             print(INTERRUPTED, file=sys.stderr)
         elif self.tracker is not None:

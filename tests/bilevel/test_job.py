@@ -66,6 +66,7 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
     assert "fits: " in done.out
     assert "optimal in the model (layerwise" in done.out
     assert "time to target" in done.out
+    assert "greedy by sensitivity): python -m experiments.bilevel" in done.out
     assert "loop, 12 of 12" in done.out  # progress without a terminal
     run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = run.Tags()
