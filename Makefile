@@ -21,11 +21,9 @@ compare_schedules publish=true
 gradient_share publish=true
 validate_cost_model held_out=[house,source] publish=true
 reproduce_fasop publish=true
-replay_traces publish=true
 answers publish=true
 trainer_switches jobs=1 publish=true
 graph_blocks publish=true
-dynamic_cp jobs=1 publish=true
 bilevel publish=true
 endef
 export PAGES

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from darts_parallel.config import SearchConfig, load_config, run_main
-from experiments.comparison.curves import curves_csv, curves_figure
 from experiments.comparison.findings import contradictions, gaps_table, standings, verdict
 from experiments.comparison.methods import METHODS, CompareOptions, run_case
 from experiments.comparison.problems import suite
 from experiments.comparison.runs import AUTO, ORACLE, SEARCH, MethodRun
 from experiments.study import Report, Study, run_study
-
-CURVES = "best plan so far against wall-clock, median over seeds of the gap to the best known plan"
 
 
 def changed(search: SearchConfig) -> str:
@@ -40,9 +37,7 @@ def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
     for method in {AUTO, SEARCH} & set(ran):
         verdicts += verdict(runs, method, rivals)
     tables = (standings(runs, ran), sorted(verdicts), contradictions(runs), gaps_table(runs, ran))
-    pictures = {"anytime.png": (curves_figure(runs), CURVES)}
-    files = {"curves.csv": curves_csv(runs)}
-    return Report(note.rstrip(), *tables, pictures=pictures, files=files)
+    return Report(note.rstrip(), *tables)
 
 
 def run(options: CompareOptions) -> int:

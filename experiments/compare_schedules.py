@@ -12,7 +12,6 @@ from functools import partial
 
 from darts_parallel.config import run_main
 from experiments.comparison.controls import CONTROLS
-from experiments.comparison.curves import curves_figure
 from experiments.comparison.findings import contradictions, control_line, gaps_table, verdict
 from experiments.comparison.problems import named, schedule_suite
 from experiments.comparison.runs import SEARCH, MethodRun
@@ -35,13 +34,10 @@ def report(runs: Sequence[MethodRun], options: CompareSchedulesOptions) -> Repor
         "`no_descent` polishes its starts and goes on as the search does: by orders of "
         "passes and moves of layers."
     )
-    pictures = {
-        "curves.png": (curves_figure(runs), "median over seeds of the gap to the best plan of all")
-    }
     lines = verdict(runs, SEARCH, [name for name in METHODS if name not in CONTROLS])
     lines += [control_line(runs, control) for control in CONTROLS]
     lines += contradictions(runs)
-    return Report(note, gaps_table(runs, METHODS), lines, pictures=pictures)
+    return Report(note, gaps_table(runs, METHODS), lines)
 
 
 def run(options: CompareSchedulesOptions) -> int:

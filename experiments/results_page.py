@@ -3,11 +3,9 @@
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -19,28 +17,20 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Page:
-    """Hold what a page says: question, command, answer, pictures, and what the answer does not show."""
+    """Hold what a page says: question, command, answer, and what the answer does not show."""
 
     name: str
     question: str
     command: str
     text: str
-    pictures: Mapping[Path, str] = field(default_factory=dict)
-    """Files to copy, each with its caption."""
     limits: str = ""
     """Sentence on what the answer does not show; empty: none."""
 
 
 def publish(page: Page, folder: Path = RESULTS) -> Path:
-    """Write a page and copy its pictures to `pictures/` next to it; returns the file."""
-    shown = folder / "pictures"
-    shown.mkdir(parents=True, exist_ok=True)
+    """Write a page; returns the file."""
     run = f"Commit {commit()}, {date.today().isoformat()}, {processor()}."
     lines = [f"# {page.question}", "", f"    {page.command}", "", run, "", page.text.strip()]
-    for source, caption in page.pictures.items():
-        target = shown / f"{page.name}_{source.name}"
-        shutil.copyfile(source, target)
-        lines += ["", f"![{caption}](pictures/{target.name})"]
     if page.limits:
         lines += ["", f"Not shown: {page.limits}"]
     file = folder / f"{page.name}.md"

@@ -2,8 +2,8 @@
 
 A study is a dataclass of options (`StudyOptions`), a function that solves one task (a problem, a seed, a
 method) and returns rows, and a function that makes a `Report` of all rows. `run_study` does the rest: it
-writes `NAME.csv` after every task, `NAME.md` and the pictures at the end, prints the text, and writes the
-page where `publish=true`. Ctrl-C keeps what is done.
+writes `NAME.csv` after every task and `NAME.md` at the end, prints the text, and writes the page where
+`publish=true`. Ctrl-C keeps what is done.
 """
 
 import os
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from darts_parallel.config import MAX_PROCESSES, children_without_interrupts, require_within
 from darts_parallel.errors import INTERRUPTED
@@ -30,8 +28,6 @@ Task = TypeVar("Task")
 Row = TypeVar("Row")
 Paragraph = str | Sequence[str]
 """A paragraph, or a table as a list of lines."""
-Picture = tuple[Figure, str]
-"""A figure and its caption."""
 
 
 @dataclass
@@ -41,7 +37,7 @@ class StudyOptions:
     jobs: int = 2
     """Number of tasks that are solved at the same time, each in a process of one thread; 1: here."""
     out: str = ""
-    """Folder of the rows, the text and the pictures; empty: outputs/NAME."""
+    """Folder of the rows and the text; empty: outputs/NAME."""
     publish: bool = False
     """Whether experiments/results/NAME.md is written, too."""
 
@@ -57,12 +53,9 @@ class Report:
             in a sentence.
     """
 
-    def __init__(
-        self, *parts: Paragraph, pictures: Mapping[str, Picture] = {}, files: Mapping[str, str] = {}
-    ) -> None:
+    def __init__(self, *parts: Paragraph, files: Mapping[str, str] = {}) -> None:
         blocks = (part if isinstance(part, str) else "\n".join(part) for part in parts)
         self.text = "\n\n".join(block for block in blocks if block) + "\n"
-        self.pictures = pictures
         self.files = files
 
 
@@ -128,16 +121,13 @@ def _write(
     folder: Path,
     page: bool,
 ) -> None:
-    """Print the text and write it, the pictures and, where asked, the page."""
+    """Print the text and write it, further files and, where asked, the page."""
     for name, text in {f"{study.title}.md": report.text, **report.files}.items():
         write_text(folder / name, text)
-    for name, (figure, _) in report.pictures.items():
-        FigureCanvasAgg(figure).print_png(str(folder / name))  # type: ignore[no-untyped-call]
     print(f"\n{report.text.rstrip()}\n\nfiles: {folder}")
     if page:
-        captions = {folder / name: caption for name, (_, caption) in report.pictures.items()}
         command = typed_command(f"experiments.{study.name}")
-        page_of = Page(study.title, study.question, command, report.text, captions, study.limits)
+        page_of = Page(study.title, study.question, command, report.text, study.limits)
         print(f"page: {publish(page_of)}")
 
 

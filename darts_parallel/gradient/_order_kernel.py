@@ -501,11 +501,11 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
 class Policy(NamedTuple):
     """Choices of the heuristic `dispatch`."""
 
-    priority: int = BACKWARD_FIRST
+    priority: int
     """`BACKWARD_FIRST`, `FORWARD_FIRST` or `ALTERNATE`: who goes first where both are ready."""
-    gap: float = 0.0
+    gap: float
     """Idle seconds, as a share of the weight gradient's costs, that a weight gradient fills."""
-    deep_first: bool = False
+    deep_first: bool
     """Whether forward passes of later stages come first."""
 
 
@@ -532,7 +532,6 @@ class Ready(NamedTuple):
     start: float
     symbol: int
     """-1: none is ready."""
-    rank: float
     short: bool
     """Whether memory kept a forward pass back."""
 
@@ -553,12 +552,12 @@ def pass_rank(symbol, stages, last, policy):
 
 
 @njit(cache=True)
-def first_ready(f, costs, done, device, policy, keys):
+def first_ready(f, costs, done, device, policy):
     """Return the forward or input-gradient pass that a device can begin first.
 
     Args:
         done: Order that is being written.
-        policy, keys: See `dispatch`.
+        policy: See `dispatch`.
     """
     stages = len(f.stage_kind)
     start = NEVER
@@ -581,14 +580,12 @@ def first_ready(f, costs, done, device, policy, keys):
             arrived = done.end[source, batch] + costs.message[symbol] if source >= 0 else 0.0
             ready = max(arrived, done.free[device])
             rank = pass_rank(symbol, stages, done.last[device], policy)
-            if len(keys):
-                rank = -keys[symbol, batch]
             tie = ready <= start + TIE_SECONDS and rank > wanted
             if ready < start - TIE_SECONDS or tie:
                 start = ready
                 best = symbol
                 wanted = rank
-    return Ready(start, best, wanted, short)
+    return Ready(start, best, short)
 
 
 @njit(cache=True)
@@ -604,21 +601,17 @@ def waiting_weight_gradient(devices, ran, device):
 
 
 @njit(cache=True)
-def next_pass(f, costs, done, device, policy, keys):
+def next_pass(f, costs, done, device, policy):
     """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
-    ready = first_ready(f, costs, done, device, policy, keys)
+    ready = first_ready(f, costs, done, device, policy)
     weight = waiting_weight_gradient(f.stage_device, done.ran, device)
     if weight < 0:
         return ready.start, ready.symbol
     if ready.symbol >= 0:
         idle = ready.start - done.free[device]
-        if len(keys):
-            fills = idle > 0 or keys[weight, done.ran[weight]] < -ready.rank
-        else:
-            backward = ready.symbol >= len(f.stage_kind)
-            makes_room = ready.short and backward and policy.gap < 1
-            fills = idle > policy.gap * costs.seconds[weight] or makes_room
-        if not fills:
+        backward = ready.symbol >= len(f.stage_kind)
+        makes_room = ready.short and backward and policy.gap < 1
+        if idle <= policy.gap * costs.seconds[weight] and not makes_room:
             return ready.start, ready.symbol
     return done.free[device], weight
 
@@ -641,7 +634,7 @@ def begun(f, costs):
 
 
 @njit(cache=True)
-def dispatch(f, costs, policy, keys):
+def dispatch(f, costs, policy):
     """Write an order pass by pass, as Qi et al. 2023 (arXiv 2401.10241, section 3.1).
 
     Devices run forward passes within their memory until a backward one is ready, then both. Weight
@@ -651,8 +644,6 @@ def dispatch(f, costs, policy, keys):
     Args:
         f, costs: Figures of the problem and costs of its stages.
         policy: Choices of the heuristic.
-        keys: Order of ready passes in place of the policy's, lowest first, `(3 S, m)`; none: no
-            entries.
 
     Returns:
         Symbols of every device, `(P, passes)`; and the length of each, 0 where memory is too small.
@@ -667,7 +658,7 @@ def dispatch(f, costs, policy, keys):
         least = NEVER
         chosen = -1
         for device in range(devices):
-            start, best = next_pass(f, costs, done, device, policy, keys)
+            start, best = next_pass(f, costs, done, device, policy)
             if best >= 0 and start < least:
                 least = start
                 chosen = best

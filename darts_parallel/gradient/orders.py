@@ -278,24 +278,16 @@ class OrderProblem:
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
-        keys = np.zeros((0, 0))
-        found = []
-        for values in product(range(3), GAPS, (False, True)):
-            policy = self.kernel.Policy(*values)
-            found.append(self.dispatched(first, choices, keys, policy))
-        return [order for order in found if order.seconds < np.inf]
-
-    def dispatched(
-        self, first: Indices, choices: Indices, keys: Array, policy: Any = None
-    ) -> Order:
-        """Return the order of `_order_kernel.dispatch`, `keys` and `policy` as there."""
         none = np.zeros((0, 0), dtype=np.int64)
         unordered = Order(none, none, first, choices, True, np.inf)
         stages, _ = self.stages(unordered)
-        policy = policy or self.kernel.Policy()
-        words, lengths = self.kernel.dispatch(self.figures[1], stages, policy, keys)
-        found = self.timed(words, lengths, first, choices, True)
-        return found if lengths.all() else replace(found, seconds=np.inf)
+        found = []
+        for values in product(range(3), GAPS, (False, True)):
+            policy = self.kernel.Policy(*values)
+            words, lengths = self.kernel.dispatch(self.figures[1], stages, policy)
+            if lengths.all():
+                found.append(self.timed(words, lengths, first, choices, True))
+        return fastest(found)
 
     def annealed(
         self,
@@ -304,7 +296,6 @@ class OrderProblem:
         state: State,
         *,
         blind: bool = False,
-        share: float | None = None,
     ) -> Order:
         """Return the best order that moves lead to.
 
@@ -313,10 +304,8 @@ class OrderProblem:
             moves: Orders that are timed.
             state: Of the random numbers, `(1,)`; moves on.
             blind: Move any pass and stage, not those of the longest path.
-            share: Share of layer moves; None: `LAYER_SHARE`, all where the order stays.
         """
-        if share is None:
-            share = LAYER_SHARE if self.free else 1.0
+        share = LAYER_SHARE if self.free else 1.0
         words = order.words.copy()
         first = order.first.copy()
         choices = order.choices.copy()

@@ -178,32 +178,6 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
     return LengthPlans(sorted(plans, key=order), dict(Counter(schedules)), why)
 
 
-def price_packings(
-    problem: Problem,
-    plan: Plan,
-    packings: Iterable[Packing],
-) -> list[float]:
-    """Return the mean seconds of a plan's steps with some packings; infinite where they do not fit.
-
-    They fit where the chance of running out of memory keeps `space.out_of_memory`.
-
-    Args:
-        plan: Of 1F1B, its layers on equal ranks.
-    """
-    problem = tightened(problem)
-    draws = Draws.of(problem)
-    prices = _prices(problem, draws, [plan])
-    search = _PackingSearch(problem, draws, prices)
-    (own,) = [known.given_plan(plan) for known in prices if plan in known.given]
-    result = []
-    for packing in packings:
-        tokens = packing.tokens(draws.longest_length)
-        fits = own.alone.fitting(packing.cp, tokens)
-        mean = float(search._seconds(own, packing, DRAWS).mean()) if fits else inf
-        result.append(mean)
-    return result
-
-
 def _main_plans(problem: Problem) -> tuple[list[Plan], str]:
     """Return the best plans of the main search for sequences of `seq_len` tokens, or why it has none."""
     try:

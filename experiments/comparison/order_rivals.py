@@ -14,8 +14,7 @@ class HeuristicOrder(OrderSearch):
         if not problem.free:
             return problem.starts(plan)
         first = np.append(plan.first_layers[0].numpy(), problem.table.num_layers)
-        orders = problem.heuristic(first, plan.choices[0].numpy())
-        return sorted(orders, key=lambda order: order.seconds)
+        return problem.heuristic(first, plan.choices[0].numpy())
 
     def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
         """Return the order as it is."""

@@ -65,13 +65,10 @@ class MethodRun:
     """Anytime curve; stands in a file of its own."""
     gap: float = inf
     """Relative distance from the proven optimum, or from a lower bound where the proof stopped."""
-    raw_gap: float | None = None
-    """Relative distance before polishing."""
 
     def against(self, reference: float) -> "MethodRun":
-        """Return the row with its distances from `reference`, seconds per iteration."""
-        raw = None if self.raw_time_s is None else gap(self.raw_time_s, reference)
-        return replace(self, gap=gap(self.iteration_time_s, reference), raw_gap=raw)
+        """Return the row with its distance from `reference`, seconds per iteration."""
+        return replace(self, gap=gap(self.iteration_time_s, reference))
 
 
 def gap(seconds: float, reference: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from darts_parallel.cost import (
     CostTable,
     HardPlans,
     PipelineModel,
+    PricedPlan,
     build_tables,
     evaluate_batch,
     even_uniform_plans,
@@ -163,8 +165,14 @@ def words_of(symbols: list[tuple[int, ...]], count: int) -> Iterator[tuple[int, 
 )
 @pytest.mark.parametrize("tightness", [0.9, 8.0])
 def test_annealing_finds_the_best_of_all_orders(
-    schedule: str, pp: int, count: int, split: bool, tightness: float
+    schedule: str,
+    pp: int,
+    count: int,
+    split: bool,
+    tightness: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(orders, "LAYER_SHARE", 0.0)
     for seed in range(4):
         table = free_table(seed, schedule, pp, count, tightness=tightness)
         problem, plan, stages = (
@@ -192,7 +200,7 @@ def test_annealing_finds_the_best_of_all_orders(
         )
         best = min(order.seconds for order in every)
         state = np.array([seed + 1], dtype=np.uint64)
-        found = [problem.annealed(order, 4000, state, share=0.0).seconds for order in starts]
+        found = [problem.annealed(order, 4000, state).seconds for order in starts]
         if starts:
             assert min(found) == pytest.approx(best, rel=1e-12)
 
@@ -273,3 +281,12 @@ def test_free_orders_are_searched_with_the_next_seeds_until_three_gain_nothing(
     monkeypatch.setattr(orders, "STALE", 3)
     best(replace(config, max_seconds=1e-3))
     assert len(seeds) == 1, "no search begins when the time is over"
+
+
+def test_a_search_begins_with_the_best_plans_and_with_one_of_every_placement() -> None:
+    loop, folded = (free_table(0, name, 2, 4) for name in ("1f1b", "zero_bubble_v"))
+    numbers = [0] * (orders.BASES + 2) + [1, 1]
+    entries = [PricedPlan(number, first_plan(loop), 1.0) for number in numbers]
+    pool = SimpleNamespace(tables=[loop, folded], by_outer=lambda: entries)
+    search = OrderSearch(pool, "layerwise", SearchConfig(), 0)  # type: ignore[arg-type]
+    assert [entry.table for entry in search._bases()] == [0] * orders.BASES + [1]

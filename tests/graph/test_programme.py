@@ -16,7 +16,7 @@ from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.graph._mesh import Step
 from darts_parallel.graph._programme import GraphProgramme
-from darts_parallel.graph._rules import unknown_operators
+from darts_parallel.graph._rules import splits, unknown_operators
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph._states import axis_moves
 from darts_parallel.graph.capture import capture_module, make_inputs
@@ -191,6 +191,14 @@ def test_the_report_tells_descent_from_coordinate_descent() -> None:
 class Unknown(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.kthvalue(2)[0].sum()
+
+
+@pytest.mark.parametrize(("groups", "split"), [(4, True), (3, False)])
+def test_ranks_share_channels_where_they_divide_the_groups(groups: int, split: bool) -> None:
+    graph = on_meta(lambda: nn.GroupNorm(groups, 12), [2, 12, 16])
+    (op,) = graph.of_kind("group_norm")
+    labels = {one.label for one in splits(op, graph, 2)}
+    assert ("groups" in labels, "batch" in labels) == (split, True)
 
 
 def test_an_operator_without_a_rule_is_replicated_and_reported() -> None:

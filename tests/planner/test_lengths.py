@@ -18,7 +18,8 @@ from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner import _length_draws, lengths
 from darts_parallel.planner._length_draws import DRAWS, Draws, Load, read_lengths
 from darts_parallel.planner._pass_prices import PlanAtLengths, least_path, path_seconds
-from darts_parallel.planner.lengths import Packing, plan_lengths, price_packings
+from darts_parallel.planner.lengths import Packing, plan_lengths
+from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.sequence_packing import Group
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
@@ -271,10 +272,6 @@ def test_groups_of_any_size_run_on_ranks_that_are_no_power_of_two(tmp_path: Path
     best = plan_lengths(problem).plans[0]
     assert best.packing.any_size
     assert best.bound <= best.seconds[0]
-    (seconds,) = price_packings(problem, best.plan, [best.packing])
-    assert seconds == pytest.approx(best.seconds[0])
-    (none,) = price_packings(problem, best.plan, [best.packing._replace(budget=10**9)])
-    assert none == np.inf
 
 
 @pytest.mark.usefixtures("no_main_search")
@@ -368,8 +365,11 @@ def test_a_packing_fits_where_it_keeps_the_chance_of_running_out(tmp_path: Path)
     fitting = []
     for chance in (0.01, 0.5):
         memory = ["cluster.devices.toy.memory_GiB=0.15", f"space.out_of_memory={chance}"]
-        problem = job(tmp_path, {64: 3.0, 512: 1.0}, *pins, *memory)
-        fitting.append(sum(np.isfinite(price_packings(problem, plan, packings))))
+        problem = tightened(job(tmp_path, {64: 3.0, 512: 1.0}, *pins, *memory))
+        every = lengths._prices(problem, Draws.of(problem), [plan])
+        (own,) = [prices.given_plan(plan) for prices in every if plan in prices.given]
+        fits = [own.alone.fitting(1, packing.tokens(512)) for packing in packings]
+        fitting.append(sum(map(bool, fits)))
     assert fitting[0] < fitting[1] < len(packings)
 
 

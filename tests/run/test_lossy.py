@@ -11,9 +11,11 @@ from darts_parallel.plans.legality import refuse_unexecutable
 from darts_parallel.plans.strategy import LayerStrategy as Strategy
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.run._lossy import pack, unpack
-from darts_parallel.run._verify import TOLERANCE, VirtualGradients
+from darts_parallel.run._verify import TOLERANCE
+from darts_parallel.run.measure import with_exact_collectives
 from darts_parallel.run.workers import Workers
 from tests.support.running import LLAMA, reduced, tiny, verified
+from tests.support.virtual_ranks import VirtualGradients, rounded_alike
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -75,18 +77,16 @@ def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() ->
         for plan, overrides in ((MIXED, WIDE), (BOTH, (*LLAMA, *WIDE))):
             problem = tiny(4, *overrides)
             refuse_unexecutable(plan, problem)
-            verdict = workers.run(verified, problem, plan, (0, 0))[0]
-            assert verdict.passed, (verdict.loss_error, verdict.worst)
+            verdict = workers.run(rounded_alike, problem, plan, 0)[0]
+            assert all(entry.passed for entry in verdict.bytes)
+            # the order of a sum decides on which of two levels a number falls, and so moves later ones
+            assert (verdict.loss_error < 1e-2, verdict.worst[1] < 0.3) == (True, True)
             # a processor that sums in another order moves single numbers to the next level
             error = abs(verdict.loss / verdict.reference_loss - 1.0)
             assert median(verdict.gradients.values()) < 0.25  # 0.13 on an EPYC; unrelated: 1
-            exact = replace(
-                plan,
-                layers=tuple(
-                    replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.layers
-                ),
-            )
+            exact = with_exact_collectives(plan)
             other = workers.run(verified, problem, exact, (0, 0))[0]
+            assert other.passed
             # without rounding the loss differs by far more
             assert abs(other.loss / verdict.loss - 1.0) > max(5 * error, 100 * TOLERANCE)
             assert other.worst[1] <= TOLERANCE

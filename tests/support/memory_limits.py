@@ -138,7 +138,7 @@ def main() -> None:
     question = "Is a plan never slower nor riskier where more risk is allowed?"
     limits = "larger jobs, whose exact searches take minutes; whether the chances are true."
     command = "python -m tests.support.memory_limits"
-    print(publish(Page("memory_limits", question, command, report(rows), {}, limits)))
+    print(publish(Page("memory_limits", question, command, report(rows), limits)))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def main() -> None:
     question = "Does each legal value of the space give a plan, or a sentence that names why not?"
     limits = "whether the files run; values that a larger job would admit."
     command = "python -m tests.support.space_values"
-    print(publish(Page("space_values", question, command, table(rows), {}, limits)))
+    print(publish(Page("space_values", question, command, table(rows), limits)))
 
 
 if __name__ == "__main__":
