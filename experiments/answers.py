@@ -49,9 +49,18 @@ LIMIT = 600.0
 """Longest seconds of a command; one that takes longer counts as without an answer."""
 WHOLE = 0.2
 """Chance of running out that the command asks for by default."""
-HEADER = ["job", "trainer", "plan", "s", "uniform s", "fits %", "command s"]
-HEADER += ["8f9112a", "its s", "its fits %"]
-BLANK = ("", "", "")
+HEADER = (
+    "job",
+    "trainer",
+    "plan",
+    "s",
+    "uniform s",
+    "fits %",
+    "command s",
+    "8f9112a",
+    "its s",
+    "its fits %",
+)
 TIED = 0.01
 """`search.tie`: seconds that a plan which is easier to run may cost above the fastest one."""
 
@@ -133,14 +142,15 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
     sources = yaml.safe_load(text)  # type: ignore[no-untyped-call]
     said = [row for row in rows if not row.reason]
     none = [row for row in rows if row.reason]
-    old = [earlier.get((row.problem, row.trainer), {}) for row in said]
-    pairs = zip(said, old, strict=True)
-    cells = [
-        (*_cells(row), *map(own.get, ("plan", "seconds", "fits"), BLANK)) for row, own in pairs
-    ]
-    refused = [
-        (row.problem, row.trainer, row.reason[:120], forbidden_by(row, sources)) for row in none
-    ]
+    cells = []
+    for row in said:
+        own = earlier.get((row.problem, row.trainer), {})
+        before = [own.get(key, "") for key in ("plan", "seconds", "fits")]
+        cells.append([*_cells(row), *before])
+    refused = []
+    for row in none:
+        line = forbidden_by(row, sources)
+        refused.append((row.problem, row.trainer, row.reason[:120], line))
     risky = [row.warned for row in said if row.fits < 1 - WHOLE]
     slower = sum(row.slower for row in said)
     verdict = (

@@ -9,8 +9,9 @@ the best plan of its kind.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from itertools import product
+from math import nan
 from typing import Any
 
 import torch
@@ -75,16 +76,18 @@ class Whole(nn.Module):
 
         super().__init__()
         config = getattr(transformers, f"{name}Config")(**sizes, use_cache=False)
-        self.seq2seq, self.causal = (
-            name == "T5",
-            "vocab_size" in dir(config) and name not in ("Bert", "T5"),
-        )
+        self.seq2seq = name == "T5"
+        self.causal = "vocab_size" in dir(config) and name not in ("Bert", "T5")
         kind = transformers.AutoModelForCausalLM if self.causal else transformers.AutoModel
         self.model = kind.from_config(config)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model on itself as labels, or as the decoder's input."""
-        more = {"labels": x} if self.causal else {"decoder_input_ids": x} if self.seq2seq else {}
+        more = {}
+        if self.causal:
+            more["labels"] = x
+        elif self.seq2seq:
+            more["decoder_input_ids"] = x
         found: Tensor = self.model(x, **more)[0]
         return found
 
@@ -122,52 +125,41 @@ class BlockRow:
 
 def plans(block: str) -> list[BlockRow]:
     """Capture a block and plan it on every mesh."""
-    (kind, sizes, shape), rows = BLOCKS[block], list[BlockRow]()
+    kind, sizes, shape = BLOCKS[block]
     with torch.device("meta"):
         graph = capture_module(Whole(kind, sizes), make_inputs([shape]))
+    rows = []
     for cluster, tp in product(CLUSTERS, (2, 4, 8)):
-        mesh = make_mesh(
-            Cluster.from_config(load_config([f"cluster={cluster}"]).cluster, "bf16"), (tp,)
-        )
+        config = load_config([f"cluster={cluster}"])
+        mesh = make_mesh(Cluster.from_config(config.cluster, "bf16"), (tp,))
         planned = plan_graph(graph, mesh, descent=DescentOptions())
         found = graph_dict(planned)
+        own = found["plan"]
         template = template_plan(planned.plan.space)
-        nothing = dict.fromkeys(found["plan"], float("nan"))
-        both: list[Any] = [found["plan"], summary(template) if template else nothing]
-        known = (
-            block,
-            len(graph.computing),
-            graph.seconds,
-            cluster,
-            tp,
-            planned.seconds - graph.seconds,
+        other = summary(template) if template else dict.fromkeys(own, nan)
+        row = BlockRow(
+            block=block,
+            operators=len(graph.computing),
+            capture_s=graph.seconds,
+            cluster=cluster,
+            tp=tp,
+            search_s=planned.seconds - graph.seconds,
+            raw_ms=1e3 * found["raw_s"],
+            improved_ms=1e3 * found["improved_s"],
+            lp_ms=1e3 * found["lp_s"],
+            collectives=own["collectives"],
+            mib=own["bytes"] / MIB,
+            template_ms=1e3 * other["seconds"],
+            template_collectives=other["collectives"],
+            template_mib=other["bytes"] / MIB,
         )
-        times = (1e3 * found["raw_s"], 1e3 * found["improved_s"], 1e3 * found["lp_s"])
-        own, other = (
-            (1e3 * one["seconds"], one["collectives"], one["bytes"] / MIB) for one in both
-        )
-        rows.append(BlockRow(*known, *times, *own[1:], *other))
+        rows.append(row)
     return rows
 
 
 def report(rows: Sequence[BlockRow]) -> Report:
     """Return a line a plan."""
-    header = (
-        "block",
-        "operators",
-        "capture s",
-        "cluster",
-        "tp",
-        "search s",
-        "raw ms",
-        "improved ms",
-        "LP ms",
-        "collectives",
-        "MiB",
-        "template ms",
-        "its collectives",
-        "its MiB",
-    )
+    header = [entry.name.replace("_", " ") for entry in fields(BlockRow)]
     cells = [tuple(map(_cell, astuple(row))) for row in rows]
     both = [row.template_ms / row.improved_ms for row in rows if row.template_ms > 0]
     proven = sum(row.improved_ms < row.lp_ms * (1 + 1e-6) for row in rows)

@@ -6,17 +6,16 @@
 Computes what FASOP's published program (HPDC'24) computes; where the program departs from physics a docstring
 says so. `profiles` holds layer_forward_seconds.csv and micro_batch_multipliers.csv; without it FASOP's own
 measurements are read. "ours" moves single layers of its best strategies between stages as long as its
-simulated step falls. Leaves fasop.json in `out`. Bandwidths are in bit/s, all else in SI units.
+simulated step falls. Bandwidths are in bit/s, all else in SI units.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import groupby, product
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -32,7 +31,17 @@ from experiments.study import Report, Study, StudyOptions, run_study
 SHIPPED = Path(__file__).parent / "data" / "fasop"
 SHORTLIST = 6
 """Number of FASOP's best strategies whose partitions are refined."""
-PLAN_KEYS = ("tp", "dp", "pp", "micro_batch_size", "layers_per_stage", "nodes")
+FASOP, OURS = "fasop", "ours"
+"""Planners of the rows."""
+HEADER = (
+    "case",
+    "plan of",
+    "tp,dp,pp,micro-batch",
+    "layers per stage",
+    "nodes",
+    "s/step",
+    "published",
+)
 MAX_TP = 4
 """Largest tensor-parallel degree that FASOP has measured."""
 BITS = 16
@@ -233,14 +242,17 @@ class Strategies:
             shared = np.array([node.shares_bus for node in self.case.types])[self.stage_type]
             share = np.where(shared, per_node / dp, 1.0)
         matrix = job.hidden_size * job.vocab_size
-        matrices = self.case.has_vocabulary.cumsum()[counts[:, :1] - 1]
-        blocks = (counts[:, :1] - matrices) * (12 * job.hidden_size**2 + BIAS_PARAMETERS) / tp
+        first_stage = counts[:, :1]
+        matrices = self.case.has_vocabulary.cumsum()[first_stage - 1]
+        block = 12 * job.hidden_size**2 + BIAS_PARAMETERS
+        blocks = (first_stage - matrices) * block / tp
         parameters = blocks + np.where(matrices > 0, matrix, 0)
         ring = 2 * (dp - 1) / dp * BITS * share / bandwidth * parameters
         if self.pp == 1 or job.encoder_decoder:
             return np.asarray(ring)
-        rank = np.array([tp * (dp - 1)])
-        bandwidth = self._link(rank // per_node, (rank + tp * dp * (self.pp - 1)) // per_node)
+        first = np.array([tp * (dp - 1)])
+        last = first + tp * dp * (self.pp - 1)
+        bandwidth = self._link(first // per_node, last // per_node)
         return np.asarray(ring + matrix * BITS * min(dp, per_node) / bandwidth / tp)
 
     def memory_bytes(self, counts: Integers) -> Floats:
@@ -268,9 +280,12 @@ class Strategies:
         end = counts.cumsum(1)
         before = self.ticks[self.stage_type, end - counts]
         seconds = (self.ticks[self.stage_type, end] - before) * TICK
+        count = self.num_micro_batches
         if self.pp == 1:
-            return np.asarray(seconds * self.num_micro_batches)
-        return stage_ends(seconds.T, self.p2p[:, 0], self.p2p[:, -1], self.num_micro_batches).T
+            return np.asarray(seconds * count)
+        send = self.p2p[:, 0]
+        send_back = self.p2p[:, -1]
+        return stage_ends(seconds.T, send, send_back, count).T
 
     def plans(self, counts: Integers, timed: Integers | None = None) -> list[FasopPlan]:
         """Return partitions `(B, pp)` as plans; `timed` is what stages are timed by, if not `counts`."""
@@ -282,7 +297,7 @@ class Strategies:
         plans = []
         for layers, place, step in zip(counts.tolist(), self.placements, seconds, strict=True):
             nodes = tuple(self.case.types[kind].name for kind in place)
-            found = FasopPlan(self.case.name, "fasop", *degrees, tuple(layers), nodes, float(step))
+            found = FasopPlan(self.case.name, FASOP, *degrees, tuple(layers), nodes, float(step))
             plans.append(found)
         return plans
 
@@ -328,7 +343,7 @@ class Strategies:
             every = Strategies(self.case, self.degrees, np.tile(place, (len(tried), 1)), self.ticks)
             best = min(every.plans(tried), key=lambda p: p.s_per_step)
             if best.s_per_step >= plan.s_per_step * (1 - ROUNDING):
-                return replace(plan, planner="ours")
+                return replace(plan, planner=OURS)
             plan = best
 
 
@@ -435,33 +450,19 @@ def solve(case: FasopCase) -> list[FasopPlan]:
 def report(plans: Sequence[FasopPlan], published: dict[str, float]) -> Report:
     """Return both plans of every case, next to the published seconds."""
     lines = []
-    entries: dict[str, dict[str, Any]] = {}
     for plan in plans:
-        found = {name: getattr(plan, name) for name in PLAN_KEYS}
-        entry = entries.setdefault(plan.case, {"case": plan.case})
-        entry[plan.planner] = {**found, "plan": found, "s_per_step": plan.s_per_step}
         degrees = f"{plan.tp},{plan.dp},{plan.pp},{plan.micro_batch_size}"
-        layers = " ".join(str(count) for count in plan.layers_per_stage)
+        layers = " ".join(map(str, plan.layers_per_stage))
         nodes = ", ".join(f"{len(list(run))} {name}" for name, run in groupby(plan.nodes))
-        seconds = f"{plan.s_per_step:.4f}"
-        has_known = plan.case in published and plan.planner == "fasop"
-        known = f"{published[plan.case]:.4f}" if has_known else ""
-        lines.append((plan.case, plan.planner, degrees, layers, nodes, seconds, known))
-    gains = []
-    for entry in entries.values():
-        gains.append(100 - 100 * entry["ours"]["s_per_step"] / entry["fasop"]["s_per_step"])
+        seconds = [f"{plan.s_per_step:.4f}", ""]
+        if plan.case in published and plan.planner == FASOP:
+            seconds[1] = f"{published[plan.case]:.4f}"
+        lines.append((plan.case, plan.planner, degrees, layers, nodes, *seconds))
+    theirs = [plan.s_per_step for plan in plans if plan.planner == FASOP]
+    ours = [plan.s_per_step for plan in plans if plan.planner == OURS]
+    gains = [100 - 100 * own / known for own, known in zip(ours, theirs, strict=True)]
     verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
-    header = (
-        "case",
-        "plan of",
-        "tp,dp,pp,micro-batch",
-        "layers per stage",
-        "nodes",
-        "s/step",
-        "published",
-    )
-    files = {"fasop.json": json.dumps(list(entries.values()), indent=2) + "\n"}
-    return Report(markdown_table(header, lines, range(5)), verdict, files=files)
+    return Report(markdown_table(HEADER, lines, range(5)), verdict)
 
 
 def run(options: FasopOptions) -> int:

@@ -87,20 +87,19 @@ class NoDescent(GradientSearch):
         for _ in range(KICKS):
             chains = moves.propose(chains)
         number = int(chains.table[0])
-        stages = self.pool.tables[number].num_stages
-        plan = HardPlans(chains.outer, chains.choices, chains.first_layers[:, :stages])
-        plan, cost = repair(self.pool.tables[number], plan, float("inf"))
-        return PricedPlan(
-            number, plan, float(cost.iteration_time.masked_fill(~cost.feasible, torch.inf))
-        )
+        table = self.pool.tables[number]
+        first_layers = chains.first_layers[:, : table.num_stages]
+        plan = HardPlans(chains.outer, chains.choices, first_layers)
+        plan, cost = repair(table, plan, float("inf"))
+        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        return PricedPlan(number, plan, float(seconds))
 
     def _descend_from(self, entry: PricedPlan) -> None:
         """Descend by cheap moves from a plan that fits."""
         if entry.time < torch.inf:
             table = self.pool.tables[entry.table]
-            plan, _, evaluated = polish(
-                table, entry.plan, self.space_kind, evaluator=MoveEvaluator(table, self.over)
-            )
+            evaluator = MoveEvaluator(table, self.over)
+            plan, _, evaluated = polish(table, entry.plan, self.space_kind, evaluator=evaluator)
             self.pool.evaluated += evaluated
             self.pool.add(TablePlans(entry.table, plan))
 

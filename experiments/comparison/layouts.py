@@ -50,20 +50,17 @@ def megatron_default(blocks: int, stages: int) -> list[str] | None:
     for embedding, loss in ((0, 0), (1, 1), (0, 1), (1, 0)):
         each, rest = divmod(blocks + embedding + loss, stages)
         if not rest and each > max(embedding, loss):
-            return _chunks(stages, each - embedding, each, each - loss)
-    each = -(-blocks // stages)
-    last = blocks - each * (stages - 1)
-    return _chunks(stages, each, each, last) if last > 0 else None
-
-
-def _chunks(
-    stages: int,
-    first: int,
-    each: int,
-    last: int,
-) -> list[str]:
+            break
+    else:
+        embedding = 0
+        each = -(-blocks // stages)
+        loss = each * stages - blocks
+    if loss >= each:
+        return None
+    first = "E" + "t" * (each - embedding)
     inner = ["t" * each] * (stages - 2)
-    return ["E" + "t" * first, *inner, "t" * last + "L"]
+    last = "t" * (each - loss) + "L"
+    return [first, *inner, last]
 
 
 def default_chunks(layers: Sequence[LayerSpec], stages: int) -> list[str] | None:

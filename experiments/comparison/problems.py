@@ -104,9 +104,10 @@ def suite(parts: Sequence[str] = ()) -> list[SuiteCase]:
         ConfigError: one of the parts fits no problem.
     """
     listed = _listed()
-    entries = [*listed["compare"], *listed["smoke"]]
-    pairs = [(entry, variant) for entry in entries for variant in entry["variants"]]
-    cases = [_preset_case(*pair, seed) for seed, pair in enumerate(pairs)]
+    cases: list[SuiteCase] = []
+    for entry in (*listed["compare"], *listed["smoke"]):
+        for variant in entry["variants"]:
+            cases.append(_preset_case(entry, variant, len(cases)))
     if tuple(parts) == ("core",):
         return [case for case in cases if case.name in listed["core"]]
     if parts:

@@ -76,24 +76,6 @@ def gap(seconds: float, reference: float) -> float:
     return seconds / reference - 1.0 if reference > 0 else inf
 
 
-def answered(
-    problem: str,
-    method: str,
-    seed: int | None,
-    answer: TableResult,
-    began: float,
-    schedule: str = "",
-) -> MethodRun:
-    """Return the row of an answer that was asked for at `began`, by `time.monotonic`."""
-    seconds = time.monotonic() - began
-    curve = answer.curve
-    if answer.best is not None and not curve:
-        curve = ((seconds, answer.cost),)
-    plans = answer.plans_evaluated
-    run = MethodRun(problem, method, seed, answer.cost, seconds, plans, answer.proven)
-    return replace(run, schedule=schedule, curve=curve)
-
-
 def searched(
     problem: str,
     method: str,
@@ -148,10 +130,14 @@ class Contest:
         """Run another planner for at most `seconds`, with a seed in `given` where it takes one."""
         began = time.monotonic()
         answer = planner(self.tables, SPACE, deadline=began + seconds, **given)
-        best = answer.best
-        schedule = "" if best is None else self.tables[best.table].pipeline.schedule
+        took = time.monotonic() - began
         seed = given.get("seed")
-        self.runs.append(answered(self.case.name, method, seed, answer, began, schedule))
+        plans = answer.plans_evaluated
+        run = MethodRun(self.case.name, method, seed, answer.cost, took, plans, answer.proven)
+        if answer.best is not None:
+            schedule = self.tables[answer.best.table].pipeline.schedule
+            run = replace(run, schedule=schedule, curve=answer.curve or ((took, answer.cost),))
+        self.runs.append(run)
         return answer
 
 
