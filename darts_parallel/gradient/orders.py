@@ -169,17 +169,11 @@ class OrderProblem:
     ) -> Order:
         """Return the order with its seconds."""
         order = Order(words, lengths, first, choices, split, np.inf)
-        seconds, _ = self.run(order)
-        return replace(order, seconds=seconds) if seconds < self.kernel.NEVER else order
-
-    def run(self, order: Order) -> tuple[float, Array]:
-        """Return the seconds of an order, and the seconds at which its passes end, `(3 S, m)`."""
-        figures = self.figures[order.split]
+        figures = self.figures[split]
         stages, once = self.stages(order)
         end = np.zeros((len(figures.sources), figures.batches))
-        words = (order.words, order.lengths)
-        seconds = self.kernel.timed(figures, *words, stages, once, end)
-        return seconds, end
+        seconds = self.kernel.timed(figures, words, lengths, stages, once, end)
+        return replace(order, seconds=seconds) if seconds < self.kernel.NEVER else order
 
     def stages(self, order: Order) -> tuple[Any, float]:
         """Return the costs of an order's stages, and the seconds that are paid once."""

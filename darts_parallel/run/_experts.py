@@ -127,27 +127,25 @@ class Mlp(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Map states of shape `(B, T, H)` to the same."""
-        inner = self.up(state)
+        inner = self.projected(self.up, state)
         if self.gate is None:
             inner = functional.gelu(inner)
         else:
-            inner = functional.silu(self.gate(state)) * inner
-        out: Tensor = self.down(inner)
+            inner = functional.silu(self.projected(self.gate, state)) * inner
+        return self.projected(self.down, inner)
+
+    def projected(self, projection: nn.Linear, state: Tensor) -> Tensor:
+        """Apply one of the projections."""
+        out: Tensor = projection(state)
         return out
 
 
 class Expert(Mlp):
-    """One expert, or this rank's part of its inner features."""
+    """One expert, or this rank's part of its inner features: it maps rows `(N, H)` to partial sums."""
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Map rows of shape `(N, H)` to the same; of a split expert partial sums."""
-        inner = functional.linear(rows, local(self.up.weight))
-        if self.gate is None:
-            inner = functional.gelu(inner)
-        else:
-            gate = functional.linear(rows, local(self.gate.weight))
-            inner = functional.silu(gate) * inner
-        return functional.linear(inner, local(self.down.weight))
+    def projected(self, projection: nn.Linear, state: Tensor) -> Tensor:
+        """Apply this rank's part of a projection."""
+        return functional.linear(state, local(projection.weight))
 
     def split(self, mesh: DeviceMesh) -> None:
         """Keep this rank's part of the inner features, in place; every rank holds the whole before."""

@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from darts_parallel.schedules._folded import Step
+from darts_parallel.schedules._searched import source
+
+WITHOUT_WEIGHTS = {"F": "F", "B": "I", "W": "W"}
+"""Kinds of passes as `source` names them: a backward pass here leaves the gradient of the weights out."""
 
 Ends = dict[tuple[str, int, int], int]
 """Second at which the pass of a kind, stage and micro-batch ends."""
@@ -50,18 +54,10 @@ class _Device:
 
     def _may_run(self, now: int, ends: Ends) -> bool:
         kind, half, batch = self.left[0]
-        stage = self.stages[half]
-        if kind == "F":
-            if self.held == self.most:
-                return False
-            if stage == 0:
-                return True
-            needed = ("F", stage - 1, batch)
-        elif stage == self.last_stage:
-            needed = ("F", stage, batch)
-        else:
-            needed = ("B", stage + 1, batch)
-        return ends.get(needed, now + 1) <= now
+        if kind == "F" and self.held == self.most:
+            return False
+        needed = source(kind, self.stages[half], batch, self.last_stage + 1)
+        return needed is None or ends.get(needed, now + 1) <= now
 
 
 def with_late_weights(
@@ -88,5 +84,5 @@ def with_late_weights(
         for device, step in zip(devices, ran, strict=True):
             if step is not None:
                 kind, half, batch = step
-                ends[kind, device.stages[half], batch] = now
+                ends[WITHOUT_WEIGHTS[kind], device.stages[half], batch] = now
     return tuple(tuple(device.done) for device in devices)

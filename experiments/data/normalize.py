@@ -365,7 +365,9 @@ def _completed_dp(row: TableRow) -> str:
     """Divide the GPUs by the other degrees: some releases print the degree beyond ep."""
     stage = _product(row, "tp", "pp", "cp")
     gpus = row.count("n_gpus")
-    return str(gpus // stage) if gpus and gpus % stage == 0 else row.text("dp")
+    if gpus and gpus % stage == 0:
+        return str(gpus // stage)
+    return row.text("dp")
 
 
 def _flops_per_gpu(row: TableRow) -> float | None:
@@ -374,7 +376,9 @@ def _flops_per_gpu(row: TableRow) -> float | None:
     if share:
         return share / 100 * MFU_PEAK
     rate = row.number("tflops_per_gpu")
-    return rate * 1e12 if rate and row.says("folding") else None
+    if rate is None or not row.says("folding"):
+        return None
+    return rate * 1e12
 
 
 def _model_flops(row: TableRow, sizes: Sizes) -> float:
@@ -422,7 +426,8 @@ def _model(
 
 def _family(row: TableRow, sizes: Sizes | None) -> Sizes:
     if sizes is not None:
-        return {"vocab_size": sizes["vocab_size"], "gated_mlp": sizes.get("gated_mlp", True)}
+        gated = sizes.get("gated_mlp", True)
+        return {"vocab_size": sizes["vocab_size"], "gated_mlp": gated}
     if (row.count("ep") or 1) > 1 or row.says("sparse"):
         raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
     if row.says("encoder_decoder"):
@@ -445,7 +450,9 @@ def _vocabulary(row: TableRow, siblings: Sequence[TableRow]) -> int | None:
         return stated
     text = f"{row.text('n_params')} {row.text('notes')}"
     printed = re.search(r"vocab(?:ulary)?\s+(\d{4,7})", text)
-    return int(printed[1]) if printed else usual(row, siblings, "vocab", "model")
+    if printed:
+        return int(printed[1])
+    return usual(row, siblings, "vocab", "model")
 
 
 def _is_gated(model: Sizes, stated: float) -> bool:
@@ -552,11 +559,9 @@ def _zero(row: TableRow, ranks: int) -> dict[str, int]:
     Args:
         ranks: dp * cp: context-parallel ranks hold the same weights, and share them too.
     """
-    text = row.words("zero")
-    stage = _zero_stage(text)
-    group = re.search(
-        r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", text.replace("fsdp2", "fsdp")
-    )
+    stage = int(row.one_of("zero"))
+    text = row.words("zero").replace("fsdp2", "fsdp")
+    group = re.search(r"(?:shard(?:ing)? group|hsdp|hybrid\w*|fsdp)\D{0,12}(\d+)", text)
     shard = int(group[1]) if group else 0
     if ranks == 1 or stage == 0:
         return {"zero_stage": 0, "shard_size": 0}
@@ -565,15 +570,6 @@ def _zero(row: TableRow, ranks: int) -> dict[str, int]:
     if shard >= ranks or ranks % max(shard, 1):
         shard = 0
     return {"zero_stage": stage, "shard_size": shard}
-
-
-def _zero_stage(text: str) -> int:
-    digit = re.match(r"(?:zero-?|stage )?([0-3])\b", text)
-    if digit:
-        return int(digit[1])
-    if re.search(r"fsdp|hsdp|full.?shard", text):
-        return 3
-    return 1 if "distributed optim" in text else 0
 
 
 def _virtual_stages(row: TableRow, layers: int, pp: int) -> int:
