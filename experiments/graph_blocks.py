@@ -137,23 +137,16 @@ def plans(block: str) -> list[BlockRow]:
         own = found["plan"]
         template = template_plan(planned.plan.space)
         other = summary(template) if template else dict.fromkeys(own, nan)
-        row = BlockRow(
-            block=block,
-            operators=len(graph.computing),
-            capture_s=graph.seconds,
-            cluster=cluster,
-            tp=tp,
-            search_s=planned.seconds - graph.seconds,
-            raw_ms=1e3 * found["raw_s"],
-            improved_ms=1e3 * found["improved_s"],
-            lp_ms=1e3 * found["lp_s"],
-            collectives=own["collectives"],
-            mib=own["bytes"] / MIB,
-            template_ms=1e3 * other["seconds"],
-            template_collectives=other["collectives"],
-            template_mib=other["bytes"] / MIB,
-        )
-        rows.append(row)
+        row: dict[str, Any] = {"operators": len(graph.computing), "capture_s": graph.seconds}
+        row["search_s"] = planned.seconds - graph.seconds
+        for name in ("raw", "improved", "lp"):
+            row[f"{name}_ms"] = 1e3 * found[f"{name}_s"]
+        row["collectives"] = own["collectives"]
+        row["mib"] = own["bytes"] / MIB
+        row["template_ms"] = 1e3 * other["seconds"]
+        row["template_collectives"] = other["collectives"]
+        row["template_mib"] = other["bytes"] / MIB
+        rows.append(BlockRow(block=block, cluster=cluster, tp=tp, **row))
     return rows
 
 
@@ -175,7 +168,9 @@ def _cell(value: Any) -> str:
     """Write a value of a row; a dash where there is none."""
     if value != value:
         return "-"
-    return str(value) if isinstance(value, (str, int)) else f"{value:.2f}"
+    if isinstance(value, (str, int)):
+        return str(value)
+    return f"{value:.2f}"
 
 
 def run(options: BlockOptions) -> int:

@@ -171,6 +171,34 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
     return DeviceMeshSpec(tuple(chosen), cluster)
 
 
+@dataclass(frozen=True)
+class GraphOptions:
+    """Freedom of a plan, and how it is searched."""
+
+    precision: str = "bf16"
+    """`bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors."""
+    memory: float | None = None
+    """GiB of a rank for parameters, their optimizer states and kept activations; None: any."""
+    ends: str = "replicated"
+    """`replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split."""
+    time_limit: float = 60.0
+    """Seconds for each of the two programmes."""
+    descent: DescentOptions | None = None
+    """How to search by gradient descent; None leaves it out."""
+    bits: tuple[int, ...] = (LOSSLESS,)
+    """Bits that sums may be reduced with, forward."""
+    sliced: bool | None = None
+    """Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may."""
+
+    def space(self, graph: ModuleGraph, mesh: DeviceMeshSpec) -> GraphSpace:
+        """Return the choices of a graph on a mesh."""
+        require_member("precision", self.precision, tuple(WIDTHS))
+        require_member("ends", self.ends, ENDS)
+        width = WIDTHS[self.precision]
+        memory = None if self.memory is None else self.memory * GIB
+        return GraphSpace(graph, mesh, width, memory, self.ends, self.bits, self.sliced)
+
+
 def plan_module(
     module: nn.Module,
     inputs: list[Tensor],
@@ -182,7 +210,7 @@ def plan_module(
     Args:
         module: Any module that `torch.export` captures; on the meta device nothing is computed.
         mesh: One or two axes of ranks, and their links (`make_mesh`).
-        options: As `plan_graph` takes them.
+        options: Fields of `GraphOptions`.
 
     Errors:
         UnsupportedError: the module does not export.
@@ -191,35 +219,12 @@ def plan_module(
     return plan_graph(capture_module(module, inputs), mesh, **options)
 
 
-def plan_graph(
-    graph: ModuleGraph,
-    mesh: DeviceMeshSpec,
-    *,
-    precision: str = "bf16",
-    memory: float | None = None,
-    ends: str = "replicated",
-    time_limit: float = 60.0,
-    descent: DescentOptions | None = None,
-    bits: tuple[int, ...] = (LOSSLESS,),
-    sliced: bool | None = None,
-) -> PlannedGraph:
-    """Plan a captured module.
-
-    Args:
-        precision: `bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors.
-        memory: GiB of a rank for parameters, their optimizer states and kept activations; None: any.
-        ends: `replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split.
-        time_limit: Seconds for each of the two programmes.
-        descent: How to search by gradient descent; None leaves it out.
-        bits: Bits that sums may be reduced with, forward.
-        sliced: Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may.
-    """
-    require_member("precision", precision, tuple(WIDTHS))
-    require_member("ends", ends, ENDS)
+def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> PlannedGraph:
+    """Plan a captured module; `options` are fields of `GraphOptions`."""
     began = time.perf_counter() - graph.seconds
-    limit = None if memory is None else memory * GIB
-    space = GraphSpace(graph, mesh, WIDTHS[precision], limit, ends, bits, sliced)
-    answer = GraphProgramme(space).solve(time_limit)
-    searched = descend(space, descent) if descent else None
+    chosen = GraphOptions(**options)
+    space = chosen.space(graph, mesh)
+    answer = GraphProgramme(space).solve(chosen.time_limit)
+    searched = descend(space, chosen.descent) if chosen.descent else None
     plan = GraphPlan(space, answer.assignment)
     return PlannedGraph(plan, answer, searched, time.perf_counter() - began)

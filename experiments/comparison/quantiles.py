@@ -23,7 +23,9 @@ def quantile(values: Sequence[float], percent: float) -> float:
 def read_curve(curve: Sequence[Sequence[float]], seconds: float) -> float:
     """Return the best iteration time that a curve had reached after `seconds`; infinite before any plan."""
     reached = [cost for at, cost in curve if at <= seconds]
-    return reached[-1] if reached else float("inf")
+    if not reached:
+        return float("inf")
+    return reached[-1]
 
 
 def percent(value: float | None) -> str:
@@ -34,4 +36,6 @@ def percent(value: float | None) -> str:
         return "no plan"
     if abs(value) < EXACT:
         return "0"
-    return f"{100 * value:.3f} %" if abs(value) >= 5e-6 else f"{100 * value:.0e} %"
+    if abs(value) < 5e-6:
+        return f"{100 * value:.0e} %"
+    return f"{100 * value:.3f} %"

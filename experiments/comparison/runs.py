@@ -73,7 +73,9 @@ class MethodRun:
 
 def gap(seconds: float, reference: float) -> float:
     """Return the relative distance from `reference`; infinite where there is no plan."""
-    return seconds / reference - 1.0 if reference > 0 else inf
+    if reference <= 0:
+        return inf
+    return seconds / reference - 1.0
 
 
 def searched(
