@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields
 from itertools import product
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from darts_parallel.config import load_config, require_members, run_main
@@ -32,40 +34,10 @@ from darts_parallel.report import markdown_table
 from experiments.megatron_template import template_plan
 from experiments.study import Report, Study, StudyOptions, run_study
 
-TWO: dict[str, Any] = {"num_hidden_layers": 2}
-LARGE = {**TWO, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-LLAMA = {
-    **TWO,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
-TOKENS = [2, 2048, "long"]
-IMAGES = [32, 3, 224, 224]
+FILE = Path(__file__).parent / "data" / "graph_blocks.yaml"
+BLOCKS: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))["blocks"]  # type: ignore[no-untyped-call]
 MIB = 2**20
 CLUSTERS = ("h100_1x8", "a10_8x4")
-BLOCKS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
-    "bert_large": ("Bert", LARGE, [32, 512, "long"]),
-    "vit_large": ("ViT", LARGE, IMAGES),
-    "t5_large": (
-        "T5",
-        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 1},
-        [16, 512, "long"],
-    ),
-    "resnet_50": ("ResNet", {}, IMAGES),
-    "convnext_tiny": ("ConvNext", {}, IMAGES),
-    "gpt2_xl": ("GPT2", {"n_layer": 2, "n_embd": 1600, "n_head": 25}, [2, 1024, "long"]),
-    "llama3_8b": ("Llama", LLAMA, TOKENS),
-    "llama_2_kv_heads": ("Llama", {**LLAMA, "num_key_value_heads": 2}, TOKENS),
-    "qwen3_8b": ("Qwen3", {**LLAMA, "intermediate_size": 12288, "vocab_size": 151936}, TOKENS),
-    "gemma2_2b": ("Gemma2", TWO, TOKENS),
-    "phi_2": ("Phi", {**TWO, "hidden_size": 2560, "intermediate_size": 10240}, TOKENS),
-    "mixtral_8x7b": ("Mixtral", {**LLAMA, "num_hidden_layers": 1, "vocab_size": 32000}, TOKENS),
-    "mamba2": ("Mamba2", {"num_hidden_layers": 1}, TOKENS),
-}
-"""Class of transformers, its sizes where they are not its own, and the input."""
 
 
 class Whole(nn.Module):
@@ -125,9 +97,10 @@ class BlockRow:
 
 def plans(block: str) -> list[BlockRow]:
     """Capture a block and plan it on every mesh."""
-    kind, sizes, shape = BLOCKS[block]
+    entry = BLOCKS[block]
     with torch.device("meta"):
-        graph = capture_module(Whole(kind, sizes), make_inputs([shape]))
+        module = Whole(entry["kind"], entry["sizes"])
+        graph = capture_module(module, make_inputs([entry["input"]]))
     rows = []
     for cluster, tp in product(CLUSTERS, (2, 4, 8)):
         config = load_config([f"cluster={cluster}"])

@@ -5,6 +5,7 @@ the stage's share (`NanotronModel`, build_model; costs: `LlamaForTraining.get_bl
 A plan with other stages is refused.
 """
 
+from math import inf
 from typing import Any
 
 import yaml
@@ -15,24 +16,87 @@ from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-FACTORIES: dict[str, dict[str, Any]] = {
-    "adam": {
-        "name": "adamW",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
-        "adam_eps": 1e-8,
-        "torch_adam_is_fused": True,
-    },
-    "sgd": {"name": "sgd"},
+FACTORIES = {
+    "adam": """\
+    name: adamW
+    adam_beta1: 0.9
+    adam_beta2: 0.95
+    adam_eps: 1.0e-08
+    torch_adam_is_fused: true""",
+    "sgd": """\
+    name: sgd""",
 }
-LEARNING_RATE = {
-    "learning_rate": 3e-4,
-    "lr_warmup_steps": 10,
-    "lr_warmup_style": "linear",
-    "lr_decay_style": "cosine",
-    "min_decay_lr": 3e-5,
-}
-"""Placeholders: the plan has no learning rate."""
+FILE = """\
+general:
+  project: darts-parallel
+  run: {name}
+  seed: 42
+parallelism:
+  dp: {dp}
+  pp: {pp}
+  tp: {tp}
+  expert_parallel_size: 1
+  context_parallel_size: {cp}
+  pp_engine: 1f1b
+  tp_mode: {tp_mode}
+  tp_linear_async_communication: {overlap}
+  recompute_layer: {recompute}
+tokens:
+  sequence_length: {sequence}
+  micro_batch_size: {micro_batch}
+  batch_accumulation_per_replica: {micro_batches}
+  train_steps: 100
+  val_check_interval: -1
+optimizer:
+  zero_stage: {zero_stage}
+  accumulate_grad_in_fp32: {wide_gradients}
+  weight_decay: 0.01
+  clip_grad: 1.0
+  optimizer_factory:
+{factory}
+  learning_rate_scheduler:
+    learning_rate: 0.0003
+    lr_warmup_steps: 10
+    lr_warmup_style: linear
+    lr_decay_style: cosine
+    min_decay_lr: 3.0e-05
+model:
+  dtype: {dtype}
+  init_method:
+    std: 0.02
+  make_vocab_size_divisible_by: {multiple}
+  ddp_bucket_cap_mb: 25
+  model_config:
+    is_llama_config: true
+    hidden_act: silu
+    hidden_size: {hidden}
+    intermediate_size: {ffn}
+    num_hidden_layers: {layers}
+    num_attention_heads: {heads}
+    num_key_value_heads: {kv_heads}
+    max_position_embeddings: {positions}
+    tie_word_embeddings: {tied}
+    vocab_size: {vocabulary}
+    bos_token_id: 1
+    eos_token_id: 2
+    pad_token_id: null
+    rms_norm_eps: 1.0e-05
+    use_cache: false
+tokenizer:
+  tokenizer_name_or_path: {name}
+  tokenizer_revision: null
+checkpoints:
+  checkpoint_interval: 100
+  checkpoints_path: checkpoints
+data_stages:
+- name: training
+  start_training_step: 1
+  data:
+    dataset: null
+    num_loading_workers: 1
+    seed: 42
+"""
+"""The written file. Learning rates, steps, tokenizer, checkpoints and data are placeholders."""
 
 
 def export(job: Request) -> Exported:
@@ -46,7 +110,9 @@ def export(job: Request) -> Exported:
     _check(job)
     job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
-    text = head + yaml.safe_dump(settings(job, strategy), sort_keys=False)
+    values = {**_run(job, strategy), **_model(job.model)}
+    words = {key: _written(value) for key, value in values.items()}
+    text = head + FILE.format(**words, factory=FACTORIES[job.training.optimizer])
     note = "data stages, tokenizer, steps, learning rate, rope_theta and checkpoints are yours: set them"
     return Exported({"nanotron.yaml": text}, (note,))
 
@@ -89,104 +155,42 @@ def stages(config: ModelConfig, pp: int) -> list[int]:
     return counts
 
 
-def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return the content of the YAML."""
-    general = {"project": "darts-parallel", "run": job.model.name, "seed": 42}
-    values: dict[str, Any] = {"general": general}
-    values["parallelism"] = _parallelism(job, strategy)
-    values["tokens"] = _tokens(job, strategy)
-    values["optimizer"] = _optimizer(job, strategy)
-    values["model"] = _model(job)
-    return values | _yours(job.model.name)
+def _written(value: Any) -> str:
+    """Write a name, a number or a flag as YAML does."""
+    text: str = yaml.safe_dump(value, width=inf)
+    return text.partition("\n")[0]
 
 
-def _parallelism(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    plan = job.plan
-    mode = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
-    recompute = job.recompute() == "full"
-    overlap = bool(job.training.tp_comm_overlap)
-    section = {
-        "dp": strategy.dp,
-        "pp": plan.pp,
-        "tp": strategy.tp,
-        "expert_parallel_size": 1,
-        "context_parallel_size": plan.cp,
-        "pp_engine": "1f1b",
-        "tp_mode": mode,
-        "tp_linear_async_communication": overlap,
-    }
-    return section | {"recompute_layer": recompute}
-
-
-def _tokens(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    size = job.micro_batch_size(strategy)
-    section = {
-        "sequence_length": job.training.seq_len,
-        "micro_batch_size": size,
-        "batch_accumulation_per_replica": job.plan.num_micro_batches,
-        "train_steps": 100,
-        "val_check_interval": -1,
-    }
-    return section
-
-
-def _yours(model: str) -> dict[str, Any]:
-    """Return sections with placeholders: tokenizer, checkpoints, data."""
-    data = {"dataset": None, "num_loading_workers": 1, "seed": 42}
-    sections = {
-        "tokenizer": {"tokenizer_name_or_path": model, "tokenizer_revision": None},
-        "checkpoints": {"checkpoint_interval": 100, "checkpoints_path": "checkpoints"},
-        "data_stages": [{"name": "training", "start_training_step": 1, "data": data}],
-    }
-    return sections
-
-
-def _optimizer(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+    """Return what the plan and the job say."""
     training = job.training
-    wide = training.precision != "fp16" and job.problem.software.gradient_bits != 16
-    factory = FACTORIES[training.optimizer]
-    section = {
-        "zero_stage": strategy.zero_stage,
-        "accumulate_grad_in_fp32": wide,
-        "weight_decay": 0.01,
-        "clip_grad": 1.0,
-        "optimizer_factory": factory,
-        "learning_rate_scheduler": LEARNING_RATE,
+    narrow = training.precision == "fp16" or job.problem.software.gradient_bits == 16
+    values: dict[str, Any] = {"dp": strategy.dp, "tp": strategy.tp}
+    values["pp"] = job.plan.pp
+    values["cp"] = job.plan.cp
+    values["tp_mode"] = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
+    values["overlap"] = bool(training.tp_comm_overlap)
+    values["recompute"] = job.recompute() == "full"
+    values["sequence"] = training.seq_len
+    values["micro_batch"] = job.micro_batch_size(strategy)
+    values["micro_batches"] = job.plan.num_micro_batches
+    values["zero_stage"] = strategy.zero_stage
+    values["wide_gradients"] = not narrow
+    values["dtype"] = DTYPE[training.precision]
+    return values
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    """Return the sizes of the model."""
+    return {
+        "name": config.name,
+        "multiple": VOCABULARY_MULTIPLE,
+        "hidden": config.hidden_size,
+        "ffn": config.ffn_hidden_size or 4 * config.hidden_size,
+        "layers": config.num_layers,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads or config.num_heads,
+        "positions": config.max_seq_len,
+        "tied": config.tie_embeddings,
+        "vocabulary": config.vocab_size,
     }
-    return section
-
-
-def _model(job: Request) -> dict[str, Any]:
-    dtype = DTYPE[job.training.precision]
-    llama = _llama(job.model)
-    section = {
-        "dtype": dtype,
-        "init_method": {"std": 0.02},
-        "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
-        "ddp_bucket_cap_mb": 25,
-        "model_config": llama,
-    }
-    return section
-
-
-def _llama(config: ModelConfig) -> dict[str, Any]:
-    ffn = config.ffn_hidden_size or 4 * config.hidden_size
-    kv_heads = config.num_kv_heads or config.num_heads
-    section = {
-        "is_llama_config": True,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": ffn,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": config.max_seq_len,
-        "tie_word_embeddings": config.tie_embeddings,
-        "vocab_size": config.vocab_size,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-        "rms_norm_eps": 1e-5,
-        "use_cache": False,
-    }
-    return section
