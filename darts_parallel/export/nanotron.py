@@ -182,7 +182,7 @@ def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 def _model(config: ModelConfig) -> dict[str, Any]:
     """Return the sizes of the model."""
-    return {
+    sizes = {
         "name": config.name,
         "multiple": VOCABULARY_MULTIPLE,
         "hidden": config.hidden_size,
@@ -194,3 +194,4 @@ def _model(config: ModelConfig) -> dict[str, Any]:
         "tied": config.tie_embeddings,
         "vocabulary": config.vocab_size,
     }
+    return sizes
