@@ -182,14 +182,16 @@ def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 def _model(config: ModelConfig) -> dict[str, Any]:
     """Return the sizes of the model."""
+    ffn = config.ffn_hidden_size or 4 * config.hidden_size
+    kv_heads = config.num_kv_heads or config.num_heads
     sizes = {
         "name": config.name,
         "multiple": VOCABULARY_MULTIPLE,
         "hidden": config.hidden_size,
-        "ffn": config.ffn_hidden_size or 4 * config.hidden_size,
+        "ffn": ffn,
         "layers": config.num_layers,
         "heads": config.num_heads,
-        "kv_heads": config.num_kv_heads or config.num_heads,
+        "kv_heads": kv_heads,
         "positions": config.max_seq_len,
         "tied": config.tie_embeddings,
         "vocabulary": config.vocab_size,
