@@ -95,6 +95,15 @@ def switches(wanted: dict[str, bool]) -> list[Flag]:
     return [(name, None) for name, on in wanted.items() if on]
 
 
+def read_flags(text: str) -> list[Flag]:
+    """Read flags as a command line writes them."""
+    found: list[Flag] = []
+    for flag in text.split("--")[1:]:
+        name, _, value = flag.strip().partition(" ")
+        found.append((name, value or None))
+    return found
+
+
 @dataclass(frozen=True)
 class Exported:
     """Files of a target: names and texts, the main one first, and what else a user must know."""

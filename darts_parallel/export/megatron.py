@@ -6,7 +6,15 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 """
 
 from darts_parallel.config import DYNAMIC, PADDED, TrainingConfig
-from darts_parallel.export.common import INSTALLED, ChunkContent, Exported, Flag, Request, switches
+from darts_parallel.export.common import (
+    INSTALLED,
+    ChunkContent,
+    Exported,
+    Flag,
+    Request,
+    read_flags,
+    switches,
+)
 from darts_parallel.export.megatron_layers import (
     hybrid_flags,
     prediction_flags,
@@ -23,37 +31,35 @@ torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK
     --master-addr "${{MASTER_ADDR:-localhost}}" --master-port "${{MASTER_PORT:-29500}}" \\
     "${{MEGATRON:-.}}/{program}" {arguments} "$@"
 """
-PRECISION: dict[str, list[Flag]] = {
-    "fp16": [("fp16", None)],
-    "fp8": [("fp8-format", "hybrid")],
-    "mxfp8": [("fp8-format", "e4m3"), ("fp8-recipe", "mxfp8")],
-    "nvfp4": [("fp4-format", "e2m1"), ("fp4-recipe", "nvfp4")],
+PRECISION = {
+    "fp16": "--fp16",
+    "fp8": "--fp8-format hybrid",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
+    "nvfp4": "--fp4-format e2m1 --fp4-recipe nvfp4",
 }
 """Flags of a precision; below 16 bits they follow those of bf16."""
-ATTENTION: dict[str, list[Flag]] = {
-    "fa2": [("attention-backend", "flash"), ("flash-attention-version", 2)],
-    "fa3": [("attention-backend", "flash"), ("flash-attention-version", 3)],
-    "cudnn": [("attention-backend", "fused")],
-    "unfused": [("attention-backend", "unfused")],
+ATTENTION = {
+    "fa2": "--attention-backend flash --flash-attention-version 2",
+    "fa3": "--attention-backend flash --flash-attention-version 3",
+    "cudnn": "--attention-backend fused",
+    "unfused": "--attention-backend unfused",
 }
 """Flags of an attention kernel; Transformer Engine has all but FlashAttention itself."""
-OPTIMIZER: dict[str, list[Flag]] = {
-    "adam": [("optimizer", "adam")],
-    "sgd": [("optimizer", "sgd")],
-    "lion": [("optimizer", "lion")],
-    "muon": [("optimizer", "muon")],
-    "adam_bf16_moments": [
-        ("optimizer", "adam"),
-        ("use-precision-aware-optimizer", None),
-        ("exp-avg-dtype", "bf16"),
-        ("exp-avg-sq-dtype", "bf16"),
-    ],
+OPTIMIZER = {
+    "adam": "--optimizer adam",
+    "sgd": "--optimizer sgd",
+    "lion": "--optimizer lion",
+    "muon": "--optimizer muon",
+    "adam_bf16_moments": "--optimizer adam --use-precision-aware-optimizer --exp-avg-dtype bf16 "
+    "--exp-avg-sq-dtype bf16",
 }
-PER_TOKEN: list[Flag] = [
-    ("calculate-per-token-loss", None),
-    ("dataloader-type", "single"),
-    ("cuda-graph-impl", "none"),
-]
+GRAPHS = {
+    "full_iteration": "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad",
+    "per_layer": "--cuda-graph-impl transformer_engine",
+}
+"""Flags of `training.cuda_graphs`."""
+FUSED_LOSS = "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"
+PER_TOKEN = "--calculate-per-token-loss --dataloader-type single --cuda-graph-impl none"
 """Flags that all versions of packing want."""
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -116,7 +122,7 @@ def _flags_of_schedulers(training: TrainingConfig) -> list[Flag]:
     flags: list[Flag] = [
         ("sequence-packing-scheduler", training.sequence_packing_scheduler),
         ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank),
-        *PER_TOKEN,
+        *read_flags(PER_TOKEN),
     ]
     if training.sequence_packing_scheduler == DYNAMIC:
         smallest = training.min_dynamic_context_parallel_size
@@ -136,7 +142,7 @@ def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
     found = {"dev d48bd6be, PR 5123, PR 5679, PR 5811": _flags_of_schedulers(training)}
     if training.sequence_packing_scheduler == DYNAMIC and pp == 1:
         budget = ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank)
-        hybrid: list[Flag] = [("hybrid-context-parallel", None), budget, *PER_TOKEN]
+        hybrid: list[Flag] = [("hybrid-context-parallel", None), budget, *read_flags(PER_TOKEN)]
         found["0.16 to 0.19, main d98e8a64, PR 2054, PR 2282 (another scheduler)"] = hybrid
     return {name: " ".join(_line(flag).strip() for flag in flags) for name, flags in found.items()}
 
@@ -276,12 +282,9 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     if zero and groups > 1:
         flags.append(("num-distributed-optimizer-instances", groups))
     if zero > 1:
-        flags += [
-            ("use-megatron-fsdp", None),
-            ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
-            ("no-gradient-accumulation-fusion", None),
-            ("ckpt-format", "fsdp_dtensor"),
-        ]
+        flags += [("use-megatron-fsdp", None)]
+        flags += [("data-parallel-sharding-strategy", FSDP_STRATEGY[zero])]
+        flags += read_flags("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
     return flags
 
 
@@ -362,25 +365,20 @@ def _training_flags(job: Request) -> list[Flag]:
         flags.append(("bf16", None))
         sums = "grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32"
         flags.append((sums, None))
-    flags += PRECISION.get(training.precision, [])
-    flags += OPTIMIZER.get(training.optimizer, [])
     # fused kernels are for 16 bits
-    wide = training.precision == "fp32"
-    flags += ATTENTION.get("unfused" if wide else str(training.attention_kernel), [])
+    kernel = "unfused" if training.precision == "fp32" else str(training.attention_kernel)
+    flags += read_flags(PRECISION.get(training.precision, ""))
+    flags += read_flags(OPTIMIZER.get(training.optimizer, ""))
+    flags += read_flags(ATTENTION.get(kernel, ""))
     return flags + _switch_flags(job)
 
 
 def _switch_flags(job: Request) -> list[Flag]:
     """Return the flags of switches that are off by default."""
     training = job.training
-    flags: list[Flag] = []
-    if training.loss == "fused":
-        flags += [("cross-entropy-loss-fusion", None), ("cross-entropy-fusion-impl", "native")]
-    if training.cuda_graphs == "full_iteration":
-        flags += [("cuda-graph-impl", "full_iteration")]
-        flags += [("no-check-for-nan-in-loss-and-grad", None)]
-    elif training.cuda_graphs == "per_layer":
-        flags.append(("cuda-graph-impl", "transformer_engine"))
-        if job.experts is not None:  # the sizes of routed experts change
-            flags.append(("cuda-graph-modules", "attn moe_router"))
+    flags = read_flags(FUSED_LOSS if training.loss == "fused" else "")
+    flags += read_flags(GRAPHS.get(training.cuda_graphs, ""))
+    if training.cuda_graphs == "per_layer" and job.experts is not None:
+        # the sizes of routed experts change
+        flags.append(("cuda-graph-modules", "attn moe_router"))
     return flags
