@@ -7,14 +7,43 @@ micro-batches unless they are synchronised at each (`GradientAccumulationPlugin`
 context parallelism are the model's and the training loop's: the file next to the YAML holds both.
 """
 
-from typing import Any
-
-import yaml
-
-from darts_parallel.export.common import Exported, Request
+from darts_parallel.export.common import Exported, Request, yaml_word
 from darts_parallel.export.huggingface import half_type, imports, model_text
 from darts_parallel.plans import LayerStrategy
 
+_FILE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+{fsdp}machine_rank: 0
+{main}main_training_function: main
+mixed_precision: {precision}
+num_machines: {nodes}
+num_processes: {devices}
+{mesh}rdzv_backend: static
+same_network: true
+use_cpu: false
+"""
+_FSDP = """\
+fsdp_config:
+  fsdp_activation_checkpointing: {again}
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: {one_loads}
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: {weights}
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_version: 2
+"""
+_MAIN = """\
+main_process_ip: 127.0.0.1
+main_process_port: 29500
+"""
+_MESH = """\
+parallelism_config:
+  parallelism_config_cp_size: {cp_size}
+  parallelism_config_dp_replicate_size: {dp_replicate_size}
+  parallelism_config_dp_shard_size: {dp_shard_size}
+  parallelism_config_tp_size: {tp_size}
+"""
 _ACCELERATOR = '''
 
 def planned_accelerator() -> Accelerator:
@@ -63,9 +92,8 @@ def export(job: Request) -> Exported:
     job.require_precision(PRECISION, "its settings cannot say")
     job.shard_degrees(strategy)
     job.settle()
-    values = settings(job, strategy)
     head = "".join(f"{line}\n" for line in job.headline())
-    text = head + yaml.safe_dump(values, sort_keys=True)
+    text = head + settings(job, strategy)
     files = {"accelerate.yaml": text, "accelerate_plan.py": _snippet(job, strategy)}
     return Exported(files, tuple(_notes(job, strategy)))
 
@@ -99,50 +127,33 @@ def parallelism(job: Request, strategy: LayerStrategy) -> dict[str, int]:
     return data | {"tp_size": strategy.tp, "cp_size": job.plan.cp}
 
 
-def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return the content of the YAML."""
+def settings(job: Request, strategy: LayerStrategy) -> str:
+    """Return the YAML."""
     devices = job.problem.cluster.num_devices
-    fsdp = _fsdp(job, strategy)
     nodes, _ = job.nodes
-    several = "MULTI_GPU" if devices > 1 else "NO"
-    kind = "FSDP" if fsdp else several
-    precision = PRECISION[job.training.precision]
-    values: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": kind,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "num_machines": nodes,
-        "num_processes": devices,
-        "mixed_precision": precision,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": False,
-    }
-    if nodes > 1:
-        values |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500}
-    if fsdp:
-        values["fsdp_config"] = _fsdp_settings(job, strategy)
+    kind = "MULTI_GPU" if devices > 1 else "NO"
+    fsdp = mesh = ""
+    if _fsdp(job, strategy):
+        kind = "FSDP"
+        fsdp = _fsdp_settings(job, strategy)
     if not _replicas_only(job, strategy):
-        sizes = parallelism(job, strategy).items()
-        values["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes}
-    return values
+        mesh = _MESH.format(**parallelism(job, strategy))
+    return _FILE.format(
+        kind=yaml_word(kind),
+        fsdp=fsdp,
+        main=_MAIN if nodes > 1 else "",
+        precision=yaml_word(PRECISION[job.training.precision]),
+        nodes=nodes,
+        devices=devices,
+        mesh=mesh,
+    )
 
 
-def _fsdp_settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    again = job.recompute() == "full"
-    sharded_weights = strategy.zero_stage == 3
-    one_loads = strategy.tp == 1  # parts of tensors would be loaded as if whole
-    values = {
-        "fsdp_version": 2,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_reshard_after_forward": sharded_weights,
-        "fsdp_activation_checkpointing": again,
-        "fsdp_offload_params": False,
-        "fsdp_cpu_ram_efficient_loading": one_loads,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-    }
-    return values
+def _fsdp_settings(job: Request, strategy: LayerStrategy) -> str:
+    again = yaml_word(job.recompute() == "full")
+    weights = yaml_word(strategy.zero_stage == 3)
+    one_loads = yaml_word(strategy.tp == 1)  # parts of tensors would be loaded as if whole
+    return _FSDP.format(again=again, weights=weights, one_loads=one_loads)
 
 
 def _replicas_only(job: Request, strategy: LayerStrategy) -> bool:

@@ -7,6 +7,8 @@ from itertools import pairwise, product
 from math import inf
 from typing import Any, NamedTuple
 
+import yaml
+
 from darts_parallel.config import (
     COMM_BITS,
     OFFLOADS,
@@ -102,6 +104,12 @@ def read_flags(text: str) -> list[Flag]:
         name, _, value = flag.strip().partition(" ")
         found.append((name, value or None))
     return found
+
+
+def yaml_word(value: Any) -> str:
+    """Write a name, a number or a flag as YAML does."""
+    text: str = yaml.safe_dump(value, width=inf)
+    return text.partition("\n")[0]
 
 
 @dataclass(frozen=True)

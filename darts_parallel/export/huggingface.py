@@ -40,16 +40,11 @@ def with_adapters(model: Any) -> Any:
     return get_peft_model(model, LoraConfig(r={rank}, lora_dropout={dropout}, target_modules=chosen))
 '''
 MODULES = {
-    "linear_qkv": (
-        *(".q_proj", ".k_proj", ".v_proj", ".qkv_proj", ".query_key_value", ".c_attn"),
-        *(".q_a_proj", ".q_b_proj", ".kv_a_proj_with_mqa", ".kv_b_proj", ".q", ".k", ".v"),
-    ),
-    "linear_proj": (".o_proj", ".out_proj", ".attn.c_proj", ".self_attention.dense", ".o"),
-    "linear_fc1": (
-        *(".gate_proj", ".up_proj", ".gate_up_proj", ".c_fc", ".dense_h_to_4h"),
-        *(".wi", ".wi_0", ".wi_1"),
-    ),
-    "linear_fc2": (".down_proj", ".mlp.c_proj", ".dense_4h_to_h", ".wo"),
+    "linear_qkv": ".q_proj .k_proj .v_proj .qkv_proj .query_key_value .c_attn .q_a_proj .q_b_proj "
+    ".kv_a_proj_with_mqa .kv_b_proj .q .k .v",
+    "linear_proj": ".o_proj .out_proj .attn.c_proj .self_attention.dense .o",
+    "linear_fc1": ".gate_proj .up_proj .gate_up_proj .c_fc .dense_h_to_4h .wi .wi_0 .wi_1",
+    "linear_fc2": ".down_proj .mlp.c_proj .dense_4h_to_h .wo",
 }
 """Endings of the names of modules in the models of transformers, by target of LoRA."""
 OPTIMIZERS = {
@@ -159,7 +154,7 @@ def model_text(
 
 def _adapters_text(training: TrainingConfig) -> str:
     """Write `with_adapters`."""
-    rows = [f'    "{name}": {MODULES[name]},\n' for name in training.lora_targets]
+    rows = [f'    "{name}": {tuple(MODULES[name].split())},\n' for name in training.lora_targets]
     targets = "".join(["{\n", *rows, "}"]).replace("'", '"')
     dropout = training.lora_dropout
     return ADAPTERS.format(targets=targets, rank=training.lora_rank, dropout=dropout)

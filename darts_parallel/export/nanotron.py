@@ -5,13 +5,10 @@ the stage's share (`NanotronModel`, build_model; costs: `LlamaForTraining.get_bl
 A plan with other stages is refused.
 """
 
-from math import inf
 from typing import Any
 
-import yaml
-
 from darts_parallel.config import ModelConfig
-from darts_parallel.export.common import Exported, Request
+from darts_parallel.export.common import Exported, Request, yaml_word
 from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
@@ -111,7 +108,7 @@ def export(job: Request) -> Exported:
     job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
     values = {**_run(job, strategy), **_model(job.model)}
-    words = {key: _written(value) for key, value in values.items()}
+    words = {key: yaml_word(value) for key, value in values.items()}
     text = head + FILE.format(**words, factory=FACTORIES[job.training.optimizer])
     note = "data stages, tokenizer, steps, learning rate, rope_theta and checkpoints are yours: set them"
     return Exported({"nanotron.yaml": text}, (note,))
@@ -153,12 +150,6 @@ def stages(config: ModelConfig, pp: int) -> list[int]:
         if passed > total * ((stage + 1) / pp) and stage < pp - 1:
             stage += 1
     return counts
-
-
-def _written(value: Any) -> str:
-    """Write a name, a number or a flag as YAML does."""
-    text: str = yaml.safe_dump(value, width=inf)
-    return text.partition("\n")[0]
 
 
 def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
