@@ -138,15 +138,11 @@ def settings(job: Request, strategy: LayerStrategy) -> str:
         fsdp = _fsdp_settings(job, strategy)
     if not _replicas_only(job, strategy):
         mesh = _MESH.format(**parallelism(job, strategy))
-    return _FILE.format(
-        kind=yaml_word(kind),
-        fsdp=fsdp,
-        main=_MAIN if nodes > 1 else "",
-        precision=yaml_word(PRECISION[job.training.precision]),
-        nodes=nodes,
-        devices=devices,
-        mesh=mesh,
-    )
+    main = _MAIN if nodes > 1 else ""
+    blocks = {"fsdp": fsdp, "main": main, "mesh": mesh}
+    words = {"kind": kind, "precision": PRECISION[job.training.precision]}
+    words = {key: yaml_word(word) for key, word in words.items()}
+    return _FILE.format(nodes=nodes, devices=devices, **blocks, **words)
 
 
 def _fsdp_settings(job: Request, strategy: LayerStrategy) -> str:
