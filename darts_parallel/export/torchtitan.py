@@ -35,6 +35,19 @@ def apply_plan(config: Trainer.Config) -> Trainer.Config:
     return config
 '''
 """The written module; it refuses a model of another depth."""
+BATCHES = """\
+    if hasattr(config.training, "num_tokens_per_train_step"):  # main
+        config.training.num_tokens_per_microbatch_per_dp_rank = {tokens}
+        config.training.num_tokens_per_train_step = {step_tokens}
+        config.training.max_context_length = {length}{main}
+    else:  # 0.3.0
+        config.training.local_batch_size = {local}
+        config.training.global_batch_size = {batch}
+        config.training.seq_len = {length}{release}"""
+MAIN_PIPELINE = """
+        config.parallelism.num_pp_microbatches = {count}"""
+RELEASE_PIPELINE = """
+        config.parallelism.pipeline_parallel_microbatch_size = {size}"""
 
 
 def export(job: Request) -> Exported:
@@ -59,7 +72,7 @@ def export(job: Request) -> Exported:
     parameters = MIXED_PARAMETER[job.training.precision]
     types = {"mixed_precision_param": parameters, "mixed_precision_reduce": "float32"}
     lines += _assignments("training", types)
-    lines += _switches(job) + _batches(job, strategy)
+    lines += [*_switches(job), _batches(job, strategy)]
     activation = f"{recompute}.Config()" if recompute else None
     lines.append(f"    config.activation_checkpoint = {activation}")
     imports = []
@@ -92,19 +105,21 @@ def _switches(job: Request) -> list[str]:
     return [*lines, f"    config.loss = {chunked if training.loss == 'chunked' else inner}"]
 
 
-def _batches(job: Request, strategy: LayerStrategy) -> list[str]:
-    """Write the batch sizes, in tokens for main and in sequences for release 0.3.0."""
-    lines = ['    if hasattr(config.training, "num_tokens_per_train_step"):  # main']
-    lines += _assignments("training", _token_fields(job, strategy), 8)
+def _batches(job: Request, strategy: LayerStrategy) -> str:
+    """Write the batch sizes: tokens for main, sequences for release 0.3.0, where a pipeline cuts a batch."""
+    training = job.training
+    size = job.micro_batch_size(strategy)
+    count = 1
+    main = release = ""
     if job.plan.pp > 1:
-        count = {"num_pp_microbatches": job.plan.num_micro_batches}
-        lines += _assignments("parallelism", count, 8)
-    lines.append("    else:  # 0.3.0")
-    lines += _assignments("training", _batch_fields(job, strategy), 8)
-    if job.plan.pp > 1:
-        size = {"pipeline_parallel_microbatch_size": job.micro_batch_size(strategy)}
-        lines += _assignments("parallelism", size, 8)
-    return lines
+        count = job.plan.num_micro_batches
+        main = MAIN_PIPELINE.format(count=count)
+        release = RELEASE_PIPELINE.format(size=size)
+    length = training.seq_len
+    sizes = {"tokens": size * length, "local": size * count, "length": length}
+    batch = training.global_batch_size
+    step_tokens = batch * length
+    return BATCHES.format(**sizes, batch=batch, step_tokens=step_tokens, main=main, release=release)
 
 
 def _note(job: Request) -> str:
@@ -115,11 +130,8 @@ def _note(job: Request) -> str:
     )
 
 
-def _assignments(section: str, values: dict[str, Any], indent: int = 4) -> list[str]:
-    return [
-        f"{' ' * indent}config.{section}.{name} = {_literal(value)}"
-        for name, value in values.items()
-    ]
+def _assignments(section: str, values: dict[str, Any]) -> list[str]:
+    return [f"    config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
 
 
 def _check(job: Request) -> None:
@@ -166,26 +178,6 @@ def _usual(plan: Plan) -> Schedule:
 def _modules(chunk: ChunkContent) -> list[str]:
     blocks = [f"layers.{chunk.first_block + i}" for i in range(chunk.num_blocks)]
     return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", "lm_head"] * chunk.head
-
-
-def _batch_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return sequences, as release 0.3.0 counts: a pipeline cuts the local batch."""
-    training, size = job.training, job.micro_batch_size(strategy)
-    return {
-        "local_batch_size": size * job.plan.num_micro_batches if job.plan.pp > 1 else size,
-        "global_batch_size": training.global_batch_size,
-        "seq_len": training.seq_len,
-    }
-
-
-def _token_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return tokens, as main counts them."""
-    training = job.training
-    return {
-        "num_tokens_per_microbatch_per_dp_rank": job.micro_batch_size(strategy) * training.seq_len,
-        "num_tokens_per_train_step": training.global_batch_size * training.seq_len,
-        "max_context_length": training.seq_len,
-    }
 
 
 def _literal(value: Any) -> str:
