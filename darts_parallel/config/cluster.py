@@ -100,6 +100,9 @@ class DeviceConfig:
     """Share of the peak that a large matrix product reaches."""
     gemm_half_size: float = ranged(130.0, 0.0, 1e5)
     """Rows or columns at which a matrix product reaches half of that (its small-shape penalty)."""
+    short_half_size: float = ranged(0.0, 0.0, 1e5)
+    """Shorter side of a rank's share of a weight at which half is lost again: tensor parallelism
+    leaves few columns, or a short sum."""
     misaligned_efficiency: float = ranged(0.87, 1e-3, 1.0)
     """Share of that speed where a side of the product is no multiple of 64 elements (128 bytes)."""
     fp8_efficiency: float = ranged(0.82, 1e-3, 1.0)
@@ -120,6 +123,11 @@ class DeviceConfig:
     1."""
     layer_overhead_us: float = ranged(350.0, 0.0, 1e7)
     """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
+    kernel_gap_us: float = ranged(0.0, 0.0, 1e7)
+    """Time of one layer's forward pass in which its kernels start and drain (twice that in
+    backward)."""
+    collective_start_us: float = ranged(0.0, 0.0, 1e7)
+    """Start of one tensor-parallel all-reduce, whatever its bytes and ranks; hops come on top."""
     tp_hidden_share: float = ranged(0.1, 0.0, 1.0)
     """Share of the tensor-parallel communication that runs next to the products (asynchronous
     tp)."""

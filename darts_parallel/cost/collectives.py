@@ -137,9 +137,9 @@ def all_to_all(
     """
     sharing: Tensor | float = group.gpus if intra.shared else 1.0
     within = inside * sharing / (intra.towards(group.local - 1) * share)
-    within = within + (group.local > 1) * intra.latency
+    within = within + (group.local > 1).double() * intra.latency
     between = across * group.gpus / (inter.bandwidth * share)
-    between = between + (group.nodes > 1) * inter.latency
+    between = between + (group.nodes > 1).double() * inter.latency
     return torch.maximum(within, between)
 
 

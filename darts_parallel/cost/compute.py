@@ -65,6 +65,9 @@ def gemm_seconds(
     eight_bit = device.eight_bit and gemm.split in IN_BLOCKS
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
     rate = speed * device.gemm_efficiency * _saturation(device, tokens, columns, inner)
+    if gemm.split in IN_BLOCKS:
+        short = torch.minimum(columns, inner)
+        rate = rate * (short / (short + device.short_half_size))
     rate = rate * alignment(columns, device) * alignment(inner, device)
     arithmetic = 2.0 * tokens * columns * inner / rate
     traffic = width * (tokens * inner + inner * columns + tokens * columns)
@@ -190,7 +193,7 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Ten
     ]
     none = torch.zeros_like(tokens)
     running = sum((sum(alike, none) for alike in kernels.values()), none)
-    kernels["launch overhead"] = [launch_gap(running, launches)]
+    kernels["launch overhead"] = [launch_gap(running, launches) + device.kernel_gap]
     return kernels
 
 

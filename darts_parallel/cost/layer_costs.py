@@ -412,7 +412,8 @@ def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Ten
     cast = (choices.sequence_shards > 1) & eight_bit
     half_cast = (width + width.clamp(max=1.0)) / 2.0
     size = torch.where(cast, half_cast, width) * elements
-    return all_reduce(size, ring_group(shapes, topology), *stage.links)
+    start = (choices.tp > 1).double() * stage.device.collective_start
+    return all_reduce(size, ring_group(shapes, topology), *stage.links) + start
 
 
 def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:

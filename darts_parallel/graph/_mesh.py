@@ -66,11 +66,12 @@ class DeviceMeshSpec:
         """
         group = self.groups[step.axis]
         size = tensor(step.bytes)
+        start = messages * float(self.device.collective_start) * (self.ranks[step.axis] > 1)
         if step.kind == ALL_REDUCE:
-            return float(all_reduce(size, group, *self.links, messages))
+            return float(all_reduce(size, group, *self.links, messages)) + start
         if step.kind == ALL_TO_ALL:  # each rank sends all but one part of its share
             size = size / self.ranks[step.axis]
-        return float(reduce_scatter(size, group, *self.links, messages))
+        return float(reduce_scatter(size, group, *self.links, messages)) + start / 2.0
 
     def move_seconds(
         self,

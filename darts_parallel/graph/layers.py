@@ -192,15 +192,18 @@ def _plans(
 def _measured(plans: Sequence[GraphPlan], launches: float) -> Measured:
     """Return the figures of micro-batches: the kernels of one and two sequences give those of more.
 
-    Launches take the same time for any size, so they join the kernels of every size.
+    Launches and gaps take the same time for any size, so they join the kernels of every size.
     """
     one, two = map(plan_figures, plans)
-    launch = launches * float(plans[0].space.mesh.device.layer_overhead)
+    device = plans[0].space.mesh.device
+    launch = launches * float(device.layer_overhead)
+    gap = float(device.kernel_gap)
     rows = []
     for size in SIZES:
         pairs = zip(one, two, strict=True)
         forward, backward, *others = (a + (b - a) * (size - 1.0) for a, b in pairs)
-        rows.append((hypot(forward, launch), hypot(backward, 2.0 * launch), *others))
+        passes = hypot(forward, launch) + gap, hypot(backward, 2.0 * launch) + 2.0 * gap
+        rows.append((*passes, *others))
     return Measured(SIZES, *zip(*rows, strict=True))
 
 

@@ -1,8 +1,8 @@
 """Memory as a chance constraint: a job runs out of it with at most the chance `space.out_of_memory`.
 
-The logarithm of a device's bytes is off by a normal error. Inside a search every device has `exp(-z
-s)` of its memory. `z` is the normal quantile of the chance, `s` the largest standard deviation of
-any composition of bytes: one number, so that the constraint stays additive and every bound and
+The bytes of a device are off by a normal error. Inside a search every device has `1 / (1 + z s)` of
+its memory. `z` is the normal quantile of the chance, `s` the largest standard deviation,
+per byte, of any composition of bytes: one number, so that the constraint stays additive and every bound and
 proof holds for the tightened problem. The chance of the plan that comes out is then computed for
 the whole job, whose devices share their errors (`prediction_intervals.any_above`). Searches leave
 the headrooms of a fixed list free, and the fastest plan that keeps the limit is taken. Where none
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp
 from statistics import NormalDist
 
 from darts_parallel.config import Config
@@ -67,7 +67,7 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
 
 @dataclass(frozen=True)
 class _MemoryErrors:
-    """Errors of the logarithm of bytes on one cluster."""
+    """Errors of bytes, per predicted byte, on one cluster."""
 
     known: Posterior
     cluster: Cluster
@@ -81,7 +81,7 @@ class _MemoryErrors:
         """Return the share of every device that a chance leaves free."""
         distance = 0.0
         for _ in range(SETTLED):  # the less is used, the more of it is the framework's reserve
-            distance = _quantile(chance) * self.spread(exp(-distance))
+            distance = _quantile(chance) * self.spread(1.0 - _headroom(distance))
         return _headroom(distance)
 
 
@@ -91,13 +91,13 @@ def _quantile(chance: float) -> float:
 
 
 def _distance(headroom: float) -> float:
-    """Return the logarithm of all memory over what a headroom leaves."""
-    return -log(1.0 - headroom)
+    """Return the bytes that a headroom leaves free, per byte that it does not."""
+    return headroom / (1.0 - headroom)
 
 
 def _headroom(distance: float) -> float:
-    """Return the share left free that divides all memory by `exp(distance)`."""
-    return 1.0 - exp(-distance)
+    """Return the share of all memory that leaves `distance` bytes free for every other byte."""
+    return distance / (1.0 + distance)
 
 
 def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned:
@@ -256,7 +256,7 @@ def _seconds(planned: Planned) -> float:
 
 
 def _distance_that_fits(problem: Problem) -> float:
-    """Return the largest distance, in log memory, below a problem's at which some plan may fit."""
+    """Return the largest distance below a problem's at which some plan may fit."""
     tables = build_tables(problem)
     low, high = 0.0, _distance(problem.headroom)
     for _ in range(HALVINGS):
@@ -362,7 +362,7 @@ def _safe(
     deadline = time.monotonic() + RUNG_SECONDS
     cost = evaluate(chosen.plan, problem)
     pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
-    distance = min(log(capacity / used) for capacity, used in pairs)
+    distance = min(capacity / used - 1.0 for capacity, used in pairs)
     chance, wanted = chosen.chance, SAFER * chosen.chance
     # as wide as the chosen plan's own error
     implied = distance / _quantile(min(chance, 0.49))

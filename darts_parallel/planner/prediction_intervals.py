@@ -30,14 +30,12 @@ from darts_parallel.planner.figure_posterior import (
     posterior,
 )
 from darts_parallel.plans import Plan
-from darts_parallel.problem import Cluster, Device, Problem
+from darts_parallel.problem import MICROSECONDS, Cluster, Device, Problem
 
 DIRECTIONS = 6
 """Widest directions of the errors of a job's bytes; the others are below the residual."""
 DRAWS = 1024
 """Points of the integral over these directions; a power of two balances Sobol sequences."""
-MICROSECONDS = {"layer_overhead": "layer_overhead_us", "expert_overhead": "expert_overhead_us"}
-"""Quantities of the calibration by the fields of a `Device` that hold them in seconds."""
 LINK_QUANTITIES = {"bandwidth": "efficiency", "latency": "latency_us"}
 """Calibrated figure of a link that stands for one of its fields."""
 
@@ -91,9 +89,9 @@ def intervals(
     sd = (covariance.diagonal() + spread**2).sqrt()
     used = doubles(cost.memory_bytes)
     room = _room(cost)
-    factor = (NORMAL * sd).exp()
-    lower = (used / factor).tolist()
-    upper = (used * factor).tolist()
+    half_bytes = NORMAL * sd * used
+    lower = (used - half_bytes).clamp(min=0.0).tolist()
+    upper = (used + half_bytes).tolist()
     bytes_ = tuple(zip(lower, upper, strict=True))
     middle = cost.iteration_time_s
     seconds = (middle * exp(-half), middle * exp(half))
@@ -127,15 +125,18 @@ def out_of_memory(plan: Plan, problem: Problem, peaks: Sequence[RunConfig] = ())
 
 
 def _room(cost: CostBreakdown) -> Tensor:
-    """Return the logarithm of capacity over predicted bytes of every stage, `(K,)`."""
-    return (doubles(cost.capacity_bytes) / doubles(cost.memory_bytes)).log()
+    """Return the bytes left per predicted byte of every stage, `(K,)`.
+
+    Errors of bytes add in bytes: a longer sequence adds bytes and error, and leaves less room.
+    """
+    return doubles(cost.capacity_bytes) / doubles(cost.memory_bytes) - 1.0
 
 
 def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:
     """Return the probability that some of K jointly normal errors exceeds its room.
 
     Args:
-        room: Logarithm of capacity over predicted bytes, `(K,)`.
+        room: Bytes left per predicted byte, `(K,)`; errors are per predicted byte, too.
         covariance: Of the errors, as far as calibrated figures of the stages make them, `(K, K)`.
         spread: Standard deviation of the error that all stages share. It is integrated in closed
             form, the covariance along its `DIRECTIONS` widest directions by a fixed Sobol sequence.
@@ -177,8 +178,9 @@ def _device_figure(problem: Problem, name: str, field: str) -> tuple[LatentPlace
     groups = problem.cluster.groups
     device = next(group.device for group in groups if group.device.name == name)
     value = float(getattr(device, field))
-    quantity = MICROSECONDS.get(field, field)
+    quantity = field
     if field in MICROSECONDS:
+        quantity = f"{field}_us"
         value *= 1e6
     if field == "fp8_efficiency":
         quantity = f"{problem.training.precision}_efficiency"

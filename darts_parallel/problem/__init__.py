@@ -7,6 +7,7 @@ from darts_parallel.problem.billing import price_per_hour as price_per_hour
 from darts_parallel.problem.billing import worth as worth
 from darts_parallel.problem.cluster import GIB as GIB
 from darts_parallel.problem.cluster import HOUR as HOUR
+from darts_parallel.problem.cluster import MICROSECONDS as MICROSECONDS
 from darts_parallel.problem.cluster import BoundaryTopology as BoundaryTopology
 from darts_parallel.problem.cluster import Cluster as Cluster
 from darts_parallel.problem.cluster import Device as Device

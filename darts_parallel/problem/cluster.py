@@ -49,6 +49,16 @@ class Link:
         return self.bandwidth * (others.clamp(min=1.0) / self.peer_links).clamp(max=1.0)
 
 
+MICROSECONDS = (
+    "host_latency",
+    "layer_overhead",
+    "expert_overhead",
+    "kernel_gap",
+    "collective_start",
+)
+"""Fields of a device whose YAML keys are in microseconds."""
+
+
 @dataclass(frozen=True)
 class Device:
     """A GPU: bytes, FLOP/s, bytes/s, seconds."""
@@ -75,6 +85,10 @@ class Device:
     """Share of `gemm_efficiency` that products below 16 bits reach of the peak of the job's
     precision."""
     streaming_factor: Scalar = 1.0
+    short_half_size: Scalar = 0.0
+    kernel_gap: Scalar = 0.0
+    """Seconds."""
+    collective_start: Scalar = 0.0
     tp_hidden_share: Scalar = 0.0
     state_factor: Scalar = 1.0
     activation_factor: Scalar = 1.0
@@ -119,7 +133,7 @@ class Device:
         figures["reserved"] = config.reserved_GiB * GIB
         for key in ("memory_bandwidth", "host_bandwidth"):
             figures[key] = getattr(config, f"{key}_GBps") * 1e9
-        for key in ("host_latency", "layer_overhead", "expert_overhead"):
+        for key in MICROSECONDS:
             figures[key] = getattr(config, f"{key}_us") * 1e-6
         return Device(**figures)
 

@@ -29,8 +29,10 @@ HUBER = 1.5
 PARTS = ("seconds", "memory")
 STEPS = 60
 DAMPINGS = 7
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4
 """Relative change of the loss at which a fit ends."""
+SMALLEST_STEP = 1e-6
+"""Move of a latent number at which a linear problem is solved."""
 
 Tell = Callable[[str], None]
 """Prints the progress of a fit."""
@@ -160,8 +162,8 @@ def fit(
     for experts in (False, True):
         own = [case for case in cases if case.problem.model.has_experts == experts]
         if own:
-            figures = partial(residuals, own, parameters)
-            latent = _minimum(figures, latent, parameters, experts, steps, tell)
+            problem = _Problem(parameters, experts)
+            latent = problem.minimum(partial(residuals, own, parameters), latent, steps, tell)
     return latent, residuals(cases, parameters, latent)
 
 
@@ -170,60 +172,78 @@ def linear_fit(found: Residuals, latent: Tensor, parameters: Parameters) -> Tens
     moved = latent
     for experts in (False, True):
         own = found.where(found.mixture == experts)
-
-        def linear(x: Tensor, own: Residuals = own) -> Residuals:
-            return replace(own, error=own.error + own.jacobian @ (x - latent))
-
-        moved = _minimum(linear, moved, parameters, experts, STEPS, silent)
+        moved = _Problem(parameters, experts).linear_minimum(own, latent, moved)
     return moved
 
 
-def _minimum(
-    figures: Callable[[Tensor], Residuals],
-    start: Tensor,
-    parameters: Parameters,
-    experts: bool,
-    steps: int,
-    tell: Tell,
-) -> Tensor:
-    """Minimize Huber's loss of figures plus the priors over the latent numbers of experts, or all others.
+@dataclass(frozen=True)
+class _Problem:
+    """Huber's loss of figures plus the priors over the latent numbers of experts, or all others."""
 
-    Reweighted Gauss-Newton steps (Holland and Welsch 1977), each damped in the metric of the priors until the
-    loss falls (Levenberg and Marquardt): what the runs determine well still moves.
-    """
-    free = parameters.of_experts == experts
-    prior = torch.where(free, parameters.sd**-2, 0.0)
+    parameters: Parameters
+    experts: bool
 
-    def loss(found: Residuals, latent: Tensor) -> float:
+    @property
+    def free(self) -> Tensor:
+        """Latent numbers that move, `(P,)`."""
+        return self.parameters.of_experts == self.experts
+
+    @property
+    def prior(self) -> Tensor:
+        """Weights of the squares of the latent numbers, `(P,)`."""
+        return torch.where(self.free, self.parameters.sd**-2, 0.0)
+
+    def loss(self, found: Residuals, latent: Tensor) -> float:
+        """Return the loss of figures at latent numbers."""
         size = found.error.abs() / found.sigma
         huber = torch.where(size > HUBER, 2 * HUBER * size - HUBER**2, size**2)
-        return float(huber.sum() + prior @ latent**2)
+        return float(huber.sum() + self.prior @ latent**2)
 
-    latent = start
-    found = figures(start)
-    lowest = loss(found, latent)
-    for step in range(steps):
-        slopes = found.jacobian[:, free]
-        weight = found.weight
-        curvature = slopes.T @ (weight.unsqueeze(1) * slopes)
-        gradient = slopes.T @ (weight * found.error) + (prior * latent)[free]
-        for tries in range(DAMPINGS):
-            damped = curvature + torch.diag(4.0**tries * prior[free])
-            there = latent.clone()
-            there[free] -= torch.linalg.solve(damped, gradient)
-            tried = figures(there)
-            if (now := loss(tried, there)) < lowest:
+    def minimum(
+        self, figures: Callable[[Tensor], Residuals], start: Tensor, steps: int, tell: Tell
+    ) -> Tensor:
+        """Minimize the loss: solve the problem linearized here, and go there as far as the loss falls.
+
+        An evaluation takes half a minute and a linear problem a second.
+        """
+        latent = start
+        found = figures(start)
+        lowest = self.loss(found, latent)
+        for step in range(steps):
+            target = self.linear_minimum(found, latent, latent)
+            for tries in range(DAMPINGS):
+                there = latent + 0.5**tries * (target - latent)
+                tried = figures(there)
+                if (now := self.loss(tried, there)) < lowest:
+                    break
+            else:
                 break
-        else:
-            break
-        gain = 1.0 - now / lowest
-        latent = there
-        found = tried
-        lowest = now
-        tell(f"step {step + 1}: loss {lowest:.2f}")
-        if gain < TOLERANCE:
-            break
-    return latent
+            gain = 1.0 - now / lowest
+            latent, found, lowest = there, tried, now
+            tell(f"step {step + 1}: loss {lowest:.2f}")
+            if gain < TOLERANCE:
+                break
+        return latent
+
+    def linear_minimum(self, found: Residuals, latent: Tensor, start: Tensor) -> Tensor:
+        """Minimize the loss of the figures linearized at `latent` by reweighted squares.
+
+        Holland and Welsch 1977, Communications in Statistics A6.
+        """
+        free = self.free
+        slopes = found.jacobian[:, free]
+        moved = start
+        for _ in range(STEPS):
+            here = replace(found, error=found.error + found.jacobian @ (moved - latent))
+            curvature = slopes.T @ (here.weight.unsqueeze(1) * slopes)
+            curvature = curvature + torch.diag(self.prior[free])
+            gradient = slopes.T @ (here.weight * here.error) + (self.prior * moved)[free]
+            step = torch.linalg.solve(curvature, gradient)
+            moved = moved.clone()
+            moved[free] -= step
+            if bool((step.abs() < SMALLEST_STEP).all()):
+                break
+        return moved
 
 
 def posterior(found: Residuals, parameters: Parameters) -> Tensor:

@@ -16,8 +16,7 @@ from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
 
 Values = Mapping[str, Tensor | float]
-UNITS = {"layer_overhead_us": 1e-6, "expert_overhead_us": 1e-6}
-"""SI units of the fields of a device that have another one."""
+MICROSECOND = 1e-6
 RESERVED = "reserved_GiB"
 """Adds to the memory of the plan; no cost depends on it."""
 NARROW_SHARES = {f"{name}_efficiency" for name in NARROW}
@@ -90,7 +89,8 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
         elsewhere = name == RESERVED or name in NARROW_SHARES or name.startswith(LINK_PREFIXES)
         if not elsewhere:
             moved = torch.as_tensor(value) * factors.get(name, 1.0)
-            in_units = moved.clamp(max=FULL.get(name, math.inf)) * UNITS.get(name, 1.0)
+            unit = MICROSECOND if name.endswith("_us") else 1.0
+            in_units = moved.clamp(max=FULL.get(name, math.inf)) * unit
             fields[name.removesuffix("_us")] = in_units
     narrow = f"{case.problem.training.precision}_efficiency"
     if narrow in NARROW_SHARES and narrow in values:

@@ -5,7 +5,7 @@ The arithmetic stands here, from the papers' formulas, with a block, a device an
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import hypot, sqrt
+from math import hypot, prod, sqrt
 
 import pytest
 
@@ -21,6 +21,9 @@ H, HEADS, S, TP, DP, B = 256, 4, 128, 2, 4, 2
 T = S * B
 PEAK, MEMORY, HALF, OVERHEAD = 5e13, 8e11, 32.0, 7e-6
 """Best FLOP/s of products, bytes/s, side at which a product has half its speed, launch seconds."""
+SHORT, GAP, START = 48.0, 2e-6, 5e-6
+"""Shorter side of a weight at which a product loses half again, seconds in which a layer's kernels start and
+drain, and in which an all-reduce starts."""
 INSIDE, OUT, INSIDE_LATENCY, OUT_LATENCY = 1e11, 2e10, 3e-6, 11e-6
 HIDDEN_TP, STREAMING, STATE, ACTIVATION = 0.25, 1.5, 1.125, 1.25
 """Share of tensor parallelism's collectives that is hidden, and factors of a device."""
@@ -56,6 +59,9 @@ def gpt_block() -> Problem:
         layer_overhead=OVERHEAD,
         overlap_exponent=2.0,
         reserved=0.0,
+        short_half_size=SHORT,
+        kernel_gap=GAP,
+        collective_start=START,
         tp_hidden_share=HIDDEN_TP,
         streaming_factor=STREAMING,
         state_factor=STATE,
@@ -74,7 +80,9 @@ def table() -> CostTable:
 def product_seconds(rows: float, columns: float, inner: float) -> float:
     """2 m n k FLOP at the peak less what small sides lose, or its traffic in 16 bits."""
     full = [side / (side + HALF) for side in (rows, columns, inner)]
-    arithmetic = 2 * rows * columns * inner / (PEAK * full[0] * full[1] * full[2])
+    short = min(columns, inner)
+    full.append(short / (short + SHORT))
+    arithmetic = 2 * rows * columns * inner / (PEAK * prod(full))
     return max(arithmetic, 2 * (rows * columns + rows * inner + columns * inner) / MEMORY)
 
 
@@ -121,9 +129,9 @@ def expected(zero: int, again: str, sp: bool) -> Expected:
     # norms read and write (4 h), dropout and residual read two and write one, twice (6 h); GeLU 4 h + 4 h
     streamed = STREAMING * 2 * T * (10 * H / outside + 8 * H / TP) / MEMORY
     # launches run ahead of the kernels in part: the root of both squares
-    pass_forward = hypot(WEIGHTS + CORE + streamed, OVERHEAD)
+    pass_forward = hypot(WEIGHTS + CORE + streamed, OVERHEAD) + GAP
     # two all-reduces (or pairs of half of one) of the hidden state in each direction over two ranks
-    collective = 2 * (2 * T * H / 2 / INSIDE + INSIDE_LATENCY)
+    collective = START + 2 * (2 * T * H / 2 / INSIDE + INSIDE_LATENCY)
     shown = (1 - HIDDEN_TP) * 2 * collective
     repeated = {"none": 0.0, "selective": CORE, "full": pass_forward}[again]
     own = NUMBERS / DP if zero >= 2 else NUMBERS

@@ -197,6 +197,9 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(
         assert mine == theirs, file.stem
 
 
+HOP = "intra_latency_us"
+
+
 def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks_give_them() -> (
     None
 ):
@@ -217,6 +220,9 @@ def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks
                     name,
                 )
     assert (fitted.sd > 0).all()
+    for link in ("nvlink2", "nvlink3", "nvlink4", "nvlink5"):
+        # nccl-tests: some 19 us for the smallest all-reduce of 8 GPUs, six hops
+        assert 1.5 < float(fitted.at(Place("h100", "nemo", link, "infiniband"))[HOP]) < 6.0
 
 
 def test_the_file_keeps_the_posterior(tmp_path: Path) -> None:

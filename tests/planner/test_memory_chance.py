@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise, product
 from math import exp
 
 import pytest
@@ -23,6 +24,8 @@ from darts_parallel.planner.memory_chance import (
 from darts_parallel.planner.planning import _searched, plan
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
 from darts_parallel.planner.watcher import Watcher
+from darts_parallel.plans import LayerStrategy, Plan
+from darts_parallel.problem import GIB
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]
@@ -143,3 +146,22 @@ def test_the_tightened_memory_holds_for_any_composition_of_a_device() -> None:
     problem = load_problem(["model=llama3_8b", "training=llama3_8b", "cluster=h100_8x8"])
     assert tightened(replace(problem, headroom=0.1), 0.5).headroom == 0.0
     assert tightened(problem, SURE).headroom > tightened(problem).headroom > 0.0
+
+
+@pytest.mark.parametrize("framework", ["null", "megatron_core", "deepspeed_hf", "bigscience"])
+def test_longer_sequences_never_lower_the_chance(framework: str) -> None:
+    """The share of the reserve, whose error is wide, falls while activations grow."""
+    for zero, again in product((0, 1, 3), ("none", "full")):
+        whole = Plan(1, (0, 7), (LayerStrategy(2, 4, zero, again),) * 7)
+
+        def job(gib: float, length: int) -> Problem:
+            sizes = [f"training.seq_len={length}", f"model.max_seq_len={length}"]
+            return tight_toy(gib, f"training.software={framework}", *sizes)
+
+        used = max(evaluate(whole, job(64.0, 16)).memory_bytes) / GIB
+        chances = [
+            out_of_memory(whole, job(1.2 * used, length)) or 0.0
+            for length in (16, 64, 256, 1024, 4096)
+        ]
+        assert chances[0] < chances[-1]
+        assert all(a <= b + 1e-3 for a, b in pairwise(chances)), (zero, again, chances)

@@ -49,6 +49,8 @@ FIGURES = (
     "memory_bandwidth",
     "gemm_efficiency",
     "gemm_half_size",
+    "short_half_size",
+    "kernel_gap",
     "memory_efficiency",
     "attention_efficiency",
     "layer_overhead",
