@@ -100,9 +100,9 @@ class DeviceConfig:
     """Share of the peak that a large matrix product reaches."""
     gemm_half_size: float = ranged(130.0, 0.0, 1e5)
     """Rows or columns at which a matrix product reaches half of that (its small-shape penalty)."""
-    short_half_size: float = ranged(0.0, 0.0, 1e5)
-    """Shorter side of a rank's share of a weight at which half is lost again: tensor parallelism
-    leaves few columns, or a short sum."""
+    divided_half_size: float = ranged(0.0, 0.0, 1e5)
+    """Side of a rank's share of a weight, the one that tensor parallelism divides, at which half is
+    lost again: few columns, or a short sum."""
     misaligned_efficiency: float = ranged(0.87, 1e-3, 1.0)
     """Share of that speed where a side of the product is no multiple of 64 elements (128 bytes)."""
     fp8_efficiency: float = ranged(0.82, 1e-3, 1.0)

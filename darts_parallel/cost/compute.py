@@ -66,8 +66,8 @@ def gemm_seconds(
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
     rate = speed * device.gemm_efficiency * _saturation(device, tokens, columns, inner)
     if gemm.split in IN_BLOCKS:
-        short = torch.minimum(columns, inner)
-        rate = rate * (short / (short + device.short_half_size))
+        divided = columns if gemm.split == "column" else inner
+        rate = rate * (divided / (divided + device.divided_half_size))
     rate = rate * alignment(columns, device) * alignment(inner, device)
     arithmetic = 2.0 * tokens * columns * inner / rate
     traffic = width * (tokens * inner + inner * columns + tokens * columns)

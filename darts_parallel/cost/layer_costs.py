@@ -47,6 +47,10 @@ TIME_TERMS = ("compute", "recompute", "tensor_parallel", *MESSAGES, "sharding")
 messages of `cost/terms` (and waiting for the launches of experts), ZeRO-2/3."""
 BUFFERED_BYTES = 2.0
 """Bytes of a parameter or gradient in a buffer."""
+NARROW_COPIES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.125}
+"""Bytes of a block's weight in narrow copies, one for forward and a transposed one for backward, which
+are kept between micro-batches next to the 16-bit weight (Transformer Engine,
+`is_first_microbatch`)."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -217,6 +221,9 @@ def _stored_bytes(
         static = static + static_bytes(part.parameters, part.shards, zero, per_parameter)
         static = static + _buffered_bytes(stage, part)
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
+        copies = _narrow_copies(stage, layer, part)
+        static = static + torch.where(zero < 3, copies, 0.0)
+        working = working + torch.where(zero == 3, copies, 0.0)
     needed = weight_gradient_bytes(
         layer, choices.tokens, choices.tp, choices.sequence_shards, width
     )
@@ -235,6 +242,12 @@ def _stored_bytes(
         for_weights=between_passes(layer, needed, whole, activation),
         working=working,
     )
+
+
+def _narrow_copies(stage: StageContext, layer: LayerSpec, part: ShardGroup) -> Tensor:
+    """Return the bytes of the trained weights of a block in their narrow copies, `(C,)`."""
+    in_block = part.frozen is None and any(gemm.split in IN_BLOCKS for gemm in layer.gemms)
+    return in_block * NARROW_COPIES.get(stage.training.precision, 0.0) * part.parameters
 
 
 def _buffered_bytes(stage: StageContext, part: ShardGroup) -> Tensor:

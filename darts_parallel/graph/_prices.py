@@ -7,7 +7,7 @@ inputs once and writes what leaves it. Backward takes twice the forward pass, fu
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -201,7 +201,13 @@ class Prices:
             factors = op.inputs[first : first + 2]
             passes = 1 + self.graph.gradients(factors) * training
             shape = product_shape(op, inputs, outputs[0])
-            return passes * shape.count * self.product(shape.rows, shape.weights)
+            weights = shape.weights
+            whole = product_shape(
+                op, self.graph.shapes(op.inputs), self.graph.shapes(op.outputs)[0]
+            )
+            if weights.in_features < whole.weights.in_features:
+                weights = replace(weights, split="row")
+            return passes * shape.count * self.product(shape.rows, weights)
         ranks = [len(shape) for shape in inputs]
         if op.op in GROUPED and ranks[1:2] == [3]:
             passes = 1 + min(gradients, 2)

@@ -85,7 +85,7 @@ class Device:
     """Share of `gemm_efficiency` that products below 16 bits reach of the peak of the job's
     precision."""
     streaming_factor: Scalar = 1.0
-    short_half_size: Scalar = 0.0
+    divided_half_size: Scalar = 0.0
     kernel_gap: Scalar = 0.0
     """Seconds."""
     collective_start: Scalar = 0.0

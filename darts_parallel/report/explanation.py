@@ -50,6 +50,7 @@ MEMORY_FORMULAS = {
     "parameters": ("state_factor x parameters x bytes each / shards (ZeRO-3)", ZERO),
     "gradients": ("state_factor x parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
     "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
+    "copies and buffers": ("8-bit copies of weights, DeepSpeed's buffers", "cost/layer_costs.py"),
     "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
     "working": ("largest layer: recomputed activations, gathered weights", "cost/memory.py"),
     "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
@@ -90,6 +91,7 @@ PARTS = {
     "parameters": "state",
     "gradients": "state",
     "optimizer state": "state",
+    "copies and buffers": "state",
     "activations": "activations",
     "reserved": "reserve",
 }
@@ -200,8 +202,13 @@ def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
     kept = _kept_bytes(table, hard, plan)
     layers = torch.arange(len(chosen))
     working = table.working[0, layers, chosen].tolist()
+    static = table.static[0, layers, chosen].tolist()
     for group in _groups(problem, plan):
-        yield from _state_lines(problem, plan, group)
+        state = list(_state_lines(problem, plan, group))
+        yield from state
+        rest = sum(static[i] for i in group.layers) - sum(line.value for line in state)
+        if rest > 1.0:
+            yield _line(group.stage, group.words, "copies and buffers", rest)
         activations = sum(kept[i] for i in group.layers)
         yield _line(group.stage, group.words, "activations", activations)
     added = list(plan_contributions(table, hard))

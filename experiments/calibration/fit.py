@@ -31,7 +31,7 @@ STEPS = 60
 DAMPINGS = 7
 TOLERANCE = 1e-4
 """Relative change of the loss at which a fit ends."""
-SMALLEST_STEP = 1e-6
+SMALLEST_STEP = 1e-4
 """Move of a latent number at which a linear problem is solved."""
 
 Tell = Callable[[str], None]

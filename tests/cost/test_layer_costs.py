@@ -21,8 +21,8 @@ H, HEADS, S, TP, DP, B = 256, 4, 128, 2, 4, 2
 T = S * B
 PEAK, MEMORY, HALF, OVERHEAD = 5e13, 8e11, 32.0, 7e-6
 """Best FLOP/s of products, bytes/s, side at which a product has half its speed, launch seconds."""
-SHORT, GAP, START = 48.0, 2e-6, 5e-6
-"""Shorter side of a weight at which a product loses half again, seconds in which a layer's kernels start and
+DIVIDED, GAP, START = 48.0, 2e-6, 5e-6
+"""Divided side of a weight at which a product loses half again, seconds in which a layer's kernels start and
 drain, and in which an all-reduce starts."""
 INSIDE, OUT, INSIDE_LATENCY, OUT_LATENCY = 1e11, 2e10, 3e-6, 11e-6
 HIDDEN_TP, STREAMING, STATE, ACTIVATION = 0.25, 1.5, 1.125, 1.25
@@ -59,7 +59,7 @@ def gpt_block() -> Problem:
         layer_overhead=OVERHEAD,
         overlap_exponent=2.0,
         reserved=0.0,
-        short_half_size=SHORT,
+        divided_half_size=DIVIDED,
         kernel_gap=GAP,
         collective_start=START,
         tp_hidden_share=HIDDEN_TP,
@@ -77,11 +77,10 @@ def table() -> CostTable:
     return build_tables(gpt_block(), [OuterSpace(1, (2,), choices)])[0]
 
 
-def product_seconds(rows: float, columns: float, inner: float) -> float:
+def product_seconds(rows: float, columns: float, inner: float, divided: float) -> float:
     """2 m n k FLOP at the peak less what small sides lose, or its traffic in 16 bits."""
     full = [side / (side + HALF) for side in (rows, columns, inner)]
-    short = min(columns, inner)
-    full.append(short / (short + SHORT))
+    full.append(divided / (divided + DIVIDED))
     arithmetic = 2 * rows * columns * inner / (PEAK * prod(full))
     return max(arithmetic, 2 * (rows * columns + rows * inner + columns * inner) / MEMORY)
 
@@ -92,7 +91,12 @@ def exposed(compute: float, communication: float) -> float:
 
 
 # four products of a block: (out, in), divided by columns or by rows (Shoeybi et al. 2019)
-PRODUCTS = [(T, 3 * H / TP, H), (T, H, H / TP), (T, 4 * H / TP, H), (T, H, 4 * H / TP)]
+PRODUCTS = [
+    (T, 3 * H / TP, H, 3 * H / TP),
+    (T, H, H / TP, H / TP),
+    (T, 4 * H / TP, H, 4 * H / TP),
+    (T, H, 4 * H / TP, 4 * H / TP),
+]
 WEIGHTS = sum(product_seconds(*shape) for shape in PRODUCTS)
 # 2 s^2 h FLOP twice; the scores are written, pass scale-mask-softmax and dropout, and are read (6 passes)
 CORE = 4 * T * S * H / TP / (PEAK * 64 / (64 + HALF)) + 6 * 2 * T * S * HEADS / TP / MEMORY

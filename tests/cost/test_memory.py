@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.model import ModelConfig
+from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.memory import (
     KeptTensors,
     StateBytes,
@@ -16,8 +17,10 @@ from darts_parallel.cost.memory import (
     state_bytes,
     static_bytes,
 )
+from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.model import Model
+from darts_parallel.problem.problem import load_problem
 from darts_parallel.problem.software import Software
 
 H, HEADS, S, B = 256, 8, 128, 2
@@ -113,3 +116,19 @@ def test_zero_gathers_gradients_from_stage_2_and_parameters_at_stage_3() -> None
     state = StateBytes(parameter=2.0, gradient=4.0, optimizer=12.0)
     stages = torch.tensor([0.0, 1.0, 2.0, 3.0])
     assert gathered_bytes(torch.tensor(10.0), stages, state).tolist() == [0.0, 0.0, 40.0, 60.0]
+
+
+@pytest.mark.parametrize(("zero", "copies"), [(0, 2.0), (1, 2.0), (3, 2.0 / 4)])
+def test_narrow_copies_of_weights_lie_next_to_them(zero: int, copies: float) -> None:
+    """Those of all blocks, or of the one that ZeRO-3 has gathered; Transformer Engine keeps two."""
+    small = ["model.num_layers=4", "model.vocab_size=512", "training.seq_len=512"]
+    job = ["model=llama3_8b", "cluster=h100_1x8", *small]
+    layers = (LayerStrategy(1, 8, zero, "none", False),) * 7
+    plan = Plan(1, (0, 7), layers)
+    used = []
+    for precision in ("bf16", "fp8"):
+        problem = load_problem([*job, f"training.precision={precision}"])
+        used.append(evaluate(plan, problem).memory_bytes[0])
+    block = problem.model.layers[1].parameters(0)
+    factor = float(problem.cluster.groups[0].device.state_factor) if zero < 3 else 1.0
+    assert used[1] - used[0] == pytest.approx(factor * copies * 4 * block, rel=0.02)

@@ -198,7 +198,8 @@ def test_dispatch_takes_the_published_seconds(cluster: tuple[str, int], measured
     name, nodes = cluster
     device = f"cluster.devices.{name.split('_')[0]}"
     alone = [f"{device}.all_to_all_efficiency=0.7", f"{device}.flex_gain=1.25"]
-    alone.append("cluster.nodes.0.intra_node.latency_us=3")
+    link = "cluster.nodes.0.intra_node"  # as nccl-tests measure it
+    alone += [f"{link}.latency_us=3", f"{link}.efficiency=0.8"]
     problem = load_problem(
         ["model=deepseek_v3", f"cluster={name}", f"cluster.nodes.0.count={nodes}", *alone]
     )

@@ -49,7 +49,7 @@ FIGURES = (
     "memory_bandwidth",
     "gemm_efficiency",
     "gemm_half_size",
-    "short_half_size",
+    "divided_half_size",
     "kernel_gap",
     "memory_efficiency",
     "attention_efficiency",
