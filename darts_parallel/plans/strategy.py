@@ -210,8 +210,9 @@ class Plan:
         parts.append(f"micro-batch {_span(sizes)} × {self.num_micro_batches}")
         parts.append(f"ZeRO-{self._span('zero_stage')}")
         parts += self._recomputation()
-        if any(layer.sequence_parallel for layer in self.layers):
-            parts.append("sequence parallel")
+        if count := sum(layer.sequence_parallel for layer in self.layers):
+            whole = count == len(self.layers)
+            parts.append("sequence parallel" if whole else f"sp ({count} layers)")
         return " · ".join(parts + self._refinements())
 
     def _span(self, key: str) -> str:
