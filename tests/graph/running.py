@@ -22,15 +22,23 @@ from darts_parallel.graph.verify import Made, collectives_on_gloo, run_file
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.run.workers import Workers
 
-FAST = [
+EVEN = [
     "cluster=h100_1x8",
+    "cluster.devices.h100.collective_start_us=0",
+    "cluster.devices.h100.divided_half_size=0",
+]
+"""Products that lose nothing when they are divided."""
+STEEP = [*EVEN, "cluster.nodes.0.intra_node.latency_us=88"]
+"""Prices of tests that ask which plan is found; those of the calibration may move."""
+FAST = [
+    *EVEN,
     "cluster.nodes.0.intra_node.latency_us=0.0001",
     "cluster.nodes.0.intra_node.bandwidth_GBps=20000",
 ]
 """Links on which small modules are worth splitting."""
 
 
-def mesh(*ranks: int, job: Sequence[str] = ("cluster=h100_1x8",)) -> DeviceMeshSpec:
+def mesh(*ranks: int, job: Sequence[str] = STEEP) -> DeviceMeshSpec:
     """Return a mesh on a cluster."""
     return make_mesh(Cluster.from_config(load_config(list(job)).cluster, "bf16"), ranks)
 
