@@ -46,7 +46,7 @@ def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes(traine
 
 def test_a_row_is_the_trainers_own_optimum_by_its_own_efficiencies() -> None:
     """Calibrated efficiencies change the seconds of Megatron-LM and torchtitan, not of Galvatron."""
-    job = [*LLAMA, "space=uniform", "search=exact", "cluster.devices.toy.memory_GiB=4"]
+    job = [*LLAMA, "space=uniform", "search=exact", "cluster.devices.toy.memory_GiB=16"]
     problem = load_problem(job)
     planned = plan(problem)
     best = evaluate(planned.plan, planned.problem).iteration_time_s
@@ -72,7 +72,7 @@ def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Comma
     done = command(
         *(word for word in LLAMA if "verification" not in word),
         "output.tensorboard=false",
-        "cluster.devices.toy.memory_GiB=0.15",
+        "cluster.devices.toy.memory_GiB=0.13",
         "space.out_of_memory=0.3",
     )
     assert done.status == 0, done.err

@@ -28,6 +28,7 @@ TIGHT = [
     "cluster=a10_4x4",
     "model.num_layers=12",
     "cluster.devices.a10.memory_GiB=2.25",
+    "cluster.devices.a10.reserved_GiB=1",
 ]
 """The best plan of each space is another one."""
 

@@ -129,9 +129,9 @@ def test_repartition_finds_the_smallest_bottleneck_of_given_strategies(seed: int
 
 
 def test_repair_brings_an_overfull_plan_under_the_memory() -> None:
-    problem = load_problem(
-        ["model=gpt2_xl", "training=gpt2_xl", "cluster.devices.a10.memory_GiB=5.5"]
-    )
+    device = "cluster.devices.a10"
+    tight = [f"{device}.memory_GiB=5.5", f"{device}.reserved_GiB=1"]
+    problem = load_problem(["model=gpt2_xl", "training=gpt2_xl", *tight])
     (table,) = build_tables(problem, [s for s in outer_spaces(problem) if s.pp == 8])
     heavy = next(
         i for i, c in enumerate(table.choices) if c.zero_stage == 0 and c.recompute == "none"
