@@ -15,7 +15,7 @@ from darts_parallel.cost import CostTable, build_tables, evaluate, without_domin
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import model_refusals, refusals, taken_by
-from darts_parallel.planner import Planned, out_of_memory, tightened
+from darts_parallel.planner import Planned, first_blocks_plan, out_of_memory, tightened
 from darts_parallel.plans import Plan, job_facts, trainer_runs
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, one_line, table_of
@@ -152,10 +152,16 @@ class _TrainerRows:
             return Offer(name, None, why=f"not finished; try {again}")
         if shared:
             mine = list(_restricted(self.planned.tables, own))
+            own.tables.extend(mine)
         else:
             mine = [without_dominated(table) for table in build_tables(own)]
         found = find_uniform_plan(mine, deadline=self.deadline, count=COUNT)
-        for candidate in found.alternatives:
+        ranked = list(found.alternatives)
+        if ranked:
+            limit = ranked[0].time * (1.0 - own.config.search.tie)
+            better = first_blocks_plan(mine, own, limit)
+            ranked = [better, *ranked] if better else ranked
+        for candidate in ranked:
             plan = candidate.to_plan(mine)
             if refusals(own, plan, name):
                 continue

@@ -76,6 +76,7 @@ from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.trainer import Trainer as Trainer
 from darts_parallel.config.trainer import TrainerLog as TrainerLog
 from darts_parallel.config.trainer import config_dir as config_dir
+from darts_parallel.config.trainer import fast_yaml as fast_yaml
 from darts_parallel.config.trainer import read_trainer as read_trainer
 from darts_parallel.config.training import DYNAMIC as DYNAMIC
 from darts_parallel.config.training import PACKED as PACKED

@@ -148,11 +148,33 @@ def _counted(config: Any, place: str, name: str) -> Imported:
     longest = getattr(config, "max_position_embeddings", None) or SEQUENCE
     tokens = min(SCANNED if scans else SEQUENCE, longest)
     flop, order = _forward(model, tokens)
-    found, paths = ShapeReader(model, order).read()
+    reader = ShapeReader(model, order)
+    found, paths = reader.read()
     blocks = [(path, model.get_submodule(path)) for path in paths]
     sizes = tuple((f"{path} ({type(block).__name__})", _trained(block)) for path, block in blocks)
     fields = {"name": name, **found, **_said(config, found, model)}
+    fields |= _key_value_heads(reader.kv_heads, fields)
     return Imported(place, fields, _trained(model), flop, tokens, sizes)
+
+
+def _key_value_heads(heads: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key-value heads of blocks without and with a window; nothing where none were read.
+
+    Errors:
+        NotModelled: blocks of one kind differ.
+    """
+    if not heads:
+        return {}
+    if len(set(heads)) == 1:
+        return {"num_kv_heads": heads[0]}
+    pattern = fields.get("sliding_window_pattern") or [0] * len(heads)
+    far, near = (
+        {own for own, flag in zip(heads, pattern, strict=True) if flag == wanted}
+        for wanted in (0, 1)
+    )
+    if len(far) != 1 or len(near) != 1:
+        raise NotModelled("its blocks have different numbers of key-value heads")
+    return {"num_kv_heads": far.pop(), "window_kv_heads": near.pop()}
 
 
 def _trained(module: Any) -> int:

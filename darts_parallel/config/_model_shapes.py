@@ -104,6 +104,8 @@ class ShapeReader:
         self.vocabulary, self.hidden = self.table.weight.shape
         self.fields: Fields = {}
         self.buckets = 0
+        self.kv_heads: list[int] = []
+        """Key-value heads of the attentions whose values have heads of their own size."""
         self.begin = 0
         """Number of the first block's first call."""
 
@@ -238,6 +240,9 @@ class ShapeReader:
         size = self._head_size(root, out)
         queries = out.inputs
         total = sum(part.out for part in ins)
+        value = getattr(root, "v_head_dim", None)
+        if len(ins) == 3 and isinstance(value, int) and value != size:
+            return self._narrow(ins, out, size, value)
         keys = (total - queries) // 2
         given = getattr(self.config, "num_key_value_heads", None)
         odd = len(ins) < 3 and given and keys not in (queries, given * size)
@@ -250,6 +255,24 @@ class ShapeReader:
         self._set(out, num_heads=queries // size, num_kv_heads=keys // size, head_dim=size)
         self._set(ins[0], qkv_bias=ins[0].bias)
         return queries + keys
+
+    def _narrow(self, ins: list[MetaPart], out: MetaPart, size: int, value: int) -> int:
+        """Read an attention whose values have other sizes of heads than its queries and keys.
+
+        The key-value heads of windowed blocks may be others than those of the rest.
+
+        Returns:
+            Numbers of the queries and keys of a token.
+        """
+        heads = out.inputs // value
+        queries, *rest = (part.out for part in ins)
+        kv_heads = sum(rest) // (size + value)
+        if queries != heads * size or rest != [kv_heads * size, kv_heads * value]:
+            raise ins[-1].refuse("is no value of an attention of queries and keys")
+        self._set(out, num_heads=heads, head_dim=size, v_head_dim=value)
+        self._set(ins[0], qkv_bias=ins[0].bias)
+        self.kv_heads.append(kv_heads)
+        return queries + kv_heads * size
 
     def _head_size(self, root: nn.Module, out: MetaPart) -> int:
         """Return the size of a head that an attention or a part of it names, or an even share."""

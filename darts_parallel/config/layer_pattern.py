@@ -108,9 +108,9 @@ def _check_latent_attention(model: "ModelConfig") -> None:
     """Refuse an incomplete multi-head latent attention, and its sizes without it."""
     latent, others = (
         model.multi_latent_attention,
-        ("q_lora_rank", "indexer_num_heads", "indexer_head_dim"),
+        (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim"),
     )
-    for key in ("attention_gate_size",) if latent else (*LATENT_SIZES, *others):
+    for key in ("attention_gate_size", "window_kv_heads") if latent else others:
         rule = f"go with model.multi_latent_attention={str(not latent).lower()}"
         _require(model, key, getattr(model, key) is None, rule, "null")
     heads, width = model.indexer_num_heads, model.indexer_head_dim

@@ -32,6 +32,9 @@ class ModelConfig:
     """Heads of the queries of attention."""
     num_kv_heads: int | None = ranged(None)
     """Key/value heads of grouped-query attention; null: as `num_heads`."""
+    window_kv_heads: int | None = ranged(None)
+    """Key/value heads of windowed blocks, which alone have the sinks then (MiMo-V2); null: as
+    `num_kv_heads`."""
     head_dim: int | None = ranged(None)
     """Size of one head; null: hidden_size / num_heads."""
     ffn_hidden_size: int | None = ranged(None)

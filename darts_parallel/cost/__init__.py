@@ -28,6 +28,7 @@ from darts_parallel.cost.evaluation import hard_plan as hard_plan
 from darts_parallel.cost.evaluation import held_at_most as held_at_most
 from darts_parallel.cost.evaluation import neighbour_seconds as neighbour_seconds
 from darts_parallel.cost.evaluation import pass_seconds as pass_seconds
+from darts_parallel.cost.evaluation import static_bytes_of as static_bytes_of
 from darts_parallel.cost.evaluation import table_reading as table_reading
 from darts_parallel.cost.hard_plans import HardPlans as HardPlans
 from darts_parallel.cost.hard_plans import PricedPlan as PricedPlan

@@ -14,7 +14,7 @@ from darts_parallel.cost.pipeline import pipeline_seconds, summed
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
 from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
-from darts_parallel.cost.table import build_tables
+from darts_parallel.cost.table import build_tables, with_memory
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.cost.tolerances import BOUND_TOLERANCE, PLAN_MEMORY_TOLERANCE
 from darts_parallel.plans import Plan, plan_space
@@ -192,6 +192,13 @@ def _legal(table: CostTable, plans: HardPlans, places: _Places) -> Tensor:
     if table.kind_allowed is not None:
         legal &= table.runs(places.kinds, plans.choices).all(1)
     return legal
+
+
+def static_bytes_of(table: CostTable, plans: HardPlans) -> Tensor:
+    """Return the bytes of every device that are there whatever is in flight, `(B, pp)`."""
+    places = _Places.of(table, plans)
+    static = table.static.take(places.chosen)
+    return summed(static, table.stage_device[places.stages], table.pp)
 
 
 def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
@@ -390,7 +397,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     if plan in known:
         return known[plan]
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
-    (table,) = build_tables(problem, [plan_space(plan)])
+    table = _known_table(plan, problem) or build_tables(problem, [plan_space(plan)])[0]
     index = {choice: c for c, choice in enumerate(table.choices)}
     outer = torch.zeros(1, dtype=torch.long)
     choices = torch.tensor([[index[layer] for layer in plan.layers]])
@@ -402,6 +409,24 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
             known.pop(next(iter(known)))
         known[plan] = table, hard, cost
     return table, hard, cost
+
+
+def _known_table(plan: Plan, problem: Problem) -> CostTable | None:
+    """Return the part for one plan of a table that the problem knows; None where none holds it.
+
+    Simulated plans name an order of passes, which a table of a space may leave open.
+    """
+    used = tuple(dict.fromkeys(plan.layers))
+    for table in problem.tables if plan.schedule is None else ():
+        place = (table.pp, table.cp, table.virtual_stages, table.node_order)
+        other = place != (plan.pp, plan.cp, plan.virtual_stages, plan.node_order)
+        if other or table.pipeline.simulated or table.host is not None:
+            continue
+        rows = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten()
+        if len(rows) and set(used) <= set(table.choices):
+            part = table.select(rows).keep_choices([table.choices.index(own) for own in used])
+            return with_memory(part, problem.cluster, problem.margin)
+    return None
 
 
 def _time_terms(model: Model, cp: int) -> list[str]:

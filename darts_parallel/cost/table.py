@@ -123,6 +123,7 @@ def build_tables(
     Args: spaces: None: all that the problem allows. clusters: Of the spaces, where they differ from
         the problem's, in the counts of node groups at most.
     """
+    whole = spaces is None
     spaces = outer_spaces(problem) if spaces is None else spaces
     clusters = clusters or [problem.cluster] * len(spaces)
     placed = [
@@ -139,13 +140,15 @@ def build_tables(
         made = _tables_of_equal_stages(group, stage, problem.config.space, problem.margin)
         tables |= zip(members, made, strict=True)
     built = [tables[index] for index in range(len(placed))]
-    if problem.config.cost.term is None:
-        return built
-    terms = load_terms(tuple(problem.config.cost.term))
-    return [
-        replace(table, own=OwnTerms(terms, own.stage_node))
-        for table, own in zip(built, placed, strict=True)
-    ]
+    if problem.config.cost.term is not None:
+        terms = load_terms(tuple(problem.config.cost.term))
+        built = [
+            replace(table, own=OwnTerms(terms, own.stage_node))
+            for table, own in zip(built, placed, strict=True)
+        ]
+    if whole:
+        problem.tables[:] = built
+    return built
 
 
 def with_memory(table: CostTable, cluster: Cluster, margin: float) -> CostTable:

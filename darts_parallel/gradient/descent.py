@@ -408,7 +408,7 @@ class GradientSearch:
         ended_by = polish_pool(self.pool, self.space_kind, config, hurry=hurry, bounds=self.bounds)
         self.stopped_by = ended_by or self.stopped_by
         if self.stopped_by is None and config.order_passes:
-            orders = self.orders(self.pool, self.space_kind, config, self.seed)
+            orders = self.orders(self.pool, self.space_kind, config, self.seed, self.bounds)
             self.stopped_by = orders.search()
 
     def own_plans(self) -> list[tuple[PlanStage, PricedPlan]]:

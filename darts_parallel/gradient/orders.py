@@ -379,8 +379,12 @@ class OrderSearch:
     config: SearchConfig
     """Settings: `order_passes` are timed, fewer where no order is free."""
     seed: int
+    bounds: Sequence[Tensor] = ()
+    """Lower bounds of the seconds of the pool's tables under any order, `(O,)` each; missing ones are 0."""
     found: list[FoundOrder] = field(default_factory=list, init=False)
     """The best orders, fastest first."""
+    settled: bool = field(default=False, init=False)
+    """Whether every start of the last run ended at the same seconds from different orders."""
 
     def search(self) -> str | None:
         """Add the best plans to the pool; return `user` or `time_limit` where it was cut short."""
@@ -407,7 +411,7 @@ class OrderSearch:
     def _search_again(self) -> None:
         """Search free orders again with the next seeds, until the time is over or nothing is gained."""
         stale, seed = 0, self.seed
-        while any(found.problem.free for found in self.found) and stale < STALE and not self.late:
+        while self._goes_on() and stale < STALE:
             seed += 1
             other = replace(self, seed=seed)
             before = self.found[0].order.seconds
@@ -417,6 +421,11 @@ class OrderSearch:
                 self._keep_best([*self.found, *other.found])
             gained = self.found[0].order.seconds < before * (1.0 - GAIN_TOLERANCE)
             stale = 0 if gained else stale + 1
+
+    def _goes_on(self) -> bool:
+        """Return whether another seed may gain: some order is free, not settled, and may win."""
+        free = any(found.problem.free for found in self.found)
+        return free and not self.settled and not self.late and bool(self._bases())
 
     @property
     def late(self) -> bool:
@@ -447,15 +456,22 @@ class OrderSearch:
         for entry in bases:
             begun += self._begun(entry)
         begun = sorted(begun, key=lambda start: start.orders[0].seconds)[:ANNEALED]
+        settled = []
         for start in begun:
             fixed_order = free and not start.problem.free
             share = passes // LAYERS_ONLY if fixed_order else int(passes * FIRST_SHARE)
-            self._halve(start, share // len(begun))
-        self._anneal_again(int(passes * (1.0 - FIRST_SHARE)))
+            settled.append(self._halve(start, share // len(begun)) or fixed_order)
+        self.settled = free and all(settled)
+        if not self.settled:
+            self._anneal_again(int(passes * (1.0 - FIRST_SHARE)))
 
     def _bases(self) -> list[PricedPlan]:
         """Return the best plans, and the best one of every placement."""
-        entries = [entry for entry in self.pool.by_outer() if self._is_priced(entry)]
+        entries = [
+            entry
+            for entry in self.pool.by_outer()
+            if self._is_priced(entry) and self._may_win(entry)
+        ]
         placements = set()
         bases = []
         for rank, entry in enumerate(entries):
@@ -465,6 +481,14 @@ class OrderSearch:
                 bases.append(entry)
             placements.add(placement)
         return bases
+
+    def _may_win(self, entry: PricedPlan) -> bool:
+        """Return whether some order of an entry's configuration may be faster than the best plan."""
+        number, outer = entry.outer
+        if number >= len(self.bounds):
+            return True
+        least = min([self.pool.best_time, *(found.order.seconds for found in self.found)])
+        return float(self.bounds[number][outer]) < least * (1.0 - GAIN_TOLERANCE)
 
     def _is_priced(self, entry: PricedPlan) -> bool:
         """Return whether the kernel prices the plans of an entry's table."""
@@ -486,16 +510,28 @@ class OrderSearch:
                 begun.append(_Start(entry.table, problem, orders))
         return begun
 
-    def _halve(self, start: _Start, passes: int) -> None:
-        """Improve orders by successive halving: the best of them longest."""
+    def _halve(self, start: _Start, passes: int) -> bool:
+        """Improve orders by successive halving, the best of them longest.
+
+        Returns:
+            Whether half of the first round gained the same seconds: there is nothing left to gain.
+        """
         count = 2 ** (HALVINGS - 1)
         left = (start.orders * count)[:count]
+        started = min((order.seconds for order in left), default=0.0)
+        first = True
         while left and not self.late:
             moves = max(passes // (HALVINGS * len(left) * start.problem.work), 1)
             improved = [self.improved(start.problem, order, moves) for order in left]
             left = sorted(improved, key=by_seconds)
             self._add(start.table, start.problem, left[:2])
+            best, alike = left[0].seconds, left[len(left) // 2 - 1].seconds
+            gained = best < started * (1.0 - GAIN_TOLERANCE)
+            if first and gained and alike <= best * (1.0 + GAIN_TOLERANCE):
+                return True
+            first = False
             left = left[: len(left) // 2]
+        return False
 
     def _anneal_again(self, passes: int) -> None:
         """Anneal one of the best orders at a time, the best most often."""

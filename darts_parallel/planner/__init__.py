@@ -14,6 +14,7 @@ from darts_parallel.planner.figure_posterior import NORMAL as NORMAL
 from darts_parallel.planner.figure_posterior import correlation_bytes as correlation_bytes
 from darts_parallel.planner.figure_posterior import posterior as posterior
 from darts_parallel.planner.figure_posterior import uncalibrated as uncalibrated
+from darts_parallel.planner.first_blocks import first_blocks_plan as first_blocks_plan
 from darts_parallel.planner.lengths import LengthPlan as LengthPlan
 from darts_parallel.planner.lengths import LengthPlans as LengthPlans
 from darts_parallel.planner.lengths import Packing as Packing
@@ -27,6 +28,7 @@ from darts_parallel.planner.methods import solve as solve
 from darts_parallel.planner.node_choice import Rental as Rental
 from darts_parallel.planner.planning import choose_nodes as choose_nodes
 from darts_parallel.planner.planning import plan as plan
+from darts_parallel.planner.planning import plan_at_limits as plan_at_limits
 from darts_parallel.planner.prediction_intervals import Intervals as Intervals
 from darts_parallel.planner.prediction_intervals import intervals as intervals
 from darts_parallel.planner.prediction_intervals import out_of_memory as out_of_memory

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
-from darts_parallel.config import RunConfig, config_dir
+from darts_parallel.config import RunConfig, config_dir, fast_yaml
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Cluster, Problem
 
@@ -36,7 +35,8 @@ EXPERTS = "experts"
 BASE = "base"
 METRIC = "device"
 """Reported memory metric: total device usage."""
-FACTORS = ("state_factor", "activation_factor")
+STATE = "state_factor"
+FACTORS = (STATE, "activation_factor")
 """Figures of a device that multiply its bytes."""
 RESERVED = "reserved_GiB"
 """Quantity of the bytes outside of the allocator."""
@@ -297,8 +297,7 @@ def uncalibrated(problem: Problem) -> list[str]:
 def _shipped() -> dict[bool, Posterior]:
     """Read the posterior of the calibration: for models without experts, and with them."""
     path = Path(config_dir()) / "calibrated.yaml"
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    data: Any = yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
+    data = fast_yaml(path.read_text(encoding="utf-8"))
     keys: dict[LatentKey, int] = {}
     sds: list[float] = []
     for quantity, own in data["quantities"].items():

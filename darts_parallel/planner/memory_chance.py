@@ -62,7 +62,7 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     if chance < 0.5 and config.cost.knows_stages:
         errors = _MemoryErrors(posterior(problem), problem.cluster, problem.software.name)
         headroom = errors.headroom(chance)
-    return replace(problem, headroom=headroom)
+    return problem.leaving_free(headroom)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _ChanceSearch:
         met: list[Planned] = []
         for level in range(first, len(self.headrooms)):
             headroom = self.headrooms[level]
-            tight = replace(self.problem, headroom=headroom)
+            tight = self.problem.leaving_free(headroom)
             if met and evaluate(met[-1].plan, tight).feasible:
                 continue  # it is the best plan of this level, too
             try:
@@ -348,7 +348,7 @@ def _asked_at(
     tables: Sequence[CostTable],
 ) -> Asked:
     """Ask for a plan of a problem that leaves another share of the memory free."""
-    own = replace(problem, headroom=headroom)
+    own = problem.leaving_free(headroom)
     return Asked.of(own, [with_memory(table, own.cluster, own.margin) for table in tables])
 
 

@@ -1,7 +1,8 @@
 """From a problem to a verified plan: choose nodes, search, check, balance the stages."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 from darts_parallel.cost import GAIN_TOLERANCE
@@ -20,6 +21,7 @@ from darts_parallel.planner._simplest import (
     with_one_end,
 )
 from darts_parallel.planner._stage_balance import balance_stages
+from darts_parallel.planner.first_blocks import first_blocks_plan
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
 from darts_parallel.planner.node_choice import Rental, rent
@@ -63,6 +65,23 @@ def plan(
     return found
 
 
+def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | None]:
+    """Plan a problem for several values of `space.out_of_memory`; None where no plan's median peak fits.
+
+    Searches do not know the limit, so each headroom is searched once.
+    """
+    search = cache(partial(_searched, problem, None, Watcher(), Asked.of(problem)))
+    found: list[Planned | None] = []
+    for limit in limits:
+        space = replace(problem.config.space, out_of_memory=limit)
+        limited = replace(problem, config=replace(problem.config, space=space))
+        try:
+            found.append(within_chance(limited, search))
+        except InfeasibleError:
+            found.append(None)
+    return found
+
+
 def _searched(
     problem: Problem,
     rental: Rental | None,
@@ -75,7 +94,7 @@ def _searched(
     Args:
         asked: The question with all memory; None where the cost model knows no stages.
     """
-    tight = replace(problem, headroom=headroom)
+    tight = problem.leaving_free(headroom)
     reported = Reported(watcher)
     if asked is None:
         session = product_session(tight, reported)
@@ -88,6 +107,9 @@ def _searched(
     if asked is not None:
         result = _simplified(result, session, tight)
     answers = checked(result, session)
+    if asked is not None:
+        result = _with_first_blocks(result, session, tight)
+        answers = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
     chance = session.asked.functions.chance(result.plan)
     return Planned(
         result.plan,
@@ -122,6 +144,19 @@ def _simplified(result: SearchResult, session: Session, problem: Problem) -> Sea
     near = islice(neighbours(chosen, asked.tables), NEIGHBOURS)
     ranked = sorted({*result.alternatives, *near}, key=lambda entry: entry[0])
     return replace(result, alternatives=tuple(ranked))
+
+
+def _with_first_blocks(result: SearchResult, session: Session, problem: Problem) -> SearchResult:
+    """Return the result with the first blocks of stages recomputed, where that gains more than ties cost."""
+    asked = session.asked
+    limit = result.iteration_time_s * (1.0 - asked.settings.tie)
+    found = first_blocks_plan(asked.tables, problem, limit)
+    if found is None:
+        return result
+    uniform = (result.iteration_time_s, result.plan)
+    others = (uniform, *result.alternatives)
+    plan = found.to_plan(asked.tables)
+    return replace(result, plan=plan, iteration_time_s=found.time, alternatives=others)
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:

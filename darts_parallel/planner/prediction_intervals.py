@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import RunConfig
-from darts_parallel.cost import CostBreakdown, evaluate, hard_plan
+from darts_parallel.cost import CostBreakdown, evaluate, hard_plan, static_bytes_of
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import (
     FACTORS,
     NORMAL,
     RESERVED,
+    STATE,
     LatentPlace,
     Posterior,
     Slopes,
@@ -216,11 +217,15 @@ def stage_devices(plan: Plan, cluster: Cluster) -> list[Device]:
 def memory_slopes(plan: Plan, problem: Problem) -> list[dict[LatentPlace, float]]:
     """Return d log(bytes) / d latent parameter of every stage; bytes are linear in each of the factors."""
     devices = stage_devices(plan, problem.cluster)
-    bytes_ = hard_plan(plan, problem)[2].memory[0]
+    table, hard, cost = hard_plan(plan, problem)
+    bytes_ = cost.memory[0]
     reserved = doubles(float(device.reserved) for device in devices)
     total = bytes_ + reserved
     shares = {RESERVED: reserved / total}
-    for factor in FACTORS:
+    if table.host is None:
+        # all that is static is state
+        shares[STATE] = static_bytes_of(table, hard)[0] / total
+    for factor in (factor for factor in FACTORS if factor not in shares):
         # remembered with the prices of the problem: a report asks three times
         more = problem.with_devices(partial(_doubled, factor=factor))
         doubled = problem.priced.setdefault(factor, more)

@@ -36,6 +36,8 @@ PARTS = {
     "attention_gate_size": "a gate on attention's output",
     "activation_parameters": "trained activation functions",
     "embedding_norm": "a norm behind the embedding",
+    "window_kv_heads": "other key-value heads in windowed blocks",
+    "v_head_dim": "values narrower than keys",
     "attention_sinks": "a learned logit in every head's softmax",
     "indexer_num_heads": "sparse attention with an indexer",
     "mlp_bias": "biases in the MLP that differ from attention's",
@@ -57,6 +59,8 @@ def _has(config: ModelConfig, key: str) -> bool:
     value = getattr(config, key)
     if key == "block_norms":
         return value not in (None, 2)
+    if key == "v_head_dim":
+        return bool(value) and not config.multi_latent_attention
     if key == "norm_scale":
         return not value
     if key == "qk_norm_whole":

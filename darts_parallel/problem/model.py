@@ -141,10 +141,11 @@ class Model:
 
     def on_ranks(self, tp: int) -> "Model":
         """Return the model of which each of `tp` ranks has a part: with copies of key-value heads."""
-        heads = self.config.num_kv_heads
+        heads, near = self.config.num_kv_heads, self.config.window_kv_heads
         if not self.replicated_key_values or heads is None or tp <= heads:
             return self
-        return replace(self, config=replace(self.config, num_kv_heads=tp))
+        copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))
+        return replace(self, config=copied)
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -285,12 +286,13 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     decoder = bool(config.num_encoder_layers) and index >= config.num_encoder_layers
     attentions = 2 if decoder else int(char in (None, ATTENTION))
     latent = config.multi_latent_attention and attentions
-    attention = _latent(config) if latent else _attention(config, attentions)
+    near = bool(attentions) and windowed(config, index)
+    attention = _latent(config) if latent else _attention(config, attentions, near)
     mlp = _mlp(config, ffn, experts)
     kind = _block_kind(config, decoder, char)
     if experts is not None:
         kind = "experts"
-    window = config.sliding_window if attentions and windowed(config, index) else None
+    window = config.sliding_window if near else None
     core, *indexer = attention.cores
     masked = replace(core, causal=config.causal and kind != "encoder", window=window)
     cores = (masked, replace(core, causal=False))[:attentions]
@@ -399,28 +401,39 @@ def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     )
 
 
-def _attention(config: ModelConfig, attentions: int) -> LayerSpec:
-    """Describe grouped-query attention, `attentions` times (self and cross)."""
+def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
+    """Describe grouped-query attention, `attentions` times (self and cross).
+
+    Args:
+        near: It attends in a window.
+    """
     h = config.hidden_size
     head_dim = config.head_dim or h // config.num_heads
+    value_dim = config.v_head_dim or head_dim
     kv_heads = config.num_kv_heads or config.num_heads
+    several = config.window_kv_heads
+    if several and near:
+        kv_heads = several
     q_size = config.num_heads * head_dim
-    kv_size = kv_heads * head_dim
+    k_size = kv_heads * head_dim
+    kv_size = k_size + kv_heads * value_dim
+    out_size = config.num_heads * value_dim
     gate = config.attention_gate_size or 0
-    gated = q_size * bool(gate)
-    ins = Gemm(q_size + 2 * kv_size + gate, h, "column", "linear_qkv")
-    gemms = (ins, Gemm(h, q_size, "row", "linear_proj")) * attentions
+    gated = out_size * bool(gate)
+    ins = Gemm(q_size + kv_size + gate, h, "column", "linear_qkv")
+    gemms = (ins, Gemm(h, out_size, "row", "linear_proj")) * attentions
     qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
-    bias = (q_size + 2 * kv_size) * qkv_bias
-    sinks = config.num_heads * config.attention_sinks
+    bias = (q_size + kv_size) * qkv_bias
+    sinks = config.num_heads * (config.attention_sinks and (near or not several))
     # a norm of queries and keys reads and writes them, and keeps its input
-    normed = (q_size + kv_size) * config.qk_norm
-    scales = (q_size + kv_size) * config.qk_norm_whole
+    normed = (q_size + k_size) * config.qk_norm
+    scales = (q_size + k_size) * config.qk_norm_whole
     head_norms = config.qk_norm and not config.qk_norm_whole
     norm_size = head_dim * (2 if config.norm_bias else 1)
     # Q, K, V and the projection's input; with a gate, the gate and the attention's output
-    kept = 4.0 * q_size + 4.0 * kv_size + 2.0 * gate + 2.0 * (normed + gated)
-    core = AttentionCore(config.num_heads, kv_heads, head_dim, True)
+    kept = 2.0 * (q_size + out_size + kv_size) + 2.0 * gate + 2.0 * (normed + gated)
+    # keys may be longer than values; their mean gives the same products and bytes
+    core = AttentionCore(config.num_heads, kv_heads, (head_dim + value_dim) // 2, True)
     layer = LayerSpec(name="", kind="", gemms=gemms, cores=(core,))
     divided = weights(gemms) + attentions * (bias + sinks + scales)
     whole = 2 * attentions * norm_size * head_norms

@@ -46,6 +46,17 @@ class Problem:
         """Prices of plans by `hard_plan`, remembered."""
         return {}
 
+    @cached_property
+    def tables(self) -> list[Any]:
+        """Cost tables of its space, as far as they are built: `hard_plan` reads plans from them."""
+        return []
+
+    def leaving_free(self, headroom: float) -> "Problem":
+        """Return the problem with another `headroom`; it knows the same tables."""
+        other = replace(self, headroom=headroom)
+        other.tables.extend(self.tables)
+        return other
+
     @property
     def margin(self) -> float:
         """Share of every device's memory that plans leave free."""

@@ -33,9 +33,8 @@ def check_import(imported: Imported) -> None:
 
 def forward_flop(config: ModelConfig, tokens: int) -> float:
     """Return the FLOP of the matrix products of one sequence, all scores computed."""
-    model = Model(
-        replace(config, sliding_window=None, sliding_window_pattern=None), fused_attention=True
-    )
+    window = config.sliding_window and tokens
+    model = Model(replace(config, sliding_window=window), fused_attention=True)
     scans = sum(layer.scan.flops for layer in model.layers if layer.scan is not None)
     return tokens * (model.flops_per_token(tokens) / 3.0 - scans)
 

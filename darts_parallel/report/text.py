@@ -125,6 +125,9 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     proven = any(v.proven for v in answers)
     if proven and abs(gap) <= 1e-9:
         return f"optimal in the model ({space})"
+    if gap < -1e-9:  # it lies next to the space: the first blocks of stages are recomputed
+        reference = "the optimal uniform plan" if proven else "a proven bound of uniform plans"
+        return f"best found; {_percent(-gap, 2)} faster than {reference} ({space})"
     above = _percent(gap, 2) if gap >= 1e-4 else "<0.01 %"
     if not proven and gap > USEFUL_SLACK:
         return f"best found; no useful bound: {above} above the proven one ({space})"

@@ -62,6 +62,25 @@ def test_parameters_are_the_published_ones(row: Values) -> None:
     )
 
 
+MIMO = {
+    **{"head_dim": 24, "v_head_dim": 16, "num_attention_heads": 8, "sliding_window": 8},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+
+
+def test_values_may_be_narrower_than_keys_and_windows_have_other_heads() -> None:
+    """MiMo-V2-Flash: parameters and FLOP are those of the model on the meta device (`check_import`)."""
+    mimo = read("mimo_v2_flash", **MIMO)
+    assert (mimo.head_dim, mimo.v_head_dim) == (24, 16)
+    assert (mimo.num_kv_heads, mimo.window_kv_heads, mimo.attention_sinks) == (2, 4, True)
+    assert mimo.sliding_window_pattern == [0, 1, 1, 1]
+    far, near = Model(mimo, True).layers[1:3]
+    assert (far.cores[0].kv_heads, near.cores[0].kv_heads) == (2, 4)
+    assert far.cores[0].head_dim == (24 + 16) // 2
+    wide = Model(replace(mimo, v_head_dim=24), True)
+    assert wide.num_parameters > Model(mimo, True).num_parameters
+
+
 def test_dense_decoders_say_heads_biases_norms_and_windows() -> None:
     llama = read("llama", attention_bias=True, tie_word_embeddings=True)
     assert (llama.num_heads, llama.num_kv_heads, llama.head_dim, llama.ffn_hidden_size) == (

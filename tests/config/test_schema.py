@@ -3,11 +3,13 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from omegaconf import OmegaConf
 
 from darts_parallel.config import composition
 from darts_parallel.config._keys import all_keys
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, config_dir
+from darts_parallel.config.trainer import EXPORTS, FOLDER, Trainer, read_trainer
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
@@ -164,3 +166,11 @@ def test_the_keys_of_the_schema_are_listed_with_their_paths() -> None:
         "plan",
     } <= set(keys)
     assert len(keys) == len(set(keys))
+
+
+def test_files_of_trainers_keep_the_types_of_the_schema() -> None:
+    """They are read without OmegaConf's checks, which take 20 ms a file."""
+    for name in EXPORTS:
+        given = OmegaConf.load(FOLDER / f"{name}.yaml").trainer
+        checked = OmegaConf.merge(OmegaConf.structured(Trainer), given)
+        assert OmegaConf.to_object(checked) == read_trainer(name)

@@ -1,7 +1,6 @@
 """Memory as a chance constraint: what is promised holds for the plan, and what cannot be is said."""
 
 from dataclasses import replace
-from functools import cache, partial
 from itertools import pairwise, product
 from math import exp
 
@@ -10,7 +9,6 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.planner._session import Asked
 from darts_parallel.planner._simplest import TIE, _effort
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.memory_chance import (
@@ -19,11 +17,9 @@ from darts_parallel.planner.memory_chance import (
     SURE,
     ladder,
     tightened,
-    within_chance,
 )
-from darts_parallel.planner.planning import _searched, plan
+from darts_parallel.planner.planning import plan, plan_at_limits
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
-from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB
 from darts_parallel.problem.problem import Problem, load_problem
@@ -86,17 +82,33 @@ def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list
     few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "space.sequence_parallel=false"]
     few += ["space.recompute=[none,full]", "verification.enabled=false"]
     problem = load_problem([*TOY, *few, *job])
-    asked = Asked.of(problem)
-    find = cache(partial(_searched, problem, None, Watcher(), asked))  # the limit is no part of it
+    limits = (1e-3, 0.01, 0.05, 0.12, 0.2, 0.35, 0.5)
     seconds, chance = float("inf"), 0.0
-    for allowed in (1e-3, 0.01, 0.05, 0.12, 0.2, 0.35, 0.5):
-        space = replace(problem.config.space, out_of_memory=allowed)
-        limited = replace(problem, config=replace(problem.config, space=space))
-        found = within_chance(limited, find)
+    for allowed, found in zip(limits, plan_at_limits(problem, limits), strict=True):
+        assert found is not None
+        assert found.result is not None
+        assert found.out_of_memory is not None
         assert found.result.iteration_time_s <= seconds * (1.0 + 1e-12)
         assert found.out_of_memory >= chance - 1e-12
         assert bool(found.warning) == (found.out_of_memory > allowed and allowed < 0.5)
         seconds, chance = found.result.iteration_time_s, found.out_of_memory
+
+
+def test_a_stricter_limit_gives_no_plan_that_is_slower_and_riskier() -> None:
+    """At 0.003 this job had a plan 7 times slower, and riskier, than at 0.01."""
+    job = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4", "model.num_layers=8"]
+    memory = "cluster.devices.a10.memory_GiB=6.058"
+    problem = load_problem([*job, memory, "space=layerwise", "search=exact"])
+    strict, loose = plan_at_limits(problem, (0.003, 0.01))
+    assert strict is not None
+    assert loose is not None
+    assert strict.out_of_memory is not None
+    assert loose.out_of_memory is not None
+    assert strict.out_of_memory <= loose.out_of_memory + 1e-12
+    assert strict.warning or strict.out_of_memory <= 0.003
+    assert strict.result is not None
+    assert loose.result is not None
+    assert loose.result.iteration_time_s <= strict.result.iteration_time_s * (1.0 + 1e-12)
 
 
 def test_a_safe_plan_halves_the_chance_and_sure_ones_have_none(

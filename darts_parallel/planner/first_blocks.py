@@ -1,0 +1,130 @@
+"""Plans that recompute the first blocks of every stage, for trainers that run these next to uniform ones.
+
+Megatron-LM's `--recompute-method block` takes one number of blocks for all stages, and its layout
+takes stages of any lengths. Such a plan keeps as many activations as the memory holds, where a
+uniform one keeps all or none.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from darts_parallel.config import LAYER
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch, even_starts
+from darts_parallel.problem import Problem
+
+MOST_PLANS = 4096
+"""Plans that are priced at once; they bound the memory."""
+SHIFTS = 8
+"""Rounds in which the stage boundaries of the best plan are moved by a layer."""
+
+
+def first_blocks_plan(
+    tables: Sequence[CostTable], problem: Problem, seconds: float
+) -> PricedPlan | None:
+    """Return the fastest plan with the first blocks of every stage recomputed, faster than `seconds`.
+
+    Returns:
+        None where the trainer runs no such plan, or none is faster.
+    """
+    space = problem.config.space
+    runs = space.trainer is not None and problem.config.abilities(space.trainer).first_blocks
+    if not runs or space.cut != LAYER:
+        return None
+    blocks = torch.tensor([layer.recomputable for layer in problem.model.layers])
+    best: PricedPlan | None = None
+    for number, table in enumerate(tables):
+        if table.pipeline.simulated or not table.has_plain_stages:
+            continue
+        for pair in _pairs(table):
+            for starts in _even_starts(table):
+                plans = _with_first_blocks(table, pair, starts, blocks, seconds)
+                best = _faster(best, number, table, plans, seconds)
+    for _ in range(SHIFTS):
+        moved = best and _moved(best, tables[best.table], blocks)
+        if moved is best:
+            break
+        best = moved
+    return best
+
+
+def _moved(best: PricedPlan, table: CostTable, blocks: Tensor) -> PricedPlan:
+    """Return the fastest plan with one stage boundary moved by a layer, or the plan itself."""
+    used = set(best.plan.choices[0][blocks].tolist())
+    kept, full = sorted(used, key=lambda own: table.choices[own].recompute == "full")
+    found = best
+    for starts in _shifted(best.plan.first_layers[0], table.num_layers):
+        plans = _with_first_blocks(table, (kept, full), starts, blocks, best.time)
+        plans = plans[plans.outer == best.plan.outer]
+        found = _faster(found, best.table, table, plans, best.time) or found
+    return found
+
+
+def _pairs(table: CostTable) -> Iterator[tuple[int, int]]:
+    """Yield every strategy that recomputes nothing, with the one that differs in that alone."""
+    index = {choice: number for number, choice in enumerate(table.choices)}
+    for choice, number in index.items():
+        full = index.get(replace(choice, recompute="full"))
+        if choice.recompute == "none" and full is not None:
+            yield number, full
+
+
+def _even_starts(table: CostTable) -> list[Tensor]:
+    """Return the stages as trainers cut them by themselves, with the ends on top or not."""
+    starts = [even_starts(table, ends_apart=apart)[0] for apart in (False, True)]
+    distinct = {tuple(own.tolist()): own for own in starts}
+    return [own for key, own in distinct.items() if list(key) == sorted(set(key))]
+
+
+def _with_first_blocks(
+    table: CostTable, pair: tuple[int, int], starts: Tensor, blocks: Tensor, limit: float
+) -> HardPlans:
+    """Return the plans with every number of first blocks recomputed, of outer choices that may win."""
+    kept, full = pair
+    layers = torch.arange(table.num_layers)
+    begun = torch.searchsorted(starts, layers, right=True) - 1
+    before = blocks.long().cumsum(0) - blocks.long()
+    place = before - before[starts][begun]
+    most = int(place[blocks].max())
+    allowed = table.allowed[:, kept] & table.allowed[:, full]
+    outer = torch.nonzero(allowed).flatten()
+    # without recomputation a plan is as fast as its pairs can be
+    alone = HardPlans(
+        outer,
+        torch.full((len(outer), table.num_layers), kept),
+        starts.expand(len(outer), -1),
+    )
+    outer = outer[evaluate_batch(table, alone).iteration_time < limit]
+    counts = torch.arange(1, most + 1)
+    rows = torch.where(blocks & (place < counts.unsqueeze(1)), full, kept)
+    choices = rows.repeat(len(outer), 1)
+    return HardPlans(outer.repeat_interleave(most), choices, starts.expand(len(choices), -1))
+
+
+def _faster(
+    best: PricedPlan | None, number: int, table: CostTable, plans: HardPlans, limit: float
+) -> PricedPlan | None:
+    """Return the fastest of some plans that fit, or the best so far."""
+    least = limit if best is None else best.time
+    for first in range(0, len(plans), MOST_PLANS):
+        part = plans[first : first + MOST_PLANS]
+        cost = evaluate_batch(table, part)
+        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        row = int(seconds.argmin())
+        if float(seconds[row]) < least:
+            least = float(seconds[row])
+            best = PricedPlan(number, part[row : row + 1], least)
+    return best
+
+
+def _shifted(starts: Tensor, num_layers: int) -> Iterator[Tensor]:
+    """Yield the stages with one boundary moved by a layer."""
+    for stage in range(1, len(starts)):
+        for step in (-1, 1):
+            moved = starts.clone()
+            moved[stage] += step
+            if all(a < b for a, b in pairwise([*moved.tolist(), num_layers])):
+                yield moved

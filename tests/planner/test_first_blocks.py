@@ -1,0 +1,84 @@
+"""Megatron-LM's plans that recompute the first blocks of every stage."""
+
+from dataclasses import replace
+
+import pytest
+
+from darts_parallel import Plan, Problem, evaluate, load_problem, plan
+from darts_parallel.export import export_plan
+from darts_parallel.planner import Planned, tightened
+
+JOB = (
+    *("model=llama2_7b", "model.num_layers=8", "cluster=a10_4x4", "search=exact"),
+    *("training.global_batch_size=64", "space.pp=2", "space.tp=1", "space.zero_stage=1"),
+    *("space.micro_batch_size=1", "space.recompute=[none,full]", "space.out_of_memory=0.5"),
+)
+MEGATRON = "trainer=megatron"
+
+
+def memory(gib: float) -> str:
+    return f"cluster.devices.a10.memory_GiB={gib:.4f}"
+
+
+@pytest.fixture(scope="module")
+def halfway() -> str:
+    """Return a memory between the peaks without and with recomputation."""
+    peaks = []
+    for recompute in ("none", "full"):
+        roomy = load_problem([*JOB, MEGATRON, memory(80), f"space.recompute={recompute}"])
+        peaks.append(max(evaluate(plan(roomy).plan, roomy).memory_bytes) / 2**30)
+    assert peaks[1] < 0.9 * peaks[0]
+    return memory(sum(peaks) / 2)
+
+
+@pytest.fixture(scope="module")
+def problem(halfway: str) -> Problem:
+    return load_problem([*JOB, MEGATRON, halfway])
+
+
+@pytest.fixture(scope="module")
+def found(problem: Problem) -> Planned:
+    return plan(problem)
+
+
+def first_blocks(own: Plan, count: int) -> Plan:
+    """Return a plan of pp 2 with `count` first blocks of both stages recomputed, and no other."""
+    layers = [replace(layer, recompute="none") for layer in own.layers]
+    for start in (1, own.boundaries[1]):
+        for index in range(start, start + count):
+            layers[index] = replace(layers[index], recompute="full")
+    return replace(own, layers=tuple(layers))
+
+
+def test_the_plan_is_the_fastest_of_its_kind(problem: Problem, found: Planned) -> None:
+    """By hand: the least number of first blocks that fits, and no other number is faster."""
+    tight = tightened(problem)
+    own = found.plan
+    recomputed = sum(layer.recompute == "full" for layer in own.layers)
+    assert len(set(own.layers)) == 2
+    assert own == first_blocks(own, recomputed // 2)
+    costs = [evaluate(first_blocks(own, count), tight) for count in range(5)]
+    fitting = [cost.iteration_time_s for cost in costs if cost.feasible]
+    assert evaluate(own, tight).iteration_time_s == pytest.approx(min(fitting), rel=1e-12)
+    assert len(fitting) < len(costs)
+
+
+def test_it_is_faster_than_the_optimal_uniform_plan(found: Planned) -> None:
+    (uniform,) = [answer for answer in found.answers if answer.name == "exhaustive"]
+    assert found.result is not None
+    assert uniform.proven
+    assert found.result.iteration_time_s < 0.99 * uniform.iteration_time_s
+
+
+def test_the_file_says_what_the_price_counts(problem: Problem, found: Planned) -> None:
+    text = export_plan(problem, found.plan, "megatron").files["megatron.sh"]
+    recomputed = sum(layer.recompute == "full" for layer in found.plan.layers)
+    assert "--recompute-method block" in text
+    assert f"--recompute-num-layers {recomputed // 2}\n" in text
+
+
+def test_others_keep_the_uniform_plan(halfway: str) -> None:
+    """Another trainer has no such flag, and a plan that fits without recomputation needs none."""
+    for given in (["trainer=torchtitan", halfway], [MEGATRON, memory(80)]):
+        own = plan(load_problem([*JOB, *given])).plan
+        assert len(set(own.layers)) == 1
