@@ -1,5 +1,6 @@
 """The true cost of hard plans, one or thousands at a time, read from a cost table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -397,7 +398,11 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     if plan in known:
         return known[plan]
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
-    table = _known_table(plan, problem) or build_tables(problem, [plan_space(plan)])[0]
+    known_table = _part_for(plan, problem.tables)
+    if known_table is None:
+        (table,) = build_tables(problem, [plan_space(plan)])
+    else:
+        table = with_memory(known_table, problem.cluster, problem.margin)
     index = {choice: c for c, choice in enumerate(table.choices)}
     outer = torch.zeros(1, dtype=torch.long)
     choices = torch.tensor([[index[layer] for layer in plan.layers]])
@@ -411,21 +416,20 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     return table, hard, cost
 
 
-def _known_table(plan: Plan, problem: Problem) -> CostTable | None:
-    """Return the part for one plan of a table that the problem knows; None where none holds it.
+def _part_for(plan: Plan, tables: Sequence[CostTable]) -> CostTable | None:
+    """Return the part for one plan of the table that holds it; None where none does.
 
     Simulated plans name an order of passes, which a table of a space may leave open.
     """
     used = tuple(dict.fromkeys(plan.layers))
-    for table in problem.tables if plan.schedule is None else ():
+    for table in tables if plan.schedule is None else ():
         place = (table.pp, table.cp, table.virtual_stages, table.node_order)
         other = place != (plan.pp, plan.cp, plan.virtual_stages, plan.node_order)
         if other or table.pipeline.simulated or table.host is not None:
             continue
         rows = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten()
         if len(rows) and set(used) <= set(table.choices):
-            part = table.select(rows).keep_choices([table.choices.index(own) for own in used])
-            return with_memory(part, problem.cluster, problem.margin)
+            return table.select(rows).keep_choices([table.choices.index(own) for own in used])
     return None
 
 

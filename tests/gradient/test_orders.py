@@ -290,3 +290,53 @@ def test_a_search_begins_with_the_best_plans_and_with_one_of_every_placement() -
     pool = SimpleNamespace(tables=[loop, folded], by_outer=lambda: entries)
     search = OrderSearch(pool, "layerwise", SearchConfig(), 0)  # type: ignore[arg-type]
     assert [entry.table for entry in search._bases()] == [0] * orders.BASES + [1]
+
+
+class Scripted(OrderSearch):
+    """A search whose moves end at given seconds, one after the other, and then gain nothing."""
+
+    ends: list[float]
+    late = False
+
+    def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
+        return SimpleNamespace(seconds=self.ends.pop(0)) if self.ends else order
+
+    def _add(self, table: int, problem: OrderProblem, orders: list[Order]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ends", "settled"),
+    [
+        ([1.0] * 4 + [1.5] * 4, True),
+        ([1.0] * 3 + [1.5] * 5, False),
+        ([2.0] * 8, False),
+    ],
+)
+def test_orders_settle_where_half_of_the_first_round_gains_the_same(
+    ends: list[float], settled: bool
+) -> None:
+    """Starts at 2 s: an equal optimum counts only where it is better than the start."""
+    problem = load_problem(TOY)
+    search = Scripted(PlanPool([], "layerwise"), "layerwise", problem.config.search, 0)
+    search.ends = ends
+    start = SimpleNamespace(
+        table=0, orders=[SimpleNamespace(seconds=2.0)], problem=SimpleNamespace(work=1)
+    )
+    assert search._halve(start, 1000) == settled
+    assert search.ends == []
+
+
+def test_no_order_is_searched_where_none_can_win() -> None:
+    problem = load_problem(
+        [*TOY, *SHORT, "space.num_micro_batches=4", "space.schedules=[searched]"]
+    )
+    tables = build_tables(problem)
+    pool = PlanPool(list(tables), "layerwise")
+    for number, table in enumerate(tables):
+        pool.add_balanced(number, range(table.num_outer))
+    for above, some in ((0.5, True), (1.0, False)):
+        least = above * pool.best_time
+        bounds = [torch.full((table.num_outer,), least) for table in tables]
+        search = OrderSearch(pool, "layerwise", problem.config.search, 5, bounds)
+        assert bool(search._bases()) == some

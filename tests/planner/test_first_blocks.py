@@ -51,7 +51,7 @@ def first_blocks(own: Plan, count: int) -> Plan:
 
 
 def test_the_plan_is_the_fastest_of_its_kind(problem: Problem, found: Planned) -> None:
-    """By hand: the least number of first blocks that fits, and no other number is faster."""
+    """Price all numbers of first blocks by hand: none that fits is faster."""
     tight = tightened(problem)
     own = found.plan
     recomputed = sum(layer.recompute == "full" for layer in own.layers)
