@@ -1,10 +1,14 @@
 """Check what `evaluate` says next to seconds, by its definition."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from darts_parallel import evaluate, load_problem
-from darts_parallel.cost import build_tables
+from darts_parallel.cost import build_tables, hard_plan
 from darts_parallel.exact import find_uniform_plan
+from tests.support.random_plans import random_plans
 
 
 @pytest.mark.parametrize("cluster", ["a10_8x4", "a10_a100_mixed"])
@@ -20,3 +24,30 @@ def test_utilization_is_six_flop_a_parameter_and_token_over_all_peaks(cluster: s
     # attention over 1,024 tokens adds a tenth
     assert cost.mfu == pytest.approx(1.08 * model, rel=0.08)
     assert cost.tokens_per_s == pytest.approx(problem.tokens_per_iteration / cost.iteration_time_s)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ["model=llama3_8b", "cluster=h100_1x8", "space.cp=null"],
+        ["model=toy_moe", "training=toy", "cluster=toy"],
+        ["model=toy", "training=toy", "cluster=toy_mixed"],
+        ["model=toy", "training=toy", "cluster=toy", "space.virtual_stages=null"],
+    ],
+)
+def test_a_plan_costs_the_same_read_from_the_tables_of_its_space(job: list[str]) -> None:
+    problem = load_problem(job)
+    tables = build_tables(problem)
+    known = problem.leaving_free(0.3)
+    assert known.tables == tables
+    read = 0
+    for table in tables:
+        plans = random_plans(table, 2, torch.Generator().manual_seed(0))
+        for row in range(len(plans)):
+            plan = plans.to_plan(row, table)
+            part, _, cost = hard_plan(plan, known)
+            read += part.pipeline is table.pipeline
+            _, _, alone = hard_plan(plan, replace(problem, headroom=0.3))
+            for name, value in vars(alone).items():
+                torch.testing.assert_close(getattr(cost, name), value, rtol=1e-12, atol=0.0)
+    assert read > 0

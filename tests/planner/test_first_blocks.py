@@ -7,6 +7,7 @@ import pytest
 from darts_parallel import Plan, Problem, evaluate, load_problem, plan
 from darts_parallel.export import export_plan
 from darts_parallel.planner import Planned, tightened
+from darts_parallel.report.text import claim
 
 JOB = (
     *("model=llama2_7b", "model.num_layers=8", "cluster=a10_4x4", "search=exact"),
@@ -63,11 +64,14 @@ def test_the_plan_is_the_fastest_of_its_kind(problem: Problem, found: Planned) -
     assert len(fitting) < len(costs)
 
 
-def test_it_is_faster_than_the_optimal_uniform_plan(found: Planned) -> None:
+def test_it_is_faster_than_the_optimal_uniform_plan(problem: Problem, found: Planned) -> None:
     (uniform,) = [answer for answer in found.answers if answer.name == "exhaustive"]
     assert found.result is not None
     assert uniform.proven
     assert found.result.iteration_time_s < 0.99 * uniform.iteration_time_s
+    assert uniform.gap < -0.01
+    words = claim(problem, evaluate(found.plan, problem), found.answers)
+    assert "faster than the optimal uniform plan" in words
 
 
 def test_the_file_says_what_the_price_counts(problem: Problem, found: Planned) -> None:

@@ -8,8 +8,14 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.figure_posterior import LatentPlace, Posterior, posterior
-from darts_parallel.planner.prediction_intervals import Intervals, intervals
+from darts_parallel.planner.figure_posterior import (
+    FACTORS,
+    LatentPlace,
+    Posterior,
+    doubles,
+    posterior,
+)
+from darts_parallel.planner.prediction_intervals import Intervals, intervals, memory_slopes
 from darts_parallel.planner.run_figures import Trial, with_run
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -112,3 +118,17 @@ def test_plan_json_holds_the_intervals() -> None:
         predicted["stage_out_of_memory_probability"][0], abs=1e-3
     )
     assert predicted["indistinguishable_below"] > 0
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_slopes_of_bytes_are_those_of_doubled_factors(factor: str) -> None:
+    problem = load_problem(JOB)
+    before = doubles(evaluate(PLAN, problem).memory_bytes)
+    doubled = problem.with_devices(
+        lambda own: replace(own, **{factor: 2.0 * float(getattr(own, factor))})
+    )
+    grown = doubles(evaluate(PLAN, doubled).memory_bytes) / before - 1.0
+    slopes = []
+    for stage in memory_slopes(PLAN, problem):
+        slopes += [slope for place, slope in stage.items() if place.quantity == factor]
+    assert slopes == pytest.approx(grown.tolist(), rel=1e-9)
