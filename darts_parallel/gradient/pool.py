@@ -58,6 +58,8 @@ class PlanPool:
     """Infeasible plans of every pipeline configuration that are repaired at a time."""
     AT_ONCE = 4
     """Plans of every pipeline configuration that are simulated at a time, most promising first."""
+    OFFLOADING_AT_ONCE = 64
+    """The same where each simulation first searches shares in host memory, for many plans in one pass."""
 
     def __init__(
         self, tables: list[CostTable], space_kind: str, clock: Stopwatch | None = None
@@ -193,6 +195,7 @@ class PlanPool:
         reading = table_reading(table, plans)
         least = work_seconds(table, plans, reading)
         least = least.masked_fill(~reading.feasible, torch.inf)
+        at_once = self.AT_ONCE if table.host is None else self.OFFLOADING_AT_ONCE
         waiting = {}
         for outer in _outers(plans):
             rows = torch.nonzero(plans.outer == outer).flatten()
@@ -202,9 +205,9 @@ class PlanPool:
             for outer in list(waiting):
                 rows = waiting.pop(outer)
                 rows = rows[least[rows] < self._slowest_kept(candidate.table, outer)]
-                chosen.append(rows[: self.AT_ONCE])
-                if len(rows) > self.AT_ONCE:
-                    waiting[outer] = rows[self.AT_ONCE :]
+                chosen.append(rows[:at_once])
+                if len(rows) > at_once:
+                    waiting[outer] = rows[at_once:]
             some = plans[torch.cat(chosen)]
             self._keep(TablePlans(candidate.table, some), evaluate_batch(table, some))
 
