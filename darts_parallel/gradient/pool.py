@@ -59,7 +59,7 @@ class PlanPool:
     AT_ONCE = 4
     """Plans of every pipeline configuration that are simulated at a time, most promising first."""
     OFFLOADING_AT_ONCE = 64
-    """The same where each simulation first searches shares in host memory, for many plans in one pass."""
+    """Plans at a time where each one searches shares in host memory first, all in one pass."""
 
     def __init__(
         self, tables: list[CostTable], space_kind: str, clock: Stopwatch | None = None
