@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel.bilevel import job
@@ -23,7 +24,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from experiments import bilevel
-from experiments.bilevel import CONTROLS, main, paired
+from experiments.bilevel import CONTROLS, greedy, main, paired
 from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_loop
 from tests.support.commands import Command
 
@@ -227,6 +228,26 @@ def test_the_experiment_compares_the_loop_with_its_controls(
     ):
         assert f"| {name} |" in out
     assert "- found, " in out
+
+
+def test_the_greedy_rule_lowers_the_least_sensitive_block_first() -> None:
+    loop = tiny_loop(tp=(1,), grad_bits=(16, 4, 2), space_pp=(1,))
+    free = loop.space.free
+    fast = loop.best_plan(8, free)
+    slow = loop.best_plan(8, free.at_bits(16, 16))
+    lossy = torch.tensor([float(bits < 16) for _, bits in free.gradient_pairs]).double()
+    for first in (0, 1):
+        weights = torch.tensor([[5.0], [5.0]]).double()
+        weights[first] = 1.0
+        sensitivity = replace(free, gradient=weights * lossy)
+        between = replace(fast, seconds=0.5 * (fast.seconds + slow.seconds))
+        found = greedy(loop, sensitivity, between)
+        assert found.seconds <= between.seconds
+        assert found.blocks[first].grad_comm_bits < 16
+        assert found.blocks[1 - first].grad_comm_bits == 16
+    least = greedy(loop, free, fast)
+    assert least.seconds == pytest.approx(fast.seconds)
+    assert greedy(loop, free, replace(fast, seconds=inf)).blocks == slow.blocks
 
 
 def test_the_paired_interval_is_exact_and_an_unreached_target_counts_as_the_latest() -> None:

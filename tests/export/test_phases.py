@@ -11,6 +11,7 @@ import pytest
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
 from darts_parallel.export import export_plan
+from darts_parallel.export.__main__ import main
 from darts_parallel.plans.file import read_phases
 from darts_parallel.plans.phases import BatchPhase, megatron_schedule
 from darts_parallel.plans.strategy import LayerStrategy
@@ -21,6 +22,8 @@ from tests.support.export_plans import LLAMA, plan_of
 
 STEPS = [(0, 8), (10, 16), (15, 32), (20, 16)]
 """First step and global batch size of every phase."""
+SAMPLES = [(0, 8), (80, 16), (160, 32), (320, 16)]
+"""Sequences before every phase, counted by hand, and its global batch size."""
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,31 @@ def test_files_that_do_not_follow_the_phases_are_for_the_last_one_and_say_so(
     assert not any("phases" in note for note in one.notes)
 
 
+def test_export_reads_the_phases_of_a_plan_file(
+    tmp_path: Path, llama: Problem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = phases_of_sizes(llama)
+    entries = [
+        {
+            "from_step": phase.from_step,
+            "global_batch_size": phase.global_batch_size,
+            "plan": entry_of_plan(llama, phase),
+        }
+        for phase in phases
+    ]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(entries[-1]["plan"] | {"training_phases": entries}))
+    assert main([str(file), "--to", "megatron"]) == 0
+    assert "give --train-samples" in capsys.readouterr().out
+    tokens = llama.training.seq_len
+    schedule = " ".join(f"{samples * tokens}:{batch}" for samples, batch in SAMPLES)
+    script = (tmp_path / "megatron.sh").read_text()
+    assert f'    --step-batch-size-schedule "{schedule}"\n' in script
+    file.write_text(json.dumps(entries[-1]["plan"] | {"training_phases": entries[1:]}))
+    assert main([str(file), "--to", "megatron"]) == 2
+    assert "from_step=[10, 15, 20] must rise from 0; try [0, 1, 2]" in capsys.readouterr().err
+
+
 def test_one_batch_has_no_schedule(llama: Problem) -> None:
     phases = phases_of_sizes(llama)
     assert megatron_schedule(phases[:1], 16) is None
@@ -118,16 +146,16 @@ BROKEN: list[tuple[Any, str]] = [
 ]
 
 
-def entry_of_plan() -> Any:
-    """A plan as the command writes it."""
-    problem = load_problem(LLAMA)
-    plan = plan_of(problem, LayerStrategy(1, 8), 1)
-    return plan_dict(Outcome(problem, plan, evaluate(plan, problem)))
+def entry_of_plan(problem: Problem, phase: BatchPhase) -> dict[str, Any]:
+    """Return a plan as the command writes it."""
+    training = replace(problem.config.training, global_batch_size=phase.global_batch_size)
+    here = Problem.from_config(replace(problem.config, training=training))
+    return plan_dict(Outcome(here, phase.plan, evaluate(phase.plan, here)))
 
 
 @pytest.mark.parametrize(("broken", "message"), BROKEN)
-def test_broken_phases_are_named(tmp_path: Path, broken: Any, message: str) -> None:
-    plan = entry_of_plan()
+def test_broken_phases_are_named(tmp_path: Path, llama: Problem, broken: Any, message: str) -> None:
+    plan = entry_of_plan(llama, phases_of_sizes(llama)[0])
     entry: dict[str, Any] = {"from_step": 0, "global_batch_size": 8, "plan": plan}
     entries: Any = broken
     if isinstance(broken, str) and broken in entry:
