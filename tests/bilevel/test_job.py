@@ -53,6 +53,10 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
     assert data["search"]["method"] == "bilevel"
     assert set(data["verification"]) == {"exhaustive", "dynamic_programming"}
     assert data["verification"]["dynamic_programming"]["gap"] == pytest.approx(0.0, abs=1e-9)
+    programme = data["verification"]["dynamic_programming"]
+    assert programme["proven"]
+    assert programme["lower_bound_s"] == pytest.approx(programme["iteration_time_s"])
+    assert programme["iteration_time_s"] == pytest.approx(cost.iteration_time_s)
     phases = data["training_phases"]
     assert phases[0]["from_step"] == 0
     assert phases[-1]["global_batch_size"] == batch

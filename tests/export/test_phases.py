@@ -74,6 +74,7 @@ def test_megatron_changes_the_batch_at_the_steps_of_the_phases(
         assert batch == next(own for first, own in reversed(STEPS) if step >= first)
         consumed += batch
     assert any("--train-samples" in note for note in exported.notes)
+    assert not any("a run of its own" in note for note in exported.notes)
 
 
 def test_a_batch_that_micro_batches_do_not_divide_breaks_megatrons_rule(llama: Problem) -> None:
@@ -100,6 +101,8 @@ def test_files_that_do_not_follow_the_phases_are_for_the_last_one_and_say_so(
     exported = export_plan(llama, phases[-1].plan, target, phases=phases)
     assert not any("step-batch-size-schedule" in text for text in exported.files.values())
     assert any("from step 20 on at a global batch size of 16" in note for note in exported.notes)
+    two = export_plan(llama, phases[1].plan, target, phases=phases[:2])
+    assert any("from step 10 on at a global batch size of 16" in note for note in two.notes)
     one = export_plan(llama, phases[-1].plan, target, phases=phases[-1:])
     assert not any("phases" in note for note in one.notes)
 
