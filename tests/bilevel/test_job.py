@@ -88,7 +88,8 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
 def test_tensorboard_shows_probabilities_losses_and_noise_while_the_loop_runs(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[int, dict[str, Any]] = {}
+    values: dict[str, float] = {}
+    steps: dict[str, int] = {}
     real = BilevelLoop.step
 
     def watched(loop: BilevelLoop) -> BilevelRecord:
@@ -96,24 +97,24 @@ def test_tensorboard_shows_probabilities_losses_and_noise_while_the_loop_runs(
         if loop.trainer.step == loop.settings.num_steps - 1:
             run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
             for tag in run.Tags()["scalars"]:
-                seen.setdefault(run.Scalars(tag)[-1].step, {})[tag] = run.Scalars(tag)[-1].value
+                values[tag] = run.Scalars(tag)[-1].value
+                steps[tag] = run.Scalars(tag)[-1].step
         return real(loop)
 
     monkeypatch.setattr(BilevelLoop, "step", watched)
     batches = ["bilevel.batch_candidates=[8,16]", "verification.enabled=false"]
     done = command(*OVERRIDES, *batches, f"hydra.run.dir={tmp_path}")
     assert done.status == 0, done.err
-    values = {tag: value for own in seen.values() for tag, value in own.items()}
     for block in (0, 1):
-        own = [tag for tag in values if tag.startswith(f"probability/layer_{block}/")]
-        assert own
+        own = [steps[tag] for tag in steps if tag.startswith(f"probability/layer_{block}/")]
+        assert max(own) == 4  # of five steps of the logits
     for name in ("batch", "pp"):
         shares = [own for tag, own in values.items() if tag.startswith(f"probability_of/{name}_")]
         assert len(shares) == 2
         assert sum(shares) == pytest.approx(1.0)
     wanted = {"loss/train", "loss/validation", "search/noise_scale_sequences"}
     assert wanted <= set(values)
-    assert max(seen) >= 10  # the last steps, not the first alone
+    assert {steps[tag] for tag in wanted} == {11}  # all that is done
     assert not any(tag.startswith("z_results/") for tag in values)
 
 
