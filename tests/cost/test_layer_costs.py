@@ -199,3 +199,8 @@ def test_a_block_costs_what_papers_say(
         assert found == pytest.approx(getattr(want, name), rel=1e-12, abs=1e-18), name
     sync = float(table.sync[0, 0, block, index])
     assert sync == pytest.approx(want.gradient_sync + want.optimizer, rel=1e-12)
+
+
+def test_one_rank_starts_no_collective() -> None:
+    alone = build_tables(gpt_block(), [OuterSpace(1, (2,), (LayerStrategy(1, 8),))])[0]
+    assert float(alone.terms["tensor_parallel"].abs().max()) == 0.0
