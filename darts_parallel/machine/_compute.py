@@ -6,7 +6,6 @@ from functools import partial
 from itertools import product
 from math import prod
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,15 +31,15 @@ anything.
 Work = Callable[[], object]
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
-UNKNOWN = {
-    "memory": 0.0,
+UNFITTED = {
     "reserved": 0.0,
-    "peak_flops": 1.0,
     "gemm_efficiency": 1.0,
     "gemm_half_size": 0.0,
     "attention_efficiency": 1.0,
+    "overlap_exponent": DeviceConfig.overlap_exponent,
+    "tp_hidden_share": DeviceConfig.tp_hidden_share,
 }
-"""Figures of a device whose products and memory are not measured yet."""
+"""Figures of a device that are not measured yet, and the defaults of those that never are."""
 LONGEST_SEQUENCE = 2048
 """Tokens of the measured attention, at most."""
 HEADS = 8
@@ -64,26 +63,16 @@ class GemmTime:
 
 
 @dataclass(frozen=True)
-class GemmFit:
-    """The figures of the cost model that explain measured products best."""
+class ComputeProfile:
+    """Products measured on a device, and the figures of the cost model that explain them best."""
 
+    gemms: tuple[GemmTime, ...]
     device: Device
     """Its peak is that of the main precision."""
     peaks: dict[str, float]
     """FLOP/s by precision."""
     error: float
     """Median of |fitted / measured - 1| over the products of the main precision."""
-    bounded: tuple[str, ...]
-    """Precisions whose products ask for a peak above `MOST_EXTRAPOLATED` times the fastest
-    product."""
-
-
-@dataclass(frozen=True)
-class ComputeProfile:
-    """Times measured on the device, and the figures of the cost model that follow."""
-
-    gemms: tuple[GemmTime, ...]
-    fit: GemmFit
 
 
 @dataclass(frozen=True)
@@ -95,25 +84,20 @@ class MeasuredKernels:
     largest: int
 
     @property
-    def stream_elements(self) -> int:
-        """Numbers of a tensor that no cache of its device holds, a multiple of `largest`."""
+    def rows(self) -> int:
+        """Rows of `largest` numbers of a tensor that no cache of its device holds."""
         least = max(4 * self.largest**2, 2**20)
-        return -(-least // self.largest) * self.largest
+        return -(-least // self.largest)
 
     @property
     def stream_bytes(self) -> int:
         """Bytes of such a tensor."""
-        return self.stream_elements * DTYPES[self.precision].itemsize
+        return self.rows * self.largest * DTYPES[self.precision].itemsize
 
     @property
     def seq_len(self) -> int:
         """Tokens of the measured attention."""
         return min(self.largest, LONGEST_SEQUENCE)
-
-    @property
-    def attention_flops(self) -> float:
-        """FLOP of causal attention, which skips half of the products."""
-        return 4.0 * self.seq_len**2 * HEADS * HEAD_DIM / 2
 
     def ones(self, *shape: int) -> Tensor:
         """Return a tensor on the device."""
@@ -127,19 +111,16 @@ class MeasuredKernels:
 
     def others(self) -> list[Work]:
         """List copy, sum, GELU, layer norm, causal attention, and launches (a tiny block)."""
-        source, other, target = (self.ones(self.stream_elements) for _ in range(3))
-        rows = source.view(-1, self.largest)
+        source, other, target = (self.ones(self.rows, self.largest) for _ in range(3))
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
-        initial = initial_weights(
-            TransformerShape(1, 16, 1, 1, 16), torch.Generator().manual_seed(0)
-        )
-        dtype = DTYPES[self.precision]
-        weights = {name: w.to(self.machine.device, dtype) for name, w in initial.items()}
+        shape = TransformerShape(1, 16, 1, 1, 16)
+        initial = initial_weights(shape, torch.Generator().manual_seed(0))
+        weights = {name: w.to(source) for name, w in initial.items()}
         copy = partial(target.copy_, source)
         add = partial(torch.add, source, other, out=target)
         gelu = partial(functional.gelu, source)
-        norm = partial(functional.layer_norm, rows, (self.largest,))
+        norm = partial(functional.layer_norm, source, (self.largest,))
         attend = partial(attention, query, key, value, is_causal=True)
         launch = partial(_forward, weights, self.ones(1, 1, 16))
         return [copy, add, gelu, norm, attend, launch]
@@ -159,13 +140,8 @@ def measure_compute(
     Args:
         precisions: Those of the products; the first is the main one.
     """
-    names: list[tuple[str, int, int, int]] = []
-    works = []
-    for precision in precisions:
-        own = MeasuredKernels(machine, precision, largest)
-        for shape in gemm_shapes(largest):
-            names.append((precision, *shape))
-            works.append(own.gemm(*shape))
+    names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
+    works = [MeasuredKernels(machine, name, largest).gemm(*shape) for name, *shape in names]
     times = machine.measure("matrix products", works, 0.7 * seconds)
     gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
     kernels = MeasuredKernels(machine, precisions[0], largest)
@@ -173,35 +149,29 @@ def measure_compute(
     copied, *streamed, attended, launched = machine.measure(
         "streams, attention, launches", works, 0.3 * seconds
     )
-    bandwidth = 2 * kernels.stream_bytes / copied
-    reached = STREAMED * kernels.stream_bytes / sum(streamed)
-    fitted = fit_gemms(gemms, _device(machine, bandwidth, reached / bandwidth, launched))
-    rate = kernels.attention_flops / attended / float(fitted.device.peak_flops)
-    # the model's efficiency is that of large heads; small ones reach a share of it
-    efficiency = min(rate * (1.0 + ATTENTION_HALF_SIZE / HEAD_DIM), 1.0)
-    device = replace(fitted.device, attention_efficiency=efficiency)
-    return ComputeProfile(gemms, replace(fitted, device=device))
-
-
-def _device(
-    machine: MeasuredMachine, bandwidth: float, memory_efficiency: float, launched: float
-) -> Device:
-    """Return a device with measured memory and launches, whose products are not fitted yet."""
-    figures: dict[str, Any] = UNKNOWN | {
-        "memory_bandwidth": bandwidth,
-        "memory_efficiency": min(memory_efficiency, 1.0),
-        "layer_overhead": launched,
-    }
-    overlap = DeviceConfig.overlap_exponent
-    hidden = DeviceConfig.tp_hidden_share
+    reached = STREAMED * copied / (2.0 * sum(streamed))
+    device = Device(
+        name="measured",
+        memory=0.0,
+        peak_flops=1.0,
+        memory_bandwidth=2.0 * kernels.stream_bytes / copied,
+        memory_efficiency=min(reached, 1.0),
+        layer_overhead=launched,
+        **UNFITTED,
+    )
     if not machine.has_gpu:
         # gloo sends on the cores that compute, so nothing is hidden
-        overlap = 1.0
-        hidden = 0.0
-    return Device(name="measured", overlap_exponent=overlap, tp_hidden_share=hidden, **figures)
+        device = replace(device, overlap_exponent=1.0, tp_hidden_share=0.0)
+    fitted = fit_gemms(gemms, device)
+    # causal attention skips half of the products
+    flops = 4.0 * kernels.seq_len**2 * HEADS * HEAD_DIM / 2
+    rate = flops / attended / float(fitted.device.peak_flops)
+    # the model's efficiency is that of large heads; small ones reach a share of it
+    efficiency = min(rate * (1.0 + ATTENTION_HALF_SIZE / HEAD_DIM), 1.0)
+    return replace(fitted, device=replace(fitted.device, attention_efficiency=efficiency))
 
 
-def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
+def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> ComputeProfile:
     """Find the peak, the efficiency and the half size that explain measured products best.
 
     For every half size tried, the arithmetic rate is the median that the products imply. The
@@ -217,38 +187,28 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> GemmFit:
     for gemm in gemms:
         by_precision.setdefault(gemm.precision, []).append(gemm)
     main = gemms[0].precision
-    main_gemms = by_precision.pop(main)
-    best, error, bounded = _best_fit(main_gemms, device)
-    rate = float(best.peak_flops)
-    peak = max(rate, _fastest(main_gemms))
-    peaks = {main: peak}
-    at_bound = [main] if bounded else []
+    best, error = _best_fit(by_precision[main], device)
+    efficiency = min(float(best.peak_flops) / _fastest(by_precision[main]), 1.0)
+    peaks = {}
     for precision, some in by_precision.items():
         fastest = _fastest(some)
-        endless = _endless_rate(some, float(best.gemm_half_size))
-        wanted = max(endless * peak / rate, fastest)
-        peaks[precision] = min(wanted, MOST_EXTRAPOLATED * fastest)
-        if wanted > peaks[precision]:
-            at_bound.append(precision)
-    fitted = replace(best, peak_flops=peak, gemm_efficiency=rate / peak)
-    return GemmFit(fitted, peaks, error, tuple(at_bound))
+        endless = _endless_rate(some, float(best.gemm_half_size)) / efficiency
+        peaks[precision] = min(max(endless, fastest), MOST_EXTRAPOLATED * fastest)
+    fitted = replace(best, peak_flops=peaks[main], gemm_efficiency=efficiency)
+    return ComputeProfile(tuple(gemms), fitted, peaks, error)
 
 
-def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float, bool]:
-    """Return the best allowed candidate, its median error, and whether a refused one is better."""
-    most = MOST_EXTRAPOLATED * _fastest(gemms)
-    allowed: list[tuple[float, Device]] = []
-    least = float("inf")
+def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float]:
+    """Return the allowed candidate of the smallest median error, and that error."""
+    candidates: list[tuple[float, Device]] = []
     for half in HALF_SIZES:
         rate = _endless_rate(gemms, half)
-        tried = replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
-        error = median(_errors(gemms, tried))
-        least = min(least, error)
         # a half size of 0 claims the median rate of the products, so one candidate is always allowed
-        if rate <= most:
-            allowed.append((error, tried))
-    error, best = min(allowed, key=lambda candidate: candidate[0])
-    return best, error, error > least
+        if rate <= MOST_EXTRAPOLATED * _fastest(gemms):
+            tried = replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
+            candidates.append((median(_errors(gemms, tried)), tried))
+    error, best = min(candidates, key=lambda candidate: candidate[0])
+    return best, error
 
 
 def _fastest(gemms: Sequence[GemmTime]) -> float:

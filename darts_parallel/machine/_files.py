@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+from collections.abc import Sequence
 
 import torch
 
@@ -10,6 +11,12 @@ from darts_parallel.machine._compute import MOST_EXTRAPOLATED, ComputeProfile
 from darts_parallel.machine._links import LinkProfile
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import GIB
+
+UNUSED = (
+    "one device a node, so nothing crosses it: the memory's bandwidth stands there",
+    "one node, so nothing crosses it: the figures inside the node stand there",
+)
+"""What the file says of a link inside nodes, and of one between them, that has no ranks."""
 
 
 def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
@@ -39,27 +46,20 @@ def device_yaml(
     Args:
         memory: Bytes of one device, and bytes that are taken before any model.
     """
-    fit = compute.fit
-    device = fit.device
+    device = compute.device
     total, taken = memory
-    peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in fit.peaks.items())
+    peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.peaks.items())
     hidden = "none, gloo sends on the cores that compute"
     if machine.has_gpu:
         hidden = "not measured, the defaults"
-    bound = ""
-    if fit.bounded:
-        bound = (
-            f"# Bound: the products of {', '.join(fit.bounded)} are too small to show the rate of an\n"
-            f"# endless one, which may be {MOST_EXTRAPOLATED:g} times that of the fastest: measure larger "
-            "ones.\n"
-        )
     return f"""\
 # {machine_words(machine)}; measured {when} by darts-parallel profile on {machine.world} processes at once.
-# Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one.
-# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {fit.error:.1%}.
+# Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one, but
+# at most {MOST_EXTRAPOLATED:g} times the fastest: measure larger products if that is too little.
+# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.error:.1%}.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
 # layer_overhead: a block of one token. overlap_exponent, tp_hidden_share: {hidden}.
-{bound}memory_GiB: {total / GIB:.6g}
+memory_GiB: {total / GIB:.6g}
 peak_TFLOPs: {{{peaks}}}
 memory_bandwidth_GBps: {float(device.memory_bandwidth) / 1e9:.6g}
 gemm_efficiency: {float(device.gemm_efficiency):.6g}
@@ -76,24 +76,25 @@ reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}
 def cluster_yaml(
     name: str,
     machine: MeasuredMachine,
-    intra: LinkProfile | None,
-    inter: LinkProfile | None,
+    links: Sequence[LinkProfile | None],
     compute: ComputeProfile,
     when: str,
 ) -> str:
-    """Write the text of `cluster/NAME.yaml`; an unused link gets the nearest link's figures."""
+    """Write the text of `cluster/NAME.yaml`; an unused link gets the nearest link's figures.
+
+    Args:
+        links: Inside nodes, and between them.
+    """
     backend = "nccl" if machine.has_gpu else "gloo"
-    speed = float(compute.fit.device.memory_bandwidth) / 1e9
-    inside = f"bandwidth_GBps: {speed:.6g}, latency_us: 0.0"
-    intra_words = "one device a node, so nothing crosses it: the memory's bandwidth stands there"
-    if intra is not None:
-        inside = _link(intra)
-        intra_words = _words(intra)
-    between = inside
-    inter_words = "one node, so nothing crosses it: the figures inside the node stand there"
-    if inter is not None:
-        between = _link(inter)
-        inter_words = _words(inter)
+    figures = f"bandwidth_GBps: {float(compute.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
+    described = []
+    for link, unused in zip(links, UNUSED, strict=True):
+        words = unused
+        if link is not None:
+            figures = _link(link)
+            words = _words(link)
+        described.append((figures, words))
+    (inside, intra_words), (between, inter_words) = described
     return f"""\
 # {machine.nodes} x {machine.ranks_per_node} devices; {when}, by darts-parallel profile over {backend}.
 # Links: least squares on relative errors of all-reduce, all-gather and messages of all sizes.

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
-from statistics import median
 
+import numpy as np
 import torch
-from torch import Tensor, distributed
+from scipy.optimize import nnls
+from torch import distributed
 
 from darts_parallel.machine._timing import MeasuredMachine
 
@@ -81,27 +82,16 @@ def measure_link(
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
     """Fit bandwidth and latency by least squares on relative errors, both above zero.
 
-    Every time is `traffic / bandwidth + steps * latency`. The normal equations give both, or one of
-    them alone where the other would be negative.
+    Every time is `traffic / bandwidth + steps * latency`; neither figure may be negative.
     """
-    rows = torch.tensor([[t.traffic, t.steps] for t in times], dtype=torch.float64)
-    rows /= torch.tensor([[t.seconds] for t in times], dtype=torch.float64)
-    one = torch.ones(len(times), dtype=torch.float64)
-    inverse, latency = torch.linalg.lstsq(rows, one).solution.tolist()
-    if latency < 0:
-        inverse = _alone(rows[:, 0])
-        latency = 0.0
-    elif inverse <= 0:
+    seconds = np.array([t.seconds for t in times])
+    rows = np.array([[t.traffic, t.steps] for t in times]) / seconds[:, None]
+    (inverse, latency), _ = nnls(rows, np.ones(len(times)))
+    if inverse == 0.0:
         # nothing grew with size: the largest message bounds the bandwidth from below
         inverse = min(t.seconds / t.traffic for t in times)
-        latency = _alone(rows[:, 1])
-    fitted = rows @ torch.tensor([inverse, latency], dtype=torch.float64)
-    error = median((fitted - 1.0).abs().tolist())
-    return LinkProfile(tuple(times), 1.0 / inverse, latency, error)
-
-
-def _alone(column: Tensor) -> float:
-    return float(column.sum() / column.square().sum())
+    error = np.median(np.abs(rows @ [inverse, latency] - 1.0))
+    return LinkProfile(tuple(times), 1.0 / float(inverse), float(latency), float(error))
 
 
 def _cases(

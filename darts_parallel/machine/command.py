@@ -12,7 +12,7 @@ are those of torch.utils.benchmark, medians over the processes. It writes `devic
 are from the measurements.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import inf
@@ -75,80 +75,70 @@ class ProfileOptions:
         return found and self.device != "cpu"
 
 
-@dataclass(frozen=True)
-class ProfileFindings:
-    """All that was measured."""
-
-    machine: MeasuredMachine
-    compute: ComputeProfile
-    links: dict[str, LinkProfile | None]
-    """Links `inside nodes` and `between nodes`; None where there is none."""
-
-
 def run(options: ProfileOptions) -> int:
     """Measure on all ranks, write on the first."""
     on_gpu = options.on_gpu
-    precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["fp32"]
+    precisions = options.precisions or (["bf16", "fp16", "fp32"] if on_gpu else ["fp32"])
     largest = options.largest or (8192 if on_gpu else 1024)
     message = int(options.largest_message_mib * 2**20)
     for part in ("device", "cluster"):
         (Path(options.out) / part).mkdir(parents=True, exist_ok=True)
     with this_machine("cuda" if on_gpu else "cpu") as machine:
-        share = 1.0 if machine.world == 1 else COMPUTE_SHARE
-        seconds = share * options.seconds
-        compute = measure_compute(machine, options.precisions or precisions, largest, seconds)
+        seconds = options.seconds * (1.0 if machine.world == 1 else COMPUTE_SHARE)
+        compute = measure_compute(machine, precisions, largest, seconds)
         rest = (options.seconds - seconds) / 2
         links = {
             words: measure_link(machine, inside=inside, largest=message, seconds=rest)
             for words, inside in LINKS.items()
         }
         if machine.rank == 0:
-            _write(options, ProfileFindings(machine, compute, links))
+            _write(options, machine, compute, list(links.values()))
+            print("\n".join(_summary(options, compute, links)))
     return 0
 
 
-def _write(options: ProfileOptions, measured: ProfileFindings) -> None:
-    """Write the files, and print what they say."""
+def _write(
+    options: ProfileOptions,
+    machine: MeasuredMachine,
+    compute: ComputeProfile,
+    links: list[LinkProfile | None],
+) -> None:
+    """Write the files."""
     folder = Path(options.out)
     name = options.name
-    machine = measured.machine
-    compute = measured.compute
-    intra, inter = measured.links.values()
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     device = device_yaml(compute, machine, node_memory(machine), when)
     write_text(folder / f"device/{name}.yaml", device)
-    cluster = cluster_yaml(name, machine, intra, inter, compute, when)
+    cluster = cluster_yaml(name, machine, links, compute, when)
     write_text(folder / f"cluster/{name}.yaml", cluster)
-    page: dict[str, Any] = {"when": when}
-    page["gemms"] = [asdict(entry) for entry in compute.gemms]
-    for name, link in (("intra_node", intra), ("inter_node", inter)):
-        page[name] = asdict(link) if link else None
+    page: dict[str, Any] = {"when": when, "gemms": [asdict(entry) for entry in compute.gemms]}
+    for place, link in zip(("intra_node", "inter_node"), links, strict=True):
+        page[place] = asdict(link) if link else None
     write_json(folder / "profile.json", page)
-    print("\n".join(_summary(options, measured)))
 
 
-def _summary(options: ProfileOptions, measured: ProfileFindings) -> Iterator[str]:
+def _summary(
+    options: ProfileOptions, compute: ComputeProfile, links: Mapping[str, LinkProfile | None]
+) -> Iterator[str]:
     """Yield the lines that the command prints."""
-    fit = measured.compute.fit
-    device = fit.device
-    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in fit.peaks.items())
-    yield f"peak {peaks} TFLOP/s; products within {fit.error:.1%} (median) of the fitted curve"
+    device = compute.device
+    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.peaks.items())
+    yield f"peak {peaks} TFLOP/s; products within {compute.error:.1%} (median) of the fitted curve"
     overhead = f"{float(device.layer_overhead) * 1e6:.3g} us"
     yield f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; a block of one token {overhead}"
-    errors = {"products": fit.error}
-    for words, link in measured.links.items():
-        if link is None:
-            continue
-        errors[f"links {words}"] = link.error
-        speed = f"{link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
-        yield f"links {words}: {speed}; within {link.error:.1%} (median) of the fit"
+    errors = {"products": compute.error}
+    for words, link in links.items():
+        if link is not None:
+            errors[f"links {words}"] = link.error
+            speed = f"{link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
+            yield f"links {words}: {speed}; within {link.error:.1%} (median) of the fit"
     for name, error in errors.items():
         if error > ROUGH:
             advice = "measure again, on an idle machine"
             yield f"warning: the fit of {name} is {error:.0%} off; {advice}"
     usable = ""
-    if "bf16" not in fit.peaks:
-        usable = f" model=bert_345m training.precision={next(iter(fit.peaks))}"
+    if "bf16" not in compute.peaks:
+        usable = f" model=bert_345m training.precision={next(iter(compute.peaks))}"
     yield f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}"
 
 
