@@ -32,7 +32,9 @@ Work = Callable[[], object]
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
 UNFITTED = {
+    "memory": 0.0,
     "reserved": 0.0,
+    "peak_flops": 1.0,
     "gemm_efficiency": 1.0,
     "gemm_half_size": 0.0,
     "attention_efficiency": 1.0,
@@ -152,8 +154,6 @@ def measure_compute(
     reached = STREAMED * copied / (2.0 * sum(streamed))
     device = Device(
         name="measured",
-        memory=0.0,
-        peak_flops=1.0,
         memory_bandwidth=2.0 * kernels.stream_bytes / copied,
         memory_efficiency=min(reached, 1.0),
         layer_overhead=launched,

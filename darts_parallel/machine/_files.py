@@ -16,7 +16,7 @@ UNUSED = (
     "one device a node, so nothing crosses it: the memory's bandwidth stands there",
     "one node, so nothing crosses it: the figures inside the node stand there",
 )
-"""What the file says of a link inside nodes, and of one between them, that has no ranks."""
+"""Words for a link inside nodes, and for one between them, that joins nothing."""
 
 
 def node_memory(machine: MeasuredMachine) -> tuple[float, float]:

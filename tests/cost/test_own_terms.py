@@ -123,7 +123,7 @@ REFUSED = {
     "below_zero": "below 0",
     "counting": "on a second call",
     "of_all": "other plans stand next to it",
-    "wrong_slope": "has the slope",
+    "wrong_slope": "has other slopes",
     "failing": "no such sensor",
 }
 
