@@ -2,17 +2,17 @@
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 from darts_parallel.cli._trainer_log import read_log
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import load_config
+from darts_parallel.config import load_config, ranged, read_typed, require
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.planner import (
@@ -41,9 +41,22 @@ COLUMNS = (
     ("fits", "right"),
     ("plan", "left"),
 )
-TRIAL_KEYS = ("plan", "seconds", "memory_gb", "oom")
 LARGEST_NUMBER = 1e12
 """Largest measurement, and the inverse of the smallest, that is believed."""
+
+
+@dataclass
+class TrialRow:
+    """A row of `tune.measured`."""
+
+    plan: str = MISSING
+    """File of the plan that was tried."""
+    seconds: float | None = ranged(None, 1.0 / LARGEST_NUMBER, LARGEST_NUMBER)
+    """Per iteration; null where it ran out of memory."""
+    memory_gb: float | None = ranged(None, 1.0 / LARGEST_NUMBER, LARGEST_NUMBER)
+    """Peak of the fullest device, in 2^30 bytes."""
+    oom: bool = False
+    """Whether it ran out of memory."""
 
 
 def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
@@ -203,23 +216,14 @@ def read_trials(problem: Problem, measured: Any) -> list[Trial]:
 
 def _trial(problem: Problem, place: str, row: Mapping[str, Any]) -> Trial:
     """Check one trial."""
-    if not set(row) <= set(TRIAL_KEYS) or not row.get("plan"):
-        raise ConfigError(
-            f"{place}={dict(row)} must have the keys plan and seconds (or oom: true), and may have "
-            "memory_gb; try {plan: plan_1.json, seconds: 1.2}."
-        )
-    file = str(row["plan"])
-    failed = str(row.get("oom", "")).lower() in ("1", "true", "yes")
-    seconds = _number(row.get("seconds"), f"{place}.seconds")
-    memory = _number(row.get("memory_gb"), f"{place}.memory_gb")
-    if failed == (seconds is not None):
-        raise ConfigError(
-            f"{place} must say seconds, or oom: true where it ran out of memory; try "
-            f"{{plan: {file}, seconds: 1.2}}."
-        )
-    plan = read_plan(file, problem.model, f"{place}.plan")
+    given = read_typed(TrialRow, row, place)
+    rule = "say seconds, or oom: true where it ran out of memory"
+    near = f"{{plan: {given.plan}, seconds: 1.2}}"
+    require(given.oom == (given.seconds is None), place, rule, near)
+    plan = read_plan(given.plan, problem.model, f"{place}.plan")
     evaluate(plan, problem)  # refuses a plan of another cluster or batch
-    return Trial(file, plan, seconds, None if memory is None else memory * GIB)
+    memory = None if given.memory_gb is None else given.memory_gb * GIB
+    return Trial(given.plan, plan, given.seconds, memory)
 
 
 def _rows(measured: Any) -> list[Mapping[str, Any]]:
@@ -247,21 +251,9 @@ def _file_rows(path: str) -> list[Mapping[str, Any]]:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"tune.measured={path} cannot be read ({why}); try a CSV file with the "
-            f"columns {', '.join(TRIAL_KEYS)}."
+            f"columns {', '.join(TrialRow.__dataclass_fields__)}."
         ) from None
     return [{key: value for key, value in row.items() if key and value} for row in rows]
-
-
-def _number(value: Any, key: str) -> float | None:
-    if value is None or value == "":
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 1.0 / LARGEST_NUMBER <= number <= LARGEST_NUMBER:
-        raise ConfigError(f"{key}={value} must be a number from 1e-12 to 1e12; try 1.0.")
-    return number
 
 
 def _as_given(trial: Trial) -> str:

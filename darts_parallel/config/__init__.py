@@ -54,6 +54,7 @@ from darts_parallel.config.options import FOLDER as FOLDER
 from darts_parallel.config.options import guarded as guarded
 from darts_parallel.config.options import leave_pipe as leave_pipe
 from darts_parallel.config.options import parse as parse
+from darts_parallel.config.options import read_typed as read_typed
 from darts_parallel.config.options import run_folder as run_folder
 from darts_parallel.config.options import run_main as run_main
 from darts_parallel.config.options import run_subcommand as run_subcommand

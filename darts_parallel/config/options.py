@@ -12,15 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from darts_parallel.config._keys import all_keys
-from darts_parallel.config.checks import require, require_at_least
+from darts_parallel.config.checks import check_fields, require, require_at_least
 from darts_parallel.config.messages import config_sentence
 from darts_parallel.errors import (
     INTERRUPTED,
     ConfigError,
     DartsParallelError,
     begin_command,
-    closest,
     one_line,
 )
 
@@ -41,37 +39,46 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     Errors:
         ConfigError: an unknown key, or a value that breaks a rule.
     """
-    _check_keys(kind, arguments)
     defaults: Any = kind()
     try:
         given = OmegaConf.from_cli(list(arguments))
-        for entry in fields(defaults):
-            if entry.name in given:
-                _settle(given, entry.name, getattr(defaults, entry.name))
-        options: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
+    except (YAMLError, ValueError):
+        words = " ".join(arguments)
+        raise ConfigError(f"{words} cannot be read; try closed brackets and quotes.") from None
+    for entry in fields(defaults):
+        if entry.name in given:
+            _settle(given, entry.name, getattr(defaults, entry.name))
+    options = read_typed(kind, given, given=arguments)
+    for entry in fields(defaults):
+        _check_value(entry.name, getattr(options, entry.name), getattr(defaults, entry.name))
+    return options
+
+
+def read_typed(
+    kind: type[Options], values: Any, place: str = "", given: Sequence[str] = ()
+) -> Options:
+    """Return a dataclass with values that a user wrote, each checked by the type and rule of its field.
+
+    Args:
+        values: A mapping.
+        place: Where it stands, for messages; empty for options.
+        given: The overrides that it was read from.
+
+    Errors:
+        ConfigError: an unknown key, or a value that breaks a rule.
+    """
+    require(isinstance(values, dict | DictConfig), f"{place}={values}", "hold keys", "key: value")
+    try:
+        found: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values))
     except (OmegaConfBaseException, ValueError) as error:
         for known in (error, error.__cause__):
             if isinstance(known, DartsParallelError):
                 raise known from None
-        raise ConfigError(config_sentence(error, arguments, kind)) from None
-    except YAMLError:
-        words = " ".join(arguments)
-        raise ConfigError(f"{words} cannot be read; try closed brackets and quotes.") from None
-    for entry in fields(defaults):
-        _check_value(entry.name, getattr(options, entry.name), getattr(defaults, entry.name))
-    found: Options = options
-    return found
-
-
-def _check_keys(kind: type[Any], arguments: Sequence[str]) -> None:
-    """Refuse an argument that is no `key=value` of a dataclass."""
-    keys = all_keys(kind)
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in keys:
-            raise ConfigError(f"{argument} is not an option; try {closest(key, keys)}.")
-        if not value:
-            raise ConfigError(f"{argument} has no value; write {key}=VALUE.")
+        sentence = config_sentence(error, given, kind)
+        raise ConfigError(f"{place}: {sentence}" if place else sentence) from None
+    check_fields(place, found)
+    options: Options = found
+    return options
 
 
 def _check_value(key: str, value: Any, default: Any) -> None:

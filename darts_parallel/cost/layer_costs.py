@@ -111,39 +111,12 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     sync = sharding_seconds(stage, shards, seconds.forward, backward)
     terms = seconds.terms | {"sharding": sync["forward"] + sync["backward"]}
     terms["compute"] = terms["compute"] + accumulation
-    weight_gradient = seconds.weight_gradient + accumulation
-    optimizer = _optimizer_seconds(stage, layer, shards).expand_as(backward)
-    timed = _Timed(
-        forward=seconds.forward + sync["forward"],
-        backward=backward + sync["backward"],
-        weight_gradient=weight_gradient,
-        gradient_sync=sync["iteration"],
-        optimizer=optimizer,
-    )
+    timed = {"forward": seconds.forward + sync["forward"], "backward": backward + sync["backward"]}
+    timed["weight_gradient"] = seconds.weight_gradient + accumulation
+    timed["gradient_sync"] = sync["iteration"]
+    timed["optimizer"] = _optimizer_seconds(stage, layer, shards).expand_as(backward)
     stored = _stored_bytes(stage, layer, shards, added)
-    return LayerCosts(terms=terms, **vars(timed), **vars(stored))
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """The seconds of `LayerCosts`, each `(O, C)`."""
-
-    forward: Tensor
-    backward: Tensor
-    weight_gradient: Tensor
-    gradient_sync: Tensor
-    optimizer: Tensor
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """The bytes of `LayerCosts`, each `(O, C)`."""
-
-    static: Tensor
-    state: Tensor
-    activation: Tensor
-    for_weights: Tensor
-    working: Tensor
+    return LayerCosts(terms=terms, **timed, **stored)
 
 
 def _accumulation_seconds(stage: StageContext, shards: Sequence[ShardGroup]) -> Tensor:
@@ -202,8 +175,8 @@ def _stored_bytes(
     layer: LayerSpec,
     shards: Sequence[ShardGroup],
     added: Mapping[CostTerm, Contribution],
-) -> _Stored:
-    """Return the bytes of a layer on one device."""
+) -> dict[str, Tensor]:
+    """Return the bytes of a layer on one device by the fields of `LayerCosts`, each `(O, C)`."""
     choices = stage.choices
     zero = choices.zero_stage
     width = stage.width
@@ -235,7 +208,7 @@ def _stored_bytes(
         working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, width)
     needed = stage.device.activation_factor * needed
     factor = stage.device.state_factor
-    return _Stored(
+    return dict(
         static=factor * static,
         state=factor * optimizer_state,
         activation=activation,

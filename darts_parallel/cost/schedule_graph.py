@@ -118,19 +118,18 @@ def compiled(
     number[total] = total
     last_listed = np.arange(pp) * length + length - 1
     frames = _frames(schedule, orders, source.reshape(pp, length), chunks)
-    waits = _Waits(previous=number[previous[order]], source=number[source[order]])
-    rows = _Rows(
-        duration=_durations(kind, stage, stages)[order],
-        message=_messages(PLACES[kind], stage, stages)[order],
-    )
+    waits = {"previous": number[previous[order]], "source": number[source[order]]}
+    durations = _durations(kind, stage, stages)[order]
+    messages = _messages(PLACES[kind], stage, stages)[order]
     return Graph(
         num_micro_batches,
         listed[order],
         bounds,
+        **waits,
+        duration=durations,
+        message=messages,
         last=number[last_listed],
         frames=number[frames],
-        **vars(waits),
-        **vars(rows),
     )
 
 
@@ -153,22 +152,6 @@ def _orders(
                 row.append((NOTHING, stage, batch))
         rows.append(row)
     return np.array(rows)
-
-
-@dataclass(frozen=True)
-class _Waits:
-    """Passes for which each pass waits; see `Graph`."""
-
-    previous: Indices
-    source: Indices
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of seconds of each pass; see `Graph`."""
-
-    duration: Indices
-    message: Indices
 
 
 def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:

@@ -42,9 +42,6 @@ from darts_parallel.schedules import Operation, find
 
 Floats = NDArray[np.float64]
 
-AT_ONCE = 200
-"""Passes of all plans, by levels of the graph, up to which all dependencies are looked up at
-once."""
 MAX_NUMBERS = 2**22
 """Numbers that one pass over a batch holds at a time."""
 FIRST_FRAMES = 6
@@ -412,33 +409,6 @@ def _critical_paths(
         last: Pass at which each path ends, `(E,)`.
         plan: Plan of each path, `(E,)`.
     """
-    count, plans = run.start.shape
-    if count * plans > AT_ONCE * len(graph.bounds):
-        return _walked_paths(graph, run, last, plan)
-    late = run.start > run.end[graph.previous]
-    follows = np.where(late, graph.source[:, None], graph.previous[:, None])
-    # flat indices of (pass, plan), so that a hop is a single look-up
-    follows *= plans
-    follows += np.arange(plans)
-    none = count * plans + np.arange(plans)
-    flat = np.concatenate([follows.reshape(-1), none])
-    here = last * plans + plan
-    hops = [here]
-    while len(here) and (here < count * plans).any():
-        here = flat[here]
-        hops.append(here)
-    places = np.stack(hops)
-    by_message = np.concatenate([late.reshape(-1), np.zeros(plans, dtype=bool)])
-    return _Paths(places // plans, by_message[places])
-
-
-def _walked_paths(
-    graph: Graph,
-    run: PassTimes,
-    last: Indices,
-    plan: Indices,
-) -> _Paths:
-    """Return the paths of `_critical_paths`, looking up dependencies of the passes on them alone."""
     count = len(graph)
     previous = np.append(graph.previous, count)
     source = np.append(graph.source, count)

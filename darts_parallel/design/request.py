@@ -1,22 +1,23 @@
 """Read what a design asks: `conf/design/NAME.yaml` or a file of the user, checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from darts_parallel.config import (
     config_dir,
+    one_of,
+    ranged,
+    read_typed,
     require,
-    require_at_least,
     require_few_values,
     require_member,
-    require_members,
 )
 from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import MEMORY, reference, sense
@@ -24,24 +25,63 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.problem import NodeGroup, Problem, load_problem
 
 UNITS = ("gpu", "node", "cluster")
-DESIGN = {
-    "jobs": list,
-    "knobs": dict,
-    "options": dict,
-    "unit": "USD",
-    "budget": 0.0,
-    "target": 0.0,
-    "budgets": [0.8, 0.9, 1.1, 1.25],
-    "tolerance": 1e-3,
-}
-JOB = {"overrides": list, "weight": 1.0}
-OPTION: dict[str, Any] = {"overrides": [], "fixed": {}, "knobs": {}}
-FIXED = dict.fromkeys(UNITS, 0.0)
-KNOB = {"price": float, "exponent": 1.0, "per": UNITS, "bounds": [0.25, 4.0]}
-"""Keys, each with its default, its values with the default first, or the type of what must be given."""
-WORDS = {float: "a number", list: "a list", dict: "a mapping", str: "text"}
 EXCLUSIVE = {"budget", "target"}
 """Keys of which one is the question; a change of one takes the place of the other."""
+LEAST, MOST = 1e-30, 1e30
+"""Limits of numbers above 0."""
+
+
+@dataclass
+class KnobRequest:
+    """What a figure costs."""
+
+    price: float = ranged(MISSING, LEAST, MOST)
+    """Money for the reference, of each unit."""
+    exponent: float = ranged(1.0, LEAST, MOST)
+    """Power of the figure with which the price rises."""
+    per: str = one_of("gpu", UNITS)
+    bounds: list[float] = ranged([0.25, 4.0], LEAST, MOST)
+    """Least and largest factor over the reference."""
+
+
+@dataclass
+class JobRequest:
+    """A job, and its weight among several."""
+
+    overrides: list[Any] = MISSING
+    weight: float = ranged(1.0, LEAST, MOST)
+
+
+@dataclass
+class FixedCosts:
+    """Money that each unit costs whatever the knobs."""
+
+    gpu: float = ranged(0.0, 0.0, MOST)
+    node: float = ranged(0.0, 0.0, MOST)
+    cluster: float = ranged(0.0, 0.0, MOST)
+
+
+@dataclass
+class OptionRequest:
+    """One discrete choice; its knobs take the place of the design's."""
+
+    overrides: list[Any] = field(default_factory=list)
+    fixed: FixedCosts = field(default_factory=FixedCosts)
+    knobs: dict[str, KnobRequest] = field(default_factory=dict)
+
+
+@dataclass
+class DesignRequest:
+    """Content of a design's file."""
+
+    jobs: list[JobRequest] = MISSING
+    knobs: dict[str, KnobRequest] = MISSING
+    options: dict[str, OptionRequest] = MISSING
+    unit: str = "USD"
+    budget: float | None = ranged(None, LEAST, MOST)
+    target: float | None = ranged(None, LEAST, MOST)
+    budgets: list[float] = ranged([0.8, 0.9, 1.1, 1.25], LEAST, MOST)
+    tolerance: float = ranged(1e-3, LEAST, MOST)
 
 
 @dataclass(frozen=True)
@@ -101,53 +141,45 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
 
 def design_of(name: str, raw: Any) -> Design:
     """Check what a design file holds."""
-    given = _fields("design", raw, DESIGN)
-    either = (given["budget"] > 0.0) != (given["target"] > 0.0)
+    given = read_typed(DesignRequest, raw, "design")
+    for key in ("jobs", "knobs", "options"):
+        require(bool(getattr(given, key)), f"design.{key}", "be given", "those of design=buyers")
+    either = (given.budget is None) != (given.target is None)
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
-    jobs = []
-    for index, job in enumerate(given["jobs"]):
-        jobs.append(_fields(f"design.jobs.{index}", job, JOB))
-    weight = sum(job["weight"] for job in jobs)
-    budgets = {_number("design.budgets", factor) for factor in given["budgets"]}
+    whole = sum(job.weight for job in given.jobs)
+    weights = tuple(job.weight / whole for job in given.jobs)
     options = []
-    for key, own in given["options"].items():
-        options.append(_option(key, own, given["knobs"], jobs))
-    weights = tuple(job["weight"] / weight for job in jobs)
-    budget = given["budget"]
-    target = given["target"]
-    factors = tuple(sorted(budgets | {1.0}))
-    gap = given["tolerance"]
-    unit = given["unit"]
-    return Design(name, unit, budget, target, factors, gap, weights, tuple(options))
+    for key, own in given.options.items():
+        options.append(_option(key, own, given.knobs | own.knobs, given.jobs))
+    return Design(
+        name=name,
+        unit=given.unit,
+        budget=given.budget or 0.0,
+        target=given.target or 0.0,
+        budgets=tuple(sorted({1.0, *given.budgets})),
+        tolerance=given.tolerance,
+        weights=weights,
+        options=tuple(options),
+    )
 
 
 def _option(
-    name: Any,
-    raw: Any,
-    knobs: dict[str, Any],
-    jobs: Sequence[dict[str, Any]],
+    name: str, given: OptionRequest, knobs: dict[str, KnobRequest], jobs: Sequence[JobRequest]
 ) -> Option:
     """Check one discrete choice and build its problems."""
-    place = f"design.options.{name}"
-    given = _fields(place, raw, OPTION)
     problems = []
     for job in jobs:
-        overrides = [*given["overrides"], *job["overrides"]]
-        problems.append(load_problem([str(own) for own in overrides]))
-    for problem in problems:
+        problem = load_problem([str(own) for own in (*given.overrides, *job.overrides)])
         _require_priceable(problem)
+        problems.append(problem)
     sizes = {problem.cluster.num_devices for problem in problems}
     rule = "give every job the same cluster"
-    require(len(sizes) == 1, place, rule, "cluster= in it, not in jobs")
+    require(len(sizes) == 1, f"design.options.{name}", rule, "cluster= in it, not in jobs")
     counts = _counts(problems[0].cluster.groups)
-    prices = _fields(f"{place}.fixed", given["fixed"], FIXED)
-    fixed = sum(counts[unit] * price for unit, price in prices.items())
-    rows = {}
-    for key, value in (knobs | given["knobs"]).items():
-        rows[str(key)] = _knob(str(key), value, problems[0])
+    fixed = sum(counts[unit] * price for unit, price in vars(given.fixed).items())
+    rows = {key: _knob(key, own, problems[0]) for key, own in knobs.items()}
     columns = np.array(list(rows.values())).T
-    every = Knobs(tuple(rows), *columns)
-    return Option(str(name), tuple(problems), fixed, every)
+    return Option(name, tuple(problems), fixed, Knobs(tuple(rows), *columns))
 
 
 def _require_priceable(problem: Problem) -> None:
@@ -180,76 +212,18 @@ class _Knob(NamedTuple):
     reference: float
 
 
-def _knob(
-    name: str,
-    raw: Any,
-    problem: Problem,
-) -> _Knob:
+def _knob(name: str, given: KnobRequest, problem: Problem) -> _Knob:
     """Check one knob."""
     place = f"design.knobs.{name}"
     value = reference(name, problem.cluster)
-    given = _fields(place, raw, KNOB)
-    bounds = [_number(f"{place}.bounds", bound) for bound in given["bounds"]]
-    rises = len(bounds) == 2 and bounds[0] <= bounds[1]
-    require(rises, f"{place}.bounds={given['bounds']}", "be two factors that rise", "[0.25,4]")
-    if value <= 0.0:
-        raise ConfigError(
-            f"{place} must be a figure above 0 on this cluster; leave it out or try {MEMORY}."
-        )
+    rises = len(given.bounds) == 2 and given.bounds[0] <= given.bounds[1]
+    require(rises, f"{place}.bounds={given.bounds}", "be two factors that rise", "[0.25,4]")
+    rule = "be a figure above 0 on this cluster, or left out"
+    require(value > 0.0, place, rule, MEMORY)
     groups = problem.cluster.groups
     if name.startswith("nodes."):
         number = int(name.split(".")[1])
         groups = (groups[number],)
-    price = given["price"] * _counts(groups)[given["per"]]
-    low, high = sorted(sense(name) * log(bound) for bound in bounds)
-    return _Knob(price, given["exponent"], low, high, value)
-
-
-def _fields(
-    place: str,
-    raw: Any,
-    rules: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the values of a mapping, checked by the rules of its keys, and the defaults of missing ones."""
-    require(isinstance(raw, dict), f"{place}={raw}", "hold keys", ", ".join(rules))
-    require_members(f"{place}: key", map(str, raw), tuple(rules))
-    found = {}
-    for key, rule in rules.items():
-        found[key] = _field(f"{place}.{key}", raw.get(key), rule)
-    return found
-
-
-def _field(
-    place: str,
-    value: Any,
-    rule: Any,
-) -> Any:
-    """Return one value, checked by the rule of its key."""
-    if isinstance(rule, tuple):
-        value = rule[0] if value is None else str(value)
-        require_member(place, value, rule)
-        return value
-    needed = isinstance(rule, type)
-    kind = rule if needed else type(rule)
-    if needed:
-        missing = value in (None, [], {})
-        require(not missing, place, "be given", f"{WORDS[kind]}, as in design=buyers")
-    elif value is None:
-        value = rule
-    if kind is float:
-        return _number(place, value, strict=rule != 0.0)
-    if not isinstance(value, kind):
-        raise ConfigError(f"{place}={value} must be {WORDS[kind]}; try design=buyers for one.")
-    return value
-
-
-def _number(
-    place: str,
-    value: Any,
-    *,
-    strict: bool = True,
-) -> float:
-    """Return a number above 0, or from 0 on."""
-    require(type(value) in (int, float), f"{place}={value}", "be a number", "1.0")
-    require_at_least(place, value, 0, strict=strict)
-    return float(value)
+    price = given.price * _counts(groups)[given.per]
+    low, high = sorted(sense(name) * log(bound) for bound in given.bounds)
+    return _Knob(price, given.exponent, low, high, value)

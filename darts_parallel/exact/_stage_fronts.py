@@ -46,8 +46,7 @@ class Front:
         return len(self.values)
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(NamedTuple):
     """Partial stages that end at one node of the trie; n rows."""
 
     values: Array
@@ -61,13 +60,7 @@ class Labels:
 
     def keep(self, rows: Index) -> "Labels":
         """Select some labels."""
-        return Labels(
-            self.values[rows],
-            self.first[rows],
-            self.current[rows],
-            self.parent[rows],
-            self.choice[rows],
-        )
+        return Labels._make(column[rows] for column in self)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ Labels over the stage boundaries, on top of fronts of single stages.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -59,8 +59,7 @@ class FrontSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Partials:
+class _Partials(NamedTuple):
     """Partial plans that end at one boundary; n rows."""
 
     values: Array
@@ -78,28 +77,16 @@ class _Partials:
     def empty() -> "_Partials":
         """Return the one plan without a stage."""
         none = np.zeros(1, dtype=np.int64)
-        values = np.zeros((1, 3))
-        return _Partials(values, none, none, none, none)
+        return _Partials(np.zeros((1, 3)), none, none, none, none)
 
     @staticmethod
     def concatenate(parts: "Sequence[_Partials]") -> "_Partials":
         """Join partial plans that end at one boundary."""
-        names = [column.name for column in fields(_Partials)]
-        columns = []
-        for name in names:
-            rows = [getattr(part, name) for part in parts]
-            columns.append(np.concatenate(rows))
-        return _Partials(*columns)
+        return _Partials(*map(np.concatenate, zip(*parts, strict=True)))
 
     def keep(self, rows: Index) -> "_Partials":
         """Select some partial plans."""
-        return _Partials(
-            self.values[rows],
-            self.last[rows],
-            self.first_layer[rows],
-            self.row[rows],
-            self.parent[rows],
-        )
+        return _Partials._make(column[rows] for column in self)
 
 
 @dataclass(frozen=True)

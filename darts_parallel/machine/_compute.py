@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from math import prod
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ anything.
 Work = Callable[[], object]
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
-UNFITTED = {
+UNFITTED: dict[str, Any] = {
     "memory": 0.0,
     "reserved": 0.0,
     "peak_flops": 1.0,

@@ -177,8 +177,8 @@ class RecomputedPart:
 class LayerSpec:
     """Sizes of one layer that the cost model reads; equal kinds differ in name alone."""
 
-    name: str
-    kind: str
+    name: str = ""
+    kind: str = ""
     gemms: tuple[Gemm, ...] = ()
     cores: tuple[AttentionCore, ...] = ()
     scan: Scan | None = None
@@ -249,3 +249,25 @@ class LayerSpec:
         rows = self.vocabulary_parameters * vocab_size
         experts = 0 if self.experts is None else self.experts.parameters
         return self.sharded_parameters + self.replicated_parameters + rows + experts
+
+
+SUMMED = (
+    "sharded_parameters",
+    "replicated_parameters",
+    "replicated_elements",
+    "sharded_elements",
+    "replicated_activation_bytes",
+    "sharded_activation_bytes",
+    "gemms",
+    "cores",
+    "parts",
+)
+"""Sizes of a layer that are those of its parts together."""
+
+
+def with_parts(layer: LayerSpec, *others: LayerSpec) -> LayerSpec:
+    """Return a layer that consists of itself and of other parts."""
+    for other in others:
+        sums = {name: getattr(layer, name) + getattr(other, name) for name in SUMMED}
+        layer = replace(layer, **sums)
+    return layer

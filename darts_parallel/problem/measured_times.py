@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,12 +89,9 @@ class Profiles:
         """
         own = (self.multipliers.get((model, gpu, name)) for name in (kind, kind.rpartition("_")[2]))
         rows = next(filter(None, own), ((1, 1.0),))
-        last_size, last = rows[-1]
-        if micro_batch_size >= last_size:
-            return last * micro_batch_size / last_size
-        above = next(i for i, (size, _) in enumerate(rows) if size > micro_batch_size)
-        (low, below), (high, over) = rows[above - 1], rows[above]
-        return below + (over - below) * (micro_batch_size - low) / (high - low)
+        sizes, factors = zip(*rows, strict=True)
+        beyond = max(micro_batch_size / sizes[-1], 1.0)
+        return float(np.interp(micro_batch_size, sizes, factors) * beyond)
 
 
 def matching_name(key: str, name: str, known: Collection[str], path: str) -> str:
@@ -237,6 +235,8 @@ SIZED_COLUMNS = (
     "forward_s",
     "backward_s",
 )
+SIZED_FIGURES = ("forward_s", "backward_s", "saved_bytes")
+"""Columns of measured figures, in the order of `Measured`."""
 COLLECTIVES = ("included", "excluded")
 """Whether measured times hold the collectives of tensor parallelism."""
 BACKWARD_FACTOR = 2.0
@@ -262,6 +262,8 @@ class Measured:
 
 KindTimes = Mapping[tuple[str, int], Measured]
 """Measurements by kind of layer and tensor-parallel degree."""
+TimesBySource = dict[tuple[str, str], dict[tuple[str, int], Measured]]
+"""Measurements by model and GPU, then as `KindTimes`."""
 
 
 @dataclass(frozen=True)
@@ -302,14 +304,8 @@ class MeasuredTimes:
 
 
 def _interpolate(known: tuple[float, ...], values: tuple[float, ...], at: Tensor) -> Tensor:
-    x = torch.tensor(known, dtype=torch.float64)
-    y = torch.tensor(values, dtype=torch.float64)
-    if len(known) == 1:
-        return y[0] * (at / x[0]).clamp(min=1.0)
-    upper = torch.searchsorted(x, at.contiguous()).clamp(1, len(known) - 1)
-    share = ((at - x[upper - 1]) / (x[upper] - x[upper - 1])).clamp(0.0, 1.0)
-    inside = y[upper - 1] + share * (y[upper] - y[upper - 1])
-    return inside * (at / x[-1]).clamp(min=1.0)
+    inside = torch.from_numpy(np.interp(at.numpy(), known, values))
+    return inside * (at / known[-1]).clamp(min=1.0)
 
 
 class SourceNames(NamedTuple):
@@ -385,50 +381,47 @@ def _completed(entries: KindTimes, collectives: str | None, path: str) -> KindTi
     return result
 
 
-def _from_chains(profiles: Profiles) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:
+def _from_chains(profiles: Profiles) -> TimesBySource:
     """Return the median layer of every kind by model and GPU, at the sizes with a multiplier."""
-    found: dict[tuple[str, str], dict[tuple[str, int], Measured]] = {}
+    found: TimesBySource = {}
     for (model, gpu, tp), chain in profiles.layers.items():
         entries = found.setdefault((model, gpu), {})
         for name in sorted(set(chain.kinds) & set(KINDS)):
-            one = median(
-                s for kind, s in zip(chain.kinds, chain.forward_s, strict=True) if kind == name
-            )
-            sizes = [size for size, _ in profiles.multipliers.get((model, gpu, name), ())] or [1]
+            pairs = zip(chain.kinds, chain.forward_s, strict=True)
+            one = median(seconds for kind, seconds in pairs if kind == name)
+            rows = profiles.multipliers.get((model, gpu, name), ())
+            sizes = [size for size, _ in rows] or [1]
             forward = tuple(one * profiles.multiplier(model, gpu, name, size) for size in sizes)
             backward = tuple(BACKWARD_FACTOR * seconds for seconds in forward)
             entries[KINDS[name], tp] = Measured(tuple(map(float, sizes)), forward, backward)
     return found
 
 
-def _sized_profile(
-    path: Path, seq_len: int
-) -> dict[tuple[str, str], dict[tuple[str, int], Measured]]:
+def _sized_profile(path: Path, seq_len: int) -> TimesBySource:
     """Read a file with a `micro_batch` column by model and GPU; empty for any other source."""
-    if (
-        not path.is_file()
-        or "micro_batch" not in path.read_text("utf-8", "replace").partition("\n")[0]
-    ):
+    if not path.is_file() or "micro_batch" not in path.read_text("utf-8", "replace").split("\n")[0]:
         return {}
-    points: dict[tuple[str, str, str, int], dict[int, list[tuple[float, ...]]]] = {}
+    points: dict[tuple[str, str], dict[tuple[str, int], dict[int, list[list[float]]]]] = {}
     for place, row in read_rows(path, SIZED_COLUMNS, ("saved_bytes",)):
         if row["seq_len"] != seq_len:
             raise ConfigError(
                 f"{place}: seq_len={row['seq_len']} must be training.seq_len={seq_len}; try "
                 f"training.seq_len={row['seq_len']}."
             )
-        if row["layer_kind"] in KINDS:
-            entry = points.setdefault(
-                (row["model"], row["gpu"], KINDS[row["layer_kind"]], row["tp"]), {}
-            )
-            figures = tuple(
-                row[key] for key in ("forward_s", "backward_s", "saved_bytes") if key in row
-            )
-            entry.setdefault(row["micro_batch"], []).append(figures)
-    found: dict[tuple[str, str], dict[tuple[str, int], Measured]] = {}
-    for (model, gpu, kind, tp), sizes in points.items():
-        order = sorted(sizes)
-        columns = [tuple(map(median, zip(*sizes[size], strict=True))) for size in order]
-        figures = tuple(zip(*columns, strict=True))
-        found.setdefault((model, gpu), {})[kind, tp] = Measured(tuple(map(float, order)), *figures)
-    return found
+        kind = KINDS.get(row["layer_kind"])
+        if kind is not None:
+            kinds = points.setdefault((row["model"], row["gpu"]), {})
+            sizes = kinds.setdefault((kind, row["tp"]), {})
+            figures = [row[key] for key in SIZED_FIGURES if key in row]
+            sizes.setdefault(row["micro_batch"], []).append(figures)
+    return {
+        source: {key: _medians(sizes) for key, sizes in kinds.items()}
+        for source, kinds in points.items()
+    }
+
+
+def _medians(points: dict[int, list[list[float]]]) -> Measured:
+    """Return the median figures of every size."""
+    order = sorted(points)
+    rows = [map(median, zip(*points[size], strict=True)) for size in order]
+    return Measured(tuple(map(float, order)), *zip(*rows, strict=True))

@@ -28,6 +28,7 @@ from darts_parallel.problem.layer_spec import (
     RecomputedPart,
     mlp_of,
     weights,
+    with_parts,
 )
 from darts_parallel.problem.state_space import state_space
 
@@ -301,23 +302,17 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     mask = 1 if config.dropout else 0
     if window is not None:
         kind = f"sliding_{kind}"
-    gemms = attention.gemms + mlp.gemms
-    layer = LayerSpec(name=f"layers.{index}", kind=kind, gemms=gemms, cores=(*cores, *indexer))
-    layer = replace(layer, experts=experts, recomputable=True)
-    scores = (4.0 + mask) * config.num_heads * attentions
-    layer = replace(
-        layer,
-        score_bytes=0.0 if fused else scores,
+    scores = 0.0 if fused else (4.0 + mask) * config.num_heads * attentions
+    attention = replace(attention, cores=(*cores, *indexer))
+    layer = LayerSpec(
+        name=f"layers.{index}",
+        kind=kind,
+        experts=experts,
+        recomputable=True,
+        score_bytes=scores,
         tp_collectives=collectives,
-        tp_collectives_backward=collectives,
-        output_elements=2 * h if decoder else h,
     )
-    layer = replace(
-        layer,
-        sharded_parameters=attention.sharded_parameters + mlp.sharded_parameters,
-        sharded_elements=mlp.sharded_elements + attention.sharded_elements,
-        sharded_activation_bytes=attention.sharded_activation_bytes + mlp.sharded_activation_bytes,
-    )
+    layer = replace(layer, tp_collectives_backward=collectives, output_elements=h * (1 + decoder))
     sublayers = attentions + (bool(ffn) or experts is not None)
     norms = sublayers
     if char == ATTENTION and config.mamba_shares_norm and symbol(config, index - 1) == MAMBA:
@@ -325,7 +320,7 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     if config.block_norms is not None and (half or char is None):
         norms = config.block_norms // (2 if half else 1)
     counts = Sublayers(attentions, sublayers, norms)
-    return _with_residuals(config, layer, (attention, mlp), counts)
+    return with_parts(layer, attention, mlp, _residuals(config, counts))
 
 
 def _block_kind(config: ModelConfig, decoder: bool, char: str | None) -> str:
@@ -346,12 +341,9 @@ class Sublayers(NamedTuple):
     norms: int
 
 
-def _with_residuals(
-    config: ModelConfig, block: LayerSpec, parts: tuple[LayerSpec, LayerSpec], counts: Sublayers
-) -> LayerSpec:
-    """Add the parts outside the tensor-parallel region: norms, dropout, residuals, biases."""
+def _residuals(config: ModelConfig, counts: Sublayers) -> LayerSpec:
+    """Describe the parts outside the tensor-parallel region: norms, dropout, residuals, biases."""
     h = config.hidden_size
-    attention, mlp = parts
     mask = 1 if config.dropout else 0
     biases = config.attention_output_bias
     if biases is None:
@@ -359,19 +351,13 @@ def _with_residuals(
     # one norm's output may feed two products
     fed = min(counts.norms, counts.all)
     normed = RecomputedPart("layernorm", replicated_activation_bytes=2.0 * fed * h)
-    own = (
-        h * counts.attentions * biases + attention.replicated_parameters + mlp.replicated_parameters
-    )
-    # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
-    kept = (2.0 * (counts.norms + fed) + mask * counts.all) * h
-    # norm: read, write; dropout and residual of a sublayer: two reads, one write
-    moved = (2.0 * counts.norms + 3.0 * counts.all) * h
-    block = replace(block, parts=(*attention.parts, *mlp.parts, normed))
-    return replace(
-        block,
-        replicated_parameters=own + counts.norms * _norm(config),
-        replicated_elements=moved + attention.replicated_elements,
-        replicated_activation_bytes=kept + attention.replicated_activation_bytes,
+    return LayerSpec(
+        parts=(normed,),
+        replicated_parameters=h * counts.attentions * biases + counts.norms * _norm(config),
+        # norm: read, write; dropout and residual of a sublayer: two reads, one write
+        replicated_elements=(2.0 * counts.norms + 3.0 * counts.all) * h,
+        # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
+        replicated_activation_bytes=(2.0 * (counts.norms + fed) + mask * counts.all) * h,
     )
 
 
@@ -383,17 +369,16 @@ def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     router = config.activation_parameters * bool(ffn)
     if experts is not None:
         router += experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
-    layer = LayerSpec(name="", kind="", replicated_parameters=router)
     if not ffn:
-        return layer
+        return LayerSpec(replicated_parameters=router)
     gemms = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2"))
     # pre-activations and the second product's input
     kept = 2.0 * (inputs + ffn)
     name = "mlp" if experts is None else "shared_experts"
     part = RecomputedPart(name, gemms, sharded_activation_bytes=kept)
-    layer = replace(layer, gemms=gemms, parts=(part,))
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
+        parts=(part,),
         sharded_parameters=weights(gemms) + inputs * bias,
         replicated_parameters=h * bias + router,
         sharded_elements=float(inputs + ffn),
@@ -434,15 +419,15 @@ def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
     kept = 2.0 * (q_size + out_size + kv_size) + 2.0 * gate + 2.0 * (normed + gated)
     # keys may be longer than values; their mean gives the same products and bytes
     core = AttentionCore(config.num_heads, kv_heads, (head_dim + value_dim) // 2, True)
-    layer = LayerSpec(name="", kind="", gemms=gemms, cores=(core,))
+    moved = 2.0 * normed + 3.0 * gated  # a gate reads itself and the output, and writes the input
     divided = weights(gemms) + attentions * (bias + sinks + scales)
     whole = 2 * attentions * norm_size * head_norms
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
+        cores=(core,),
         sharded_parameters=divided,
         replicated_parameters=whole,
-        # the gate reads itself and the attention's output, and writes the projection's input
-        sharded_elements=attentions * (2.0 * normed + 3.0 * gated),
+        sharded_elements=attentions * moved,
         sharded_activation_bytes=attentions * kept,
     )
 
@@ -468,34 +453,32 @@ def _latent(config: ModelConfig) -> LayerSpec:
     out = Gemm(h, heads * value, "row", "linear_proj")
     # queries and keys are longer than values; their mean gives the same products and bytes
     core = AttentionCore(heads, heads, (query + value) // 2, True)
-    indexer = _indexer(config)
-    whole = (*down, *indexer.gemms)
-    layer = LayerSpec(name="", kind="", gemms=(*whole, *up, out), cores=(core, *indexer.cores))
     normed = q_rank + kv_rank
     norms = (2 if config.norm_bias else 1) * normed
-    # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
-    kept = 2.0 * (2 * normed + rope)
-    numbers = weights(whole) + norms + indexer.replicated_parameters
-    layer = replace(layer, sharded_parameters=weights((*up, out)), replicated_parameters=numbers)
-    layer = replace(
-        layer,
-        replicated_elements=2.0 * normed + indexer.replicated_elements,
-        replicated_activation_bytes=kept + indexer.replicated_activation_bytes,
+    whole = LayerSpec(
+        gemms=down,
+        replicated_parameters=weights(down) + norms,
+        replicated_elements=2.0 * normed,
+        # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
+        replicated_activation_bytes=2.0 * (2 * normed + rope),
     )
     # queries, values, and keys as projected next to keys joined to the rotary part (Megatron-LM)
     expanded = heads * (2 * query + nope + value)
     part = RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * expanded)
-    return replace(
-        layer,
+    divided = LayerSpec(
+        gemms=(*up, out),
+        cores=(core,),
+        parts=(part,),
+        sharded_parameters=weights((*up, out)),
         # the rotary part is joined to every head of queries and keys: read and written
         sharded_elements=2.0 * 2 * heads * query,
-        sharded_activation_bytes=2.0 * (expanded + heads * value),
-        parts=(part,),
     )
+    divided = replace(divided, sharded_activation_bytes=2.0 * (expanded + heads * value))
+    return with_parts(whole, divided, _indexer(config))
 
 
 def _indexer(config: ModelConfig) -> LayerSpec:
-    """Describe the indexer of sparse attention; its parameters are without the weights of products.
+    """Describe the indexer of sparse attention; with its products.
 
     It has queries, one key for all heads, and a weight of every head, whole on every rank.
     """
@@ -506,11 +489,11 @@ def _indexer(config: ModelConfig) -> LayerSpec:
     gemms = tuple(Gemm(n, size, "replicated") for n, size in shapes if n)
     # its scores have no weighted sum: half an attention's products
     scores = AttentionCore(heads, 1, width // 2, config.causal)
-    layer = LayerSpec(name="", kind="", gemms=gemms, cores=(scores,) * bool(heads))
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
+        cores=(scores,) * bool(heads),
         # the key has a norm with scale and shift
-        replicated_parameters=2 * width,
+        replicated_parameters=weights(gemms) + 2 * width,
         replicated_elements=2.0 * width,
         replicated_activation_bytes=2.0 * ((heads + 2) * width + heads),
     )
@@ -529,31 +512,31 @@ def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
     holds = first and not config.tie_embeddings
     block = _block(config, config.num_layers - 1, fused)
     kind = "mtp" if holds else "mtp_again"
-    gemms = (Gemm(h, 2 * h, "column"), *block.gemms)
-    layer = replace(block, name=f"mtp.{depth}", kind=kind, gemms=gemms, tied=holds)
     layer = replace(
-        layer,
+        block,
+        name=f"mtp.{depth}",
+        kind=kind,
+        tied=holds,
         fused_to_previous=not first,
         vocabulary_parameters=h * holds,
         output_elements=(2 + depth) * h,
     )
     layer = replace(
         layer,
-        sharded_parameters=block.sharded_parameters + 2 * h * h,
-        replicated_parameters=block.replicated_parameters + 3 * _norm(config),
-    )
-    # lookup, two norms before the product and one after the block
-    moved = 2.0 * h + 3 * 2.0 * h
-    # inputs of three norms, and of the product
-    kept = (3 * 2.0 + 4.0) * h
-    return replace(
-        layer,
-        replicated_elements=block.replicated_elements + moved,
-        replicated_activation_bytes=block.replicated_activation_bytes + kept,
         # lookup, and the product's gathered output
         tp_collectives=block.tp_collectives + 2,
         tp_collectives_backward=block.tp_collectives_backward + 1,
     )
+    product = LayerSpec(
+        gemms=(Gemm(h, 2 * h, "column"),),
+        sharded_parameters=2 * h * h,
+        replicated_parameters=3 * _norm(config),
+        # lookup, two norms before the product and one after the block
+        replicated_elements=2.0 * h + 3 * 2.0 * h,
+        # inputs of three norms, and of the product
+        replicated_activation_bytes=(3 * 2.0 + 4.0) * h,
+    )
+    return with_parts(layer, product)
 
 
 def _head(config: ModelConfig) -> LayerSpec:

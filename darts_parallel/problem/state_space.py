@@ -47,7 +47,7 @@ def state_space(config: ModelConfig) -> LayerSpec:
         layer = _delta_net(config)
     else:
         layer = _mamba_2(config) if config.mamba_dt_rank is None else _mamba_1(config)
-    layer = replace(layer, output_elements=h, recomputable=True)
+    layer = replace(layer, kind=SYMBOLS[MAMBA], output_elements=h, recomputable=True)
     return replace(
         layer,
         replicated_elements=5.0 * h,
@@ -90,11 +90,10 @@ def _mamba_2(config: ModelConfig) -> LayerSpec:
     side = min(config.mamba_head_dim, state, chunk)
     gathered = float(projected + inner)
     scan = Scan(flops, scores + states, moved, again, side, heads, gathered)
-    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
-    numbers = weights(gemms) + others + projected * config.linear_bias
-    layer = replace(layer, sharded_parameters=numbers)
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
+        scan=scan,
+        sharded_parameters=weights(gemms) + others + projected * config.linear_bias,
         replicated_parameters=h * config.linear_bias,
         # convolution; gated norm: two reads, one write
         sharded_elements=convolution + 3.0 * normed,
@@ -139,11 +138,10 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
     side = min(size, state, chunk)
     flops = (scores + states, scores + states / 3.0)
     scan = Scan(*flops, moved, again, side, heads, float(projected + inner))
-    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
-    others = mixed * config.mamba_conv_kernel + steps
-    layer = replace(layer, sharded_parameters=weights(gemms) + others)
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
+        scan=scan,
+        sharded_parameters=weights(gemms) + mixed * config.mamba_conv_kernel + steps,
         # the gated norm's scale is that of one head
         replicated_parameters=size,
         sharded_elements=convolution + 3.0 * inner,
@@ -157,10 +155,9 @@ def _short_convolution(config: ModelConfig) -> LayerSpec:
     h = config.hidden_size
     inner = _inner_size(config)
     gemms = (Gemm(3 * inner, h, "column"), Gemm(h, inner, "row"))
-    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms)
     others = inner * (config.mamba_conv_kernel + 4 * config.linear_bias)
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
         sharded_parameters=weights(gemms) + others,
         replicated_parameters=h * config.linear_bias,
         # two gates of two reads and a write, the convolution in between
@@ -185,11 +182,10 @@ def _mamba_1(config: ModelConfig) -> LayerSpec:
     moved = 4.0 * inner + 2.0 * state
     again = 3.0 * inner + 2.0 * state
     scan = Scan(flops, flops, moved, again, 1, inner, float(3 * inner + low))
-    layer = LayerSpec(name="", kind=SYMBOLS[MAMBA], gemms=gemms, scan=scan)
-    numbers = weights(gemms) + others + 2 * inner * config.linear_bias
-    layer = replace(layer, sharded_parameters=numbers)
-    return replace(
-        layer,
+    return LayerSpec(
+        gemms=gemms,
+        scan=scan,
+        sharded_parameters=weights(gemms) + others + 2 * inner * config.linear_bias,
         # norms of step, B and C (Jamba)
         replicated_parameters=normed + h * config.linear_bias,
         sharded_elements=2.0 * inner + 2.0 * normed,

@@ -88,15 +88,10 @@ def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
 
 def _is_configuration(name: str, plan: Plan) -> bool:
     """Return whether a name as `pp4 v2 cp2 1f1b m128` is the pipeline configuration of a plan."""
-    counts = {"pp": plan.pp, "v": plan.virtual_stages, "cp": plan.cp, "m": plan.num_micro_batches}
-    known = {"v": 1, "cp": 1}
-    for word in re.sub(r" \(.*\)", "", name).split():
-        number = re.fullmatch(r"(pp|v|cp|m)(\d+)", word)
-        if number is not None:
-            known[number[1]] = int(number[2])
-        elif word != plan.schedule_name:
-            return False
-    return known == counts
+    counts = {"v": plan.virtual_stages, "cp": plan.cp}
+    words = {f"{key}{count}" for key, count in counts.items() if count > 1}
+    words |= {f"pp{plan.pp}", f"m{plan.num_micro_batches}"}
+    return set(re.sub(r" \(.*\)", "", name).split()) - {plan.schedule_name} == words
 
 
 def _colours(

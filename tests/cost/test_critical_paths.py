@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import simulation
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.simulation import (
     Criticalities,
@@ -44,20 +43,6 @@ def test_a_critical_path_gives_its_own_seconds_and_bounds_those_of_other_plans(
         others, syncs = pipelines(seed, pp * chunks, pp)
         exact = simulated_seconds(others, syncs, count, pp, model)[0]
         assert (path.seconds(others, syncs) <= exact * (1 + 1e-12)).all()
-
-
-@pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_walked_paths_are_those_read_off(
-    schedule: str, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pp, model, count = 3, PipelineModel(True, schedule, False), torch.tensor([6, 12, 12, 30])
-    passes, sync = pipelines(4, pp * chunks, pp)
-    found = []
-    for at_once in (0, 10**9):
-        monkeypatch.setattr(simulation, "AT_ONCE", at_once)
-        found.append(Criticalities.of(passes, sync, count, pp, model))
-    for name in ("forward", "backward", "weight_gradient", "message", "sync"):
-        assert torch.equal(*(getattr(path, name) for path in found))
 
 
 def test_remembered_paths_are_exact_where_they_are_taken_and_below_in_between() -> None:

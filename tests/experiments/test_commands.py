@@ -31,7 +31,7 @@ def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("problem=[x]", "problem=\\[x\\] is not an option; try problems."),
+        ("problem=[x]", "problem=\\[x\\] is not a key of the configuration; try problems."),
         ("search.num_stepz=3", "try search.num_steps."),
         ("seeds", "seeds has no value"),
         ("seeds=", "seeds= has no value"),

@@ -104,7 +104,7 @@ def test_a_rank_of_torchrun_ends_without_taking_the_interpreter_down(
         ((), "plan is missing"),
         (("plan=none.json",), "cannot be read"),
         (("plan=x", "device=tpu"), "device=tpu must be one of auto, cpu, cuda"),
-        (("plan=x", "stepz=3"), "stepz=3 is not an option; try steps"),
+        (("plan=x", "stepz=3"), "stepz=3 is not a key of the configuration; try steps"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(
