@@ -12,6 +12,7 @@ from darts_parallel.config import (
     OTHER_WORDS,
     WORDS,
     composed_config,
+    require,
     require_clear_machine,
     with_box,
     without_words,
@@ -35,6 +36,8 @@ SWITCHES = (
     "--multirun -m",
     "--shell-completion -sc",
 )
+TUNE_FLAGS = {"top": "tune.top", "from_log": "tune.log", "force": "tune.force"}
+"""Flags of the verb `tune`, and the keys that they set."""
 VALUED = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
 CHOICES = {
     "--cfg -c": ("job", "hydra", "all"),
@@ -55,7 +58,7 @@ class FlagParser(ArgumentParser):
             self.add_argument(*names.split())
         for names, choices in CHOICES.items():
             self.add_argument(*names.split(), choices=choices)
-        self.add_argument("--top", nargs="?", const="nothing")
+        self.add_argument("--top", type=int)
         self.add_argument("--from-log")
         self.add_argument("--force", action="store_true")
         self.add_argument("overrides", nargs="*")
@@ -77,9 +80,14 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     flags = vars(FlagParser().parse_intermixed_args(_written_out(arguments)))
     given = flags.pop("overrides")
     verb = next((argument for argument in given if argument in VERBS), None)
-    force = flags.pop("force")
-    tuned = _tune_flags(verb, flags.pop("top"), flags.pop("from_log"), force=force)
-    overrides = [*_without_verb(given, verb), *tuned]
+    overrides = _without_verb(given, verb)
+    for name, key in TUNE_FLAGS.items():
+        value = flags.pop(name)
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            near = f"darts-parallel tune plan.json {flag} ..."
+            require(verb == "tune", f"{flag} {value}", "go with the verb tune", near)
+            overrides.append(f"{key}={str(value).lower() if value is True else value}")
     if flags.pop("explain"):
         overrides.append("explain=true")
     for override in overrides:
@@ -91,28 +99,6 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         if value:
             words.append(flag if value is True else f"{flag}={value}")
     return [*words, *overrides]
-
-
-def _tune_flags(verb: str | None, top: str | None, log: str | None, *, force: bool) -> list[str]:
-    """Write the flags of the verb `tune` as overrides."""
-    overrides = []
-    if top is not None:
-        if verb != "tune" or not top.isdigit():
-            rule = "must be a whole number of plans of the verb tune"
-            raise ConfigError(f"--top {top} {rule}; try darts-parallel tune plan.json --top 3.")
-        overrides.append(f"tune.top={top}")
-    if log is not None:
-        if verb != "tune":
-            way_out = f"try tune plan.json --from-log {log}"
-            raise ConfigError(f"--from-log {log} needs the verb tune; {way_out}.")
-        overrides.append(f"tune.log={log}")
-    if force:
-        if log is None:
-            raise ConfigError(
-                "--force needs --from-log; try tune plan.json --from-log LOG --force."
-            )
-        overrides.append("tune.force=true")
-    return overrides
 
 
 def _written_out(arguments: Sequence[str]) -> list[str]:

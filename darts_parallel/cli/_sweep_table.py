@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from darts_parallel.cli._run_folder import OVERRIDES
-from darts_parallel.plans import write_text
+from darts_parallel.plans import span, write_text
 from darts_parallel.report import csv_text, filled_table, markdown_table, override_values
 
 SEED = "search.seed"
@@ -45,15 +45,9 @@ class SweepJob:
         gaps = {stage["name"]: stage["gap"] for stage in search.get("stages", ())}
         found = {**plan["predicted"], "seconds": search.get("seconds")}
         found |= {"repaired_gap": gaps.get("repaired"), "gap": gaps.get("chosen")}
-        degrees = [_range([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
+        degrees = [span([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
         measures = {name: found[name] for name in TITLES}
         return SweepJob(override_values(given), measures, "/".join([*degrees, str(plan["pp"])]))
-
-
-def _range(values: Sequence[int]) -> str:
-    least = min(values)
-    most = max(values)
-    return str(least) if least == most else f"{least}-{most}"
 
 
 def write_sweep(config: DictConfig) -> None:
@@ -86,10 +80,8 @@ def write_sweep(config: DictConfig) -> None:
 
 def swept_keys(jobs: Sequence[SweepJob]) -> list[str]:
     """Return the keys whose values differ between jobs, in the order of the command."""
-    values: dict[str, set[str]] = {}
-    for key in (key for job in jobs for key in job.overrides):
-        values[key] = {str(job.overrides.get(key, "")) for job in jobs}
-    return [key for key, found in values.items() if len(found) > 1]
+    keys = dict.fromkeys(key for job in jobs for key in job.overrides)
+    return [key for key in keys if len({str(job.overrides.get(key, "")) for job in jobs}) > 1]
 
 
 def joined_seeds(

@@ -209,10 +209,6 @@ class Answer:
     """
 
     option: Option
-    z: Array
-    """Log goodness of the knobs over their references, `(n,)`."""
-    slopes: Array
-    """d log(seconds) / d log goodness, 0 for memory, `(n,)`."""
     budget: float
     log_seconds: float
     log_bound: float
@@ -220,6 +216,18 @@ class Answer:
     plans: list[Plan]
     planner_calls: int
     """Points at which all tables were built for this answer."""
+    knobs: dict[str, float]
+    """Figures in SI units."""
+    factors: dict[str, float]
+    """Figures over their references."""
+    costs: dict[str, float]
+    """Money for every knob."""
+    elasticities: dict[str, float]
+    """D log(seconds) / d log(figure); 0 for memory."""
+    seconds_saved_per_unit: dict[str, float]
+    """Seconds that one more unit of money saves; 0 for the knobs at their bound."""
+    at_bound: list[str]
+    """Knobs that cannot be better."""
 
     @property
     def iteration_time_s(self) -> float:
@@ -237,59 +245,9 @@ class Answer:
         return exp(self.log_seconds - self.log_bound) - 1.0
 
     @property
-    def knobs(self) -> dict[str, float]:
-        """Figures in SI units."""
-        return self._named(self._factors * self.option.knobs.reference)
-
-    @property
-    def factors(self) -> dict[str, float]:
-        """Figures over their references."""
-        return self._named(self._factors)
-
-    @property
-    def costs(self) -> dict[str, float]:
-        """Money for every knob."""
-        return self._named(self.option.knobs.cost(self.z))
-
-    @property
     def spent(self) -> float:
         """Money for all knobs and the fixed part."""
         return self.option.fixed + sum(self.costs.values())
-
-    @property
-    def elasticities(self) -> dict[str, float]:
-        """D log(seconds) / d log(figure)."""
-        return self._named(self._senses * self.slopes)
-
-    @property
-    def seconds_saved_per_unit(self) -> dict[str, float]:
-        """Seconds that one more unit of money saves; 0 for the knobs at their bound."""
-        knobs = self.option.knobs
-        rates = -self.slopes / (knobs.exponent * knobs.cost(self.z))
-        rates = np.where(self._at_bound, 0.0, rates)
-        return self._named(rates * self.iteration_time_s)
-
-    @property
-    def at_bound(self) -> list[str]:
-        """Knobs that cannot be better."""
-        return list(self.option.knobs.only(self._at_bound).names)
-
-    @property
-    def _at_bound(self) -> NDArray[np.bool_]:
-        return np.asarray(self.z >= self.option.knobs.high - SLACK)
-
-    @property
-    def _senses(self) -> Array:
-        senses = map(sense, self.option.knobs.names)
-        return np.array(list(senses), dtype=np.float64)
-
-    @property
-    def _factors(self) -> Array:
-        return np.asarray(np.exp(self._senses * self.z))
-
-    def _named(self, column: Array) -> dict[str, float]:
-        names = self.option.knobs.names
-        return dict(zip(names, column.tolist(), strict=True))
 
 
 class Designer:
@@ -335,8 +293,7 @@ class Designer:
                 "least of every knob; try a larger budget, or lower bounds."
             )
         calls = len(self.history) - before
-        answer = _answer(best, min(best.value, bound), budget, calls)
-        return _with_slopes(answer, best) if elasticities else answer
+        return _answer(best, min(best.value, bound), budget, calls, elasticities=elasticities)
 
     def _payable(self, budget: float) -> Iterator[Branch]:
         """Yield the discrete choices of which a budget pays the least of every knob."""
@@ -426,26 +383,34 @@ def _answer(
     bound: float,
     budget: float,
     calls: int,
+    *,
+    elasticities: bool,
 ) -> Answer:
-    """Return what was found in the units of the figures, without slopes."""
+    """Return what was found in the units of the figures; slopes are 0 where nobody asks for them."""
     branch = use.branch
-    z = np.zeros(len(branch.is_memory))
-    z[~branch.is_memory] = branch.points[use.point]
-    z[branch.is_memory] = np.log(branch.needs[use.row])
-    heights = branch.heights(use.point)[use.row]
-    seconds = np.exp(heights).tolist()
-    plans = []
-    for pricing, number in zip(branch.pricings, branch.plans[use.row], strict=True):
-        plans.append(pricing.plan(number))
-    flat = np.zeros(len(z))
-    return Answer(branch.option, z, flat, budget, use.value, bound, seconds, plans, calls)
-
-
-def _with_slopes(answer: Answer, use: Use) -> Answer:
-    """Return an answer with d log(seconds) / d log goodness of the knobs other than memory."""
-    branch = use.branch
+    knobs = branch.option.knobs
+    z = np.zeros(len(knobs))
     at = branch.points[use.point]
-    lines = branch.lines(use.point, np.array([use.row]), at[None])
-    slopes = np.zeros(len(answer.z))
-    slopes[~branch.is_memory] = lines.slopes[0]
-    return replace(answer, slopes=slopes)
+    z[~branch.is_memory] = at
+    z[branch.is_memory] = np.log(branch.needs[use.row])
+    slopes = np.zeros(len(knobs))
+    if elasticities:
+        lines = branch.lines(use.point, np.array([use.row]), at[None])
+        slopes[~branch.is_memory] = lines.slopes[0]
+    senses = np.array([sense(name) for name in knobs.names], dtype=np.float64)
+    factors = np.exp(senses * z)
+    costs = knobs.cost(z)
+    at_bound = z >= knobs.high - SLACK
+    saved = np.where(at_bound, 0.0, -slopes / (knobs.exponent * costs)) * exp(use.value)
+    columns = {"factors": factors, "knobs": factors * knobs.reference, "costs": costs}
+    columns |= {"elasticities": senses * slopes, "seconds_saved_per_unit": saved}
+    named = {}
+    for key, column in columns.items():
+        named[key] = dict(zip(knobs.names, column.tolist(), strict=True))
+    pairs = zip(branch.pricings, branch.plans[use.row], strict=True)
+    plans = [pricing.plan(number) for pricing, number in pairs]
+    seconds = np.exp(branch.heights(use.point)[use.row]).tolist()
+    best = list(knobs.only(at_bound).names)
+    return Answer(
+        branch.option, budget, use.value, bound, seconds, plans, calls, at_bound=best, **named
+    )

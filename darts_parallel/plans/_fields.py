@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from darts_parallel.config import COMM_BITS, OFFLOADS
-from darts_parallel.errors import PlanError, closest
+from darts_parallel.config import OFFLOADS
+from darts_parallel.errors import PlanError
 
 _KINDS: dict[type, tuple[str, str]] = {
     int: ("a whole number", "1"),
@@ -85,16 +85,6 @@ def _span(stage: Any, index: int) -> tuple[int, int]:
             f"plan: stages[{index}].layers must be [first, end), got {span!r}; try [0, 1]."
         )
     return numbers[0], numbers[1]
-
-
-def comm_bits(layer: Fields, key: str) -> int:
-    """Return the bits of a collective of a layer; older files have none."""
-    bits = int(layer.read(key, int, default=max(COMM_BITS)))
-    if bits not in COMM_BITS:
-        legal = ", ".join(map(str, COMM_BITS))
-        near = closest(bits, COMM_BITS)
-        raise PlanError(f"plan: {layer.place}{key}={bits} must be one of {legal}; try {near}.")
-    return bits
 
 
 def offload_of(

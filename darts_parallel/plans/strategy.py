@@ -9,7 +9,6 @@ from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError, closest
 from darts_parallel.plans._fields import (
     Fields,
-    comm_bits,
     node_order_of,
     offload_of,
     read_boundaries,
@@ -27,16 +26,26 @@ from darts_parallel.schedules import (
 )
 
 SCHEMA = "darts-parallel/plan/1"
-LAYER_FIELDS: tuple[tuple[str, type, int | None], ...] = (
-    ("tp", int, 1),
-    ("dp", int, 1),
-    ("zero_stage", int, 0),
-    ("recompute", str, None),
-    ("sequence_parallel", bool, None),
-)
-"""Fields of a strategy in every plan file, with type and minimum."""
-NEWER_FIELDS = {"shard_size": 0, "ep": 1, "etp": 1}
-"""Whole numbers that older plan files lack; the minimum is the default."""
+LAYER_FIELDS: dict[str, tuple[type, int | None, int | None]] = {
+    "tp": (int, 1, None),
+    "dp": (int, 1, None),
+    "zero_stage": (int, 0, None),
+    "recompute": (str, None, None),
+    "sequence_parallel": (bool, None, None),
+    "shard_size": (int, 0, 0),
+    "ep": (int, 1, 1),
+    "etp": (int, 1, 1),
+    "tp_comm_bits": (int, None, max(COMM_BITS)),
+    "grad_comm_bits": (int, None, max(COMM_BITS)),
+}
+"""Fields of a strategy in a plan file: type, minimum, and the default where older files lack it."""
+LAYER_VALUES: dict[str, tuple[int | str, ...]] = {
+    "zero_stage": (0, 1, 2, 3),
+    "recompute": RECOMPUTE,
+    "tp_comm_bits": COMM_BITS,
+    "grad_comm_bits": COMM_BITS,
+}
+"""Values of fields that have few."""
 
 
 @dataclass(frozen=True, order=True)
@@ -207,7 +216,7 @@ class Plan:
         parts.append(f"pp {self.pp}{chunks}")
         if self.schedule_name not in USUAL:
             parts.append(self.schedule_name)
-        parts.append(f"micro-batch {_span(sizes)} × {self.num_micro_batches}")
+        parts.append(f"micro-batch {span(sizes)} × {self.num_micro_batches}")
         parts.append(f"ZeRO-{self._span('zero_stage')}")
         parts += self._recomputation()
         if count := sum(layer.sequence_parallel for layer in self.layers):
@@ -217,7 +226,7 @@ class Plan:
 
     def _span(self, key: str) -> str:
         """Return the smallest and largest value that layers have of a field."""
-        return _span([getattr(layer, key) for layer in self.layers])
+        return span([getattr(layer, key) for layer in self.layers])
 
     def _expert_degrees(self) -> list[str]:
         """Return the degrees of the experts where they differ from 1."""
@@ -238,7 +247,7 @@ class Plan:
     def _refinements(self) -> list[str]:
         """Name what few plans have, for the one line."""
         sharded = [layer.shard_size for layer in self.layers if layer.shard_size]
-        parts = [f"sharded over {_span(sharded)}"] if sharded else []
+        parts = [f"sharded over {span(sharded)}"] if sharded else []
         for name, key in (("tp", "tp_comm_bits"), ("gradients", "grad_comm_bits")):
             if any(getattr(layer, key) < max(COMM_BITS) for layer in self.layers):
                 parts.append(f"{name} at {self._span(key)} bits")
@@ -324,7 +333,7 @@ class Plan:
         return plan
 
 
-def _span(values: Sequence[int]) -> str:
+def span(values: Sequence[int]) -> str:
     """Return the smallest and the largest value, or the only one."""
     first = min(values)
     last = max(values)
@@ -391,17 +400,15 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
     if not isinstance(layer, dict):
         raise PlanError(f"plan: layers[{index}] must be an object, got {layer!r}; try {{...}}.")
     fields = Fields(layer, f"layers[{index}].")
-    values = {key: fields.read(key, kind, least) for key, kind, least in LAYER_FIELDS}
-    for key, least in NEWER_FIELDS.items():
-        values[key] = fields.read(key, int, least, default=least)
-    for key in ("tp_comm_bits", "grad_comm_bits"):
-        values[key] = comm_bits(fields, key)
-    strategy = LayerStrategy(**values)
-    if strategy.zero_stage > 3 or strategy.recompute not in RECOMPUTE:
-        near = closest(strategy.recompute, RECOMPUTE)
-        raise PlanError(
-            f"plan: layers[{index}] has zero_stage={strategy.zero_stage} and "
-            f"recompute={strategy.recompute}, which must be 0-3 and one of {', '.join(RECOMPUTE)}; "
-            f"try {min(strategy.zero_stage, 3)} and {near}."
-        )
-    return strategy
+    values = {}
+    for key, (kind, least, default) in LAYER_FIELDS.items():
+        values[key] = fields.read(key, kind, least, default)
+    for key, legal in LAYER_VALUES.items():
+        value = values[key]
+        if value not in legal:
+            listed = ", ".join(map(str, legal))
+            near = closest(value, legal)
+            raise PlanError(
+                f"plan: {fields.place}{key}={value} must be one of {listed}; try {near}."
+            )
+    return LayerStrategy(**values)

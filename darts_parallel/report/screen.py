@@ -1,21 +1,17 @@
 """The report on the terminal: the answer in few lines, or all tables where `output.verbose` asks for them."""
 
 from collections.abc import Iterator
-from math import isfinite
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import uncalibrated
 from darts_parallel.plans import batch_note
 from darts_parallel.problem import Problem, bill, order_label
 from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import (
-    number,
-    one_line,
     percent,
     seconds,
     term_words,
@@ -27,7 +23,7 @@ from darts_parallel.report.text import (
     DOES_NOT_FIT,
     STOPPED,
     Takers,
-    baseline_claim,
+    checks_table,
     known_of,
     report_notes,
     report_tables,
@@ -61,7 +57,7 @@ def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> 
     console.print(Text(_times(outcome)))
     if outcome.answers:
         console.print()
-        console.print(_checks(outcome))
+        console.print(checks_table(outcome.answers))
     if outcome.result is not None:
         console.print(Text(f"search: {_search_words(outcome, outcome.result)}"))
     return tables
@@ -145,28 +141,6 @@ def _times(outcome: Outcome) -> str:
     causes = sorted(cost.breakdown_s.items(), key=lambda entry: -entry[1])
     shown = [f"{seconds(time)} {term_words(name)}" for name, time in causes if time >= least]
     return " · ".join(shown)
-
-
-def _checks(outcome: Outcome) -> Table:
-    """Return a line for every exact method."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for entry in outcome.answers:
-        table.add_row(entry.name.replace("_", " "), one_line(_check_words(entry)))
-    return table
-
-
-def _check_words(entry: Verification) -> str:
-    """Say over which space a method searched, what it found, how far the plan is, and what is proven."""
-    words = [entry.space]
-    if entry.plan is not None:
-        words.append(f"{number(entry.iteration_time_s)} s")
-    if isfinite(entry.gap):
-        words.append(f"gap {round(100 * entry.gap, 2) + 0.0:+.2f} %")
-    claim = baseline_claim(entry)
-    words.append(claim)
-    if entry.note and entry.note != claim:
-        words.append(entry.note)
-    return " · ".join(words)
 
 
 def _search_words(outcome: Outcome, result: SearchResult) -> str:

@@ -5,6 +5,7 @@ from math import exp, isfinite
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
@@ -175,22 +176,17 @@ def report_tables(
     if strongest(elasticities):
         tables.append(_sensitivity_table(elasticities))
     if outcome.answers:
-        tables.append(_verification_table(outcome.answers))
+        tables.append(checks_table(outcome.answers, every=True))
     others = alternatives_table(outcome, sure, takers)
     return tables if others is None else [*tables, others]
 
 
 def report_notes(outcome: Outcome, sure: Intervals | None) -> Iterator[str]:
     """Yield what stands below the tables: how the search went, and what signs in the tables mean."""
-    if outcome.answers:
-        yield "gap: this plan's seconds relative to the baseline; below 0 this plan is faster"
     yield from _indistinguishable(outcome, sure)
     yield from averaged_switches(outcome.problem)
     if outcome.result is not None:
         yield from _search_lines(outcome, outcome.result)
-    for entry in outcome.answers:
-        if entry.note and entry.note != baseline_claim(entry):
-            yield f"{entry.name.replace('_', ' ')}: {entry.note}"
     sentence = layerwise_sentence(outcome.problem, outcome.cost, outcome.answers)
     if sentence is not None:
         yield f"{sentence[0].upper()}{sentence[1:]}."
@@ -302,31 +298,32 @@ def kept_words(result: SearchResult) -> str:
     return f"the plan of {result.method.replace('_', ' ')}"
 
 
-VERIFICATION_COLUMNS = (
-    ("baseline", "left"),
-    ("space", "left"),
-    ("s/iteration", "right"),
-    ("gap", "right"),
-    ("claim", "left"),
-    ("seconds", "right"),
-    ("plans", "right"),
-)
-"""Header and side of every column."""
-
-
-def _verification_table(verifications: Sequence[Verification]) -> Table:
-    table = table_of("\nVerification", *VERIFICATION_COLUMNS)
-    for entry in verifications:
-        # adding 0.0 turns -0.0 into 0.0
-        gap = f"{round(100 * entry.gap, 2) + 0.0:+.2f} %" if isfinite(entry.gap) else "-"
-        count = f"{entry.plans_evaluated:,}"
-        if entry.plans_evaluated >= 1e6:
-            count = f"{entry.plans_evaluated / 1e6:.1f} M"
-        name = entry.name.replace("_", " ")
-        time = _number(entry.iteration_time_s)
-        took = f"{entry.seconds:.1f}"
-        table.add_row(name, entry.space, time, gap, baseline_claim(entry), took, count)
+def checks_table(answers: Sequence[Verification], *, every: bool = False) -> Table:
+    """Return a line for every exact method; `every` adds what it took, and a title."""
+    title = "\nVerification" if every else None
+    table = table_of(title, ("method", "left"), ("answer", "left"))
+    table.show_header = every
+    for entry in answers:
+        words = Text(_check_words(entry), no_wrap=not every, overflow="ellipsis")
+        if every:
+            words.append(f" · {entry.seconds:.1f} s, {entry.plans_evaluated:,} plans")
+        table.add_row(entry.name.replace("_", " "), words)
     return table
+
+
+def _check_words(entry: Verification) -> str:
+    """Say over which space a method searched, what it found, how far the plan is, and what is proven."""
+    words = [entry.space]
+    if entry.plan is not None:
+        words.append(f"{_number(entry.iteration_time_s)} s")
+    if isfinite(entry.gap):
+        # adding 0.0 turns -0.0 into 0.0
+        words.append(f"gap {round(100 * entry.gap, 2) + 0.0:+.2f} %")
+    claim = baseline_claim(entry)
+    words.append(claim)
+    if entry.note and entry.note != claim:
+        words.append(entry.note)
+    return " · ".join(words)
 
 
 def baseline_claim(entry: Verification) -> str:

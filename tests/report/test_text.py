@@ -65,7 +65,7 @@ def test_the_report_says_everything_once(found: FoundPlan) -> None:
         "sharding (ZeRO-2/3)",
         f"repaired {found.result.raw_iteration_time_s:.6f} s",
         "-1.28 %",
-        "dynamic programming: took [a] while.",
+        "· took [a] while.",
         "optimal in the model (layerwise)",
         "Layer-wise freedom saves 1.3 % over the best uniform plan.",
     ):
