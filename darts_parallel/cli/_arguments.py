@@ -12,6 +12,7 @@ from darts_parallel.config import (
     OTHER_WORDS,
     WORDS,
     composed_config,
+    given_values,
     require,
     require_clear_machine,
     with_box,
@@ -123,7 +124,7 @@ def _without_verb(given: list[str], verb: str | None) -> list[str]:
     if file and (verb is not None or file.endswith(".json")):
         return [*before, f"{key}={file}", *after[1:], *switch]
     rest = before + after
-    names = {argument.partition("=")[0] for argument in rest}
+    names = given_values(rest).keys()
     if verb == "price" and names & {*WORDS, *OTHER_WORDS} and key not in names:
         # the user's own degrees: the best plan with them, whatever its chance of fitting
         return ["space=uniform", "space.out_of_memory=0.5", *rest, *switch]
@@ -138,7 +139,7 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     Hydra would look for their keys in what it composes, whose cluster may have fewer node groups.
     Where the group itself is given (`cluster=...`), they belong to that.
     """
-    names = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    names = given_values([argument.lstrip("+~") for argument in arguments]).keys()
     if not names & {"plan", "tune.from"} or "experiment" in names or "--multirun" in arguments:
         return list(arguments), []
     for_hydra: list[str] = []
@@ -158,7 +159,7 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
         ConfigError: `gpus` or `nodes` could mean something else on this cluster.
     """
     arguments = with_box(arguments)
-    if {"gpus", "nodes"} & {argument.partition("=")[0] for argument in arguments}:
+    if {"gpus", "nodes"} & given_values(arguments).keys():
         require_clear_machine(arguments, _own_node_groups(arguments))
     return without_words(arguments)
 
@@ -168,7 +169,7 @@ def _own_node_groups(arguments: Sequence[str]) -> list[Any]:
 
     None where an argument is wrong: the composition of all arguments says which.
     """
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    given = given_values(arguments)
     words = {**WORDS, **OTHER_WORDS}
     plan = given.get("plan") or given.get("tune.from")
     with suppress(DartsParallelError, LookupError, TypeError):

@@ -1,10 +1,9 @@
 """The help of the command: commands, groups, keys."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from textwrap import wrap
 
-from darts_parallel.config import OTHER_WORDS, SYNONYMS, WORDS, KeyDoc, config_dir, key_docs
+from darts_parallel.config import OTHER_WORDS, SYNONYMS, WORDS, KeyDoc, group_names, key_docs
 from darts_parallel.errors import ConfigError, closest
 
 FLAGS = ("--help", "-h")
@@ -124,8 +123,7 @@ def _overview() -> Iterator[str]:
 def _group(name: str) -> Iterator[str]:
     """Explain a group: its files, and a line for each key."""
     yield f"{name}: {GROUPS[name]}."
-    files = sorted(path.stem for path in (Path(config_dir()) / name).glob("*.yaml"))
-    yield from wrap(f"files: {', '.join(files)}", WIDTH, subsequent_indent="  ")
+    yield from wrap(f"files: {', '.join(group_names(name))}", WIDTH, subsequent_indent="  ")
     root = "cluster.devices.*" if name == "device" else name
     docs = [doc for doc in key_docs() if doc.key.startswith(f"{root}.")]
     if docs:

@@ -21,7 +21,7 @@ from darts_parallel.cli._trainers import (
     trainers_table,
 )
 from darts_parallel.cli._tune import run_tuning
-from darts_parallel.config import ANY, BETWEEN, BOX, INSIDE, ClusterConfig
+from darts_parallel.config import ANY, BETWEEN, BOX, INSIDE, ClusterConfig, given_values
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import DartsParallelError, UnsupportedError, fail, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
@@ -45,6 +45,7 @@ from darts_parallel.report import (
     Tracker,
     memory_table,
     plan_dict,
+    print_line,
     render,
     render_ending,
     render_ladder,
@@ -184,7 +185,7 @@ class Job(Watcher):
     def _assumed(self, problem: Problem) -> Iterator[str]:
         """Say which batch, length and links the command assumed."""
         training = problem.training
-        given = {override.partition("=")[0] for override in self.overrides}
+        given = given_values(self.overrides)
         sizes = {"gbs=": "training.global_batch_size", "seq=": "training.seq_len"}
         missing = [word for word, key in sizes.items() if key not in given]
         if ANY in self.overrides and missing:
@@ -330,7 +331,7 @@ class Job(Watcher):
             self._print_line(line)
 
     def _print_line(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_line(self.console, line)
 
     @contextmanager
     def progress(self, title: str, total: int | None = None) -> Iterator[Update]:

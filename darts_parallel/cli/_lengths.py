@@ -14,7 +14,7 @@ from darts_parallel.export import packing_flags, refusals
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
 from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
-from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
+from darts_parallel.report import Outcome, fits_label, plan_dict, print_line, table_of
 from darts_parallel.report import seconds as seconds_label
 
 COLUMNS = ("seconds", "95 %", "tokens/s", "bound", "fits")
@@ -45,9 +45,8 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     entries = [_entry(problem, own) for own in found.plans]
     write_json(file, data | {"lengths": {"plans": entries, "refused": found.refused}})
     for line in (*_remarks(problem, found.plans), *_main_search(found)):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-    start = start_command(job, best.plan, file)
-    console.print(f"start it: {start}", soft_wrap=True, highlight=False, markup=False)
+        print_line(console, line)
+    print_line(console, f"start it: {start_command(job, best.plan, file)}")
     return best.seconds[0]
 
 

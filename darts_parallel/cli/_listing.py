@@ -1,12 +1,11 @@
 """Lists of the files that ship, with sizes: `darts-parallel models`, `clusters`, `devices`, `trainers`."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config import config_dir
+from darts_parallel.config import group_files
 
 Entry = Any
 """Content of a file."""
@@ -47,7 +46,7 @@ def listing(name: str) -> list[str]:
         name: One of `LISTS`.
     """
     lines = []
-    for path in sorted((Path(config_dir()) / name.removesuffix("s")).glob("*.yaml")):
+    for path in group_files(name.removesuffix("s")):
         text = path.read_text(encoding="utf-8")
         if name in SIZES:
             words = SIZES[name](OmegaConf.create(text))

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from darts_parallel.cli._arguments import COMPOSED, PRINTED
-from darts_parallel.config import Config, require, to_config
+from darts_parallel.config import Config, given_values, require, to_config
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans import own_config, required_config
 from darts_parallel.problem import check_import as check_import
@@ -31,14 +31,14 @@ def changed_config(
         ConfigError: a key does not fit the plan's configuration, or a value breaks a rule.
     """
     merged = OmegaConf.create(asdict(own))
-    overrides = [override.lstrip("+~").partition("=")[::2] for override in given]
-    replaced = {key for key, _ in overrides if "." not in key}
+    overrides = given_values([override.lstrip("+~") for override in given])
+    replaced = {key for key in overrides if "." not in key}
     composed_keys = {*replaced, *kept} & {str(key) for key in composed}
     if "trainer" in replaced:
         composed_keys |= SET_BY_TRAINER
     for key in composed_keys:
         OmegaConf.update(merged, key, OmegaConf.select(composed, key))
-    for key, value in overrides:
+    for key, value in overrides.items():
         root = key.partition(".")[0]
         if root != key and root in merged and root not in (*replaced, *kept):
             _change(merged, key, value, source)

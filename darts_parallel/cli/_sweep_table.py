@@ -12,7 +12,13 @@ from rich.console import Console
 
 from darts_parallel.cli._run_folder import OVERRIDES
 from darts_parallel.plans import span, write_text
-from darts_parallel.report import csv_text, filled_table, markdown_table, override_values
+from darts_parallel.report import (
+    csv_text,
+    filled_table,
+    markdown_table,
+    override_values,
+    print_line,
+)
 
 SEED = "search.seed"
 SECONDS = "iteration_time_s"
@@ -75,7 +81,7 @@ def write_sweep(config: DictConfig) -> None:
     if config.output.tensorboard:
         words.append(f"curves: tensorboard --logdir {folder}")
     for line in words:
-        console.print(line, soft_wrap=True, highlight=False)
+        print_line(console, line)
 
 
 def swept_keys(jobs: Sequence[SweepJob]) -> list[str]:

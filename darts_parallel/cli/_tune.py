@@ -28,7 +28,7 @@ from darts_parallel.planner import (
 )
 from darts_parallel.plans import Plan, read_plan, write_json, write_text
 from darts_parallel.problem import GIB, Problem
-from darts_parallel.report import Outcome, fits_label, plan_dict, table_of
+from darts_parallel.report import Outcome, fits_label, plan_dict, print_line, table_of
 from darts_parallel.report import seconds as seconds_label
 
 SHOWN = 8
@@ -104,7 +104,7 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     write_json(folder / "plan.json", _plan_file(problem, best) | {"tune": found})
     _print(problem, state, files, trials, folder, console)
     for line in said:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(console, line)
     return best.expected_s
 
 
@@ -117,7 +117,7 @@ def _print_doubts(
         lines += doubt.sentences()
     lines.append(f"if the run is this plan's and the machine was idle: {command} --force")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(console, line)
 
 
 def _read_log_trial(problem: Problem, log: str, source: str) -> tuple[Trial, str]:
@@ -271,24 +271,22 @@ def _print(
     folder: Path,
     console: Console,
 ) -> None:
-    console.print(f"{problem.config.model.name} on {problem.config.cluster.name}", highlight=False)
+    print_line(console, f"{problem.config.model.name} on {problem.config.cluster.name}")
     if trials:
         ran = sum(trial.seconds is not None for trial in trials)
         told = f"{len(trials)} trials, {ran} ran; measured / predicted {state.scale:.3f}"
-        console.print(f"{told}; {state.excluded} plans left out for their memory", highlight=False)
+        print_line(console, f"{told}; {state.excluded} plans left out for their memory")
     console.print(_table(state, problem.training.global_batch_size))
     console.print("\nTry next", style="bold")
     for file, proposal in files.items():
-        console.print(
-            f"  {start_command(problem, proposal.plan, file)}", highlight=False, soft_wrap=True
-        )
+        print_line(console, f"  {start_command(problem, proposal.plan, file)}")
     if not files:
-        console.print("  nothing: every candidate was tried", highlight=False)
+        print_line(console, "  nothing: every candidate was tried")
     given = "".join(map(_as_given, trials)) + f"{{plan: {folder / 'plan_1.json'}, seconds: ...}}"
     line = f"then: darts-parallel tune {problem.config.tune['from']} 'tune.measured=[{given}]'"
     if problem.config.tune["log"] is not None:
         line = f"then: darts-parallel tune {folder / 'plan_1.json'} --from-log LOG"
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    print_line(console, line)
 
 
 def _table(state: Tuning, batch: int) -> Table:

@@ -78,6 +78,8 @@ from darts_parallel.config.trainer import Trainer as Trainer
 from darts_parallel.config.trainer import TrainerLog as TrainerLog
 from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.trainer import fast_yaml as fast_yaml
+from darts_parallel.config.trainer import group_files as group_files
+from darts_parallel.config.trainer import group_names as group_names
 from darts_parallel.config.trainer import read_trainer as read_trainer
 from darts_parallel.config.training import DYNAMIC as DYNAMIC
 from darts_parallel.config.training import PACKED as PACKED
@@ -89,5 +91,6 @@ from darts_parallel.config.user_code import load_function as load_function
 from darts_parallel.config.words import OTHER_WORDS as OTHER_WORDS
 from darts_parallel.config.words import SYNONYMS as SYNONYMS
 from darts_parallel.config.words import WORDS as WORDS
+from darts_parallel.config.words import given_values as given_values
 from darts_parallel.config.words import require_clear_machine as require_clear_machine
 from darts_parallel.config.words import without_words as without_words

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config.trainer import config_dir
+from darts_parallel.config.trainer import config_dir, group_names
+from darts_parallel.config.words import given_values
 from darts_parallel.errors import ConfigError, closest
 
 BOX = "cluster=box"
@@ -41,7 +42,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: `gpu` without `cluster=box` or the other way around, or no file of the group `device`.
     """
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    given = given_values(arguments)
     gpu = given.get("gpu")
     written = any(argument.startswith("+device@cluster.devices.") for argument in arguments)
     if BOX not in arguments or written:
@@ -49,7 +50,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
             raise ConfigError(f"gpu={gpu} must go with {BOX}; try {BOX} gpu={gpu} gpus=8 nodes=1.")
         return list(arguments)
     folder = Path(config_dir())
-    known = sorted(path.stem for path in (folder / "device").glob("*.yaml"))
+    known = group_names("device")
     if gpu not in known:
         near = closest(gpu, known) if gpu else "h100"
         raise ConfigError(f"{BOX} needs gpu=, one of {', '.join(known)}; try gpu={near}.")

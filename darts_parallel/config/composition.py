@@ -23,7 +23,7 @@ from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema
-from darts_parallel.config.words import without_words
+from darts_parallel.config.words import given_values, without_words
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
 Check = Callable[[Imported], None] | None
@@ -91,7 +91,7 @@ def _with_own_sizes(typed: DictConfig, overrides: Sequence[str]) -> DictConfig:
     if shape and model.name == "module":
         changed["model.name"] = str(model.path).rpartition(":")[2]
     if ANY in overrides:
-        named = {override.partition("=")[0] for override in overrides}
+        named = set(given_values(overrides))
         changed |= _assumed_job(typed, shape or [1, None], named)
     result = typed.copy()
     for key, value in changed.items():
@@ -228,7 +228,7 @@ def _values(node: Any, known: dict[int, int]) -> int:
 
 def with_own_job(arguments: list[str]) -> list[str]:
     """Return the arguments; a model that is named alone takes the job of its name, or `ANY`."""
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    given = given_values(arguments)
     if "model" not in given or JOBS & set(given):
         return arguments
     own = (Path(config_dir()) / "training" / f"{given['model']}.yaml").is_file()
@@ -237,7 +237,7 @@ def with_own_job(arguments: list[str]) -> list[str]:
 
 def with_own_software(arguments: list[str], folder: str) -> list[str]:
     """Return the arguments; a `training.software` of the user's folder brings its figures along."""
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    given = given_values(arguments)
     name = given.get("training.software", "")
     own = name and (Path(folder) / "software" / f"{name}.yaml").is_file()
     return [*arguments, f"+software@own_software={name}"] if own else arguments

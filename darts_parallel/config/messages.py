@@ -12,6 +12,7 @@ from omegaconf import errors
 
 from darts_parallel.config._keys import closest_key, type_at, walk
 from darts_parallel.config.schema import Config, config_dir
+from darts_parallel.config.trainer import group_names
 from darts_parallel.config.words import SYNONYMS
 from darts_parallel.errors import DartsParallelError, closest
 
@@ -99,7 +100,7 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     """Say which files a group has, where `group/name` is none of them."""
     folder = Path(config_dir())
     group, _, name = config.rpartition("/")
-    names = sorted(options or [path.stem for path in (folder / group).glob("*.yaml")])
+    names = sorted(options or group_names(group))
     if not names:
         groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
         rule = f"must be one of the groups {', '.join(groups)}"

@@ -25,9 +25,19 @@ def config_dir() -> str:
     return str(inside if inside.is_dir() else package.parent / "conf")
 
 
+def group_files(group: str) -> list[Path]:
+    """Return the files of a group of the configuration, by name."""
+    return sorted((Path(config_dir()) / group).glob("*.yaml"))
+
+
+def group_names(group: str) -> list[str]:
+    """Return the names that `group=NAME` may have."""
+    return [path.stem for path in group_files(group)]
+
+
 FOLDER = Path(config_dir()) / "trainer"
 NONE = "none"
-EXPORTS = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != NONE))
+EXPORTS = tuple(name for name in group_names("trainer") if name != NONE)
 """Names of the trainers."""
 WHOLE_ENDS = ("never", "hybrids", "always")
 ABOVE = {"some": 0, "many": 1}

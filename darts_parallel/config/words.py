@@ -64,6 +64,11 @@ MOST_GROWTH = 2
 """Factor over the cluster's own GPUs of a node above which `gpus` probably counts the cluster."""
 
 
+def given_values(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the values of overrides by key."""
+    return dict(argument.partition("=")[::2] for argument in arguments)
+
+
 def without_words(arguments: Sequence[str]) -> list[str]:
     """Return overrides with keys in place of words; other overrides stay as they are."""
     full = {**WORDS, **OTHER_WORDS}
@@ -84,7 +89,7 @@ def require_clear_machine(arguments: Sequence[str], own: Sequence[Any]) -> None:
     Errors:
         ConfigError: there are several node groups, or `gpus` seems to count those of all nodes.
     """
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    given = given_values(arguments)
     for word, key in (("gpus", GPUS), ("nodes", NODES)):
         if word in given and len(own) > 1:
             raise ConfigError(

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from darts_parallel.config import config_dir
+from darts_parallel.config import group_files
 from darts_parallel.cost import evaluate
 from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import (
@@ -120,8 +119,7 @@ def _product_values(
     precision: str,
 ) -> Iterator[tuple[float, str]]:
     """Yield the values of a figure over all presets; of equal ones the first name comes last."""
-    folder = Path(config_dir()) / part.replace("intra_node", "cluster")
-    for path in sorted(folder.glob("*.yaml"), reverse=True):
+    for path in reversed(group_files(part.replace("intra_node", "cluster"))):
         if path.stem.startswith(INVENTED):
             continue
         raw = OmegaConf.load(path)

@@ -12,6 +12,7 @@ from omegaconf import MISSING, OmegaConf
 
 from darts_parallel.config import (
     config_dir,
+    group_names,
     one_of,
     ranged,
     read_typed,
@@ -122,8 +123,7 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
     shipped = Path(config_dir()) / "design"
     file = Path(request)
     if file.suffix != ".yaml":
-        names = sorted(path.stem for path in shipped.glob("*"))
-        require_member("design", request, tuple(names))
+        require_member("design", request, tuple(group_names("design")))
         file = shipped / f"{request}.yaml"
     require_few_values(f"design={request}", file)
     try:

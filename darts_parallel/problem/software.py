@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.config import DeviceConfig, TrainingConfig, config_dir, require
+from darts_parallel.config import DeviceConfig, TrainingConfig, config_dir, group_names, require
 from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
@@ -167,7 +167,7 @@ def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
 
 def software_names() -> list[str]:
     """Return the names of the files of `conf/software`."""
-    return sorted(file.stem for file in (Path(config_dir()) / "software").glob("*.yaml"))
+    return group_names("software")
 
 
 def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Software:

@@ -9,7 +9,7 @@ from rich.table import Table
 from darts_parallel.planner import CHOSEN, MOST_EXTRA, SURE, Planned, Rung
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
-from darts_parallel.report.format import fits_label, seconds, table_of
+from darts_parallel.report.format import fits_label, print_line, seconds, table_of
 
 
 def render_ladder(rungs: Sequence[Rung], console: Console) -> list[Table]:
@@ -45,7 +45,7 @@ def render_ending(
     page = " · report.html lies next to it" if (folder / "report.html").exists() else ""
     lines.append(f"why: darts-parallel explain {folder / 'plan.json'}{page}")
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_line(console, line)
     if problem.config.explain:
         render_explanation(explain(problem, planned.plan), console)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from math import floor, isfinite, log10
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -120,6 +121,11 @@ def number(value: float, scale: float | None = None) -> str:
 def term_words(name: str) -> str:
     """Return the usual name of a breakdown term."""
     return TERM_WORDS.get(name, name.replace("_", " "))
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is: a terminal wraps it, and nothing in it is markup."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def one_line(words: str) -> Text:
