@@ -17,7 +17,7 @@ from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, fits_label, plan_dict, print_line, table_of
 from darts_parallel.report import seconds as seconds_label
 
-COLUMNS = ("seconds", "95 %", "tokens/s", "bound", "fits")
+COLUMNS = ("seconds>", "95 %>", "tokens/s>", "bound>", "fits>")
 
 
 def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
@@ -33,8 +33,7 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
         "seconds of a step: mean, 95 %, bound of any packing; fits: its fullest micro-batch; packing: tokens "
         "of a rank"
     )
-    right = [(name, "right") for name in COLUMNS]
-    table = table_of(title, *right, ("packing", "left"), ("from", "left"), ("plan", "left"))
+    table = table_of(title, *COLUMNS, "packing", "from", "plan")
     for own in found.plans:
         table.add_row(*_cells(own, training.global_batch_size))
     console.print(table)

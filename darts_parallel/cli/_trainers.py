@@ -66,8 +66,8 @@ def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Ta
     """Return a line for every trainer: what each makes of the job."""
     average = problem.training.software is None and problem.config.cost.knows_stages
     whose = "by the trainer's own efficiencies" + " (above: average ones)" * average
-    columns = [("trainer", "left"), (f"best plan {whose}", "left")]
-    table = table_of(None, *columns, ("seconds", "right"), ("fits", "right"))
+    columns = ["trainer", f"best plan {whose}"]
+    table = table_of(None, *columns, "seconds>", "fits>")
     for offer in found:
         if offer.plan is None:
             table.add_row(offer.name, one_line(f"none: {offer.why}"), "", "")

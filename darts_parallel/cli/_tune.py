@@ -34,12 +34,12 @@ from darts_parallel.report import seconds as seconds_label
 SHOWN = 8
 """Plans in the table."""
 COLUMNS = (
-    ("", "right"),
-    ("expected", "right"),
-    ("80 %", "left"),
-    ("model alone", "right"),
-    ("fits", "right"),
-    ("plan", "left"),
+    ">",
+    "expected>",
+    "80 %",
+    "model alone>",
+    "fits>",
+    "plan",
 )
 LARGEST_NUMBER = 1e12
 """Largest measurement, and the inverse of the smallest, that is believed."""

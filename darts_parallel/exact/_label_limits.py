@@ -11,7 +11,6 @@ import numpy as np
 
 from darts_parallel.cost import (
     GAIN_TOLERANCE,
-    SOLVER_MEMORY_TOLERANCE,
     Array,
     Index,
     OuterCosts,
@@ -39,8 +38,6 @@ class LabelLimits:
     """Nodes that lead to a stage, `(nodes,)`."""
     final: Bools
     """Nodes that can be a stage, `(nodes,)`."""
-    room: Array
-    """Bytes below which a label fits whatever follows, `(nodes,)`."""
     total: Array | None
     """Seconds per iteration by second of the first three columns, where there is one stage only."""
 
@@ -49,12 +46,9 @@ class LabelLimits:
         needed = values @ self.weights.T
         return np.asarray((needed <= self.limits[node]).all(axis=1))
 
-    def relevant(self, values: Array, node: int) -> Array:
-        """Return labels `(n, 5)` for dominance: times, then bytes, equal where they cannot bind."""
-        memory = values[:, 3:].copy()
-        free = values[:, 3] <= self.room[node]
-        memory[free] = (self.room[node], 0.0)
-        return np.concatenate([self.times(values), memory], axis=1)
+    def compared(self, values: Array) -> Array:
+        """Return labels `(n, 5)` for dominance: times, then bytes."""
+        return np.concatenate([self.times(values), values[:, 3:]], axis=1)
 
     def times(self, values: Array) -> Array:
         """Return `(n, 1 to 3)` values that must not be larger for one stage to replace another.
@@ -147,24 +141,15 @@ class LabelForms:
     """Prefix sums of what the layers need of a form at least, `(F, L + 1)`."""
     working: Array
     """Working bytes of segments at least, `(L + 1, L + 1)`."""
-    most: Array
-    """Prefix sums of the bytes that layers add up to at most, `(L + 1,)`."""
-    most_working: Array
-    """Working bytes of segments at most, `(L + 1, L + 1)`."""
-    capacity: float
     total: Array | None
     """As in `LabelLimits`."""
 
     @staticmethod
-    def build(
-        costs: OuterCosts, signature: tuple[int, float, float], choices: Sequence[Index]
-    ) -> "LabelForms":
+    def build(costs: OuterCosts, signature: tuple[int, float, float]) -> "LabelForms":
         """Return forms of a kind of stage, its micro-batches in flight and its bytes."""
         kind, in_flight, capacity = signature
         memory = kept_bytes(costs.static, costs.activation, np.asarray(in_flight))
         forms = _forms(costs, kind, memory, capacity)
-        most = prefix_sums(_largest(memory, choices))
-        most_working = segment_max(_largest(costs.working, choices))
         total = None
         if costs.pp == 1:
             total = np.array([costs.num_micro_batches, 1.0, 1.0])
@@ -172,17 +157,7 @@ class LabelForms:
         added = _column(forms, "added")
         needed = prefix_sums(_column(forms, "needed"))
         working = segment_max(costs.working.min(axis=1))
-        return LabelForms(
-            _column(forms, "weights"),
-            part,
-            added,
-            needed,
-            working,
-            most,
-            most_working,
-            capacity,
-            total,
-        )
+        return LabelForms(_column(forms, "weights"), part, added, needed, working, total)
 
     def limits(self, uses: Budgets, groups: NodeGroups) -> LabelLimits | None:
         """Return limits of every node: the loosest over the segments that share it.
@@ -212,21 +187,10 @@ class LabelForms:
         values = loosest[:, begins, stops].T
         values = np.ascontiguousarray(values)
         of_node = groups.largest_of(inside, values, -np.inf)
-        spare = self._spare(box)[begins, stops]
-        room = -groups.largest_of(inside, -spare, -np.inf)
-        room = room - SOLVER_MEMORY_TOLERANCE * self.capacity
         wanted = np.asarray(np.isfinite(of_node).all(axis=1))
         final = np.zeros(len(of_node), dtype=bool)
         final[groups.node[uses.first, uses.end]] = True
-        return LabelLimits(self.weights, of_node, wanted, final, room, self.total)
-
-    def _spare(self, box: _Box) -> Array:
-        """Return bytes below which memory cannot bind, `(I, J)`: the missing layers at their largest."""
-        most = self.most[box.ends]
-        spare = self.capacity - box.cut(self.most_working) - most
-        spare = np.where(box.used, spare, np.inf)
-        least = -_largest_from(-spare)
-        return least + most
+        return LabelLimits(self.weights, of_node, wanted, final, self.total)
 
 
 @dataclass(frozen=True)
@@ -245,14 +209,6 @@ class _Form:
 
 def _column(forms: Sequence[_Form], name: str) -> Array:
     return np.array([getattr(form, name) for form in forms])
-
-
-def _largest(values: Array, choices: Sequence[Index]) -> Array:
-    """Return the largest value of every layer's useful strategies, `(L,)`."""
-    largest = []
-    for row, useful in zip(values, choices, strict=True):
-        largest.append(row[useful].max())
-    return np.array(largest)
 
 
 def _forms(

@@ -155,7 +155,7 @@ class LayerStructure:
         """Return what is limited on the stages of a signature."""
         if signature not in self._forms:
             stage = self.costs.stage_signatures[0][signature]
-            self._forms[signature] = LabelForms.build(self.costs, stage, self.choices)
+            self._forms[signature] = LabelForms.build(self.costs, stage)
         return self._forms[signature]
 
     def entered(self, kind: int) -> NodePenalties:
@@ -252,7 +252,7 @@ class LayerwiseFronts:
             self._check(len(labels.values))
             admitted = np.flatnonzero(limits.admit(labels.values, node))
             states = self._states(labels, admitted)
-            compared = limits.relevant(labels.values[admitted], node)
+            compared = limits.compared(labels.values[admitted])
             offsets = growth.offsets.growing(node)
             # the bytes do not pay the penalty
             paid = compared.shape[1] - 2

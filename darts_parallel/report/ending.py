@@ -17,8 +17,8 @@ def render_ladder(rungs: Sequence[Rung], console: Console) -> list[Table]:
     if len(rungs) < 2:
         return []
     chosen = next(rung for rung in rungs if rung.name == CHOSEN)
-    columns = [("risk level", "left"), ("seconds", "right"), ("against chosen", "right")]
-    table = table_of(None, *columns, ("fits", "right"), ("file", "left"))
+    columns = ["risk level", "seconds>", "against chosen>"]
+    table = table_of(None, *columns, "fits>", "file")
     for rung in rungs:
         extra = 100 * (rung.seconds / chosen.seconds - 1)
         change = "" if rung.name == CHOSEN else f"{extra:+.1f} %"

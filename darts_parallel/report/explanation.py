@@ -267,10 +267,8 @@ def memory_table(problem: Problem, plan: Plan) -> Table:
     """Return a bar for every stage: what fills a device, as shares of its memory."""
     most = max(_device(problem, plan, stage).memory for stage in range(plan.pp))
     unit, size = memory_unit(most)
-    columns = [(f"{sign} {part}", "right") for part, sign in SIGNS.items()]
-    table = table_of(
-        f"\nMemory of a device, {unit}", ("k", "right"), *columns, ("of", "right"), ("", "left")
-    )
+    columns = [f"{sign} {part}>" for part, sign in SIGNS.items()]
+    table = table_of(f"\nMemory of a device, {unit}", "k>", *columns, "of>", "")
     for stage, parts in enumerate(memory_parts(problem, plan)):
         capacity = _device(problem, plan, stage).memory
         numbers = [f"{value / size:.1f}" for value in (*parts.values(), capacity)]
@@ -404,8 +402,8 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
 def _lines_table(title: str, lines: list[Line], unit: str, size: float) -> Table:
     """Return a table of terms, with a sum under each stage; of whole seconds with six decimals."""
     digits = 6 if size == 1.0 else 4
-    words = [("stage", "left"), ("layers", "left"), ("term", "left"), (unit, "right")]
-    table = table_of(f"\n{title}", *words, ("formula", "left"), ("source", "left"))
+    words = ["stage", "layers", "term", f"{unit}>"]
+    table = table_of(f"\n{title}", *words, "formula", "source")
     for stage in dict.fromkeys(line.stage for line in lines):
         mine = [line for line in lines if line.stage == stage]
         name = "" if stage is None else str(stage)

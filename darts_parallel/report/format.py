@@ -133,13 +133,12 @@ def one_line(words: str) -> Text:
     return Text(words, no_wrap=True, overflow="ellipsis")
 
 
-def table_of(title: str | None, *columns: tuple[str, str]) -> Table:
-    """Return an empty table in the style of the report; `columns` are header and justification."""
+def table_of(title: str | None, *headers: str) -> Table:
+    """Return an empty table in the style of the report; a header that ends in `>` is set to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.header_style = "dim"
-    for header, justify in columns:
-        folds = justify == "left"
-        table.add_column(
-            header, justify="left" if folds else "right", no_wrap=not folds, overflow="fold"
-        )
+    for header in headers:
+        right = header.endswith(">")
+        name = header.removesuffix(">")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table

@@ -61,11 +61,11 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
         if cost.stage_times_s:
             shown.add(cost.stage_times_s.index(max(cost.stage_times_s)))
         rows = [row for row in rows if shown & set(row[1])]
-    columns = [("stage", "right"), ("ranks", "right"), ("layers", "left"), ("strategies", "left")]
-    columns += [("micro-batch", "right")] * bool(cost.stage_times_s)
-    columns.append(("memory", "right"))
+    columns = ["stage>", "ranks>", "layers", "strategies"]
+    columns += ["micro-batch>"] * bool(cost.stage_times_s)
+    columns.append("memory>")
     risky = any(line.chance for _, line in lines)
-    table = table_of("\nStages" if every else None, *columns, *[("risk", "right")] * risky)
+    table = table_of("\nStages" if every else None, *columns, *["risk>"] * risky)
     for line, stages in rows:
         table.add_row(*_stage_cells(outcome, line, stages)[: len(table.columns)])
     hidden = len(lines) - len(rows)

@@ -27,9 +27,7 @@ def filled_table(
 ) -> Table:
     """Return a table for the terminal; headers of numbers have a word a line."""
     numbers = [name.replace(" ", "\n") for name in header]
-    columns = (
-        (name, "left") if i in left else (numbers[i], "right") for i, name in enumerate(header)
-    )
+    columns = (name if i in left else f"{numbers[i]}>" for i, name in enumerate(header))
     table = table_of(title, *columns)
     for row in rows:
         table.add_row(*row)

@@ -57,10 +57,10 @@ def alternatives_table(
         return None
     table = table_of(
         "\nAlternatives",
-        ("slower by", "right"),
-        ("plan", "left"),
-        ("fits", "right"),
-        ("why it loses", "left"),
+        "slower by>",
+        "plan",
+        "fits>",
+        "why it loses",
     )
     best = outcome.cost
     for seconds, other in met[:MAX_ALTERNATIVES]:
@@ -206,9 +206,9 @@ def _offload_table(problem: Problem, plan: Plan) -> Table:
     """Return shares in host memory, and what one more percent of each costs."""
     table = table_of(
         "\nIn host memory",
-        ("k", "right"),
-        *((kind, "right") for kind in OFFLOADS),
-        *((f"1 % more {kind}", "left") for kind in OFFLOADS),
+        "k>",
+        *(f"{kind}>" for kind in OFFLOADS),
+        *(f"1 % more {kind}" for kind in OFFLOADS),
     )
     slopes = offload_slopes(plan, problem)
     for stage, shares in enumerate(plan.offload):
@@ -224,10 +224,10 @@ def _offload_table(problem: Problem, plan: Plan) -> Table:
 def _time_table(cost: CostBreakdown) -> Table:
     table = table_of(
         "\nTime per iteration",
-        ("cause", "left"),
-        ("seconds", "right"),
-        ("share", "right"),
-        ("", "left"),
+        "cause",
+        "seconds>",
+        "share>",
+        "",
     )
     for name, seconds in cost.breakdown_s.items():
         share = seconds / cost.iteration_time_s
@@ -257,7 +257,7 @@ def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _sensitivity_table(elasticities: dict[str, float]) -> Table:
-    table = table_of("\nIf 10 % larger", ("quantity", "left"), ("iteration changes by", "right"))
+    table = table_of("\nIf 10 % larger", "quantity", "iteration changes by>")
     for words, change in strongest(elasticities):
         table.add_row(escape(words), f"{100 * change:+.2f} %")
     return table
@@ -301,7 +301,7 @@ def kept_words(result: SearchResult) -> str:
 def checks_table(answers: Sequence[Verification], *, every: bool = False) -> Table:
     """Return a line for every exact method; `every` adds what it took, and a title."""
     title = "\nVerification" if every else None
-    table = table_of(title, ("method", "left"), ("answer", "left"))
+    table = table_of(title, "method", "answer")
     table.show_header = every
     for entry in answers:
         words = Text(_check_words(entry), no_wrap=not every, overflow="ellipsis")

@@ -71,8 +71,6 @@ def test_a_label_may_need_what_the_loosest_use_of_its_layers_leaves(seed: int) -
         )
         limits = forms.limits(Budgets(first, end, budgets), structure.groups)
         kept = costs.static + in_flight * costs.activation
-        most = [kept[layer, own].max() for layer, own in enumerate(structure.choices)]
-        working = [costs.working[layer, own].max() for layer, own in enumerate(structure.choices)]
         for node in range(1, len(structure.trie.parent)):
             # beginning, end so far, end of the use, its number
             begun = np.argwhere(structure.trie.node == node)
@@ -102,14 +100,10 @@ def test_a_label_may_need_what_the_loosest_use_of_its_layers_leaves(seed: int) -
                     for i, e, j, u in uses
                 )
                 assert limits.limits[node, form] == pytest.approx(expected, rel=1e-9)
-            room = min(capacity - max(working[i:j]) - sum(most[e:j]) for i, e, j, _ in uses)
-            assert limits.room[node] == pytest.approx(room, rel=1e-9)
-            labels = np.array([[1.0, 0.0, 2.0, room + bytes_, 0.5] for bytes_ in (-0.1, 0.1)])
+            labels = np.array([[1.0, 0.0, 2.0, bytes_, 0.5] for bytes_ in (3.0, 4.0)])
             times = [[1.0 * costs.num_micro_batches + 2.0] if costs.pp == 1 else [1.0, 3.0]] * 2
-            expected_rows = np.concatenate(
-                [times, [[limits.room[node], 0.0], [room + 0.1, 0.5]]], axis=1
-            )
-            np.testing.assert_allclose(limits.relevant(labels, node), expected_rows)
+            expected_rows = np.concatenate([times, [[3.0, 0.5], [4.0, 0.5]]], axis=1)
+            np.testing.assert_allclose(limits.compared(labels), expected_rows)
 
 
 def test_a_penalty_is_the_most_that_one_layout_costs_above_another_whatever_follows() -> None:
