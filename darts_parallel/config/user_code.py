@@ -50,7 +50,7 @@ def _function_of(
     """Return a function of the user's file."""
     made = getattr(imported, name, None)
     if callable(made):
-        return made  # type: ignore[no-any-return]
+        return made
     items = vars(imported).items()
     known = [key for key, value in items if callable(value) and not key.startswith("_")]
     raise ConfigError(

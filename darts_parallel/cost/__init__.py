@@ -76,6 +76,7 @@ from darts_parallel.cost.simulation import simulated_seconds as simulated_second
 from darts_parallel.cost.simulation import timeline as timeline
 from darts_parallel.cost.stage_context import StageContext as StageContext
 from darts_parallel.cost.stage_costs import Array as Array
+from darts_parallel.cost.stage_costs import Bools as Bools
 from darts_parallel.cost.stage_costs import Index as Index
 from darts_parallel.cost.stage_costs import OuterCosts as OuterCosts
 from darts_parallel.cost.stage_costs import SegmentSums as SegmentSums

@@ -276,8 +276,7 @@ class CostTable:
     def _along(self, axis: str, index: Tensor) -> "CostTable":
         rows = index.tolist()
         run = range(rows[0], rows[0] + len(rows)) if rows else index
-        table: CostTable = _index_axis(self, "", axis, run if rows == list(run) else index)
-        return table
+        return _index_axis(self, "", axis, run if rows == list(run) else index)
 
 
 def _index_axis(

@@ -184,8 +184,7 @@ def _sources(
     codes = (from_kind * stages + from_stage) * count + batch
     # a gradient of the weights follows its backward pass in its device's order: it needs no source
     nothing = (kind == WEIGHT) | ((kind == FORWARD) & (stage == 0))
-    sources: Indices = np.where(nothing, 3 * stages * count, codes)
-    return sources
+    return np.where(nothing, 3 * stages * count, codes)
 
 
 def _durations(kind: Indices, stage: Indices, stages: int) -> Indices:
@@ -198,8 +197,7 @@ def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
     """Return the row of the message that each pass waits for."""
     boundary = np.where(kind == FORWARD, stage - 1, stage)
     none = (kind == WEIGHT) | (boundary < 0) | (boundary == stages - 1)
-    rows: Indices = np.where(none, zero_row(stages), 3 * stages + boundary)
-    return rows
+    return np.where(none, zero_row(stages), 3 * stages + boundary)
 
 
 def _counted_hops(source: Indices, pp: int) -> Indices:
@@ -274,8 +272,7 @@ def _frames(
     if rows < 2:
         return none
     last = np.concatenate([np.arange(need[d], end[d]) + d * length for d in range(pp)])
-    frames: Indices = last - frame * np.arange(rows)[::-1, None]
-    return frames
+    return last - frame * np.arange(rows)[::-1, None]
 
 
 def _needed(

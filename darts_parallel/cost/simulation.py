@@ -37,6 +37,7 @@ from darts_parallel.cost.schedule_graph import (
     compiled,
     zero_row,
 )
+from darts_parallel.cost.stage_costs import Bools
 from darts_parallel.cost.tolerances import LABEL_TOLERANCE
 from darts_parallel.schedules import Operation, find
 
@@ -318,8 +319,7 @@ def _ends(rows: Tensor, graph: Graph, run: PassTimes | None = None) -> Tensor:
     """Return the ends of the last passes of the devices, `(pp, B)`."""
     if run is None:
         run = _run(graph, rows.detach().numpy())
-    result: Tensor = _Longest.apply(rows, graph, run, graph.last)  # type: ignore[no-untyped-call]
-    return result
+    return _Longest.apply(rows, graph, run, graph.last)  # type: ignore[no-untyped-call]
 
 
 def _run(graph: Graph, rows: Floats) -> PassTimes:
@@ -392,7 +392,7 @@ class _Paths(NamedTuple):
 
     passes: Indices
     """Shape `(H, E)`; N before the start of a path."""
-    by_message: NDArray[np.bool_]
+    by_message: Bools
     """Whether each pass waited for its message, not for the pass before, `(H, E)`."""
 
 

@@ -29,6 +29,7 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.pipeline import summed
 
 Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
 Numbers = TypeVar("Numbers", Array, Tensor)
 
@@ -129,8 +130,8 @@ class OuterCosts:
     """Micro-batches, `(K,)`."""
     stage_kind: Index
     boundary_kind: Index
-    fused_to_previous: NDArray[np.bool_]
-    kind_allowed: NDArray[np.bool_]
+    fused_to_previous: Bools
+    kind_allowed: Bools
     """Strategies that each kind of stage can run, `(Q, C)`."""
 
     @property
@@ -220,28 +221,28 @@ class SegmentSums:
         kind = self.costs.stage_kind[stage]
         layers = self._time[kind, :, end] - self._time[kind, :, first]
         inside = self._inside[kind, :, end] - self._inside[kind, :, first + 1]
-        return np.asarray(layers + inside).T
+        return (layers + inside).T
 
     def sync(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
         """Return the seconds of gradient synchronisation and optimizer."""
         kind = self.costs.stage_kind[stage]
-        return np.asarray(self._sync[kind, :, end] - self._sync[kind, :, first]).T
+        return (self._sync[kind, :, end] - self._sync[kind, :, first]).T
 
     def per_iteration(self, first: int | Index, end: int | Index) -> Array:
         """Return the seconds that are paid once an iteration."""
-        return np.asarray(self._per_iteration[:, end] - self._per_iteration[:, first])
+        return self._per_iteration[:, end] - self._per_iteration[:, first]
 
     def peak_bytes(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
         """Return the peak bytes of the stage alone on its device."""
         static = self._static[:, end] - self._static[:, first]
         activation = self._activation[:, end] - self._activation[:, first]
         kept = kept_bytes(static, activation, self.costs.in_flight[stage])
-        return np.asarray(kept + self._largest_working(first, end))
+        return kept + self._largest_working(first, end)
 
     def _largest_working(self, first: int | Index, end: int | Index) -> Array:
         if isinstance(first, int):
-            return np.asarray(self._working[first:end].max(axis=0))
-        return np.asarray(self._segment_working[first, end]).T
+            return self._working[first:end].max(axis=0)
+        return self._segment_working[first, end].T
 
     @cached_property
     def _segment_working(self) -> Array:

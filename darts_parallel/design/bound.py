@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from darts_parallel.cost import Array, Bools
+
 ROUNDS = 6
 """Points at most to which tangents move."""
 BELOW = 1.0 - 1e-12
@@ -78,7 +78,7 @@ class Knobs:
     high: Array
     reference: Array
 
-    def only(self, kept: NDArray[np.bool_]) -> "Knobs":
+    def only(self, kept: Bools) -> "Knobs":
         """Return the knobs at which `kept` is true."""
         _, *values = vars(self).values()
         names = [self.names[index] for index in np.flatnonzero(kept)]
@@ -89,7 +89,7 @@ class Knobs:
 
     def cost(self, z: Array) -> Array:
         """Return what every knob costs at log goodness `z`."""
-        return np.asarray(self.price * np.exp(self.exponent * z))
+        return self.price * np.exp(self.exponent * z)
 
     def spend(self, slopes: Array, money: Array) -> Spent:
         """Return the least values of `slopes @ z` over what money `(P,)` buys, and their z.
@@ -139,7 +139,7 @@ def _rate(
     def spent(t: Array) -> Array:
         wanted = worth * t[:, None]
         shares = np.clip(wanted, least, most)
-        return np.asarray(shares.sum(1))
+        return shares.sum(1)
 
     first = np.zeros(len(worth), dtype=np.int64)
     after = np.full(len(worth), turns.shape[1])
@@ -153,7 +153,7 @@ def _rate(
     moving = (leaves <= at) & (at < reaches)
     slope = np.where(moving, worth, 0.0).sum(1)
     more = _quotient(money - spent(begin), slope)
-    return np.asarray(begin + np.maximum(more, 0.0))
+    return begin + np.maximum(more, 0.0)
 
 
 def _quotient(above: Array, below: Array) -> Array:
@@ -228,4 +228,4 @@ def _least_weights(value: Callable[[Array], tuple[float, Array]], start: Array) 
     arguments["bounds"] = [(0.0, 1.0)] * len(start)
     arguments["options"] = {"maxiter": 100, "ftol": NO_GAIN}
     found = minimize(value, start, **arguments)
-    return np.asarray(found.x)
+    return found.x

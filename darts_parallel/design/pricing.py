@@ -14,6 +14,7 @@ from torch import Tensor
 
 from darts_parallel.cost import (
     PLAN_MEMORY_TOLERANCE,
+    Array,
     BatchCost,
     CostTable,
     HardPlans,
@@ -21,7 +22,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     even_uniform_plans,
 )
-from darts_parallel.design.bound import Array, Knobs
+from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import Factor, Place, figure_of, places, scaled, sense
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import tightened
@@ -62,7 +63,7 @@ class Priced:
         (mixed,) = torch.autograd.grad(seconds, self.point, weights, create_graph=True)
         each = torch.eye(len(mixed), dtype=torch.float64)
         (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True)
-        return np.asarray(columns.T.numpy())
+        return columns.T.numpy()
 
 
 class _Factors:

@@ -34,7 +34,7 @@ LEAST, MOST = 1e-30, 1e30
 
 @dataclass
 class KnobRequest:
-    """What a figure costs."""
+    """Costs of a figure."""
 
     price: float = ranged(MISSING, LEAST, MOST)
     """Money for the reference, of each unit."""
@@ -151,16 +151,11 @@ def design_of(name: str, raw: Any) -> Design:
     options = []
     for key, own in given.options.items():
         options.append(_option(key, own, given.knobs | own.knobs, given.jobs))
-    return Design(
-        name=name,
-        unit=given.unit,
-        budget=given.budget or 0.0,
-        target=given.target or 0.0,
-        budgets=tuple(sorted({1.0, *given.budgets})),
-        tolerance=given.tolerance,
-        weights=weights,
-        options=tuple(options),
-    )
+    budget = given.budget or 0.0
+    target = given.target or 0.0
+    budgets = tuple(sorted({1.0, *given.budgets}))
+    tolerance = given.tolerance
+    return Design(name, given.unit, budget, target, budgets, tolerance, weights, tuple(options))
 
 
 def _option(

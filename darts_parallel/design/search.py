@@ -13,10 +13,10 @@ from math import exp, inf, log, log1p
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from darts_parallel.config import require
-from darts_parallel.design.bound import ROUNDS, Array, Bound, Lines, dual_bound, log_tangents
+from darts_parallel.cost import Array, Index
+from darts_parallel.design.bound import ROUNDS, Bound, Lines, dual_bound, log_tangents
 from darts_parallel.design.figures import MEMORY, figure_of, sense
 from darts_parallel.design.pricing import Priced, Pricing
 from darts_parallel.design.request import Design, Option
@@ -33,7 +33,6 @@ PAID = 1.0 + 1e-12
 """Factor of a budget up to which it is kept, above rounding."""
 SETTLED = 0.002
 """Largest move, in log goodness, at which tangents have settled."""
-Rows = NDArray[np.int64]
 
 
 class Branch:
@@ -86,7 +85,7 @@ class Branch:
     def lines(
         self,
         point: int,
-        rows: Rows,
+        rows: Index,
         at: Array,
     ) -> Lines:
         """Return the tangents at `at` of what slopes at a point say of c combinations."""
@@ -181,7 +180,7 @@ class Branch:
         return dual_bound(self.knobs, lines, money)
 
 
-def _combinations(sizes: list[int]) -> Rows:
+def _combinations(sizes: list[int]) -> Index:
     """Return the numbers of plans, by job, of all combinations of one plan for every job."""
     count = int(np.prod(sizes))
     rule = f"have at most {MOST_COMBINED} combinations of plans, not {count}"

@@ -12,6 +12,7 @@ import numpy as np
 from darts_parallel.cost import (
     GAIN_TOLERANCE,
     Array,
+    Bools,
     Index,
     OuterCosts,
     kept_bytes,
@@ -19,7 +20,7 @@ from darts_parallel.cost import (
     segment_max,
 )
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.limits import Bools, Budgets
+from darts_parallel.exact.limits import Budgets
 from darts_parallel.exact.segments import NodeGroups
 
 MAX_PRICES = 10
@@ -44,7 +45,7 @@ class LabelLimits:
     def admit(self, values: Array, node: int) -> Bools:
         """Return which labels, `(n, 5)`, may still become part of a plan within the limit."""
         needed = values @ self.weights.T
-        return np.asarray((needed <= self.limits[node]).all(axis=1))
+        return (needed <= self.limits[node]).all(axis=1)
 
     def compared(self, values: Array) -> Array:
         """Return labels `(n, 5)` for dominance: times, then bytes."""
@@ -120,7 +121,7 @@ class _Box:
         result &= end < columns
         cells = (first[result], end[result])
         result[result] = reaching[cells]
-        return np.asarray(result)
+        return result
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from darts_parallel.cost import GAIN_TOLERANCE, LABEL_TOLERANCE, Array, Index
+from darts_parallel.cost import GAIN_TOLERANCE, LABEL_TOLERANCE, Array, Bools, Index
 
 CHUNK = 256
 """Labels that are compared at once; bounds the memory of a comparison."""
@@ -81,7 +80,7 @@ class _Rule:
     offsets: Array | None
     paid: int
 
-    def dominated(self, better: Index, worse: Index, *, earlier: bool = False) -> NDArray[np.bool_]:
+    def dominated(self, better: Index, worse: Index, *, earlier: bool = False) -> Bools:
         """Return which of `worse` some of `better` dominates; with `earlier`, one before it in the list."""
         if not len(better) or not len(worse):
             return np.zeros(len(worse), dtype=bool)
@@ -109,7 +108,7 @@ def _staircase(points: Array, slack: Array) -> Index:
     second = second[order]
     least = np.minimum.accumulate(second)
     best = np.concatenate([[np.inf], least[:-1]])
-    return np.asarray(order[second < best - slack[1]])
+    return order[second < best - slack[1]]
 
 
 def price_grids(value: Array, memory: Array, limit: int = MAX_PRICES) -> list[Array]:
@@ -159,4 +158,4 @@ def _thinned(prices: Array, limit: int) -> Array:
         return found
     places = np.linspace(0, len(found) - 1, limit)
     quantiles = np.unique(places.round().astype(int))
-    return np.asarray(found[quantiles])
+    return found[quantiles]

@@ -264,8 +264,7 @@ class LayerwiseFronts:
     def _states(self, labels: Labels, rows: Index) -> Index:
         """Return the layouts of the first and the newest layer of some labels, as one number."""
         layouts = self.costs.p2p.shape[-1]
-        states: Index = labels.first[rows] * layouts + labels.current[rows]
-        return states
+        return labels.first[rows] * layouts + labels.current[rows]
 
     def _extend(self, labels: Labels | None, layer: int, growth: "_Growth") -> Labels:
         """Return all labels with one more layer."""
@@ -353,7 +352,7 @@ def penalties(rows: Array) -> Array:
     flat = flat.reshape(*rows.shape[1:3], -1)
     extra = flat[:, :, None] - flat[:, None]
     largest = extra.max(axis=-1)
-    return np.asarray(largest.clip(min=0.0))
+    return largest.clip(min=0.0)
 
 
 def no_penalties(costs: OuterCosts) -> Array:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from darts_parallel.cost import (
     SOLVER_MEMORY_TOLERANCE,
     Array,
+    Bools,
     CostTable,
     HardPlans,
     Index,
@@ -82,7 +83,7 @@ class ChosenStages:
         """Return the seconds of gradient synchronisation and optimizer."""
         return self._shaped(self._sums.sync(*self._places))
 
-    def fits(self) -> NDArray[np.bool_]:
+    def fits(self) -> Bools:
         """Return whether the stage's memory suffices."""
         peak = self._sums.peak_bytes(*self._places)
         # rounding of prefix sums must not exclude what fits to the byte

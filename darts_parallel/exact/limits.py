@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from darts_parallel.cost import Array, Index, OuterCosts
+from darts_parallel.cost import Array, Bools, Index, OuterCosts
 from darts_parallel.exact.segment_grid import SegmentGrid
 from darts_parallel.exact.segments import StageSegments
 
-Bools = NDArray[np.bool_]
 MAX_ROUNDS = 6
 """Sweeps that propagate a limit; later ones exclude few segments."""
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from darts_parallel.cost import (
     SOLVER_MEMORY_TOLERANCE,
     Array,
+    Bools,
     Index,
     OuterCosts,
     equal_rows,
@@ -58,13 +58,13 @@ class SegmentGrid:
     @cached_property
     def _kind(self) -> Index:
         """Kind of stage of every signature, `(S,)`."""
-        return np.asarray(self._signatures[0].astype(np.int64))
+        return self._signatures[0].astype(np.int64)
 
     @cached_property
     def _capacity(self) -> Array:
         """Bytes that fit a stage of every signature, `(S,)`."""
         capacity = self._signatures[2]
-        return np.asarray(capacity * (1 + SOLVER_MEMORY_TOLERANCE))
+        return capacity * (1 + SOLVER_MEMORY_TOLERANCE)
 
     @cached_property
     def _memory(self) -> Array:
@@ -113,10 +113,10 @@ class SegmentGrid:
         """Working bytes that every distinct segment needs at least, `(U,)`."""
         least = self.costs.working[self.members].min(axis=1)
         held = np.where(self.distinct.counts > 0, least, 0.0)
-        return np.asarray(held.max(axis=1))
+        return held.max(axis=1)
 
     @cached_property
-    def _fits(self) -> NDArray[np.bool_]:
+    def _fits(self) -> Bools:
         """Whether any strategies of a distinct segment fit a stage signature's memory, `(S, U)`.
 
         Every limit of the working bytes is tried that lets a layer keep less.
@@ -140,7 +140,7 @@ class SegmentGrid:
             layers = np.where(within > 0, layers, MOST_BYTES)
             needed = layers @ counts + limit
             np.minimum(fewest, needed, out=fewest)
-        return np.asarray(fewest <= self._capacity[:, None])
+        return fewest <= self._capacity[:, None]
 
     @cached_property
     def _possible(self) -> list[Index]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from darts_parallel.cost import Array, Index, prefix_sums
+from darts_parallel.cost import Array, Bools, Index, prefix_sums
 from darts_parallel.exact.result import DeadlineError
 
 MAX_SEGMENTS = 4_000_000
@@ -53,7 +52,7 @@ class NodeGroups:
         first = np.full((1, *found.shape[1:]), root)
         return np.concatenate([first, found])
 
-    def largest_of(self, some: NDArray[np.bool_], values: Array, none: float = 0.0) -> Array:
+    def largest_of(self, some: Bools, values: Array, none: float = 0.0) -> Array:
         """Return the largest values over the segments `some` `(S,)` alone; `none` where there is none."""
         numbers = self.node[self.begins[some], self.stops[some]]
         nodes = len(self.first) + 1
@@ -80,7 +79,7 @@ class StageSegments:
     end: Index
 
     @staticmethod
-    def legal(num_stages: int, fused_to_previous: NDArray[np.bool_]) -> "StageSegments":
+    def legal(num_stages: int, fused_to_previous: Bools) -> "StageSegments":
         """Return segments that leave a layer to every other stage; `DeadlineError` above `MAX_SEGMENTS`."""
         if too_many_segments(num_stages, len(fused_to_previous)):
             raise DeadlineError
@@ -89,7 +88,7 @@ class StageSegments:
     def __len__(self) -> int:
         return len(self.stage)
 
-    def keep(self, kept: NDArray[np.bool_]) -> "StageSegments":
+    def keep(self, kept: Bools) -> "StageSegments":
         """Select the segments `kept`, `(N,)`."""
         stage = self.stage[kept]
         first = self.first[kept]
@@ -106,7 +105,7 @@ class StageSegments:
         sums = prefix_sums(values)
         rows = row[self.stage]
         before = sums[rows, self.first]
-        return np.asarray(sums[rows, self.end] - before)
+        return sums[rows, self.end] - before
 
     def entering(self, p2p: Array, boundary_kind: Index) -> Array:
         """Return the seconds of the way into every segment's stage, 0 for the first stage.
@@ -130,7 +129,7 @@ class StageSegments:
         stage = np.arange(self.num_stages)
         wanted = self._rank(stage, end, first)
         known = self._rank(self.stage, self.end, self.first)
-        return np.asarray(np.searchsorted(known, wanted))
+        return np.searchsorted(known, wanted)
 
     def _rank(self, stage: Index, end: Index, first: Index) -> Index:
         """Return numbers that rise in the order of segments."""

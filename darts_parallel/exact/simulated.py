@@ -88,7 +88,7 @@ def _seconds_before(table: CostTable, costs: OuterCosts, outer: int) -> Array:
         both_ways = costs.p2p.min((1, 2, 3), initial=np.inf)
         one_way = both_ways[costs.boundary_kind] / 2
         waits = waits + prefix_sums(one_way)[: table.pp]
-    return np.asarray(waits)
+    return waits
 
 
 def _priced_layers(

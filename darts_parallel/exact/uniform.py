@@ -372,7 +372,7 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
 
     def least(values: Array, join: np.ufunc) -> Array:
         reached = stages.segments.before(values, join)
-        return np.asarray(reached[-1, -1])
+        return reached[-1, -1]
 
     slowest = least(seconds, np.maximum)
     # infinite least sums say that nothing fits
@@ -383,4 +383,4 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     together = least(both, np.maximum)
     maxima = np.maximum(apart, together)
     per_iteration = costs.per_iteration[:, choices].sum(0)
-    return np.asarray(least(seconds, np.add) + maxima + per_iteration)
+    return least(seconds, np.add) + maxima + per_iteration

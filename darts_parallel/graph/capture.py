@@ -50,7 +50,7 @@ def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Modu
         ) from error
     is_module = isinstance(made, nn.Module)
     require(is_module, setting, "return a torch.nn.Module", "a function that makes one")
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def make_inputs(shapes: Sequence[Any]) -> list[Tensor]:
@@ -121,7 +121,7 @@ def export(
             given = tuple(inputs)
             exported = torch.export.export(module, given, strict=False)
             detach_regions(exported)
-            return exported.run_decompositions(COPIES)  # type: ignore[no-any-return]
+            return exported.run_decompositions(COPIES)
     except (
         Exception,
         SystemExit,

@@ -347,7 +347,7 @@ def _product(tensor: Any) -> Tensor:
 
 def _whole(tensor: Any) -> Tensor:
     """Return all of a tensor that may be distributed."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _backward(outputs: Sequence[Tensor]) -> None:

@@ -122,7 +122,7 @@ class Draws:
     def tokens(self) -> Floats:
         """Tokens of every step by priced length, `(DRAWS, G)`."""
         tokens = self.hat * self.lengths[:, None]
-        return np.asarray(tokens[self.picks].sum(1))
+        return tokens[self.picks].sum(1)
 
     @property
     def longest_length(self) -> int:
@@ -132,7 +132,7 @@ class Draws:
     @property
     def longest(self) -> Integers:
         """Number of the longest length of every step, `(DRAWS,)`."""
-        return np.asarray(self.picks.max(1))
+        return self.picks.max(1)
 
     def load(
         self,

@@ -68,7 +68,7 @@ class SharedStrategies:
     def knots(self) -> Floats:
         """Priced tokens of a micro-batch on all ranks together, rising, `(K,)`."""
         shares = self.space.pp * np.array(SHARES[::-1], dtype=np.float64)
-        return np.asarray(self.most / shares)
+        return self.most / shares
 
     def table(self, cp: int, length: int) -> CostTable:
         """Return the costs at a context-parallel degree, a length and all knots, the last one first."""
@@ -178,8 +178,7 @@ class PlanPrices:
         """Seconds forward and backward without messages, `(P, K, G, stages)`."""
         passes = self.at(1)[:, :, :-1]
         shape = (len(passes), KNOTS, -1, 2, len(self.limit))
-        result: Floats = passes.reshape(shape).sum(3)
-        return result
+        return passes.reshape(shape).sum(3)
 
     @cached_property
     def longest_alone(self) -> Floats:
@@ -189,7 +188,7 @@ class PlanPrices:
         by_knot = weights_between(tokens, self.strategies.knots)
         by_length = draws.hat[draws.longest]
         seconds = np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work)
-        return np.asarray(seconds)
+        return seconds
 
     def given_plan(self, plan: Plan) -> "PlanAtLengths":
         """Return a given plan."""
@@ -241,7 +240,7 @@ class PlansAtLengths:
         """Return the weights of the knots at some tokens of a rank, `(K,)`."""
         every = np.array([tokens * self.ranks])
         weights = weights_between(every, self.prices.strategies.knots)
-        return np.asarray(weights[0])
+        return weights[0]
 
     def fitting(self, cp: int, tokens: float) -> "list[PlanAtLengths]":
         """Return the plans whose memory holds so many tokens of a rank."""
@@ -268,7 +267,7 @@ class PlansAtLengths:
         alone = self.prices.longest_alone[self.numbers]
         once = self.prices.at(1)[self.numbers, :, -1]
         least = np.maximum(shared, alone)
-        return np.asarray(least + once.min(1, keepdims=True))
+        return least + once.min(1, keepdims=True)
 
 
 def changed(problem: Problem, **training: Any) -> Problem:
@@ -385,7 +384,7 @@ class PlanAtLengths:
         starts = load.waves[first]
         groups = np.diff(starts, append=len(once))
         total = np.add.reduceat(once, starts)
-        return np.asarray(total / groups)
+        return total / groups
 
     def _by_group(self, load: Load) -> Floats:
         """Return the seconds of every group, with columns as those of `PlanPrices.at`.
@@ -421,7 +420,7 @@ def least_path(passes: Floats, counts: Integers) -> Floats:
     arrival = before[starts, :, 0]
     departure = before[ends - 1, :, 1]
     least = work + arrival + departure
-    return np.asarray(least.max((1, 2)))
+    return least.max((1, 2))
 
 
 def path_seconds(passes: Floats, counts: Integers) -> Floats:

@@ -77,4 +77,4 @@ def _movable(plan: Plan, asked: Asked) -> bool:
 def _unevenness(seconds: NDArray[np.float64], slowest: float) -> NDArray[np.float64]:
     """Return what the program sums: squared seconds, and with far more weight the seconds themselves."""
     share = seconds / slowest
-    return np.asarray(share * share + SUM_WEIGHT * share)
+    return share * share + SUM_WEIGHT * share

@@ -493,7 +493,7 @@ class _PackingSearch:
 def _bounds(plans: PlansAtLengths, tokens: float) -> Floats:
     """Return the means of `least_seconds` over few draws, `(V,)`."""
     least = plans.least_seconds(tokens)
-    return np.asarray(least[:, :FEW].mean(1))
+    return least[:, :FEW].mean(1)
 
 
 def _chance(problem: Problem, own: LengthPlan) -> float | None:

@@ -35,8 +35,8 @@ LAYER_FIELDS: dict[str, tuple[type, int | None, int | None]] = {
     "shard_size": (int, 0, 0),
     "ep": (int, 1, 1),
     "etp": (int, 1, 1),
-    "tp_comm_bits": (int, None, max(COMM_BITS)),
-    "grad_comm_bits": (int, None, max(COMM_BITS)),
+    "tp_comm_bits": (int, None, 16),
+    "grad_comm_bits": (int, None, 16),
 }
 """Fields of a strategy in a plan file: type, minimum, and the default where older files lack it."""
 LAYER_VALUES: dict[str, tuple[int | str, ...]] = {

@@ -351,13 +351,16 @@ def _residuals(config: ModelConfig, counts: Sublayers) -> LayerSpec:
     # one norm's output may feed two products
     fed = min(counts.norms, counts.all)
     normed = RecomputedPart("layernorm", replicated_activation_bytes=2.0 * fed * h)
+    parameters = h * counts.attentions * biases + counts.norms * _norm(config)
+    # norm: read, write; dropout and residual of a sublayer: two reads, one write
+    elements = (2.0 * counts.norms + 3.0 * counts.all) * h
+    # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
+    kept = (2.0 * (counts.norms + fed) + mask * counts.all) * h
     return LayerSpec(
         parts=(normed,),
-        replicated_parameters=h * counts.attentions * biases + counts.norms * _norm(config),
-        # norm: read, write; dropout and residual of a sublayer: two reads, one write
-        replicated_elements=(2.0 * counts.norms + 3.0 * counts.all) * h,
-        # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
-        replicated_activation_bytes=(2.0 * (counts.norms + fed) + mask * counts.all) * h,
+        replicated_parameters=parameters,
+        replicated_elements=elements,
+        replicated_activation_bytes=kept,
     )
 
 
@@ -376,10 +379,11 @@ def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     kept = 2.0 * (inputs + ffn)
     name = "mlp" if experts is None else "shared_experts"
     part = RecomputedPart(name, gemms, sharded_activation_bytes=kept)
+    parameters = weights(gemms) + inputs * bias
     return LayerSpec(
         gemms=gemms,
         parts=(part,),
-        sharded_parameters=weights(gemms) + inputs * bias,
+        sharded_parameters=parameters,
         replicated_parameters=h * bias + router,
         sharded_elements=float(inputs + ffn),
         sharded_activation_bytes=kept,
@@ -455,25 +459,29 @@ def _latent(config: ModelConfig) -> LayerSpec:
     core = AttentionCore(heads, heads, (query + value) // 2, True)
     normed = q_rank + kv_rank
     norms = (2 if config.norm_bias else 1) * normed
+    # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
+    kept = 2.0 * (2 * normed + rope)
     whole = LayerSpec(
         gemms=down,
         replicated_parameters=weights(down) + norms,
         replicated_elements=2.0 * normed,
-        # products' outputs are the norms' inputs, and the norms' outputs the next products' inputs
-        replicated_activation_bytes=2.0 * (2 * normed + rope),
+        replicated_activation_bytes=kept,
     )
     # queries, values, and keys as projected next to keys joined to the rotary part (Megatron-LM)
     expanded = heads * (2 * query + nope + value)
     part = RecomputedPart("mla_up_proj", up, sharded_activation_bytes=2.0 * expanded)
+    gemms = (*up, out)
+    # the rotary part is joined to every head of queries and keys: read and written
+    joined = 2.0 * 2 * heads * query
+    kept = 2.0 * (expanded + heads * value)
     divided = LayerSpec(
-        gemms=(*up, out),
+        gemms=gemms,
         cores=(core,),
         parts=(part,),
-        sharded_parameters=weights((*up, out)),
-        # the rotary part is joined to every head of queries and keys: read and written
-        sharded_elements=2.0 * 2 * heads * query,
+        sharded_parameters=weights(gemms),
+        sharded_elements=joined,
+        sharded_activation_bytes=kept,
     )
-    divided = replace(divided, sharded_activation_bytes=2.0 * (expanded + heads * value))
     return with_parts(whole, divided, _indexer(config))
 
 
@@ -489,13 +497,15 @@ def _indexer(config: ModelConfig) -> LayerSpec:
     gemms = tuple(Gemm(n, size, "replicated") for n, size in shapes if n)
     # its scores have no weighted sum: half an attention's products
     scores = AttentionCore(heads, 1, width // 2, config.causal)
+    # the key has a norm with scale and shift
+    parameters = weights(gemms) + 2 * width
+    kept = 2.0 * ((heads + 2) * width + heads)
     return LayerSpec(
         gemms=gemms,
         cores=(scores,) * bool(heads),
-        # the key has a norm with scale and shift
-        replicated_parameters=weights(gemms) + 2 * width,
+        replicated_parameters=parameters,
         replicated_elements=2.0 * width,
-        replicated_activation_bytes=2.0 * ((heads + 2) * width + heads),
+        replicated_activation_bytes=kept,
     )
 
 
@@ -527,14 +537,17 @@ def _prediction(config: ModelConfig, depth: int, fused: bool) -> LayerSpec:
         tp_collectives=block.tp_collectives + 2,
         tp_collectives_backward=block.tp_collectives_backward + 1,
     )
+    gemms = (Gemm(h, 2 * h, "column"),)
+    # lookup, two norms before the product and one after the block
+    elements = 2.0 * h + 3 * 2.0 * h
+    # inputs of three norms, and of the product
+    kept = (3 * 2.0 + 4.0) * h
     product = LayerSpec(
-        gemms=(Gemm(h, 2 * h, "column"),),
+        gemms=gemms,
         sharded_parameters=2 * h * h,
         replicated_parameters=3 * _norm(config),
-        # lookup, two norms before the product and one after the block
-        replicated_elements=2.0 * h + 3 * 2.0 * h,
-        # inputs of three norms, and of the product
-        replicated_activation_bytes=(3 * 2.0 + 4.0) * h,
+        replicated_elements=elements,
+        replicated_activation_bytes=kept,
     )
     return with_parts(layer, product)
 

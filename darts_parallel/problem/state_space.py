@@ -90,17 +90,19 @@ def _mamba_2(config: ModelConfig) -> LayerSpec:
     side = min(config.mamba_head_dim, state, chunk)
     gathered = float(projected + inner)
     scan = Scan(flops, scores + states, moved, again, side, heads, gathered)
+    parameters = weights(gemms) + others + projected * config.linear_bias
+    # convolution; gated norm: two reads, one write
+    elements = convolution + 3.0 * normed
+    # the joint product's output, the scan's output, the last product's input; the fused function of
+    # state-spaces/mamba (ops/triton/ssd_combined) computes convolution and chunk states again
+    kept = 2.0 * (projected + 2.0 * inner)
     return LayerSpec(
         gemms=gemms,
         scan=scan,
-        sharded_parameters=weights(gemms) + others + projected * config.linear_bias,
+        sharded_parameters=parameters,
         replicated_parameters=h * config.linear_bias,
-        # convolution; gated norm: two reads, one write
-        sharded_elements=convolution + 3.0 * normed,
-        # the joint product's output, the scan's output, the last product's input; the fused
-        # function of state-spaces/mamba (ops/triton/ssd_combined) computes convolution and chunk
-        # states again
-        sharded_activation_bytes=2.0 * (projected + 2.0 * inner),
+        sharded_elements=elements,
+        sharded_activation_bytes=kept,
     )
 
 
@@ -138,15 +140,17 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
     side = min(size, state, chunk)
     flops = (scores + states, scores + states / 3.0)
     scan = Scan(*flops, moved, again, side, heads, float(projected + inner))
+    parameters = weights(gemms) + mixed * config.mamba_conv_kernel + steps
+    # the joint product's output, queries, keys and values, the scan's output, the last product's input
+    kept = 2.0 * (projected + mixed + 2.0 * inner)
     return LayerSpec(
         gemms=gemms,
         scan=scan,
-        sharded_parameters=weights(gemms) + mixed * config.mamba_conv_kernel + steps,
+        sharded_parameters=parameters,
         # the gated norm's scale is that of one head
         replicated_parameters=size,
         sharded_elements=convolution + 3.0 * inner,
-        # the joint product's output, queries, keys and values, the scan's output, the last product's input
-        sharded_activation_bytes=2.0 * (projected + mixed + 2.0 * inner),
+        sharded_activation_bytes=kept,
     )
 
 
@@ -182,14 +186,17 @@ def _mamba_1(config: ModelConfig) -> LayerSpec:
     moved = 4.0 * inner + 2.0 * state
     again = 3.0 * inner + 2.0 * state
     scan = Scan(flops, flops, moved, again, 1, inner, float(3 * inner + low))
+    divided = weights(gemms) + others + 2 * inner * config.linear_bias
+    # norms of step, B and C (Jamba)
+    whole = normed + h * config.linear_bias
+    elements = 2.0 * inner + 2.0 * normed
+    # input and output of convolution, step, gate, scan's output, gated output; step, B and C normed
+    kept = 2.0 * 6.0 * inner + 4.0 * low
     return LayerSpec(
         gemms=gemms,
         scan=scan,
-        sharded_parameters=weights(gemms) + others + 2 * inner * config.linear_bias,
-        # norms of step, B and C (Jamba)
-        replicated_parameters=normed + h * config.linear_bias,
-        sharded_elements=2.0 * inner + 2.0 * normed,
-        # input and output of convolution, step, gate, scan's output, gated output; step, B and C
-        # normed
-        sharded_activation_bytes=2.0 * 6.0 * inner + 4.0 * low,
+        sharded_parameters=divided,
+        replicated_parameters=whole,
+        sharded_elements=elements,
+        sharded_activation_bytes=kept,
     )

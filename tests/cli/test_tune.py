@@ -184,12 +184,12 @@ def test_logs_move_figures_that_later_commands_take(
 def test_the_verb_and_its_flag_are_overrides() -> None:
     assert flags_first(["tune", "p.json", "--top", "5"]) == ["tune.from=p.json", "tune.top=5"]
     assert flags_first(["--top=2", "tune", "p.json"]) == ["tune.from=p.json", "tune.top=2"]
-    for wrong in (
-        ["tune", "p.json", "--top"],
-        ["--top", "3", "plan=p.json"],
-        ["tune", "p.json", "--top", "x"],
+    for wrong, hint in (
+        (["tune", "p.json", "--top"], "--top: expected one argument"),
+        (["tune", "p.json", "--top", "x"], "--top: invalid int value: 'x'"),
+        (["--top", "3", "plan=p.json"], r"try darts-parallel tune plan\.json"),
     ):
-        with pytest.raises(ConfigError, match=r"try darts-parallel tune plan\.json"):
+        with pytest.raises(ConfigError, match=hint):
             flags_first(wrong)
     assert flags_first(["tune", "p.json", "--from-log", "a.log"]) == [
         "tune.from=p.json",
