@@ -38,8 +38,8 @@ GAIN = 2.0 * TIE
 """Relative seconds from which another plan is faster: above what two ties may cost."""
 LEVELS = (0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01, 3e-3, 1e-3, 1e-4)
 """Chances of one device whose headrooms are searched, whatever `space.out_of_memory` is."""
-LEAST_STEP = 0.02
-"""Least tightening, of the logarithm of the memory."""
+LEAST_STEP = 0.01
+"""Least first tightening, of the logarithm of the memory."""
 SAFE_TRIES = 4
 """Tightenings at most until the safe plan of a space is found."""
 RUNG_SECONDS = 10.0
@@ -369,7 +369,7 @@ def _safe(
     spread = max(posterior(problem).residuals.memory, implied)
     for tries in range(1, SAFE_TRIES + 1):
         missing = (_quantile(wanted) - _quantile(chance)) * spread
-        distance += tries * max(missing, LEAST_STEP / 2.0)
+        distance += tries * max(missing, LEAST_STEP)
         asked = replace(_asked_at(problem, _headroom(distance), tables), space_kind=kind)
         rung = _rung("safe", asked, None, deadline - time.monotonic())
         if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):

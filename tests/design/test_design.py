@@ -104,6 +104,15 @@ def test_the_dual_is_the_least_value_of_the_tangents() -> None:
     assert knobs.cost(point).sum() <= 9.0 * (1 + 1e-9)
 
 
+def test_money_that_nearly_buys_the_most_bounds_what_it_buys_from_below() -> None:
+    knobs = Knobs(("a",), *np.array([[1.0], [1.0], [-1.0], [1.0], [1.0]]))
+    slopes = np.array([[-1.0]])
+    money = np.array([np.e * (1.0 + 5e-10)])
+    spent = knobs.spend(slopes, money)
+    assert knobs.cost(spent.z).sum() <= money
+    assert spent.value <= (slopes * spent.z).sum()
+
+
 @pytest.mark.parametrize("more", [{}, {"nodes.0.device.peak_flops": {"price": 9}}])
 def test_the_bound_is_below_and_near_what_random_search_finds(
     tmp_path: Path, more: dict[str, Any]

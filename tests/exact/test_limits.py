@@ -1,5 +1,6 @@
 """Limits of the exact search, worked out by loops over all splits, uses and strategies."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -55,6 +56,14 @@ def test_a_sweep_keeps_what_a_loop_over_all_splits_keeps(seed: int) -> None:
     figures = np.stack([found.seconds, found.summed, found.sync], axis=1)
     np.testing.assert_allclose(figures, list(expected.values()), rtol=1e-12)
     assert len(bounds.within(limit, rest).stages) <= len(expected)
+
+
+def test_the_sum_of_a_stage_holds_what_is_paid_once_an_iteration() -> None:
+    costs = costs_of(0)
+    costs = replace(costs, per_iteration=np.ones_like(costs.per_iteration))
+    bounds = SegmentBounds.build(costs, "layerwise")
+    layers = bounds.stages.end - bounds.stages.first
+    np.testing.assert_allclose(bounds.summed, bounds.seconds + layers)
 
 
 @pytest.mark.parametrize("seed", range(9))
