@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def _expert_replicas(choice: LayerStrategy, cp: int) -> int:
     return max(ranks // (choice.etp * choice.ep), 1)
 
 
-def float_tensor(values: Sequence[float]) -> Tensor:
+def float_tensor(values: Sequence[Any]) -> Tensor:
     """Return numbers as float64."""
     return torch.tensor(values, dtype=torch.float64)
 

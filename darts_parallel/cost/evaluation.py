@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
@@ -356,8 +357,8 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         seconds = sum(parts.values())
         stage_times = ()
     devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
-    reserved = torch.tensor([device.reserved for device in devices], dtype=torch.float64)
-    whole = torch.tensor([device.memory for device in devices], dtype=torch.float64)
+    reserved = float_tensor([device.reserved for device in devices])
+    whole = float_tensor([device.memory for device in devices])
     memory = cost.memory[0] + reserved
     capacity = table.capacity + reserved + problem.margin * whole
     tokens = problem.tokens_per_iteration

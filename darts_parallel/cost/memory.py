@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.problem import (
     COMMON,
     VOCABULARY_MULTIPLE,
@@ -255,4 +256,4 @@ def capacities(cluster: Cluster, stages: Sequence[StageTopology], margin: float)
     for stage in stages:
         devices = [cluster.groups[group].device for group in stage.groups]
         least.append(min((1.0 - margin) * device.memory - device.reserved for device in devices))
-    return torch.tensor(least, dtype=torch.float64)
+    return float_tensor(least)

@@ -8,10 +8,10 @@ micro-batches, the first crosses all stages and the others follow at the pace of
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from darts_parallel.config import CostConfig
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, full_name, usual_schedule
 
 
@@ -92,4 +92,4 @@ def in_flight(
     """Return micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
     counts = num_micro_batches.tolist()
     rows = [find(schedule).in_flight(pp, count, chunks) for count in counts]
-    return torch.tensor(rows, dtype=torch.float64)
+    return float_tensor(rows)

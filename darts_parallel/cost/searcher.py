@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
-from darts_parallel.cost.choices import element_bytes
+from darts_parallel.cost.choices import element_bytes, float_tensor
 from darts_parallel.errors import PlanError, UnsupportedError
 from darts_parallel.plans import Plan, divisors
 from darts_parallel.problem import Cluster, Model
@@ -126,7 +126,7 @@ class SearcherModel:
 
     def breakdowns(self, degrees: Sequence[Product]) -> list[dict[str, float]]:
         """Return the seconds per iteration by cause of every product, in one vectorised pass."""
-        terms = self.terms(*torch.tensor(degrees, dtype=torch.float64).unbind(1))
+        terms = self.terms(*float_tensor(degrees).unbind(1))
         rows = torch.stack(list(terms.values()), 1).tolist()
         return [dict(zip(terms, row, strict=True)) for row in rows]
 

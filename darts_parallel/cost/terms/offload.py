@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable, HostMemory
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.host_memory import OffloadedPlans
@@ -52,7 +53,7 @@ class OffloadTerm(CostTerm):
             return {}
         state = costs("state")
         exponents = [torch.as_tensor(stage.device.overlap_exponent) for stage in stages]
-        shares = torch.tensor(space.shares, dtype=torch.float64) if space.shares else None
+        shares = float_tensor(space.shares) if space.shares else None
         transfer = host_seconds(stages, costs("activation"))
         state_transfer = host_seconds(stages, state)
         overlap = torch.stack(exponents).double()
