@@ -5,6 +5,7 @@ The lines read the same table and formulas as `evaluate`; their sums are its tot
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -15,8 +16,6 @@ from darts_parallel.cost import (
     FUSED_BACKWARD_FACTOR,
     TERMS,
     TIME_TERMS,
-    CostTable,
-    HardPlans,
     ShardGroup,
     StageContext,
     StateBytes,
@@ -34,7 +33,7 @@ from darts_parallel.cost import (
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
-from darts_parallel.problem import GIB, Device, Problem, memory_unit
+from darts_parallel.problem import GIB, Device, LayerSpec, Problem, memory_unit
 from darts_parallel.report.format import table_of
 
 KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
@@ -95,7 +94,7 @@ PARTS = {
     "activations": "activations",
     "reserved": "reserve",
 }
-"""Terms of `memory_lines` by what they are; all others are workspace."""
+"""Terms of `_PlanTerms.memory` by what they are; all others are workspace."""
 SIGNS = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}
 """Character of each part of the memory in a bar."""
 BAR = 40
@@ -140,22 +139,35 @@ class Explanation:
     """Parameters of the whole model, tied tables counted once."""
 
 
+MICRO_BATCH_TERMS = (
+    "matrix products",
+    "attention",
+    "streaming kernels",
+    "launch overhead",
+    "measured compute",
+    "gradient accumulation",
+    *(term.name for term in TERMS),
+    *TIME_TERMS[1:],
+)
+"""Terms of a micro-batch in the order in which they are printed."""
+
+
 def explain(problem: Problem, plan: Plan) -> Explanation:
     """Return every term of a plan's predicted bytes and seconds.
 
     Errors:
         PlanError: the plan does not fit the problem.
     """
-    table, _, _ = hard_plan(plan, problem)
+    terms = _PlanTerms(problem, plan)
     cost = evaluate(plan, problem)
-    bubble = SIMULATED_BUBBLE if table.pipeline.simulated else FORMULAS["pipeline_bubble"]
+    bubble = SIMULATED_BUBBLE if terms.table.pipeline.simulated else FORMULAS["pipeline_bubble"]
     iteration = []
     for name, seconds in cost.breakdown_s.items():
         formula, source = bubble if name == "pipeline_bubble" else formula_of(name)
         iteration.append(Line(None, "all", name, formula, source, seconds))
     return Explanation(
-        memory=list(memory_lines(problem, plan)),
-        micro_batch=list(_micro_batch_lines(problem, plan)),
+        memory=list(terms.memory()),
+        micro_batch=list(terms.micro_batch()),
         iteration=iteration,
         num_parameters=problem.model.num_parameters,
     )
@@ -170,8 +182,7 @@ def _line(
     return Line(stage, layers, term, *formula_of(term), value)
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """Layers of one stage that are of one kind and strategy."""
 
     stage: int
@@ -179,191 +190,150 @@ class _Group:
     layers: list[int]
 
 
-def _groups(problem: Problem, plan: Plan) -> list[_Group]:
-    """Return the groups of all stages, by stage and kind."""
-    found: dict[tuple[int, str, int, LayerStrategy], list[int]] = {}
-    for index, layer in enumerate(problem.model.layers):
-        number = problem.model.kinds[1][index]
-        stage = plan.stage_of_layer[index]
-        key = (stage, layer.kind, number, plan.layers[index])
-        found.setdefault(key, []).append(index)
-    groups = []
-    for key in sorted(found, key=lambda key: key[:2]):
-        stage, kind, _, strategy = key
-        count = f"{len(found[key])} x " if len(found[key]) > 1 else ""
-        groups.append(_Group(stage, f"{count}{kind} {strategy.label()}", found[key]))
-    return groups
+class _PlanTerms:
+    """Reads the terms of one plan."""
+
+    def __init__(self, problem: Problem, plan: Plan):
+        self.problem = problem
+        self.plan = plan
+        self.layers = problem.model.layers
+        self.cluster = problem.cluster.arranged(plan.node_order)
+        self.table, self.hard, _ = hard_plan(plan, problem)
+        self.choices = self.hard.choices[0]
+
+    def memory(self) -> Iterator[Line]:
+        """Yield the bytes of a device by stage, layers and term."""
+        plan = self.plan
+        kept = self._kept_bytes()
+        layers = torch.arange(len(self.choices))
+        working = self.table.working[0, layers, self.choices].tolist()
+        static = self.table.static[0, layers, self.choices].tolist()
+        for group in self._groups():
+            state = list(self._state_lines(group))
+            yield from state
+            rest = sum(static[i] for i in group.layers) - sum(line.value for line in state)
+            if rest > 1.0:
+                yield _line(group.stage, group.words, "copies and buffers", rest)
+            activations = sum(kept[i] for i in group.layers)
+            yield _line(group.stage, group.words, "activations", activations)
+        added = list(plan_contributions(self.table, self.hard))
+        for stage in range(plan.pp):
+            mine = [i for i, own in enumerate(plan.stage_of_layer) if own == stage]
+            largest = max(mine, key=lambda i: working[i])
+            yield _line(stage, self.layers[largest].name, "working", working[largest])
+            for own in added:
+                yield _line(stage, "all", own.memory_name, float(own.memory[0, stage]))
+            yield _line(stage, "all", "reserved", self.device(stage).reserved)
+
+    def micro_batch(self) -> Iterator[Line]:
+        """Yield the seconds of a micro-batch by stage, layers and term."""
+        table = self.table
+        for group in self._groups():
+            terms = self._layer_seconds(group.layers[0])
+            for name in MICRO_BATCH_TERMS:
+                if terms.get(name):
+                    yield _line(group.stage, group.words, name, len(group.layers) * terms[name])
+        added = {
+            own.name: own.forward + own.backward for own in plan_contributions(table, self.hard)
+        }
+        for name, seconds in table_reading(table, self.hard).own.items():
+            if seconds.dim() == 2:
+                added[name] = seconds
+        for name, by_stage in added.items():
+            for stage, value in enumerate(table.by_device(by_stage)[0].tolist()):
+                yield _line(stage, "all", name, value)
+        inside, across = neighbour_seconds(table, self.hard, self.hard.stages())
+        inside = table.by_device(inside)
+        across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
+        for stage in range(self.plan.pp):
+            if float(inside[0, stage]):
+                yield _line(stage, "between layers", "resharding", float(inside[0, stage]))
+            if float(across[0, stage]) and table.pipeline.blocking:
+                yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
+
+    def device(self, stage: int) -> Device:
+        """Return the device of a stage."""
+        return self.cluster.stage_group(stage, self.plan.pp).device
+
+    def _groups(self) -> list[_Group]:
+        """Return the groups of all stages, by stage and kind."""
+        found: dict[tuple[int, str, int, LayerStrategy], list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            number = self.problem.model.kinds[1][index]
+            stage = self.plan.stage_of_layer[index]
+            key = (stage, layer.kind, number, self.plan.layers[index])
+            found.setdefault(key, []).append(index)
+        groups = []
+        for key in sorted(found, key=lambda key: key[:2]):
+            stage, kind, _, strategy = key
+            count = f"{len(found[key])} x " if len(found[key]) > 1 else ""
+            groups.append(_Group(stage, f"{count}{kind} {strategy.label()}", found[key]))
+        return groups
+
+    def _kept_bytes(self) -> list[float]:
+        """Return the activations of every layer that a device keeps for all its micro-batches, bytes."""
+        table = self.table
+        in_flight = table.in_flight[0]
+        between = torch.zeros(table.num_stages)
+        if table.moments is not None:
+            in_flight, between = held_at_most(table, self.hard)
+        kept = []
+        for index, choice in enumerate(self.choices):
+            chunk = self.plan.chunk_of_layer[index]
+            before = in_flight[chunk] * table.activation[0, index, choice]
+            after = between[chunk] * table.for_weights[0, index, choice]
+            kept.append(float(before) + float(after))
+        return kept
+
+    def _state_lines(self, group: _Group) -> Iterator[Line]:
+        """Yield the parameters, gradients and optimizer state of a group of layers."""
+        context = self._context(group.layers[0])
+        state = context.state
+        parts = {"parameters": StateBytes(state.parameter, 0.0, 0.0)}
+        parts["gradients"] = StateBytes(0.0, state.gradient, 0.0)
+        parts["optimizer state"] = StateBytes(0.0, 0.0, state.optimizer)
+        zero = context.choices.zero_stage
+        factor = float(self.device(group.stage).state_factor)
+        shards = [shard for i in group.layers for shard in self._shards(i)]
+        for term, part in parts.items():
+            held = 0.0
+            for shard in shards:
+                size = shard.held(part)
+                held += float(static_bytes(shard.parameters, shard.shards, zero, size))
+            yield _line(group.stage, group.words, term, factor * held)
+
+    def _context(self, index: int) -> StageContext:
+        """Return what prices the strategy of a layer on its stage."""
+        plan = self.plan
+        topology = self.cluster.stage_topology(plan.stage_of_layer[index], plan.pp)
+        strategies = (plan.layers[index],)
+        space = OuterSpace(plan.pp, (plan.num_micro_batches,), strategies, plan.cp)
+        return StageContext.build(self.problem, topology, space)
+
+    def _shards(self, index: int) -> list[ShardGroup]:
+        """Return the parameters of a layer on a rank; a tied table that its stage holds counts once."""
+        layer = self.layers[index]
+        own = not (layer.tied and self.plan.pp == 1 and index > 0)
+        return shard_groups(self._context(index), layer, counts_table=own)
+
+    def _layer_seconds(self, index: int) -> dict[str, float]:
+        """Return the seconds of one layer and micro-batch by term, its compute split by kernel."""
+        table = self.table
+        place = (0, int(table.stage_kind[self.plan.stage_of_layer[index]]), index)
+        choice = self.choices[index]
+        terms = {name: float(values[place][choice]) for name, values in table.terms.items()}
+        stage = self._context(index)
+        gradients = sum(float(accumulation_seconds(stage, one)) for one in self._shards(index))
+        compute = terms["compute"] - gradients
+        parts = _compute_parts(stage, self.layers[index]) or {"measured compute": compute}
+        if self.problem.model.half_blocks:  # a half has its share of the block's launch
+            scale = compute / sum(parts.values())
+            parts = {name: value * scale for name, value in parts.items()}
+        return terms | parts | {"gradient accumulation": gradients}
 
 
-def memory_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
-    """Yield the bytes of a device by stage, layers and term."""
-    table, hard, _ = hard_plan(plan, problem)
-    chosen = hard.choices[0]
-    kept = _kept_bytes(table, hard, plan)
-    layers = torch.arange(len(chosen))
-    working = table.working[0, layers, chosen].tolist()
-    static = table.static[0, layers, chosen].tolist()
-    for group in _groups(problem, plan):
-        state = list(_state_lines(problem, plan, group))
-        yield from state
-        rest = sum(static[i] for i in group.layers) - sum(line.value for line in state)
-        if rest > 1.0:
-            yield _line(group.stage, group.words, "copies and buffers", rest)
-        activations = sum(kept[i] for i in group.layers)
-        yield _line(group.stage, group.words, "activations", activations)
-    added = list(plan_contributions(table, hard))
-    for stage in range(plan.pp):
-        mine = [i for i, own in enumerate(plan.stage_of_layer) if own == stage]
-        largest = max(mine, key=lambda i: working[i])
-        yield _line(stage, problem.model.layers[largest].name, "working", working[largest])
-        for own in added:
-            yield _line(stage, "all", own.memory_name, float(own.memory[0, stage]))
-        yield _line(stage, "all", "reserved", _device(problem, plan, stage).reserved)
-
-
-def _kept_bytes(table: CostTable, hard: HardPlans, plan: Plan) -> list[float]:
-    """Return the activations of every layer that a device keeps for all its micro-batches, bytes."""
-    in_flight = table.in_flight[0]
-    between = torch.zeros(table.num_stages)
-    if table.moments is not None:
-        in_flight, between = held_at_most(table, hard)
-    kept = []
-    for index, choice in enumerate(hard.choices[0]):
-        chunk = plan.chunk_of_layer[index]
-        before = in_flight[chunk] * table.activation[0, index, choice]
-        after = between[chunk] * table.for_weights[0, index, choice]
-        kept.append(float(before) + float(after))
-    return kept
-
-
-def _state_lines(problem: Problem, plan: Plan, group: _Group) -> Iterator[Line]:
-    """Yield the parameters, gradients and optimizer state of a group of layers."""
-    context = _context(problem, plan, group.layers[0])
-    state = context.state
-    parts = {"parameters": StateBytes(state.parameter, 0.0, 0.0)}
-    parts["gradients"] = StateBytes(0.0, state.gradient, 0.0)
-    parts["optimizer state"] = StateBytes(0.0, 0.0, state.optimizer)
-    zero = context.choices.zero_stage
-    factor = float(_device(problem, plan, group.stage).state_factor)
-    shards = [shard for i in group.layers for shard in _shards(problem, plan, i)]
-    for term, part in parts.items():
-        held = 0.0
-        for shard in shards:
-            size = shard.held(part)
-            held += float(static_bytes(shard.parameters, shard.shards, zero, size))
-        yield _line(group.stage, group.words, term, factor * held)
-
-
-def memory_parts(problem: Problem, plan: Plan) -> list[dict[str, float]]:
-    """Return the bytes of a device of every stage by the keys of `SIGNS`."""
-    found = [dict.fromkeys(SIGNS, 0.0) for _ in range(plan.pp)]
-    for line in memory_lines(problem, plan):
-        part = PARTS.get(line.term, "workspace")
-        found[line.stage or 0][part] += line.value
-    return found
-
-
-def memory_table(problem: Problem, plan: Plan) -> Table:
-    """Return a bar for every stage: what fills a device, as shares of its memory."""
-    most = max(_device(problem, plan, stage).memory for stage in range(plan.pp))
-    unit, size = memory_unit(most)
-    columns = [f"{sign} {part}>" for part, sign in SIGNS.items()]
-    table = table_of(f"\nMemory of a device, {unit}", "k>", *columns, "of>", "")
-    for stage, parts in enumerate(memory_parts(problem, plan)):
-        capacity = _device(problem, plan, stage).memory
-        numbers = [f"{value / size:.1f}" for value in (*parts.values(), capacity)]
-        table.add_row(str(stage), *numbers, _bar(parts, capacity))
-    return table
-
-
-def _bar(parts: dict[str, float], capacity: float) -> str:
-    """Draw the parts of a device's memory, each by its character."""
-    bar = ""
-    filled = 0.0
-    for part, sign in SIGNS.items():
-        filled += parts[part]
-        bar += sign * (round(BAR * filled / capacity) - len(bar))
-    return bar.ljust(BAR, "·")
-
-
-def _device(problem: Problem, plan: Plan, stage: int) -> Device:
-    return problem.cluster.arranged(plan.node_order).stage_group(stage, plan.pp).device
-
-
-def _context(problem: Problem, plan: Plan, index: int) -> StageContext:
-    """Return what prices the strategy of a layer on its stage."""
-    cluster = problem.cluster.arranged(plan.node_order)
-    topology = cluster.stage_topology(plan.stage_of_layer[index], plan.pp)
-    strategies = (plan.layers[index],)
-    space = OuterSpace(plan.pp, (plan.num_micro_batches,), strategies, plan.cp)
-    return StageContext.build(problem, topology, space)
-
-
-def _shards(problem: Problem, plan: Plan, index: int) -> list[ShardGroup]:
-    """Return the parameters of a layer on a rank; a tied table that its stage holds already counts once."""
-    layer = problem.model.layers[index]
-    own = not (layer.tied and plan.pp == 1 and index > 0)
-    return shard_groups(_context(problem, plan, index), layer, counts_table=own)
-
-
-MICRO_BATCH_TERMS = (
-    "matrix products",
-    "attention",
-    "streaming kernels",
-    "launch overhead",
-    "measured compute",
-    "gradient accumulation",
-    *(term.name for term in TERMS),
-    *TIME_TERMS[1:],
-)
-"""Terms of a micro-batch in the order in which they are printed."""
-
-
-def _micro_batch_lines(problem: Problem, plan: Plan) -> Iterator[Line]:
-    """Yield the seconds of a micro-batch by stage, layers and term."""
-    table, hard, _ = hard_plan(plan, problem)
-    for group in _groups(problem, plan):
-        terms = _layer_seconds(problem, plan, group.layers[0])
-        for name in MICRO_BATCH_TERMS:
-            if terms.get(name):
-                yield _line(group.stage, group.words, name, len(group.layers) * terms[name])
-    for own in plan_contributions(table, hard):
-        extra_seconds = table.by_device(own.forward + own.backward)[0].tolist()
-        for stage, seconds in enumerate(extra_seconds):
-            yield _line(stage, "all", own.name, seconds)
-    for name, added in table_reading(table, hard).own.items():
-        if added.dim() == 2:
-            for stage, seconds in enumerate(table.by_device(added)[0].tolist()):
-                yield _line(stage, "all", name, seconds)
-    inside, across = neighbour_seconds(table, hard, hard.stages())
-    inside = table.by_device(inside)
-    across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
-    for stage in range(plan.pp):
-        if float(inside[0, stage]):
-            yield _line(stage, "between layers", "resharding", float(inside[0, stage]))
-        if float(across[0, stage]) and table.pipeline.blocking:
-            yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
-
-
-def _layer_seconds(problem: Problem, plan: Plan, index: int) -> dict[str, float]:
-    """Return the seconds of one layer and micro-batch by term, its compute split by kernel."""
-    table, hard, _ = hard_plan(plan, problem)
-    kind = int(table.stage_kind[plan.stage_of_layer[index]])
-    choice = hard.choices[0, index]
-    terms = {name: float(values[0, kind, index, choice]) for name, values in table.terms.items()}
-    gradients = _accumulation(problem, plan, index)
-    compute = terms["compute"] - gradients
-    parts = _compute_parts(problem, plan, index) or {"measured compute": compute}
-    if problem.model.half_blocks:  # a half has its share of the block's launch
-        scale = compute / sum(parts.values())
-        parts = {name: value * scale for name, value in parts.items()}
-    return terms | parts | {"gradient accumulation": gradients}
-
-
-def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float] | None:
+def _compute_parts(stage: StageContext, layer: LayerSpec) -> dict[str, float] | None:
     """Return the compute seconds of a layer by what its kernels do; None where they are measured."""
-    layer = problem.model.layers[index]
-    stage = _context(problem, plan, index)
     unknown = torch.zeros(())
     if stage.measured_figure(layer, "forward", unknown) is not unknown:
         return None
@@ -381,10 +351,37 @@ def _compute_parts(problem: Problem, plan: Plan, index: int) -> dict[str, float]
     return seconds
 
 
-def _accumulation(problem: Problem, plan: Plan, index: int) -> float:
-    """Return the seconds to add a layer's gradients of one micro-batch to those before it."""
-    stage = _context(problem, plan, index)
-    return sum(float(accumulation_seconds(stage, part)) for part in _shards(problem, plan, index))
+def memory_parts(problem: Problem, plan: Plan) -> list[dict[str, float]]:
+    """Return the bytes of a device of every stage by the keys of `SIGNS`."""
+    found = [dict.fromkeys(SIGNS, 0.0) for _ in range(plan.pp)]
+    for line in _PlanTerms(problem, plan).memory():
+        part = PARTS.get(line.term, "workspace")
+        found[line.stage or 0][part] += line.value
+    return found
+
+
+def memory_table(problem: Problem, plan: Plan) -> Table:
+    """Return a bar for every stage: what fills a device, as shares of its memory."""
+    cluster = problem.cluster.arranged(plan.node_order)
+    memories = [cluster.stage_group(stage, plan.pp).device.memory for stage in range(plan.pp)]
+    unit, size = memory_unit(max(memories))
+    columns = [f"{sign} {part}>" for part, sign in SIGNS.items()]
+    table = table_of(f"\nMemory of a device, {unit}", "k>", *columns, "of>", "")
+    for stage, parts in enumerate(memory_parts(problem, plan)):
+        capacity = memories[stage]
+        numbers = [f"{value / size:.1f}" for value in (*parts.values(), capacity)]
+        table.add_row(str(stage), *numbers, _bar(parts, capacity))
+    return table
+
+
+def _bar(parts: dict[str, float], capacity: float) -> str:
+    """Draw the parts of a device's memory, each by its character."""
+    bar = ""
+    filled = 0.0
+    for part, sign in SIGNS.items():
+        filled += parts[part]
+        bar += sign * (round(BAR * filled / capacity) - len(bar))
+    return bar.ljust(BAR, "·")
 
 
 def render_explanation(explanation: Explanation, console: Console) -> None:
