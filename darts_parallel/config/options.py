@@ -14,6 +14,7 @@ from yaml import YAMLError
 
 from darts_parallel.config.checks import check_fields, require, require_at_least
 from darts_parallel.config.messages import config_sentence
+from darts_parallel.config.words import given_values
 from darts_parallel.errors import (
     INTERRUPTED,
     ConfigError,
@@ -40,6 +41,8 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
         ConfigError: an unknown key, or a value that breaks a rule.
     """
     defaults: Any = kind()
+    for key, value in given_values(arguments).items():
+        require(bool(value), f"{key}=", "have a value", f"{key}=VALUE")
     try:
         given = OmegaConf.from_cli(list(arguments))
     except (YAMLError, ValueError):

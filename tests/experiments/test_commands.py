@@ -33,8 +33,8 @@ def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
     [
         ("problem=[x]", "problem=\\[x\\] is not a key of the configuration; try problems."),
         ("search.num_stepz=3", "try search.num_steps."),
-        ("seeds", "seeds has no value"),
-        ("seeds=", "seeds= has no value"),
+        ("seeds", "seeds= must have a value; try seeds=VALUE"),
+        ("seeds=", "seeds= must have a value"),
         ("seeds=abc", "seeds=abc must be a whole number"),
         ("seeds=0", "seeds=0 must be at least 1"),
         ("search.relaxation=hard", "search.relaxation=hard must be one of softmax, gumbel"),
