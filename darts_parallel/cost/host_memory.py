@@ -5,7 +5,8 @@ is then the least share that fits: memory falls linearly with the share, except 
 layer, whose activations are still in transfer.
 
 With both kinds the cheapest mixture lies on the line on which the device is just full. There the
-device's seconds are convex in the share of activations, and golden sections find the minimum.
+device's seconds are convex in the share of activations, and golden sections find the minimum. An
+iteration waits for the slowest device alone: `gradient/host_shares.py` chooses all shares together.
 """
 
 from dataclasses import dataclass, replace

@@ -35,27 +35,39 @@ class Rounding:
 
     def search(self) -> tuple[HardPlans, float]:
         """Return the plan in which no move of boundaries helps, and its merit; lower is better."""
+        plans, found = self.descend()
+        return plans[:1], float(found[0])
+
+    def descend(self) -> tuple[HardPlans, Tensor]:
+        """Return all plans that the search prices, the best first, and their merits `(B,)`."""
         units = unit_starts(self.table.fused_to_previous)
         places = round_edges(self.edges.unsqueeze(0), len(units))
         zero = self.edges.new_zeros(1)
         relaxed = torch.cat([zero, self.edges])
         low = relaxed.floor().minimum(places)
         high = relaxed.ceil().maximum(places)
-        plan = self._plans(units[places])
-        best = float(merits(self.table, plan)[0])
+        plans = self._plans(units[places])
+        found = merits(self.table, plans)
+        priced = [plans]
+        ranked = [found]
+        best = float(found[0])
         while True:
             moved = moved_boundaries(places[0], len(units))
             moved = moved[((moved >= low) & (moved <= high)).all(1)]
             if not len(moved):
-                return plan, best
+                break
             plans = self._plans(units[moved])
             found = merits(self.table, plans)
+            priced.append(plans)
+            ranked.append(found)
             least = int(found.argmin())
             if float(found[least]) >= best - LEAST_GAIN:
-                return plan, best
+                break
             best = float(found[least])
             places = moved[least : least + 1]
-            plan = plans[least : least + 1]
+        every = torch.cat(ranked)
+        order = every.argsort(stable=True)
+        return HardPlans.concatenate(priced)[order], every[order]
 
     def _plans(self, first_layers: Tensor) -> HardPlans:
         """Return plans of these stages `(B, K)`; equal layers of a stage share their expected counts."""

@@ -25,9 +25,10 @@ Constraints
     fused layers share a stage                           -> `unit_starts`
 Solution: Adam on logits of x, widths between the e, logits of f -> `GradientSearch.move`
     Falling temperatures make soft x and y hard -> `Schedules.at`. They are rounded by `harden`, and
-    made to fit by `repair`, `fit` and `fill`. A restart's mean over the last third of the steps is
-    rounded by `Rounding`, and the best one made to fit by `repair_stages`. Learning rates fall, so
-    that boundaries and multipliers settle (`DECAY_FROM`). Half of the restarts is dropped at each of
+    made to fit by `repair`, `fit` and `fill`. Learning rates fall, so that boundaries and multipliers
+    settle (`DECAY_FROM`). Then the best roundings of the boundaries are fixed, and x settles again
+    (`settled`). A restart's mean over the last steps is rounded by `round_to_fit`, and the best one
+    made to fit by `repair_stages`. Half of the restarts is dropped at each of
     `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the best plan are dropped at once. The
     best plans are polished by `polish_pool`.
 What the gradient is worth stands in docs/explanation/gradient.md: it decides the repaired plan and
@@ -59,6 +60,7 @@ from darts_parallel.gradient._promising_outers import promising_outers, relaxed_
 from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.boundary_rounding import merits
+from darts_parallel.gradient.host_shares import with_finished_shares
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.orders import OrderSearch
 from darts_parallel.gradient.pool import PlanPool, TablePlans
@@ -70,7 +72,13 @@ from darts_parallel.gradient.restarts import (
     KeptRestarts,
     RestartBatch,
 )
-from darts_parallel.gradient.rounding import repair_stages
+from darts_parallel.gradient.rounding import repair, repair_stages
+from darts_parallel.gradient.settling import (
+    SETTLE_FROM,
+    SETTLING_BETAS,
+    can_settle,
+    settled,
+)
 from darts_parallel.gradient.step_record import LeadingPlan, PlanStage, SearchResult, StepRecord
 from darts_parallel.gradient.winner import Histories
 from darts_parallel.problem import Problem
@@ -85,6 +93,8 @@ AVERAGED_FROM = 2 / 3
 """Share of the steps from which weights and stage boundaries are averaged."""
 ROUNDED_RESTARTS = 8
 """Restarts whose stage boundaries are rounded by a search at the end."""
+UNFIT_PENALTY = 0.005
+"""Log-seconds by which a rounded plan that exchanges must make fit ranks behind its repaired seconds."""
 HARD_EVERY = 10
 """Steps between two roundings of all restarts. With 20 the raw plan of BERT in tight memory is
 17 % slower, and nothing is saved: polishing then takes longer."""
@@ -163,6 +173,13 @@ class GradientSearch:
         self.outer_logits = OuterLogits(self._live_keys())
         self.optimizer = self._new_optimizer()
         self.step = 0
+        self.settling_step = config.num_steps
+        """Step from which stage boundaries are whole; none where it is the number of steps."""
+        self.unsettled: RoundedRestart | None = None
+        """The best restart when boundaries became whole."""
+        if can_settle(self.pool.tables, space_kind):
+            step = int(SETTLE_FROM * config.num_steps)
+            self.settling_step = max(step, 1)
         self.thinning_steps = {max(int(share * config.num_steps), 1) for share in THIN_AT}
         self.histories = Histories(max(config.num_steps // SNAPSHOTS, 1))
         self.merits: list[Tensor] = []
@@ -224,7 +241,8 @@ class GradientSearch:
         config = self.config
         parameters = [(group.logits, config.learning_rate) for group in self.groups]
         for group in self.groups:
-            parameters.append((group.widths, config.boundary_learning_rate))
+            if group.aims is None:
+                parameters.append((group.widths, config.boundary_learning_rate))
         for group in self.groups:
             if group.fraction_logits is not None:
                 parameters.append((group.fraction_logits, config.learning_rate))
@@ -233,7 +251,11 @@ class GradientSearch:
 
     def schedules(self) -> Schedules:
         """Return annealed quantities of the current step."""
-        return Schedules.at(self.config, self.step, self.config.num_steps)
+        taken = self.step - self.settling_step
+        left = self.config.num_steps - self.settling_step
+        if left and taken >= 0:
+            return Schedules.settling(self.config, taken / left)
+        return Schedules.at(self.config, self.step, self.settling_step)
 
     def run(self, on_record: OnRecord = ignore) -> list[StepRecord]:
         """Take steps until the last one, Ctrl-C or the time limit; return the records."""
@@ -246,7 +268,9 @@ class GradientSearch:
                     records.append(record)
                     with self.clock.paused():
                         on_record(record)
-                if self.step in self.thinning_steps:
+                if self.step == self.settling_step < self.config.num_steps:
+                    self._settle()
+                elif self.step in self.thinning_steps:
                     self._thin()
                 elif record is not None:
                     self._drop_excluded()
@@ -273,18 +297,29 @@ class GradientSearch:
             costs.append(group.price(relaxed, schedules.sharpness, group.paths))
         self._find_gradients(costs)
         self.histories.record(self.step, weights)
-        averaged = self.step + 1 - int(AVERAGED_FROM * self.config.num_steps)
+        averaged = self._averaged_steps()
         if averaged > 0:
             for group, relaxed in zip(self.groups, weights, strict=True):
                 group.remember(relaxed, averaged)
         last = self.step == self.config.num_steps - 1
-        if last or self.step % HARD_EVERY == 0:
+        moving = self.step < self.settling_step
+        if last or (moving and self.step % HARD_EVERY == 0):
             self._collect(weights, costs)
         record = None
         if last or self.step % RECORD_EVERY == 0:
             record = self._record(weights, costs)
         self.move()
         return record
+
+    def _averaged_steps(self) -> int:
+        """Return steps that the means have with this one: the last third of those of equal boundaries."""
+        first = 0
+        end = self.settling_step
+        if self.step >= end:
+            first = end
+            end = self.config.num_steps
+        skipped = int(AVERAGED_FROM * (end - first))
+        return self.step + 1 - first - skipped
 
     def _find_gradients(self, costs: list[SurrogateCost]) -> None:
         """Set the gradients of all parameters, and rank all restarts."""
@@ -363,20 +398,26 @@ class GradientSearch:
             counts: Restarts that each group keeps.
             margin: Log-seconds; configurations further behind the best are dropped, too.
         """
-        groups: list[RestartBatch] = []
         parts: list[KeptRestarts] = []
-        moments = self.optimizer.state()
-        for index, group in enumerate(self.groups):
+        for index in range(len(self.groups)):
             outer = self._outers_to_keep(index, margin)
-            if len(outer) == 0:
-                continue
-            kept = KeptRestarts.best(index, outer, self.merits[index], counts[index])
+            if len(outer):
+                ranks = self.merits[index]
+                kept = KeptRestarts.best(index, outer, ranks, counts[index])
+                parts.append(kept)
+        self._select(parts)
+
+    def _select(self, parts: list[KeptRestarts]) -> None:
+        """Go on with some restarts; the moments of their parameters stay."""
+        groups: list[RestartBatch] = []
+        moments = self.optimizer.state()
+        for kept in parts:
+            group = self.groups[kept.group]
             thinner = group.select(kept)
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
                 before = moments[id(old)]
                 moments[id(new)] = tuple(kept.of(moment) for moment in before)
             groups.append(thinner)
-            parts.append(kept)
         self.groups = groups
         self.outer_logits.keep(self._live_keys())
         self.merits = [kept.of(self.merits[kept.group]) for kept in parts]
@@ -384,6 +425,21 @@ class GradientSearch:
         steps = self.optimizer.steps
         self.optimizer = self._new_optimizer()
         self.optimizer.restore(moments, steps)
+
+    def _settle(self) -> None:
+        """Go on with the best roundings of stage boundaries; their logits begin again."""
+        if any(group.averages is None for group in self.groups):
+            return
+        self.unsettled = self._best_rounding()
+        chosen = settled(self.groups, self.merits, self.pool.tables)
+        self._select([entry.kept for entry in chosen])
+        for group, entry in zip(self.groups, chosen, strict=True):
+            aims = [start.aim for start in entry.starts]
+            whole = [start.whole for start in entry.starts]
+            shares = torch.tensor(aims, dtype=torch.float64)
+            group.settle(entry.first_layers, shares, torch.tensor(whole))
+        self.optimizer = self._new_optimizer()
+        self.optimizer.betas = SETTLING_BETAS
 
     def _outers_to_keep(self, index: int, margin: float) -> Tensor:
         """Return the configurations of a group that can win and lie within the margin, `(O',)`."""
@@ -419,7 +475,10 @@ class GradientSearch:
         """
         if not self.merits:
             return []
-        index, relaxed = self._best_rounding()
+        best = self._best_rounding()
+        if self.unsettled is not None:
+            best = min(best, self.unsettled, key=attrgetter("merit"))
+        index, relaxed = best.group.table_index, best.plan
         table = self.pool.tables[index]
         # an exchange of one layer leaves the other spaces
         layerwise = self.space_kind == "layerwise"
@@ -432,8 +491,8 @@ class GradientSearch:
             found.append((stage, PricedPlan(index, plan, seconds)))
         return found
 
-    def _best_rounding(self) -> tuple[int, HardPlans]:
-        """Return the table and the plan of the restart whose rounded plan has the least merit.
+    def _best_rounding(self) -> RoundedRestart:
+        """Return the restart whose rounded plan has the least merit.
 
         The closest whole boundaries rank all restarts. Those of the best ones are then searched.
         """
@@ -443,15 +502,26 @@ class GradientSearch:
                 group.remember(group.relax(self.schedules(), None), 1)
             plans = group.average_plans().plans
             found = merits(self.pool.tables[group.table_index], plans)
+            if group.aims is not None:
+                found = self._exchanged_merits(group.table_index, plans, found)
             for row, merit in enumerate(found.tolist()):
                 plan = plans[row : row + 1]
                 ranked.append(RoundedRestart(merit, group, row, plan))
         ranked.sort(key=attrgetter("merit"))
         best = ranked[0]
         simulated = best.group.table.pipeline.simulated
-        if self.space_kind == "layerwise" and not simulated:
+        moving = best.group.aims is None
+        if moving and self.space_kind == "layerwise" and not simulated:
             best = min(map(self._searched, ranked[:ROUNDED_RESTARTS]), key=attrgetter("merit"))
-        return best.group.table_index, best.plan
+        return best
+
+    def _exchanged_merits(self, index: int, plans: HardPlans, found: Tensor) -> Tensor:
+        """Rank plans that do not fit by the plans that exchanges make of them, `(B,)`."""
+        table = self.pool.tables[index]
+        exchanged, cost = repair(table, plans, float("inf"))
+        better = merits(table, exchanged) + UNFIT_PENALTY
+        better = torch.minimum(found, better)
+        return torch.where(cost.feasible, better, found)
 
     def _searched(self, restart: RoundedRestart) -> RoundedRestart:
         """Return a restart with its stage boundaries rounded by a search."""
@@ -476,11 +546,14 @@ class GradientSearch:
             stages.append(stage)
             raw = plan
             raw_time = stage.iteration_time_s if stage.fits else float("inf")
+        table = pool.tables[best.table]
+        chosen = pool.plan(best)
+        plan, seconds = with_finished_shares(table, best, chosen)
         stages.append(PlanStage("fitted", fitted.time, fits=True))
-        stages.append(PlanStage("polished", best.time, fits=True))
+        stages.append(PlanStage("polished", seconds, fits=True))
         found = SearchResult(
-            plan=pool.plan(best),
-            iteration_time_s=best.time,
+            plan=plan,
+            iteration_time_s=seconds,
             raw_plan=pool.plan(raw),
             raw_iteration_time_s=raw_time,
         )
@@ -488,7 +561,7 @@ class GradientSearch:
         found = replace(
             found,
             alternatives=tuple(alternatives),
-            gradient_iteration_time_s=best.time,
+            gradient_iteration_time_s=seconds,
             curve=tuple(pool.curve),
             history=tuple(records),
         )

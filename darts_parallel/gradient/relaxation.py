@@ -65,6 +65,12 @@ def stage_edges(widths: Tensor, num_units: int) -> Tensor:
     return num_units * shares.cumsum(-1)[..., :-1]
 
 
+def stage_widths(counts: Tensor, num_units: int) -> Tensor:
+    """Return the free parameters by which stages have so many units, `(..., K)`: inverts `stage_edges`."""
+    roomy = counts.shape[-1] * 0.5 < num_units
+    return (counts - (0.5 if roomy else 0.0)).log()
+
+
 def soft_stages(edges: Tensor, centres: Tensor, temperature: float) -> Tensor:
     """Return weight of every stage for every layer, contiguous by construction.
 
@@ -118,6 +124,11 @@ LAST_RATE = 0.05
 """Share of the learning rates at the last step."""
 
 
+SETTLING_RATE = 4.0
+"""Factor on the learning rate of the logits at whole boundaries: few steps are left, and at fixed stages
+large ones do not upset each other."""
+
+
 @dataclass(frozen=True)
 class Schedules:
     """The annealed quantities of one step."""
@@ -143,6 +154,18 @@ class Schedules:
         hard_stages = step >= HARD_STAGES_FROM * num_steps
         rate = _decayed_rate(step / num_steps)
         return Schedules(temperature, boundary_temperature, sharpness, hard_stages, rate)
+
+    @staticmethod
+    def settling(config: SearchConfig, progress: float) -> "Schedules":
+        """Return the last quantities, but for learning rates that fall once more, over `progress` 0 to 1."""
+        rate = SETTLING_RATE * _decayed_rate(progress)
+        return Schedules(
+            config.temperature[1],
+            config.boundary_temperature[1],
+            config.sharpness[1],
+            hard_stages=True,
+            rate=rate,
+        )
 
 
 def _decayed_rate(progress: float) -> float:

@@ -16,10 +16,11 @@ from darts_parallel.gradient.relaxation import (
     soft_stages,
     softmax_weights,
     stage_edges,
+    stage_widths,
     straight_through,
 )
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate, SurrogateCost
-from darts_parallel.gradient.rounding import harden, round_counts
+from darts_parallel.gradient.rounding import harden, layer_kinds, round_counts, round_to_fit
 
 INITIAL_NOISE = 0.3
 """Standard deviation of the per-layer noise on the initial preference of a restart."""
@@ -31,6 +32,8 @@ FIRST_FRACTION = -2.0
 """Logit of the shares in host memory at the start: 12 %."""
 AIM = 0.97
 """Share of the capacity that the multipliers aim at: rounding to whole layers needs the rest."""
+LEAST_WEIGHT = 0.02
+"""Weight from which every strategy begins the last steps: at less its logit would not return in time."""
 MERIT_PENALTY = 2.0
 """Log-seconds that a stage over its memory counts for in rankings, per relative excess."""
 SIMULATE_EVERY = 5
@@ -79,6 +82,11 @@ class RestartBatch:
     """Logits of the shares in host memory, `(O, R, pp, 2)`; None where plans do not offload."""
     averages: tuple[Tensor, Tensor] | None = None
     """Means of weights `(O, R, L, C)` and stage boundaries `(O, R, K - 1)` over the last steps."""
+    aims: Tensor | None = None
+    """Shares of the capacity that each restart aims at once its boundaries are whole, `(R, 1)`."""
+    peers: Tensor | None = None
+    """Equal layers in the stage of every layer once boundaries are whole, `(O, R, L)`; 0 in restarts
+    whose working memory is an expected one."""
     paths: PathMemory | None = field(init=False)
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
@@ -133,8 +141,11 @@ class RestartBatch:
     @property
     def parameters(self) -> list[Tensor]:
         """Return everything that is learned."""
-        learned = (self.logits, self.widths, self.fraction_logits)
-        return [values for values in learned if values is not None]
+        learned = (self.logits, self.fraction_logits)
+        found = [values for values in learned if values is not None]
+        if self.aims is None:
+            found.append(self.widths)
+        return found
 
     def initialize_from(self, plans: HardPlans, preference: float) -> None:
         """Let the first half of the restarts of some configurations begin at hard plans."""
@@ -162,6 +173,51 @@ class RestartBatch:
         # the inverse of `stage_edges` but for its least width
         self.widths[row, :half] = counts.double().log()
 
+    def settle(self, first_layers: Tensor, aims: Tensor, whole: Tensor) -> None:
+        """Fix the stages of all restarts; logits begin again at the mean weights of equal layers.
+
+        Args:
+            first_layers: Of every stage, `(O, R, K)`.
+            aims: Share of the capacity that each restart aims at, `(R,)`.
+            whole: Whether a present strategy counts with all its working memory, bool `(R,)`.
+        """
+        assert self.averages is not None
+        size = len(self.units)
+        first = torch.searchsorted(self.units, first_layers)
+        end = torch.full_like(first[..., :1], size)
+        counts = torch.diff(first, append=end)
+        self.widths = stage_widths(counts.double(), size)
+        self.multipliers = torch.zeros_like(self.multipliers)
+        self.aims = aims.unsqueeze(1)
+        peers = self._share_weights(first_layers)
+        self.peers = peers * whole.unsqueeze(1)
+        self.averages = None
+
+    def _share_weights(self, first_layers: Tensor) -> Tensor:
+        """Let equal layers of a stage begin with their mean weights; return how many they are."""
+        assert self.averages is not None
+        weights = self.averages[0]
+        layers = torch.arange(self.table.num_layers)
+        begun = layers >= first_layers.unsqueeze(-1)
+        stages = begun.sum(-2) - 1
+        kinds = layer_kinds(self.table)
+        count = int(kinds.max()) + 1
+        groups = stages * count + kinds
+        last = int(groups.max())
+        size = (*groups.shape[:2], last + 1)
+        ones = torch.ones(groups.shape, dtype=weights.dtype)
+        counts = torch.zeros(size, dtype=weights.dtype)
+        counts = counts.scatter_add(2, groups, ones)
+        index = groups.unsqueeze(-1).expand_as(weights)
+        by_choice = (*size, weights.shape[-1])
+        sums = torch.zeros(by_choice, dtype=weights.dtype)
+        sums = sums.scatter_add(2, index, weights)
+        peers = counts.gather(2, groups)
+        shared = sums.gather(2, index) / peers.unsqueeze(-1)
+        shared = shared.clamp(min=LEAST_WEIGHT)
+        self.logits = shared.log().requires_grad_()
+        return peers
+
     @property
     def edges(self) -> Tensor:
         """Return inner stage boundaries in units, shape `(O, R, K - 1)`."""
@@ -185,7 +241,7 @@ class RestartBatch:
         if self.space_kind == "stagewise":
             rows = stages @ rows
         choices = rows.expand(-1, -1, table.num_layers, -1)
-        return RelaxedPlans(choices, stages, self._fractions())
+        return RelaxedPlans(choices, stages, self._fractions(), self.peers)
 
     def _fractions(self) -> Tensor | None:
         """Return shares in host memory; 0 of what the space does not offload."""
@@ -215,7 +271,8 @@ class RestartBatch:
         weights, edges = self.averages
         plans = harden(weights, edges, self.table)
         if self.space_kind == "layerwise":
-            plans = round_counts(weights.flatten(0, 1), plans, self.table)
+            rule = round_counts if self.aims is None else round_to_fit
+            plans = rule(weights.flatten(0, 1), plans, self.table)
         return self._of_whole_table(plans)
 
     def rounding(self, row: int, whole: CostTable) -> Rounding:
@@ -246,7 +303,8 @@ class RestartBatch:
         are updated on the violation at every call.
         """
         before = self.multipliers
-        violation = cost.memory / (AIM * cost.capacity) - 1.0
+        aim = AIM if self.aims is None else self.aims
+        violation = cost.memory / (aim * cost.capacity) - 1.0
         shifted = torch.relu(before + config.penalty * violation)
         step = config.multiplier_step * violation.detach()
         self.multipliers = torch.relu(before + step)
@@ -260,12 +318,16 @@ class RestartBatch:
         if fractions is not None:
             fractions = kept.of(fractions.detach()).requires_grad_()
         logits = kept.of(self.logits.detach()).requires_grad_()
-        widths = kept.of(self.widths.detach()).requires_grad_()
+        widths = kept.of(self.widths.detach())
+        if self.aims is None:
+            widths.requires_grad_()
         multipliers = kept.of(self.multipliers)
         table = self.table.select(kept.outer)
         outer = self.outer_index[kept.outer]
         settings = (self.table_index, outer, fractions)
         part = RestartBatch(table, self.space_kind, logits, widths, multipliers, *settings)
+        part.aims = self.aims
+        part.peers = None if self.peers is None else kept.of(self.peers)
         if self.averages is not None:
             weights, edges = self.averages
             part.averages = (kept.of(weights), kept.of(edges))

@@ -43,6 +43,8 @@ LAYER_COSTS = (
 """Fields of a table by which layers are equal."""
 TINY = 1e-9
 """Weight that a strategy keeps, above rounding errors of sums."""
+LEAST_REMAINDER = 1e-6
+"""Layers by which a strategy's expected count exceeds a whole number, so that it may be rounded up."""
 LEAST_SAVING = 1e-9
 """Share of a layer's seconds that a strategy must save to be faster."""
 LEAST_LOSS = 1e-12
@@ -92,17 +94,9 @@ def round_counts(
         weights: Weights of every layer's strategies, `(B, L, C)`.
         plans: Their stages, B plans.
     """
-    kinds = layer_kinds(table)
-    stages = plans.stages()
-    legal = _legal(table, plans, stages)
-    possible = weights.clamp(min=TINY) * legal
-    total = possible.sum(-1, keepdim=True)
-    possible = possible / total
-    groups = stages * (int(kinds.max()) + 1) + kinds
-    count = int(groups.max()) + 1
-    index = groups.unsqueeze(-1).expand_as(possible)
-    expected = torch.zeros(len(plans), count, weights.shape[-1], dtype=weights.dtype)
-    expected = expected.scatter_add(1, index, possible)
+    groups, expected = _expected_counts(weights, plans, table)
+    count, choices = expected.shape[1:]
+    index = groups.unsqueeze(-1).expand(-1, -1, choices)
     sizes = torch.nn.functional.one_hot(groups, count).sum(1)
     whole = (expected + TINY).floor()
     missing = sizes.unsqueeze(-1) - whole.sum(-1, keepdim=True)
@@ -120,6 +114,55 @@ def round_counts(
     places.scatter_(1, by_group, layers - first)
     passed = ends.gather(1, index) <= places.unsqueeze(-1)
     return replace(plans, choices=order[passed.sum(-1)])
+
+
+def round_to_fit(
+    weights: Tensor,
+    plans: HardPlans,
+    table: CostTable,
+) -> HardPlans:
+    """Round as `round_counts`; where a device is overfull, other expected counts are rounded up.
+
+    A layer passes from a strategy that was rounded up to one that was rounded down, the cheapest seconds
+    per byte first. So each strategy keeps its expected count, rounded up or down.
+    """
+    plans = round_counts(weights, plans, table)
+    groups, expected = _expected_counts(weights, plans, table)
+    index = groups.unsqueeze(-1).expand(-1, -1, expected.shape[-1])
+    exchanges = _Exchanges(table, plans)
+    legal = exchanges.legal
+    for _ in range(table.num_layers):
+        choices = exchanges.plan_choices
+        chosen = torch.nn.functional.one_hot(choices, expected.shape[-1])
+        counts = torch.zeros_like(expected)
+        counts = counts.scatter_add(1, index, chosen.double())
+        above = (counts - expected).gather(1, index)
+        own = above.gather(2, choices.unsqueeze(-1))
+        up = own > TINY
+        down = above < -LEAST_REMAINDER
+        allowed = (up & down).flatten(0, 1)
+        exchanges.legal = legal & allowed.numpy()
+        if not exchanges.repair_once():
+            break
+    return replace(plans, choices=exchanges.plan_choices)
+
+
+def _expected_counts(weights: Tensor, plans: HardPlans, table: CostTable) -> tuple[Tensor, Tensor]:
+    """Return the group of every layer `(B, L)`, and the expected layers of its strategies, `(B, G, C)`.
+
+    Equal layers of a stage are one group.
+    """
+    kinds = layer_kinds(table)
+    stages = plans.stages()
+    legal = _legal(table, plans, stages)
+    possible = weights.clamp(min=TINY) * legal
+    total = possible.sum(-1, keepdim=True)
+    possible = possible / total
+    groups = stages * (int(kinds.max()) + 1) + kinds
+    count = int(groups.max()) + 1
+    index = groups.unsqueeze(-1).expand_as(possible)
+    expected = torch.zeros(len(plans), count, weights.shape[-1], dtype=weights.dtype)
+    return groups, expected.scatter_add(1, index, possible)
 
 
 def layer_kinds(table: CostTable) -> Tensor:

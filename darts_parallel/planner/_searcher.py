@@ -205,6 +205,8 @@ class ProductSearch:
         content = self.job | {"constants": CONSTANTS, "configurations": rows}
         content |= {"skipped": [_row(own) for own in skipped], "seconds": took}
         session.reported.files["configurations.json"] = content
+        milliseconds = [_degrees(own) | {"milliseconds": 1e3 * own.seconds} for own in ranked]
+        session.reported.files["output.json"] = milliseconds
         session.record("exhaustive", SPACE, answer, took)
 
     def _infeasible(self, asked: Asked) -> InfeasibleError:
@@ -301,5 +303,9 @@ class ProductSearch:
 
 def _row(scored: Scored) -> dict[str, Any]:
     """Return a product's entry in `configurations.json`."""
-    degrees = dict(zip(OWNERS, scored.product, strict=True))
-    return degrees | {"iteration_time_s": scored.seconds, "reason": scored.reason}
+    return _degrees(scored) | {"iteration_time_s": scored.seconds, "reason": scored.reason}
+
+
+def _degrees(scored: Scored) -> dict[str, Any]:
+    """Return the degrees of a product by name."""
+    return dict(zip(OWNERS, scored.product, strict=True))

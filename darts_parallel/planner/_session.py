@@ -163,7 +163,7 @@ class Reported:
     """Everything that a session tells besides its plans."""
 
     watcher: Watcher = field(default_factory=Watcher)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
     """Files that a method wants written next to the plan."""
     curve: list[tuple[float, float]] = field(default_factory=list)
     """Seconds of wall-clock and seconds per iteration of every improvement."""

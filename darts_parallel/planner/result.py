@@ -55,7 +55,7 @@ class Planned:
     """Changes that would help where no plan keeps that chance, one clause."""
     asked: Asked | None = field(default=None, repr=False)
     """The question that was searched; None for a given plan."""
-    files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
     """Content of the files that belong next to `plan.json`, by name."""
 
     @property

@@ -58,7 +58,7 @@ def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
     assert (len(cases), len(published)) == (12, 5)
     layers = {"BERT, Homo-small": (26,), "BERT, Hetero-small": (14, 5, 5, 2)}
     for name, expected in layers.items():
-        theirs, ours = solve(cases[name])
+        theirs, ours, _ = solve(cases[name])
         assert theirs.layers_per_stage == expected
         assert theirs.s_per_step == pytest.approx(published[name], rel=1e-4)
         assert ours.s_per_step <= theirs.s_per_step
@@ -72,7 +72,8 @@ def test_the_command_leaves_two(
     monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"out={tmp_path}"])
     assert reproduce_fasop.run(reproduce_fasop.FasopOptions(out=str(tmp_path))) == 0
     with (tmp_path / "reproduce_fasop.csv").open() as file:
-        theirs, ours = csv.DictReader(file)
+        theirs, ours, blind = csv.DictReader(file)
+    assert blind["planner"] == reproduce_fasop.NOT_SHARED
     assert (theirs["planner"], ours["planner"]) == ("fasop", "ours")
     for plan in (theirs, ours):
         assert sum(ast.literal_eval(plan["layers_per_stage"])) == 6

@@ -13,6 +13,7 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
 from darts_parallel.gradient.restarts import RestartBatch
+from darts_parallel.gradient.settling import SETTLE_FROM
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.planner.methods import check
 from darts_parallel.plans.legality import check_plan
@@ -75,7 +76,12 @@ def test_an_outer_choice_that_left_is_polished_still(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(descent, "PRUNE_MARGIN", margin)
         results.append(descent.search_tables(tables, "layerwise", QUICK, 0))
     all_stay, one_stays = (result for result in results if result is not None)
-    assert [len(found.history[-1].outer_weights) for found in (all_stay, one_stays)] == [4, 1]
+    # in the last steps, at whole boundaries, the best configurations alone go on
+    counts = []
+    for found in (all_stay, one_stays):
+        moving = [r for r in found.history if r.step < SETTLE_FROM * QUICK.num_steps]
+        counts.append(len(moving[-1].outer_weights))
+    assert counts == [4, 1]
     assert one_stays.iteration_time_s == pytest.approx(all_stay.iteration_time_s, rel=1e-9)
 
 

@@ -55,12 +55,13 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Search:
 @pytest.mark.parametrize(
     ("steps", "restarts", "expected"),
     [
-        # after 0.05, 0.15, 0.3 and 0.5 of 20 steps half of the restarts leave
-        (20, 32, [32] + 2 * [16] + 3 * [8] + 4 * [4] + 10 * [2]),
+        # after 0.05, 0.15, 0.3 and 0.5 of 20 steps half of the restarts leave; from 0.85 on
+        # boundaries are whole, in 8 ways
+        (20, 32, [32] + 2 * [16] + 3 * [8] + 4 * [4] + 7 * [2] + 3 * [8]),
         # an odd number is halved downwards, and one restart always stays
-        (20, 5, [5] + 2 * [2] + 17 * [1]),
+        (20, 5, [5] + 2 * [2] + 14 * [1] + 3 * [8]),
         # shares are rounded down, the first one not to 0; those that fall on one step thin once
-        (4, 8, [8] + [4] + 2 * [2]),
+        (4, 8, [8, 4, 2, 8]),
     ],
 )
 def test_restarts_are_halved_after_the_shares_of_the_steps(

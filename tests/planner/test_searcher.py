@@ -90,6 +90,11 @@ def test_the_search_descends_is_checked_and_names_what_does_not_run() -> None:
     rows = {(r["dp"], r["tp"], r["pp"]): r["iteration_time_s"] for r in data["configurations"]}
     assert set(rows) == set(products(8))
     assert [row["iteration_time_s"] for row in data["configurations"]] == sorted(rows.values())
+    output = planned.files["output.json"]
+    assert [(r["dp"], r["tp"], r["pp"]) for r in output] == sorted(rows, key=lambda r: (rows[r], r))
+    assert [r["milliseconds"] for r in output] == pytest.approx(
+        [1e3 * t for t in sorted(rows.values())]
+    )
     faster = {product for product, seconds in rows.items() if seconds < rows[chosen]}
     assert {(r["dp"], r["tp"], r["pp"]) for r in data["skipped"]} == faster
     assert all(row["reason"] for row in data["skipped"])
