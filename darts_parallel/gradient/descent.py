@@ -430,8 +430,10 @@ class GradientSearch:
         """Go on with the best roundings of stage boundaries; their logits begin again."""
         if any(group.averages is None for group in self.groups):
             return
-        self.unsettled = self._best_rounding()
         chosen = settled(self.groups, self.merits, self.pool.tables)
+        best = min(chosen, key=attrgetter("merit"))
+        group = self.groups[best.kept.group]
+        self.unsettled = RoundedRestart(best.merit, group, 0, best.plan)
         self._select([entry.kept for entry in chosen])
         for group, entry in zip(self.groups, chosen, strict=True):
             aims = [start.aim for start in entry.starts]

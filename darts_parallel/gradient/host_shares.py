@@ -69,6 +69,8 @@ class _Programme:
         self.plan = plan
         self.size = 2 * table.pp
         self.rest = float(table.num_micro_batches[plan.outer[0]]) - 1.0
+        self.scale = 1.0
+        """Seconds at the start, which make all values relative."""
         self._known: dict[bytes, tuple[Array, Array]] = {}
 
     def solve(self, shares: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ weights of strategies, the slowest stage, bytes of every device.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,10 @@ class Settled(NamedTuple):
     """First layers of their stages, `(O', R', K)`."""
     starts: tuple[Start, ...]
     """How each of the R' begins."""
+    plan: HardPlans
+    """The best rounded plan before the last steps."""
+    merit: float
+    """Rank of that plan; lower is better."""
 
 
 class _Configuration(NamedTuple):
@@ -89,10 +94,11 @@ def settled(
         group = groups[index]
         rows = sorted(entry.row for entry in close if entry.group == index)
         found = [_roundings(group, row, tables[group.table_index], starts) for row in rows]
-        restarts = torch.stack([number for number, _ in found])
-        first_layers = torch.stack([first for _, first in found])
+        restarts = torch.stack([entry.restarts for entry in found])
+        first_layers = torch.stack([entry.first_layers for entry in found])
         kept = KeptRestarts(index, torch.tensor(rows), restarts)
-        result.append(Settled(kept, first_layers, starts))
+        best = min(found, key=attrgetter("merit"))
+        result.append(Settled(kept, first_layers, starts, best.plan, best.merit))
     return result
 
 
@@ -108,10 +114,23 @@ def _close_configurations(merits: Sequence[Tensor]) -> list[_Configuration]:
     return close[:CONFIGURATIONS]
 
 
+class _Roundings(NamedTuple):
+    """Roundings of one configuration, one for each start, and the best of them."""
+
+    restarts: Tensor
+    """Shape `(R',)`."""
+    first_layers: Tensor
+    """Shape `(R', K)`."""
+    plan: HardPlans
+    """The best one, as a plan of the whole table."""
+    merit: float
+    """Rank of that plan; lower is better."""
+
+
 def _roundings(
     group: RestartBatch, row: int, table: CostTable, starts: Sequence[Start]
-) -> tuple[Tensor, Tensor]:
-    """Return the restarts `(R',)` and first layers `(R', K)` of the roundings that are asked for."""
+) -> _Roundings:
+    """Return the roundings that are asked for."""
     size = group.logits.shape[1]
     plans = []
     ranks = []
@@ -119,14 +138,17 @@ def _roundings(
         priced, found = group.rounding(row * size + restart, table).descend()
         plans.append(priced)
         ranks.append(found)
-    order = torch.cat(ranks).argsort(stable=True)
+    every = torch.cat(ranks)
+    order = every.argsort(stable=True)
     counts = torch.tensor([len(found) for found in ranks])
     restarts = torch.arange(size).repeat_interleave(counts)[order]
-    first_layers = HardPlans.concatenate(plans).first_layers[order]
+    ordered = HardPlans.concatenate(plans)[order]
+    first_layers = ordered.first_layers
     seen: dict[tuple[int, ...], int] = {}
     for place, first in enumerate(first_layers.tolist()):
         seen.setdefault(tuple(first), place)
     best = list(seen.values())
     # few boundaries have few roundings
     chosen = torch.tensor([best[min(start.rounding, len(best) - 1)] for start in starts])
-    return restarts[chosen], first_layers[chosen]
+    merit = float(every[order[0]])
+    return _Roundings(restarts[chosen], first_layers[chosen], ordered[:1], merit)
