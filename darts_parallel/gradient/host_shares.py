@@ -89,20 +89,12 @@ class _Programme:
         most = [float(kind in table.host.kinds) for kind in OFFLOADS]
         high = most * table.pp
         high += [np.inf, np.inf]
-        limits: dict[str, Any] = {
-            "type": "ineq",
-            "fun": self._slack,
-            "jac": self._slack_slopes,
-        }
-        found = minimize(
-            self._seconds,
-            start,
-            jac=True,
-            method="SLSQP",
-            bounds=Bounds(0.0, high),
-            constraints=[limits],
-            options={"maxiter": MAX_STEPS, "ftol": PRECISION},
-        )
+        settings: dict[str, Any] = {"method": "SLSQP", "jac": True}
+        settings["bounds"] = Bounds(0.0, np.array(high))
+        limits = {"type": "ineq", "fun": self._slack, "jac": self._slack_slopes}
+        settings["constraints"] = [limits]
+        settings["options"] = {"maxiter": MAX_STEPS, "ftol": PRECISION}
+        found = minimize(self._seconds, start, **settings)
         ended = found.x[: self.size].reshape(-1, 2)
         return torch.from_numpy(ended.clip(0.0, 1.0))
 
