@@ -39,8 +39,9 @@ def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tup
     Args:
         plan: The plan that the entry holds.
     """
-    closed = table.virtual_stages == 1 and not table.pipeline.simulated
-    if not plan.offload or not closed or table.own is not None:
+    simple = table.virtual_stages == 1 and table.own is None
+    closed = simple and not table.pipeline.simulated
+    if not plan.offload or not closed:
         return plan, entry.time
     given = torch.tensor(plan.offload, dtype=torch.float64)
     programme = _Programme(table, entry.plan)
@@ -85,15 +86,21 @@ class _Programme:
         slowest = stages.max()
         longest = syncs.max()
         start = np.append(flat, [slowest, longest])
-        self.scale = float(stages.sum() + self.rest * slowest + longest)
+        total = stages.sum() + self.rest * slowest + longest
+        self.scale = float(total)
         most = [float(kind in table.host.kinds) for kind in OFFLOADS]
         high = most * table.pp
         high += [np.inf, np.inf]
-        settings: dict[str, Any] = {"method": "SLSQP", "jac": True}
+        settings: dict[str, Any] = {}
+        settings["method"] = "SLSQP"
+        settings["jac"] = True
         settings["bounds"] = Bounds(0.0, np.array(high))
-        limits = {"type": "ineq", "fun": self._slack, "jac": self._slack_slopes}
+        limits: dict[str, Any] = {"type": "ineq"}
+        limits["fun"] = self._slack
+        limits["jac"] = self._slack_slopes
         settings["constraints"] = [limits]
-        settings["options"] = {"maxiter": MAX_STEPS, "ftol": PRECISION}
+        options = {"maxiter": MAX_STEPS, "ftol": PRECISION}
+        settings["options"] = options
         found = minimize(self._seconds, start, **settings)
         ended = found.x[: self.size].reshape(-1, 2)
         return torch.from_numpy(ended.clip(0.0, 1.0))
