@@ -103,7 +103,8 @@ class _Programme:
         settings["options"] = options
         found = minimize(self._seconds, start, **settings)
         ended = found.x[: self.size].reshape(-1, 2)
-        return torch.from_numpy(ended.clip(0.0, 1.0))
+        ended = ended.clip(0.0, 1.0)
+        return torch.from_numpy(ended)
 
     def _costs(self, x: Array) -> tuple[Array, Array]:
         """Return stage seconds, synchronisation and filled shares `(3 pp,)`, and slopes `(3 pp, 2 pp)`."""
