@@ -550,11 +550,11 @@ class GradientSearch:
             raw_time = stage.iteration_time_s if stage.fits else float("inf")
         table = pool.tables[best.table]
         chosen = pool.plan(best)
-        plan, seconds = with_finished_shares(table, best, chosen)
+        finished, seconds = with_finished_shares(table, best, chosen)
         stages.append(PlanStage("fitted", fitted.time, fits=True))
         stages.append(PlanStage("polished", seconds, fits=True))
         found = SearchResult(
-            plan=plan,
+            plan=finished,
             iteration_time_s=seconds,
             raw_plan=pool.plan(raw),
             raw_iteration_time_s=raw_time,
