@@ -113,6 +113,18 @@ def test_money_that_nearly_buys_the_most_bounds_what_it_buys_from_below() -> Non
     assert spent.value <= (slopes * spent.z).sum()
 
 
+def test_tangents_one_by_one_bound_nearly_as_well_as_all_together(tmp_path: Path) -> None:
+    designer = Designer(written(tmp_path))
+    (branch,), budget = designer.branches, designer.design.budget
+    designer.solve(budget)
+    money = budget - branch.option.fixed - branch.memory
+    alone = np.where(money < branch.knobs.cost(branch.knobs.low).sum(), np.inf, -np.inf)
+    branch._raise_bounds(alone, 0, money, np.inf)
+    for row in np.flatnonzero(np.isfinite(alone)):
+        together = branch._together(int(row), float(money[row])).value
+        assert together - 0.02 <= alone[row] <= together + 1e-9
+
+
 @pytest.mark.parametrize("more", [{}, {"nodes.0.device.peak_flops": {"price": 9}}])
 def test_the_bound_is_below_and_near_what_random_search_finds(
     tmp_path: Path, more: dict[str, Any]
