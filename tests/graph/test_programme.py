@@ -250,7 +250,7 @@ def test_the_command_writes_what_outside_checks_read(
         (["module=a:b"], "inputs must be given"),
         (["module=a:b", "inputs=[[2]]", "memory=-1"], "at least"),
         (["module=a:b", "inputs=[[2]]", "ends=half"], "one of replicated, free"),
-        (["module=a:b", "inputs=[[2]]", "wrong=1"], "not an option"),
+        (["module=a:b", "inputs=[[2]]", "wrong=1"], "is not a key"),
         (["module=a:b", "inputs=[[2]", "mesh=[2]"], "cannot be read"),
         (["module=json", "inputs=[[2]]"], "package.file:function"),
         (["module=json:nothing", "inputs=[[2]]"], "has no function nothing"),

@@ -12,7 +12,8 @@ from darts_parallel.planner._searcher import prime_factors, product_session, rel
 from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 
-JOB = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "cost=searcher"]
+RESERVED = "cluster.devices.a10.reserved_GiB=1"
+JOB = ["model=gpt2_xl", "training=gpt2_xl", "cluster=a10_8x4", "cost=searcher", RESERVED]
 TOY = ["model=toy", "cluster=toy", "training=toy", "cost=searcher", "search.num_steps=30"]
 
 

@@ -31,6 +31,8 @@ def job() -> tuple[Problem, Tuning]:
             "training=toy",
             "space.recompute=none",
             "space.sequence_parallel=false",
+            "cluster.devices.toy.reserved_GiB=0.001",
+            "cluster.devices.toy.memory_GiB=0.004",
         ]
     )
     return problem, tune(problem, _first(problem), [])

@@ -37,6 +37,9 @@ ROUNDED = {
     "flex_gain": 1.3,
     "permutation_factor": 1.4,
     "expert_overhead": 4e-6,
+    "divided_half_size": 16.0,
+    "kernel_gap": 3e-6,
+    "collective_start": 7e-6,
 }
 """Figures of all devices, so that a calibration changes no price here."""
 PRICED = (
