@@ -166,6 +166,8 @@ class Job(Watcher):
             with self._beside("the best plan of the space"):
                 best, distance = distance_to_best(self.problem, cost, self.folder)
         data = self._write(findings, best)
+        # written before the report: the reader of a pipe may leave in the middle of it
+        exported, refusal = self._export(planned.plan, problem.config.export)
         with self._plan_stands(), self._beside("the report"):
             self._report(findings, data, distance)
         with self._beside("the explanation"):
@@ -178,8 +180,10 @@ class Job(Watcher):
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 self.tracker.finish(outcome)
-        if problem.config.export is not None:
-            self._export(planned.plan, problem.config.export)
+        for line in exported:
+            self._print_line(line)
+        if refusal:
+            fail(refusal)
         return cost.iteration_time_s
 
     def _assumed(self, problem: Problem) -> Iterator[str]:
@@ -321,14 +325,15 @@ class Job(Watcher):
         write_json(self.folder / "plan.json", data | planned.entries() | best)
         return data
 
-    def _export(self, plan: Plan, target: str) -> None:
-        """Write the plan for a trainer; a refusal ends the command, the plan stays."""
+    def _export(self, plan: Plan, target: str | None) -> tuple[list[str], str]:
+        """Write the plan for a trainer; return the lines about its files, and why there are none."""
+        if target is None:
+            return [], ""
         try:
             exported = export_plan(self.problem, plan, target, self._seconds)
         except UnsupportedError as error:
-            fail(str(error))
-        for line in export_lines(target, exported, write_export(exported, self.folder)):
-            self._print_line(line)
+            return [], str(error)
+        return export_lines(target, exported, write_export(exported, self.folder)), ""
 
     def _print_line(self, line: str) -> None:
         print_line(self.console, line)

@@ -3,6 +3,7 @@ import math
 import os
 import re
 import signal
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from shutil import copytree
@@ -189,6 +190,21 @@ def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert plan["search"]["stopped_by"] == "user"
     assert plan["predicted"]["feasible"] is True
+
+
+class ReaderLeft(StringIO):
+    """Standard output whose reader has gone, as behind `| head -1`."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_the_trainers_files_are_written_before_the_report_is_read(tmp_path: Path) -> None:
+    problem = load_problem([*TOY, *QUIET, "space=uniform", "export=torch"])
+    with suppress(SystemExit):  # rich ends the command
+        Job(problem, tmp_path, Console(file=ReaderLeft())).run()
+    assert (tmp_path / "plan.json").is_file()
+    assert list(tmp_path.glob("*torch*"))
 
 
 def test_a_model_named_alone_takes_its_own_job_and_price_takes_degrees() -> None:
