@@ -192,7 +192,7 @@ class ClusterConfig:
     """GPUs by name; `/device@devices.NAME: FILE` in the defaults reads a shipped one."""
     nvlink_domain_gpus: int | None = ranged(None)
     """GPUs of neighbouring nodes that one NVLink switch joins at the intra-node rate (GB200 NVL72:
-    72); null: those of one node. Node groups may have their own."""
+    72). null: a switch joins the GPUs of one node. Node groups may have their own."""
     mtbf_hours_per_gpu: float | None = ranged(None, 1e-3, 1e9)
     """Mean hours between failures of one GPU, those of software among them; null: failures are not
     considered."""

@@ -148,15 +148,15 @@ class ModelConfig:
     """The norms of queries and keys (`qk_norm`) have a scale for every feature of all heads (OLMo
     2)."""
     block_norms: int | None = ranged(None)
-    """Norms of a block; null: one for each of its parts. 1: attention and MLP read the same one
-    (GPT-J, Falcon, Cohere); 4: one before and one after each (Gemma 2, GLM-4)."""
+    """Norms of a block. null: one for each of its parts. 1: attention and MLP read the same one
+    (GPT-J, Falcon, Cohere). 4: one before and one after each part (Gemma 2, GLM-4)."""
     position_offset: int = ranged(0, 0)
     """Rows of the position table that no token uses (OPT, RoBERTa: 2)."""
     sliding_window: int | None = ranged(None)
     """Tokens that attention looks back at in windowed blocks; null: all (Mistral, Gemma)."""
     sliding_window_pattern: Any = None
-    """Whole number n: every n-th block attends globally, the others in the window (Gemma 3: 6); a
-    list of zeros (global) and ones says it block by block; null: all blocks are windowed."""
+    """A whole number n: every n-th block attends globally, the others in the window (Gemma 3: 6).
+    A list says it block by block: 0 is global, 1 is windowed. null: all blocks are windowed."""
     hybrid_override_pattern: str | None = None
     """Kind of every layer, one symbol each, as in Megatron-LM: `M` Mamba, `*` attention, `-` MLP,
     `E` experts; null: every block is attention and MLP."""

@@ -63,9 +63,10 @@ class CostConfig:
     then are not added; null: the column `collectives` of the profile says it, or only tp 1 was
     measured."""
     pipeline: str = one_of("closed_form", ("closed_form", "simulated"))
-    """`closed_form` (of 1F1B; interleaved stages are simulated: unequal chunks wait for each
-    other), or `simulated`: the longest path through the schedule, slower, exact where stages are
-    uneven; gradient synchronisation then starts when the stage's last backward ends."""
+    """How a pipeline is priced. `closed_form`: by the formula of 1F1B; interleaved stages are
+    simulated, since unequal chunks wait for each other. `simulated`: by the longest path through
+    the schedule. That is slower, and exact where stages are uneven. Gradient synchronisation then
+    starts when the stage's last backward ends."""
     schedule: str = "1f1b"
     """`1f1b`; with `pipeline=simulated` also `gpipe` (all micro-batches in flight) and
     `zero_bubble` (ZB-H1; pp of them). Plans with virtual stages are interleaved. This key counts
@@ -212,10 +213,10 @@ class SpaceConfig:
     """Stages of a device (interleaved schedule); null: every number that divides the blocks
     evenly."""
     schedules: Any = one_of(None, (*schedules.NAMES, schedules.SEARCHED))
-    """Pipeline schedules to choose from (`schedules.NAMES`), all simulated; null: `cost.schedule`,
-    and `interleaved` where `virtual_stages` is above 1. If the list has `interleaved` and
-    `virtual_stages` is 1, then 2 virtual stages and every number that divides the blocks are tried.
-    `searched`: any order of passes, found along critical paths."""
+    """Pipeline schedules to choose from (`schedules.NAMES`). All of them are simulated. null:
+    `cost.schedule`, and `interleaved` where `virtual_stages` is above 1. If the list has
+    `interleaved` and `virtual_stages` is 1, then 2 virtual stages are tried, and every number
+    that divides the blocks. `searched`: any order of passes, found along critical paths."""
     cut: str = one_of(LAYER, CUTS)
     """Where stages may begin: at any layer, or also between attention and MLP of a block, which
     then are layers of their own."""
@@ -358,10 +359,11 @@ class Config:
     """A plan.json to evaluate instead of searching. It is priced on the problem that it was made
     for; keys of the command change this problem. null: search."""
     tune: dict[str, Any] = field(default_factory=TUNE.copy)
-    """`from`: the plan.json whose job is tuned; `top`: plans to propose; `measured`: trials so far,
-    a list of {plan, seconds or oom, memory_gb} or a CSV file with these columns; `log`: what a
-    trainer printed when it ran that plan; `figures`: the folder for `--config-dir` that keeps what
-    logs say of the cluster; `force`: let a log move figures that is too far off to be believed."""
+    """Inputs of `tune`. `from` is the plan.json whose job is tuned. `top` is the number of plans to
+    propose. `measured` holds the trials so far: a list of {plan, seconds or oom, memory_gb}, or a CSV
+    file with these columns. `log` is the file that a trainer printed when it ran that plan. `figures`
+    is the folder for `--config-dir` that keeps what logs say of the cluster. `force` lets a log move
+    figures even if it is too far off to be believed."""
     export: str | None = None
     """A trainer in whose words the plan is written too (`EXPORTS`); null: for none."""
     explain: bool = False

@@ -50,16 +50,16 @@ class TrainingConfig:
     """Blocks are compiled (`torch.compile`); null: as the trainer's files set it, else the average of
     measured runs."""
     loss: str | None = one_of(None, ("full", "chunked", "fused"))
-    """`full`: all logits of a micro-batch exist; `chunked`: an eighth of them at a time; `fused`:
-    head and loss are one kernel, or, in Megatron-LM, the loss is; null: as the trainer's files set
-    it, else the average of measured runs."""
+    """How the loss is computed. `full`: all logits of a micro-batch exist. `chunked`: an eighth of
+    them exists at a time. `fused`: head and loss are one kernel; in Megatron-LM the loss alone is.
+    null: the trainer's files decide; without a trainer it is the average of measured runs."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
     """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
     moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
     moe_load_imbalance: float = ranged(1.1, 1.0, 1e6)
-    """Rows of the busiest expert-parallel rank per row of an even load; 1 where routing is forced
-    to balance. Dropless routing measured 1.08 to 1.25 times as long as forced balance."""
+    """Rows of the busiest expert-parallel rank, divided by its rows under an even load. It is 1
+    where routing is forced to balance. Dropless routing measured 1.08 to 1.25 times as long."""
     overlap_moe_expert_parallel_comm: bool = False
     """The experts' all-to-all runs next to another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
@@ -80,8 +80,8 @@ class TrainingConfig:
     frozen_bits: int = one_of(16, (16, 8, 4))
     """Bits of the frozen weights of blocks; products of other precisions cast them every time."""
     gradient_bits: int | None = one_of(None, (16, 32, None))
-    """Bits of a gradient below fp32, accumulated and sent; null: as `software` has them, else 16
-    with fp16 and 32 with all others (Megatron-LM's default; its `--grad-reduce-in-bf16` is 16)."""
+    """Bits of a gradient when it is accumulated and sent. null: `software` decides, else 16 with
+    fp16 and 32 with every other precision, as in Megatron-LM. Its `--grad-reduce-in-bf16` is 16."""
     lengths: str | None = None
     """A histogram of sequence lengths, a CSV file with the columns length and count: plans for the
     expected seconds of its steps (`planner/lengths.py`). A given plan is priced for `seq_len`
