@@ -17,7 +17,6 @@ fuzz: develop  ## random problems against an enumeration, bad values, kills; ARG
 
 define PAGES
 compare problems=core seeds=3 oracle_seconds=10 publish=true
-compare_schedules publish=true
 gradient_share publish=true
 validate_cost_model held_out=[house,source] publish=true
 reproduce_fasop publish=true

@@ -8,15 +8,12 @@ from baselines._planner import Planner as Planner
 
 
 def _discovered() -> dict[str, Planner]:
+    """Return the planners, those of many seeds first."""
     names = [module.name for module in iter_modules([str(Path(__file__).parent)])]
     public = [name for name in names if not name.startswith("_")]
     found = {name: import_module(f"{__package__}.{name}").solve for name in public}
-    return dict(
-        sorted(found.items(), key=lambda rival: not rival[1].seeded)
-    )  # those of many seeds first
+    return dict(sorted(found.items(), key=lambda rival: not rival[1].seeded))
 
 
-PLANNERS = {name: rival for name, rival in _discovered().items() if rival.closed_form}
+PLANNERS = _discovered()
 """Every rival by the name of its module."""
-SCHEDULE_PLANNERS = {name: rival for name, rival in _discovered().items() if rival.chunks}
-"""Rivals where the schedule is a choice."""

@@ -23,7 +23,7 @@ ENDLESS = 10**9
 
 
 class Incumbent:
-    """Price plans, remember the best feasible one and the seconds of every improvement.
+    """Price plans, and remember the best feasible one.
 
     Works on the tables without dominated strategies, as the gradient search does; answers refer to the
     tables as they were given.
@@ -42,7 +42,6 @@ class Incumbent:
         keep_all: bool = False,
         max_steps: int = ENDLESS,
     ) -> None:
-        self.began = time.monotonic()
         self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
         self.max_steps = max_steps
@@ -50,7 +49,6 @@ class Incumbent:
         if not keep_all:
             self.tables = [without_dominated(table) for table in tables]
         self.best: PricedPlan | None = None
-        self.curve: list[tuple[float, float]] = []
         self.evaluated = 0
 
     @property
@@ -80,10 +78,7 @@ class Incumbent:
         times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         row = int(times.argmin())
         if float(times[row]) < self.cost:
-            plan = plans[row : row + 1]
-            self.best = PricedPlan(table, plan, float(times[row]))
-            seconds = time.monotonic() - self.began
-            self.curve.append((seconds, self.best.time))
+            self.best = PricedPlan(table, plans[row : row + 1], float(times[row]))
         return cost
 
     def result(self) -> TableResult:
@@ -94,7 +89,7 @@ class Incumbent:
             choices = self._as_given(index)[plans.choices]
             given = HardPlans(plans.outer, choices, plans.first_layers)
             best = PricedPlan(index, given, self.best.time)
-        return TableResult(best, 0.0, False, self.evaluated, curve=tuple(self.curve))
+        return TableResult(best, 0.0, False, self.evaluated)
 
     def _as_given(self, index: int) -> Tensor:
         """Return the number in the given table of every strategy that was kept, `(C,)`."""
@@ -123,10 +118,6 @@ class Planner:
     """It draws random numbers and never ends by itself: it gets every seed, and the budget."""
     layerwise: bool = False
     """Its plans may differ from layer to layer; the others' are uniform."""
-    closed_form: bool = True
-    """It takes part where the pipeline has a closed form."""
-    chunks: bool = False
-    """It takes part where the schedule is a choice and a device holds chunks: it reads no closed form."""
 
     def solve(
         self,

@@ -46,7 +46,7 @@ def offer_plans(
             length = 2 * length
 
 
-solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True)
 
 
 def _restart(

@@ -61,4 +61,4 @@ def offer_plans(
             since[stale] = 0.0
 
 
-solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True)

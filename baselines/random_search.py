@@ -22,4 +22,4 @@ def offer_plans(
         space.price(moves.random_plans(BATCH))
 
 
-solve = on_tables(offer_plans, seeded=True, layerwise=True, chunks=True)
+solve = on_tables(offer_plans, seeded=True, layerwise=True)

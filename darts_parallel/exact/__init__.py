@@ -15,7 +15,6 @@ from darts_parallel.exact.outer_choice import OuterChoiceSolver as OuterChoiceSo
 from darts_parallel.exact.result import TOO_LARGE as TOO_LARGE
 from darts_parallel.exact.result import USEFUL_SLACK as USEFUL_SLACK
 from darts_parallel.exact.result import Check as Check
-from darts_parallel.exact.result import Curve as Curve
 from darts_parallel.exact.result import DeadlineError as DeadlineError
 from darts_parallel.exact.result import TableResult as TableResult
 from darts_parallel.exact.result import Verification as Verification

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.plans import Plan
 
-Curve = tuple[tuple[float, float], ...]
-"""An anytime curve: seconds of wall-clock, and the iteration time of the best feasible plan from then on."""
 OFFLOADING = "it knows no shares in host memory (space.offload); its bound assumes free offloading"
 """Note of exact methods on problems with offloading."""
 OWN_TERM = "it knows no own terms (cost.term); its bound is without them"
@@ -93,8 +91,6 @@ class TableResult:
     """The best configurations, each with its best split, cheapest first; where the planner ranks them."""
     note: str = ""
     """How far the proof reaches, where the usual sentences do not say it."""
-    curve: Curve = ()
-    """Every improvement of the best plan; empty where the planner answers once, at its end."""
 
     @property
     def cost(self) -> float:
@@ -118,7 +114,6 @@ class TableResult:
             proven=self.proven,
             lower_bound_s=self.lower_bound,
             note=note,
-            curve=self.curve,
         )
 
     def _usual_note(self) -> str:
@@ -152,8 +147,6 @@ class Verification:
     """Seconds; no plan of the space is faster than this, in the model."""
     note: str = ""
     """One sentence on how far the proof reaches."""
-    curve: Curve = ()
-    """Every improvement of the best plan; empty where the method answers once, at its end."""
 
     def contradicted(self, found: float) -> bool:
         """Return whether `found` seconds, of a plan in its space, are below the proven lower bound."""

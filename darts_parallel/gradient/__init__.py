@@ -9,9 +9,6 @@ from darts_parallel.gradient.descent import search_tables as search_tables
 from darts_parallel.gradient.infeasibility import any_fits as any_fits
 from darts_parallel.gradient.infeasibility import explain_infeasible as explain_infeasible
 from darts_parallel.gradient.infeasibility import proven_infeasible as proven_infeasible
-from darts_parallel.gradient.orders import Order as Order
-from darts_parallel.gradient.orders import OrderProblem as OrderProblem
-from darts_parallel.gradient.orders import OrderSearch as OrderSearch
 from darts_parallel.gradient.polishing import polish as polish
 from darts_parallel.gradient.polishing import repartitioned as repartitioned
 from darts_parallel.gradient.pool import PlanPool as PlanPool

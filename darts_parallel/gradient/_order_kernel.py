@@ -414,7 +414,7 @@ def move_layers(f, first, choices, stage, state):
 
 
 @njit(cache=True)
-def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share, blind, state):
+def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share, state):
     """Anneal an order, and the layers of its stages, by moves along the longest path.
 
     A pass of the path is exchanged with one near it on its device (Nowicki and Smutnicki 1996), or a
@@ -429,7 +429,6 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
         moves: Orders that are timed.
         heat: First temperature as a share of the seconds.
         share: Share of layer moves.
-        blind: Take any pass and stage, not those of the longest path.
         state: Of the random numbers, `(1,)` uint64.
 
     Returns:
@@ -456,9 +455,6 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
     while asked < moves and tries < (1 + REFUSED_PER_MOVE) * moves:
         tries += 1
         device, place = path[below(on_path, state)]
-        if blind:
-            device = below(len(words), state)
-            place = below(lengths[device], state)
         of_layers = draw(state) < share
         found = NEVER
         word = now[device, : lengths[device]]

@@ -38,7 +38,7 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,9 +140,6 @@ class GradientSearch:
     Args:
         clock: Counts the search's seconds; None begins now.
     """
-
-    orders: ClassVar[type[OrderSearch]] = OrderSearch
-    """Class that searches pass orders after polishing; rivals replace it."""
 
     def __init__(
         self,
@@ -466,7 +463,7 @@ class GradientSearch:
         ended_by = polish_pool(self.pool, self.space_kind, config, hurry=hurry, bounds=self.bounds)
         self.stopped_by = ended_by or self.stopped_by
         if self.stopped_by is None and config.order_passes:
-            orders = self.orders(self.pool, self.space_kind, config, self.seed, self.bounds)
+            orders = OrderSearch(self.pool, self.space_kind, config, self.seed, self.bounds)
             self.stopped_by = orders.search()
 
     def own_plans(self) -> list[tuple[PlanStage, PricedPlan]]:
@@ -564,7 +561,6 @@ class GradientSearch:
             found,
             alternatives=tuple(alternatives),
             gradient_iteration_time_s=seconds,
-            curve=tuple(pool.curve),
             history=tuple(records),
         )
         winner = self.histories.winner(self.groups, self.merits, best)

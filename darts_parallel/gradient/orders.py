@@ -283,21 +283,13 @@ class OrderProblem:
                 found.append(self.timed(words, lengths, first, choices, True))
         return fastest(found)
 
-    def annealed(
-        self,
-        order: Order,
-        moves: int,
-        state: State,
-        *,
-        blind: bool = False,
-    ) -> Order:
+    def annealed(self, order: Order, moves: int, state: State) -> Order:
         """Return the best order that moves lead to.
 
         Args:
             order: Where they begin.
             moves: Orders that are timed.
             state: Of the random numbers, `(1,)`; moves on.
-            blind: Move any pass and stage, not those of the longest path.
         """
         share = LAYER_SHARE if self.free else 1.0
         words = order.words.copy()
@@ -308,7 +300,7 @@ class OrderProblem:
         trial = empty(self.table.num_stages, self.table.pp)
         figures = self.figures[order.split]
         of_order = (figures, words, order.lengths, first, choices, current, trial)
-        found = self.kernel.anneal(*of_order, moves, HEAT, share, blind, state)
+        found = self.kernel.anneal(*of_order, moves, HEAT, share, state)
         return Order(words, order.lengths, first, choices, order.split, float(found))
 
     def code(self, order: Order) -> str:
@@ -368,10 +360,7 @@ class _Start:
 
 @dataclass
 class OrderSearch:
-    """Search pass orders, and layers of their stages, of the simulated plans of a pool together.
-
-    Rivals override `starts` and `improved`.
-    """
+    """Search pass orders, and layers of their stages, of the simulated plans of a pool together."""
 
     pool: PlanPool
     """Gets tables of searched orders."""
@@ -431,14 +420,6 @@ class OrderSearch:
     def late(self) -> bool:
         """Whether the time is over."""
         return self.pool.clock.seconds > self.config.max_seconds
-
-    def starts(self, problem: OrderProblem, plan: HardPlans) -> list[Order]:
-        """Return the orders to begin with, fastest first."""
-        return problem.starts(plan)
-
-    def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
-        """Return the best order that so many moves lead to."""
-        return problem.annealed(order, moves, self.state)
 
     @cached_property
     def state(self) -> State:
@@ -504,7 +485,7 @@ class OrderSearch:
         begun = []
         for variant in variants:
             problem = OrderProblem(variant, entry.outer[1], self.space_kind)
-            orders = self.starts(problem, entry.plan)
+            orders = problem.starts(entry.plan)
             self._add(entry.table, problem, orders[:1])
             if orders:
                 begun.append(_Start(entry.table, problem, orders))
@@ -522,7 +503,7 @@ class OrderSearch:
         first = True
         while left and not self.late:
             moves = max(passes // (HALVINGS * len(left) * start.problem.work), 1)
-            improved = [self.improved(start.problem, order, moves) for order in left]
+            improved = [start.problem.annealed(order, moves, self.state) for order in left]
             left = sorted(improved, key=by_seconds)
             self._add(start.table, start.problem, left[:2])
             best, alike = left[0].seconds, left[len(left) // 2 - 1].seconds
@@ -542,7 +523,7 @@ class OrderSearch:
             place = int(random.geometric(0.5)) - 1
             chosen = self.found[min(place, len(self.found) - 1)]
             moves = passes // ROUNDS // chosen.problem.work
-            improved = self.improved(chosen.problem, chosen.order, moves)
+            improved = chosen.problem.annealed(chosen.order, moves, self.state)
             self._add(chosen.table, chosen.problem, [improved])
 
     def _add(self, table: int, problem: OrderProblem, orders: list[Order]) -> None:
@@ -552,8 +533,6 @@ class OrderSearch:
             if order.seconds not in known:
                 self.found.append(FoundOrder(table, problem, order))
         self._keep_best(self.found)
-        if self.found:
-            self.pool.note(self.found[0].order.seconds)
 
     def _keep_best(self, found: list[FoundOrder]) -> None:
         """Keep the fastest of some orders."""

@@ -68,8 +68,6 @@ class PlanPool:
         self.space_kind = space_kind
         self.evaluated = 0
         self.clock = clock or Stopwatch()
-        self.curve: list[tuple[float, float]] = []
-        """Search seconds of every improvement of the best plan, and its seconds per iteration."""
         self.entries: dict[tuple[int, int], list[PricedPlan]] = {}
         self.local_optima: dict[int, set[bytes]] = defaultdict(set)
         """Plans of simulated tables that no cheap move makes better."""
@@ -227,7 +225,6 @@ class PlanPool:
             order = times[rows].argsort(stable=True)
             rows = rows[order[: self.PER_OUTER]]
             self._keep_rows(candidate, outer, rows, times)
-        self.note(self.best_time)
 
     def _keep_rows(
         self,
@@ -249,12 +246,6 @@ class PlanPool:
                 kept = [*kept, PricedPlan(candidate.table, plan, seconds)]
         if kept:
             self.entries[key] = sorted(kept, key=by_time)[: self.PER_OUTER]
-
-    def note(self, seconds: float) -> None:
-        """Add a point to the curve where a plan is the fastest so far."""
-        before = self.curve[-1][1] if self.curve else float("inf")
-        if seconds < before:
-            self.curve.append((self.clock.seconds, seconds))
 
     def gap_to_best(self, table: int, outers: Tensor) -> Tensor:
         """Return log-seconds of configurations' fastest plans above the best; infinite without one."""

@@ -80,8 +80,6 @@ class SearchResult:
     """Seconds per iteration of the gradient search's own polished plan; None without a descent."""
     why: str = ""
     """Reason for the method, one clause; empty where the user asked for it."""
-    curve: tuple[tuple[float, float], ...] = ()
-    """Anytime curve: search seconds of every improvement, and its seconds per iteration."""
     stages: tuple[PlanStage, ...] = ()
     """The plans of a descent but the chosen one, in the order in which they were made."""
 

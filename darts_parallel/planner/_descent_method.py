@@ -12,7 +12,6 @@ def descend(session: Session, deadline: float) -> None:
     """
     asked, reported = session.asked, session.reported
     settings = asked.settings
-    began = reported.elapsed
     with reported.watcher.progress("search", settings.num_steps) as update:
 
         def on_record(record: StepRecord) -> None:
@@ -24,7 +23,6 @@ def descend(session: Session, deadline: float) -> None:
         )
     if result is not None:
         session.found.result = result
-        reported.improve((began + at, seconds) for at, seconds in result.curve)
         reported.interrupted = result.stopped_by == "user"
     elif asked.job is not None and proven_infeasible(asked.tables, asked.space_kind):
         raise asked.job.explain(asked.tables)

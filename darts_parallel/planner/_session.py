@@ -165,8 +165,6 @@ class Reported:
     watcher: Watcher = field(default_factory=Watcher)
     files: dict[str, Any] = field(default_factory=dict)
     """Files that a method wants written next to the plan."""
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds of wall-clock and seconds per iteration of every improvement."""
     why: str = ""
     """Why the methods that were asked first gave no plan, a clause."""
     interrupted: bool = False
@@ -176,12 +174,6 @@ class Reported:
     def elapsed(self) -> float:
         """Seconds of wall-clock since the session began."""
         return time.monotonic() - self.began
-
-    def improve(self, points: Iterable[tuple[float, float]]) -> None:
-        """Append the points that improve the best so far."""
-        for at, seconds in points:
-            if not self.curve or seconds < self.curve[-1][1]:
-                self.curve.append((at, seconds))
 
 
 @dataclass(frozen=True)
@@ -236,8 +228,6 @@ class Session:
         """Keep an answer, in the place of an earlier one of the same method."""
         self.found.answers.pop(name, None)
         self.found.answers[name] = replace(answer, name=name, space=space, seconds=seconds)
-        if self.best is not None:
-            self.reported.improve([(self.reported.elapsed, self.best.iteration_time_s)])
 
     @cached_property
     def closed_form(self) -> "Session":

@@ -191,8 +191,7 @@ def solve(
     if session.best is not None:
         best = session.best
         answer = replace(answer, plan=best.plan, iteration_time_s=best.iteration_time_s)
-    curve = tuple(session.reported.curve)
-    return replace(answer, plans_evaluated=session.found.plans_evaluated, curve=curve)
+    return replace(answer, plans_evaluated=session.found.plans_evaluated)
 
 
 def check(

@@ -101,15 +101,3 @@ def contradictions(runs: Sequence[MethodRun]) -> list[str]:
                 "the proof or the cost is wrong."
             )
     return lines
-
-
-def control_line(runs: Sequence[MethodRun], control: str) -> str:
-    """Compare a control of the search with the search, problem by problem."""
-    gaps = medians(runs, (SEARCH, control))
-    extra = [gap - gaps[SEARCH][problem] for problem, gap in gaps[control].items()]
-    equal = sum(abs(gap) <= EQUAL for gap in extra)
-    slower = sum(gap > EQUAL for gap in extra)
-    return (
-        f"- `{control}`: a median plan equal to the search's (within {EQUAL:.1%}) on {equal} of "
-        f"{len(extra)} problems, slower on {slower}, faster on {len(extra) - equal - slower}."
-    )

@@ -1,13 +1,17 @@
 """Solve one problem of `compare` by every method."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+
+import torch
 
 from baselines import PLANNERS
-from darts_parallel.config import SearchConfig, require_at_least, require_members
+from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members
 from darts_parallel.cost import CostTable
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
+from darts_parallel.gradient import search_tables
 from darts_parallel.planner import solve
 from experiments.comparison.problems import SuiteCase
 from experiments.comparison.runs import (
@@ -16,12 +20,11 @@ from experiments.comparison.runs import (
     SEARCH,
     SPACE,
     UNIFORM,
-    ComparisonOptions,
-    Contest,
     MethodRun,
     grouped,
     median_of,
 )
+from experiments.study import StudyOptions, unless_interrupted
 
 METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
 EXTRA_SECONDS = 1.1
@@ -29,13 +32,21 @@ EXTRA_SECONDS = 1.1
 
 
 @dataclass
-class CompareOptions(ComparisonOptions):
+class CompareOptions(StudyOptions):
     """Command line of `python -m experiments.compare`.
 
     `problems=core` is a third of the suite. A rival that never ends by itself gets as many seconds as the
     gradient search took.
     """
 
+    problems: list[str] = field(default_factory=list)
+    """Parts of problem names; none: all of them."""
+    seeds: int = 5
+    """Searches of each problem, with seeds from `search.seed` on."""
+    budget: float = 10.0
+    """Seconds of a search at most."""
+    search: SearchConfig = field(default_factory=lambda: load_config().search)
+    """Settings of the gradient search; `budget` limits its seconds."""
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     """Methods next to the oracle, which always runs."""
     oracle_seconds: float = 60.0
@@ -43,8 +54,59 @@ class CompareOptions(ComparisonOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_at_least("seeds", self.seeds, 1)
+        require_at_least("budget", self.budget, 0, strict=True)
         require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
         require_members("methods", self.methods, METHODS)
+
+
+class Contest:
+    """Solve one problem by many methods, one after the other, and collect the rows."""
+
+    def __init__(self, case: SuiteCase) -> None:
+        torch.set_num_threads(1)
+        self.problem = case.name
+        self.tables = case.tables()
+        self.runs: list[MethodRun] = []
+
+    def search(self, settings: SearchConfig, seed: int) -> None:
+        """Run the gradient search.
+
+        Errors:
+            KeyboardInterrupt: the user stopped it.
+        """
+        began = time.monotonic()
+        found = search_tables(self.tables, SPACE, settings, seed)
+        took = time.monotonic() - began
+        run = MethodRun(self.problem, SEARCH, seed, inf, took, 0, raw_time_s=inf)
+        if found is not None:
+            unless_interrupted(found)
+            fitted = next(stage for stage in found.stages if stage.name == "fitted")
+            run = replace(
+                run,
+                iteration_time_s=found.iteration_time_s,
+                seconds=found.seconds,
+                evaluations=found.plans_evaluated,
+                raw_time_s=fitted.iteration_time_s,
+                schedule=found.plan.schedule_name,
+            )
+        self.runs.append(run)
+
+    def plan(
+        self, method: str, planner: Callable[..., TableResult], seconds: float, **given: int
+    ) -> TableResult:
+        """Run another planner for at most `seconds`, with a seed in `given` where it takes one."""
+        began = time.monotonic()
+        answer = planner(self.tables, SPACE, deadline=began + seconds, **given)
+        took = time.monotonic() - began
+        seed = given.get("seed")
+        plans = answer.plans_evaluated
+        run = MethodRun(self.problem, method, seed, answer.cost, took, plans, answer.proven)
+        if answer.best is not None:
+            schedule = self.tables[answer.best.table].pipeline.schedule
+            run = replace(run, schedule=schedule)
+        self.runs.append(run)
+        return answer
 
 
 def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
@@ -52,7 +114,8 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
 
     The oracle knows no incumbent, so nothing that the search does can influence it.
     """
-    contest = Contest(case, options)
+    contest = Contest(case)
+    seeds = range(options.search.seed, options.search.seed + options.seeds)
     limit = options.oracle_seconds
     oracle = contest.plan(ORACLE, find_layerwise_plan, limit)
     if UNIFORM in options.methods:
@@ -62,7 +125,8 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
     budget = options.budget
     if SEARCH in options.methods:
         settings = replace(options.search, max_seconds=min(budget, options.search.max_seconds))
-        contest.search(SEARCH, contest.seeds, settings)
+        for seed in seeds:
+            contest.search(settings, seed)
         searches = grouped(contest.runs, "method")[SEARCH]
         budget = min(budget, EXTRA_SECONDS * median_of(searches, "seconds"))
     for method, rival in PLANNERS.items():
@@ -71,7 +135,7 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
         if not rival.seeded:
             contest.plan(method, rival, limit)
             continue
-        for seed in contest.seeds:
+        for seed in seeds:
             contest.plan(method, rival, budget, seed=seed)
     reference = oracle.cost if oracle.proven else oracle.lower_bound
     return [run.against(reference) for run in contest.runs]
@@ -85,12 +149,11 @@ def _auto(contest: Contest, search: SearchConfig) -> MethodRun:
     began = time.monotonic()
     found = solve(contest.tables, SPACE, replace(search, method=AUTO), AUTO)
     return MethodRun(
-        contest.case.name,
+        contest.problem,
         AUTO,
         None,
         found.iteration_time_s,
         time.monotonic() - began,
         found.plans_evaluated,
         found.proven,
-        curve=found.curve,
     )

@@ -17,12 +17,6 @@ from darts_parallel.problem import Problem, load_problem
 LIST = Path(__file__).parents[1] / "data" / "problems.yaml"
 TIGHTNESS = 1.15
 """Memory of a tight problem's devices, relative to what the lightest plan needs."""
-FREE_SCHEDULE = (
-    "space.zero_stage=1",
-    "space.recompute=[none,full]",
-    "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min,searched]",
-)
-"""Overrides of every problem whose schedule is free."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +30,6 @@ class SuiteCase:
     """`loose`: as the presets say; `tight`: with little memory; `uneven`: with random layers."""
     seed: int = 0
     """Seed of the random factors of an uneven problem."""
-    layout: str = ""
-    """Published layout, as `--pipeline-model-parallel-layout` writes it; empty: none."""
 
     @cached_property
     def problem(self) -> Problem:
@@ -114,15 +106,6 @@ def suite(parts: Sequence[str] = ()) -> list[SuiteCase]:
         return named(cases, parts)
     smoke = sum(len(entry["variants"]) for entry in listed["smoke"])
     return cases[:-smoke]
-
-
-def schedule_suite() -> list[SuiteCase]:
-    """Return the problems of `compare_schedules`."""
-    cases = []
-    for entry in _listed()["schedules"]:
-        fields = entry | {"overrides": (*entry["overrides"].split(), *FREE_SCHEDULE)}
-        cases.append(SuiteCase(**fields))
-    return cases
 
 
 def named(cases: Sequence[SuiteCase], parts: Sequence[str]) -> list[SuiteCase]:

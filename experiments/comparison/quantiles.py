@@ -1,4 +1,4 @@
-"""Compute observed quantiles and read anytime curves, for tables that must not average failures away."""
+"""Compute observed quantiles, for tables that must not average failures away."""
 
 import math
 from collections.abc import Sequence
@@ -18,14 +18,6 @@ def quantile(values: Sequence[float], percent: float) -> float:
     """
     ordered = sorted(values)
     return ordered[max(math.ceil(percent / 100 * len(ordered) - EXACT), 1) - 1]
-
-
-def read_curve(curve: Sequence[Sequence[float]], seconds: float) -> float:
-    """Return the best iteration time that a curve had reached after `seconds`; infinite before any plan."""
-    reached = [cost for at, cost in curve if at <= seconds]
-    if not reached:
-        return float("inf")
-    return reached[-1]
 
 
 def percent(value: float | None) -> str:

@@ -19,7 +19,6 @@ import yaml
 from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
 from darts_parallel.plans import write_text
 from darts_parallel.problem import Model
-from experiments.comparison.layouts import chunks_of
 from experiments.data import runs
 from experiments.data.runs import (
     NOT_PRINTED,
@@ -597,6 +596,19 @@ def _blocks(
     if min(counts) < 0 or 0 in counts[1:-1]:
         raise RowError(f"a stage without layers: {' '.join(map(str, counts))} blocks per stage")
     return tuple(counts)
+
+
+def chunks_of(layout: str) -> list[str]:
+    """Return the symbols of every chunk of a layout, e.g. `Ettt`, `tt`, `m`, `L`.
+
+    Args:
+        layout: As Megatron-LM's `--pipeline-model-parallel-layout` takes it: chunks are parted by `|`, `x*3`
+            and `(tt|)*3` repeat, commas mean nothing.
+    """
+    text = layout.replace(",", "")
+    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z])\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return text.split("|")
 
 
 def _layout_blocks(row: TableRow, layers: int, stages: int) -> list[int] | None:

@@ -45,7 +45,6 @@ def test_a_plan_is_legal_costs_what_is_claimed_and_never_less_than_the_optimum(
             cost = evaluate_batch(tables[result.best.table], result.best.plan)
             assert bool(cost.feasible[0])
             assert float(cost.iteration_time[0]) == pytest.approx(result.cost, rel=1e-12)
-            assert result.curve[-1][1] == result.cost
             met += result.cost <= best * (1 + 1e-9)
     assert found >= 2
     # these spaces are tiny: what learns from its plans meets the optimum

@@ -87,17 +87,14 @@ def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature(
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-def test_the_curve_falls_to_the_answer_and_equal_seeds_agree(name: str) -> None:
+def test_equal_seeds_agree(name: str) -> None:
     def run(seed: int) -> TableResult:
         return PLANNERS[name].solve(tables_of_one_model(4), "layerwise", seed=seed, max_steps=20)
 
     result = run(7)
-    seconds, costs = zip(*result.curve, strict=True)
-    assert list(seconds) == sorted(seconds)
-    assert list(costs) == sorted(set(costs), reverse=True)
-    assert costs[-1] == result.cost
     again = run(7)
-    assert [cost for _, cost in again.curve] == list(costs)
+    assert again.cost == result.cost
+    assert result.cost < float("inf")
     assert again.plans_evaluated == result.plans_evaluated
 
 
@@ -110,4 +107,3 @@ def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     cost = evaluate(result.plan, problem)
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
-    assert result.curve[-1][1] == result.iteration_time_s

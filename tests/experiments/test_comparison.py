@@ -9,44 +9,36 @@ import pytest
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import parse
 from darts_parallel.errors import ConfigError
-from experiments import compare, compare_schedules
+from experiments import compare
 from experiments.comparison.findings import (
     RAW,
     contradictions,
-    control_line,
     gaps_table,
     medians,
     standings,
     verdict,
 )
 from experiments.comparison.methods import CompareOptions, run_case
-from experiments.comparison.problems import FREE_SCHEDULE, SuiteCase, schedule_suite, suite
-from experiments.comparison.quantiles import percent, quantile, read_curve
+from experiments.comparison.problems import suite
+from experiments.comparison.quantiles import percent, quantile
 from experiments.comparison.runs import ORACLE, SEARCH, UNIFORM, MethodRun, best_known
-from experiments.comparison.schedules import METHODS
 
 
 def run(
     problem: str, method: str, cost: float, seed: int | None = None, **changes: object
 ) -> MethodRun:
-    curve = ((0.5, cost),)
-    base = MethodRun(
-        problem, method, seed, cost, 2.0, 100, method == ORACLE, gap=cost - 1.0, curve=curve
-    )
+    base = MethodRun(problem, method, seed, cost, 2.0, 100, method == ORACLE, gap=cost - 1.0)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
 RUNS = [
     run("a", ORACLE, 1.0),
     *(run("a", SEARCH, cost, seed, raw_time_s=1.3) for seed, cost in enumerate((1.1, 1.0, 1.2))),
-    *(
-        run("a", "annealing", cost, seed, curve=((0.1, 1.4), (1.9, 1.05), (2.5, cost)))
-        for seed, cost in enumerate((1.0, 1.0, 1.0))
-    ),
+    *(run("a", "annealing", cost, seed) for seed, cost in enumerate((1.0, 1.0, 1.0))),
     run("a", "amp", float("inf")),
     run("b", ORACLE, 2.0, gap=0.0),
     run("b", SEARCH, 1.9, 0, gap=-0.05, raw_time_s=2.0),
-    run("b", "annealing", 3.0, 0, curve=()),
+    run("b", "annealing", 3.0, 0),
     run("b", "amp", 2.0),
 ]
 
@@ -87,20 +79,11 @@ def test_standings_take_medians_over_seeds_and_count_missing_plans() -> None:
     assert "| 5.263 % | 30.000 % | 30.000 %" in rows[5]
 
 
-def test_a_curve_is_read_at_the_last_improvement_before_a_time() -> None:
-    curve = [(0.5, 9.0), (1.0, 7.0), (3.0, 6.0)]
-    assert [read_curve(curve, at) for at in (0.4, 0.5, 2.9, 100.0)] == [float("inf"), 9.0, 7.0, 6.0]
-
-
 def test_findings_name_where_a_method_is_better_and_what_contradicts_the_proof() -> None:
     assert verdict(RUNS, SEARCH, ["annealing", "amp"]) == [
         "- The median plan of gradient_search is the best or equal on 1 of 2 problems.",
         "- a: better are annealing.",
     ]
-    assert control_line(RUNS, "annealing") == (
-        "- `annealing`: a median plan equal to the search's (within 0.1%) on 0 of 2 problems, slower on 1, "
-        "faster on 1."
-    )
     (line,) = contradictions(RUNS)
     assert line.startswith("- Contradiction: gradient_search is better than the proof on b, seed 0")
     assert gaps_table(RUNS, (SEARCH, "amp"))[2:] == [
@@ -160,43 +143,3 @@ def test_compare_leaves_rows_and_tables(tmp_path: Path) -> None:
     assert "search.num_steps=20" in text
     assert "| annealing | 1 |" in text
     assert "Contradiction" not in text
-
-
-TINY = SuiteCase(
-    "toy",
-    (
-        "model=toy",
-        "cluster=toy",
-        "training=toy",
-        "space.pp=2",
-        "space.tp=1",
-        "space.num_micro_batches=4",
-        *FREE_SCHEDULE,
-    ),
-    layout="Et|t*2|t|L",
-)
-
-
-def test_schedules_are_compared_above_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert len({case.name for case in schedule_suite()}) == 14
-    monkeypatch.setattr(compare_schedules, "schedule_suite", lambda: [TINY])
-    given = [
-        f"out={tmp_path}",
-        "seeds=1",
-        "budget=0.2",
-        "search.num_steps=4",
-        "search.num_restarts=2",
-    ]
-    kind = compare_schedules.CompareSchedulesOptions
-    assert compare_schedules.run(parse(kind, given)) == 0
-    with (tmp_path / "compare_schedules.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["method"] for row in rows} == set(METHODS)
-    assert min(float(row["gap"]) for row in rows) >= 0
-    text = (tmp_path / "compare_schedules.md").read_text()
-    assert text.count("\n| toy |") == 1
-    assert "of 1 problems" in text
-    with pytest.raises(ConfigError, match="elephants"):
-        compare_schedules.run(parse(kind, ["problems=[elephants]"]))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,14 +293,10 @@ def test_a_search_begins_with_the_best_plans_and_with_one_of_every_placement() -
     assert [entry.table for entry in search._bases()] == [0] * orders.BASES + [1]
 
 
-class Scripted(OrderSearch):
-    """A search whose moves end at given seconds, one after the other, and then gain nothing."""
+class Untimed(OrderSearch):
+    """A search that keeps no orders, and whose time is never over."""
 
-    ends: list[float]
     late = False
-
-    def improved(self, problem: OrderProblem, order: Order, moves: int) -> Order:
-        return SimpleNamespace(seconds=self.ends.pop(0)) if self.ends else order
 
     def _add(self, table: int, problem: OrderProblem, orders: list[Order]) -> None:
         pass
@@ -317,14 +314,16 @@ def test_orders_settle_where_half_of_the_first_round_gains_the_same(
     ends: list[float], settled: bool
 ) -> None:
     """Starts at 2 s: an equal optimum counts only where it is better than the start."""
-    problem = load_problem(TOY)
-    search = Scripted(PlanPool([], "layerwise"), "layerwise", problem.config.search, 0)
-    search.ends = ends
-    start = SimpleNamespace(
-        table=0, orders=[SimpleNamespace(seconds=2.0)], problem=SimpleNamespace(work=1)
-    )
+
+    def annealed(order: Any, moves: int, state: Any) -> Any:
+        return SimpleNamespace(seconds=ends.pop(0)) if ends else order
+
+    ends = list(ends)
+    search = Untimed(PlanPool([], "layerwise"), "layerwise", load_problem(TOY).config.search, 0)
+    problem = SimpleNamespace(work=1, annealed=annealed)
+    start: Any = SimpleNamespace(table=0, orders=[SimpleNamespace(seconds=2.0)], problem=problem)
     assert search._halve(start, 1000) == settled
-    assert search.ends == []
+    assert ends == []
 
 
 def test_no_order_is_searched_where_none_can_win() -> None:

@@ -331,8 +331,6 @@ def test_tables_alone_are_solved_optimally_whether_or_not_the_proof_comes_in_tim
     assert proven.proven
     for answer in (proven, late):
         assert evaluate(answer.plan, problem).iteration_time_s == pytest.approx(best.cost, rel=1e-9)
-        assert answer.curve[-1][1] == pytest.approx(answer.iteration_time_s, rel=1e-12)
-        assert all(a > b for (_, a), (_, b) in pairwise(answer.curve))
         assert answer.lower_bound_s == pytest.approx(best.cost, rel=1e-9)
     assert late.plans_evaluated > 0
 
