@@ -22,7 +22,6 @@ validate_cost_model held_out=[house,source] publish=true
 reproduce_fasop publish=true
 answers publish=true
 trainer_switches jobs=1 publish=true
-graph_blocks publish=true
 bilevel publish=true
 endef
 export PAGES

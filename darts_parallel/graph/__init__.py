@@ -8,25 +8,15 @@ them.
 from typing import TYPE_CHECKING
 
 from darts_parallel.errors import lazy_names
-from darts_parallel.graph._states import PARTIAL as PARTIAL
-from darts_parallel.graph._states import REPLICATED as REPLICATED
-from darts_parallel.graph._states import VARYING as VARYING
-from darts_parallel.graph.operators import ATTENTION as ATTENTION
-from darts_parallel.graph.operators import GROUPED as GROUPED
-from darts_parallel.graph.operators import SOURCES as SOURCES
-from darts_parallel.graph.operators import GraphOperator as GraphOperator
 from darts_parallel.graph.operators import ModuleGraph as ModuleGraph
 from darts_parallel.problem import LAYER_SOURCES
 
 if TYPE_CHECKING:
     from darts_parallel.graph._mesh import DeviceMeshSpec as DeviceMeshSpec
     from darts_parallel.graph._programme import GraphProgramme as GraphProgramme
-    from darts_parallel.graph._space import GraphSpace as GraphSpace
     from darts_parallel.graph.capture import capture_module as capture_module
     from darts_parallel.graph.capture import load_module as load_module
-    from darts_parallel.graph.capture import make_inputs as make_inputs
     from darts_parallel.graph.command import main as main
-    from darts_parallel.graph.descent import DescentOptions as DescentOptions
     from darts_parallel.graph.descent import PairDescent as PairDescent
     from darts_parallel.graph.execute import plan_script as plan_script
     from darts_parallel.graph.layers import captured_block as captured_block
@@ -36,20 +26,16 @@ if TYPE_CHECKING:
     from darts_parallel.graph.plan import make_mesh as make_mesh
     from darts_parallel.graph.plan import plan_graph as plan_graph
     from darts_parallel.graph.plan import plan_module as plan_module
-    from darts_parallel.graph.report import graph_dict as graph_dict
-    from darts_parallel.graph.report import summary as summary
 
 _LATE = {
     "_mesh": ("DeviceMeshSpec",),
     "_programme": ("GraphProgramme",),
-    "_space": ("GraphSpace",),
-    "capture": ("capture_module", "load_module", "make_inputs"),
+    "capture": ("capture_module", "load_module"),
     "command": ("main",),
-    "descent": ("DescentOptions", "PairDescent"),
+    "descent": ("PairDescent",),
     "execute": ("plan_script",),
     "layers": ("captured_block", "derived_keys"),
     "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),
-    "report": ("graph_dict", "summary"),
 }
 """Modules that are imported when a name of theirs is read."""
 __getattr__ = lazy_names(__name__, _LATE)

@@ -12,7 +12,7 @@
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -80,7 +80,7 @@ class GraphProgramme:
         self.scale = min(1.0, max(fastest, 1e-12) / SHORT)
         self.cost: list[float] = []
         self.upper: list[float] = []
-        """Largest value of every variable: 0 for forbidden choices."""
+        """Largest value of every variable; 0 forbids a choice."""
         self.rows: list[ConstraintRow] = []
         self.first = [self._new(seconds) for seconds in space.seconds]
         """First variable of every group's choices."""
@@ -98,15 +98,6 @@ class GraphProgramme:
         self.cost.extend(float(cost) for cost in costs)
         self.upper.extend(1.0 for _ in costs)
         return first
-
-    def forbid(
-        self,
-        group: int,
-        choices: Iterable[int],
-    ) -> None:
-        """Take choices out of a group."""
-        for choice in choices:
-            self.upper[self.first[group] + choice] = 0.0
 
     def _at_least(
         self,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from darts_parallel.graph import PlannedGraph, plan_graph
 from darts_parallel.graph.report import graph_dict, tensor_parallel_plan
-from experiments.megatron_template import template_plan
+from tests.graph.megatron_template import template_plan
 from tests.graph.running import mesh, on_meta
 
 

@@ -14,7 +14,6 @@ from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.verify import Made
 from darts_parallel.run.workers import Workers
-from experiments.graph_blocks import Whole
 from tests.fuzz.splits import judge
 from tests.graph.running import check_file, plan_made
 from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
@@ -92,6 +91,28 @@ BODY = {
 }
 LANGUAGE = BODY | {"vocab_size": 96}
 IMAGES = (2, 3, 32, 32)
+
+
+class Whole(nn.Module):
+    """Return the loss of a language model, the last state of another."""
+
+    def __init__(self, name: str, sizes: dict[str, Any]) -> None:
+        import transformers
+
+        super().__init__()
+        config = getattr(transformers, f"{name}Config")(**sizes, use_cache=False)
+        self.seq2seq = name == "T5"
+        self.causal = "vocab_size" in dir(config) and name not in ("Bert", "T5")
+        kind = transformers.AutoModelForCausalLM if self.causal else transformers.AutoModel
+        self.model = kind.from_config(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        more = {}
+        if self.causal:
+            more["labels"] = x
+        elif self.seq2seq:
+            more["decoder_input_ids"] = x
+        return self.model(x, **more)[0]
 
 
 def theirs(name: str, sizes: dict[str, Any], shape: tuple[int, ...] = (2, 16)) -> Made:

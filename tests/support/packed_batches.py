@@ -1,6 +1,6 @@
 """Record how Megatron-LM's own schedulers pack 1,000 random batches.
 
-    MEGATRON=FOLDER python -m clients.packed_batches
+    MEGATRON=FOLDER python -m tests.support.packed_batches
 
 FOLDER is a checkout of Megatron-LM that has `DefaultDynamicCPScheduler`: branch `dev`, at d48bd6be
 in the shipped file. The result, `tests/golden/packed_batches.json.gz`, is what

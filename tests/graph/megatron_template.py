@@ -7,19 +7,17 @@ vocabulary; experts lie whole on their ranks; all else is on every rank. The pro
 from collections.abc import Iterator
 
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.graph import (
+from darts_parallel.graph._programme import GraphProgramme
+from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING
+from darts_parallel.graph.operators import (
     ATTENTION,
     GROUPED,
-    PARTIAL,
-    REPLICATED,
     SOURCES,
-    VARYING,
     GraphOperator,
-    GraphPlan,
-    GraphProgramme,
-    GraphSpace,
     ModuleGraph,
 )
+from darts_parallel.graph.plan import GraphPlan
 
 WHOLE = ("none", "none*", "partial", REPLICATED, VARYING, PARTIAL)
 """Labels of operators that all ranks run."""
@@ -40,7 +38,8 @@ def template_plan(space: GraphSpace, time_limit: float = 60.0) -> GraphPlan | No
         choices = enumerate(group.choices)
         other = [k for k, choice in choices if choice.labels[0] not in wanted]
         if len(other) < len(group.choices):
-            programme.forbid(number, other)
+            for choice in other:
+                programme.upper[programme.first[number] + choice] = 0.0
     try:
         return GraphPlan(space, programme.solve(time_limit).assignment)
     except InfeasibleError:
