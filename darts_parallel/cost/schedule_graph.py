@@ -1,4 +1,4 @@
-"""A pipeline schedule as arrays: dependencies of every pass, and its steady-state period.
+"""A pipeline schedule as arrays: dependencies of every pass.
 
 Passes that are equally many hops away from the start form a level: none of them waits for another.
 """
@@ -65,11 +65,6 @@ class Graph:
     """Row of the message that brings the input, `(N,)`."""
     last: Indices
     """Last pass of every device, `(pp,)`."""
-    frames: Indices
-    """Passes of the last frames before the pipeline drains, `(frames, passes of one)`.
-
-    No pass waits for one that is more than a frame back or in a later frame.
-    """
 
     def __len__(self) -> int:
         return len(self.operations)
@@ -117,7 +112,6 @@ def compiled(
     number[order] = np.arange(total)
     number[total] = total
     last_listed = np.arange(pp) * length + length - 1
-    frames = _frames(schedule, orders, source.reshape(pp, length), chunks)
     waits = {"previous": number[previous[order]], "source": number[source[order]]}
     durations = _durations(kind, stage, stages)[order]
     messages = _messages(PLACES[kind], stage, stages)[order]
@@ -129,7 +123,6 @@ def compiled(
         duration=durations,
         message=messages,
         last=number[last_listed],
-        frames=number[frames],
     )
 
 
@@ -226,77 +219,3 @@ def _counted_hops(source: Indices, pp: int) -> Indices:
                 "try cost.schedule=1f1b."
             )
     return np.array(hops[:-1])
-
-
-def _frames(
-    schedule: str,
-    order: Indices,
-    source: Indices,
-    chunks: int,
-) -> Indices:
-    """Return the passes at the end of the steady part, in rows that are one frame apart.
-
-    On every device the steady part repeats the passes of one frame. It ends where the order of one
-    more frame has another pass; from there that order is the shorter one with a frame inserted. A
-    row holds, of every device, the passes for which anything after its steady part waits, moved
-    back by whole frames. If a row ends a constant after another one, all later passes do so, too.
-
-    Args:
-        order: Kind, stage and micro-batch of every pass, device by device, `(pp, N / pp, 3)`.
-        source: Position of the pass that gives the input, `(pp, N / pp)`; N: none.
-        chunks: Stages of each device.
-    """
-    none = np.zeros((0, 0), dtype=np.int64)
-    pp, length, _ = order.shape
-    known = find(schedule)
-    count = int(order[..., 2].max()) + 1
-    step = known.frame_batches(pp)
-    if known.linear or not known.repeats or count < 2 * pp:
-        return none
-    longer = _orders(schedule, pp, count + step, chunks)
-    frame = longer.shape[1] - length
-    one_frame_later = np.array([0, 0, step])
-    differs = (order != longer[:, :length]).any(-1)
-    end = np.where(differs.any(1), differs.argmax(1), length)
-    for device, stop in enumerate(end):
-        drain = order[device, stop:] + one_frame_later
-        if (longer[device, stop + frame :] != drain).any():
-            return none
-    need = _needed(longer, source, end, frame, pp * chunks)
-    rows = known.longest_period(pp) + 1
-    for device, stop in enumerate(end.tolist()):
-        moved = order[device, :-frame] + one_frame_later
-        repeats = (order[device, frame:] == moved).all(-1)[: stop - frame]
-        steady = len(repeats) if repeats.all() else int(repeats[::-1].argmin())
-        rows = min(rows, (steady - stop + int(need[device])) // frame + 1)
-    if rows < 2:
-        return none
-    last = np.concatenate([np.arange(need[d], end[d]) + d * length for d in range(pp)])
-    return last - frame * np.arange(rows)[::-1, None]
-
-
-def _needed(
-    longer: Indices,
-    source: Indices,
-    end: Indices,
-    frame: int,
-    stages: int,
-) -> Indices:
-    """Return the first pass of every device for which its drain, or the added frame, waits, `(pp,)`."""
-    pp, length = source.shape
-    kind, stage, batch = longer.reshape(-1, 3).T
-    count = int(batch.max()) + 1
-    place = np.full(3 * stages * count + 1, -1)
-    place[(kind * stages + stage) * count + batch] = np.arange(pp * (length + frame))
-    need = end - 1
-    for device, stop in enumerate(end.tolist()):
-        inserted = longer[device, stop : stop + frame]
-        kind, stage, batch = inserted.T
-        givers = place[_sources(kind, stage, batch, stages, count)]
-        needed = [divmod(at, length + frame) for at in givers[givers >= 0].tolist()]
-        drain = source[device, stop:]
-        needed += [divmod(at, length) for at in drain[drain < pp * length].tolist()]
-        for other, at in needed:
-            if at < end[other]:
-                need[other] = min(need[other], at)
-    return need

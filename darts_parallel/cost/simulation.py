@@ -5,11 +5,6 @@ therefore a max-plus recursion (Baccelli et al. 1992, Synchronization and Linear
 for uneven stages and piecewise linear: gradients run along the critical path. Passes that are
 equally many hops away from the start are computed at once, for all plans of a batch.
 
-Many micro-batches repeat one *frame* of passes. If all passes of a frame end a constant after the
-same passes of the frame before, they do so for ever, since the recursion is linear in the max-plus
-sense. The frames in between are then left out, and the result is exact. Otherwise every micro-batch
-is simulated.
-
 The seconds are a maximum over paths of sums of passes. A criticality counts how often the longest
 path takes a stage's forward, backward, weight pass, message or synchronisation: it is the gradient
 of the seconds. With fixed counts the cost is linear in the stages' seconds. Every path is a lower
@@ -18,7 +13,6 @@ exact where one of them is the longest (a cutting-plane model, Kelley 1960, The 
 for solving convex programs).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, NamedTuple
@@ -38,19 +32,12 @@ from darts_parallel.cost.schedule_graph import (
     zero_row,
 )
 from darts_parallel.cost.stage_costs import Bools
-from darts_parallel.cost.tolerances import LABEL_TOLERANCE
 from darts_parallel.schedules import Operation, find
 
 Floats = NDArray[np.float64]
 
 MAX_NUMBERS = 2**22
 """Numbers that one pass over a batch holds at a time."""
-FIRST_FRAMES = 6
-"""Frames of the first simulation where a frame holds several micro-batches."""
-FIRST_BATCHES_PER_DEVICE = 3
-"""Micro-batches by device of the first simulation where a frame holds one micro-batch."""
-GROWTH = 3
-"""Factor between the micro-batches of simulations that found no steady state."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +93,13 @@ def device_ends(
     schedule: str,
     pp: int,
     num_micro_batches: int,
-    *,
-    whole: bool = False,
 ) -> Tensor:
     """Return the seconds from the start of an iteration until every device has ended its last pass.
 
-    Differentiable once; the gradient is the one of a critical path.
+    Differentiable once; the gradient counts the passes of a critical path.
 
     Args: passes: Of B plans with S stages, a multiple of `pp`. pp: Devices. num_micro_batches: The
-        same for all plans. whole: Simulate every pass even where passes repeat: a gradient then
-        counts passes of one path.
+        same for all plans.
 
     Returns:
         Shape `(B, pp)`.
@@ -123,70 +107,16 @@ def device_ends(
     Errors:
         UnsupportedError: the schedule does not exist for these numbers.
     """
-    known = find(schedule)
-    rows = passes.rows(known.split)
+    rows = passes.rows(find(schedule).split)
     chunks = passes.forward.shape[1] // pp
-    if whole:
-        return _ends(rows, compiled(schedule, pp, num_micro_batches, chunks)).T
-    if known.linear and num_micro_batches > 2:
-        one = _ends(rows, compiled(schedule, pp, 1, chunks))
-        two = _ends(rows, compiled(schedule, pp, 2, chunks))
-        return (two + (num_micro_batches - 2) * (two - one)).T
-    result = torch.zeros(pp, rows.shape[1], dtype=rows.dtype)
-    for index, ends in _solved(rows, schedule, pp, num_micro_batches, chunks):
-        result = result.index_copy(1, index, ends)
-    return result.T
+    graph = compiled(schedule, pp, num_micro_batches, chunks)
+    parts = torch.tensor_split(rows, _parts(rows, graph), dim=1)
+    return torch.cat([_ends(part, graph) for part in parts], dim=1).T
 
 
-def _solved(
-    rows: Tensor,
-    schedule: str,
-    pp: int,
-    num_micro_batches: int,
-    chunks: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield plans `(b,)` and the ends of their devices `(pp, b)`, until every plan is done."""
-    step = find(schedule).frame_batches(pp)
-    longest = find(schedule).longest_period(pp)
-    unsolved = torch.arange(rows.shape[1])
-    for count in _growing(schedule, pp, num_micro_batches):
-        graph = compiled(schedule, pp, count, chunks)
-        frames_left = (num_micro_batches - count) // step
-        unsteady = [unsolved[:0]]
-        for index in torch.tensor_split(unsolved, _parts(unsolved, graph)):
-            run = _run(graph, rows[:, index].detach().numpy())
-            if frames_left == 0:
-                yield index, _ends(rows[:, index], graph, run)
-                continue
-            period = _period(graph, run.end, longest)
-            unsteady.append(index[torch.from_numpy(period == 0)])
-            for length in np.unique(period[period > 0]).tolist():
-                steady = index[torch.from_numpy(period == length)]
-                # so many more frames that whole periods are left out
-                more = compiled(schedule, pp, count + step * (frames_left % length), chunks)
-                yield steady, _continued(rows[:, steady], more, frames_left // length, length)
-        unsolved = torch.cat(unsteady)
-        if not len(unsolved):
-            return
-
-
-def _parts(plans: Tensor, graph: Graph) -> int:
-    """Return the number of parts of a batch that are small enough to be simulated at once."""
-    return ceil(max(len(plans), 1) * len(graph) / MAX_NUMBERS)
-
-
-def _continued(
-    rows: Tensor,
-    graph: Graph,
-    periods: int,
-    length: int,
-) -> Tensor:
-    """Return the ends `(pp, B)` after `periods` more periods of `length` frames than the graph has."""
-    run = _run(graph, rows.detach().numpy())
-    wanted = np.concatenate([graph.last, graph.frames[[-1, -1 - length], 0]])
-    ends: Tensor = _Longest.apply(rows, graph, run, wanted)  # type: ignore[no-untyped-call]
-    period_seconds = ends[-2] - ends[-1]
-    return ends[:-2] + periods * period_seconds
+def _parts(rows: Tensor, graph: Graph) -> int:
+    """Return the number of parts of a batch, `(5 S, B)`, that are small enough to be simulated at once."""
+    return ceil(max(rows.shape[1], 1) * len(graph) / MAX_NUMBERS)
 
 
 def simulated_seconds(
@@ -195,8 +125,6 @@ def simulated_seconds(
     counts: Tensor,
     pp: int,
     model: PipelineModel,
-    *,
-    whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the seconds of an iteration; every device synchronises after its last backward.
 
@@ -205,7 +133,6 @@ def simulated_seconds(
         sync: Gradient synchronisation and optimizer of every device, `(B, pp)`.
         counts: Micro-batches, `(B,)`.
         pp: Devices.
-        whole: As in `device_ends`.
 
     Returns:
         Seconds of the iteration, `(B,)`, and until each device has ended its last pass, `(B, pp)`.
@@ -214,7 +141,7 @@ def simulated_seconds(
     ends = torch.zeros_like(sync)
     for count in sorted(set(counts.tolist())):
         index = torch.nonzero(counts == count).squeeze(1)
-        some = device_ends(passes[index], model.schedule, pp, count, whole=whole)
+        some = device_ends(passes[index], model.schedule, pp, count)
         ends = ends.index_copy(0, index, some)
     if model.together:
         last = ends.amax(1, keepdim=True)
@@ -278,34 +205,6 @@ def critical_operations(
     )
 
 
-def _growing(schedule: str, pp: int, num_micro_batches: int) -> Iterator[int]:
-    """Yield rising numbers of micro-batches to simulate, whole frames fewer than all; at last all."""
-    known = find(schedule)
-    step = known.frame_batches(pp)
-    tried = step * FIRST_FRAMES if step > 1 else FIRST_BATCHES_PER_DEVICE * pp
-    if known.repeats and not known.linear:
-        # more than two thirds of the micro-batches cost about as much as all of them
-        while 3 * tried < 2 * num_micro_batches:
-            yield tried
-            tried *= GROWTH
-    yield num_micro_batches
-
-
-def _period(graph: Graph, end: Floats, longest: int) -> Indices:
-    """Return the frames after which each plan's passes repeat a constant later, `(B,)`; 0: never so far.
-
-    Args:
-        end: Ends of all passes, `(N + 1, B)`.
-    """
-    times = end[graph.frames]
-    slack = LABEL_TOLERANCE * end[graph.last].max(0)
-    period = np.zeros(end.shape[1], dtype=np.int64)
-    for length in range(min(longest, len(times) - 1), 0, -1):
-        step = times[-1] - times[-1 - length]
-        period[(np.abs(step - step[0]) <= slack).all(0)] = length
-    return period
-
-
 class PassTimes(NamedTuple):
     """Seconds from the start of the iteration, of the N passes of a graph and B plans."""
 
@@ -315,11 +214,10 @@ class PassTimes(NamedTuple):
     """Shape `(N, B)`."""
 
 
-def _ends(rows: Tensor, graph: Graph, run: PassTimes | None = None) -> Tensor:
+def _ends(rows: Tensor, graph: Graph) -> Tensor:
     """Return the ends of the last passes of the devices, `(pp, B)`."""
-    if run is None:
-        run = _run(graph, rows.detach().numpy())
-    return _Longest.apply(rows, graph, run, graph.last)  # type: ignore[no-untyped-call]
+    run = _run(graph, rows.detach().numpy())
+    return _Longest.apply(rows, graph, run)  # type: ignore[no-untyped-call]
 
 
 def _run(graph: Graph, rows: Floats) -> PassTimes:
@@ -352,7 +250,7 @@ def pass_ends(graph: Graph, duration: Floats, message: Floats) -> PassTimes:
 
 
 class _Longest(torch.autograd.Function):
-    """Ends of some passes; the gradient counts how often the longest path to each takes every row."""
+    """Ends of the last passes; the gradient counts how often the longest path to each takes every row."""
 
     @staticmethod
     def forward(
@@ -360,21 +258,19 @@ class _Longest(torch.autograd.Function):
         rows: Tensor,
         graph: Graph,
         run: PassTimes,
-        wanted: Indices,
     ) -> Tensor:
         ctx.graph = graph
         ctx.run = run
-        ctx.wanted = wanted
         ctx.num_rows = len(rows)
-        return torch.from_numpy(run.end[wanted])
+        return torch.from_numpy(run.end[graph.last])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         graph = ctx.graph
         weight = upstream.numpy()
         which, plan = np.nonzero(weight)
-        paths = _critical_paths(graph, ctx.run, ctx.wanted[which], plan)
+        paths = _critical_paths(graph, ctx.run, graph.last[which], plan)
         shape = (ctx.num_rows, weight.shape[1])
         weights = np.broadcast_to(weight[which, plan], paths.passes.shape)
         plans = np.broadcast_to(plan, paths.passes.shape)
@@ -384,7 +280,7 @@ class _Longest(torch.autograd.Function):
             cells = row[paths.passes[counted]] * shape[1] + plans[counted]
             result += np.bincount(cells, weights[counted], minlength=result.size).reshape(shape)
         result[zero_row(len(result) // ROWS_PER_STAGE)] = 0.0
-        return torch.from_numpy(result), None, None, None
+        return torch.from_numpy(result), None, None
 
 
 class _Paths(NamedTuple):
@@ -445,17 +341,12 @@ class Criticalities:
         counts: Tensor,
         pp: int,
         model: PipelineModel,
-        whole: bool = False,
     ) -> "Criticalities":
-        """Count the passes of one longest path of each plan; arguments as in `simulated_seconds`.
-
-        With `whole` it is a path through the schedule, otherwise possibly a path and its
-        repetition.
-        """
+        """Count the passes of one longest path of each plan; arguments as in `simulated_seconds`."""
         leaves = [row.detach().clone().requires_grad_() for row in (*vars(passes).values(), sync)]
         with torch.enable_grad():
             copied = PassSeconds(*leaves[:4])
-            total, _ = simulated_seconds(copied, leaves[4], counts, pp, model, whole=whole)
+            total, _ = simulated_seconds(copied, leaves[4], counts, pp, model)
         gradients = torch.autograd.grad(
             total.sum(), leaves, allow_unused=True, materialize_grads=True
         )

@@ -1,4 +1,4 @@
-"""Local improvement of hard plans: steepest descent over layers, runs of layers, stages, boundaries.
+"""Local improvement of hard plans: steepest descent over runs of layers, stages, stage boundaries.
 
 The search reports its raw plan next to the polished one, so that this step hides nothing.
 """
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, evaluate_batch, unit_starts
 from darts_parallel.exact import ChosenStages, DeadlineError
-from darts_parallel.gradient._run_moves import RunMoves
 from darts_parallel.gradient.screening import MoveEvaluator
 
 MAX_EDGE_MOVES = 1_000
@@ -28,8 +27,6 @@ have a smaller sum."""
 
 Neighbourhood = Callable[[HardPlans], HardPlans]
 """Returns the plans that one plan may change into."""
-Visited = set[bytes]
-"""Keys of plans."""
 
 
 class Polished(NamedTuple):
@@ -48,7 +45,7 @@ def polish(
     space_kind: str,
     *,
     evaluator: MoveEvaluator | None = None,
-    visited: Visited | None = None,
+    runs: bool = True,
 ) -> Polished:
     """Descend from a feasible plan until no move of any neighbourhood helps.
 
@@ -58,21 +55,21 @@ def polish(
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
         evaluator: Prices the plans of the table, and ends the descent where it is out of budget. None:
             one without a budget. Use a new one for every descent.
-        visited: Plans of equal descents of this table, to which this one's are added. Where a descent
-            meets one of them it ends, because it would go on as the other one did.
+        runs: Whether layers and runs of layers change their strategies in a layer-wise space.
     """
-    descent = _Descent(table, plan, space_kind, evaluator or MoveEvaluator(table))
-    visited = set() if visited is None else visited
-    levels = _neighbourhoods(table, space_kind)
+    evaluator = evaluator or MoveEvaluator(table)
+    visited = evaluator.visited
+    descent = _Descent(table, plan, evaluator)
+    levels = _neighbourhoods(table, space_kind, runs=runs)
     level = 0
-    while level < len(levels) and not descent.evaluator.out_of_budget():
+    while level < len(levels) and not evaluator.out_of_budget():
         key = plan_key(descent.plan)
         if level == 0 and key in visited:
             break
         visited.add(key)
-        improved = descent.improve(levels[level], runs=level == 0)
+        improved = descent.improve(levels[level])
         level = 0 if improved else level + 1
-    return Polished(descent.plan, descent.seconds, descent.evaluator.simulated)
+    return Polished(descent.plan, descent.seconds, evaluator.simulated)
 
 
 class _Descent:
@@ -83,38 +80,20 @@ class _Descent:
         seconds: Its seconds per iteration.
     """
 
-    def __init__(
-        self, table: CostTable, plan: HardPlans, space_kind: str, evaluator: MoveEvaluator
-    ) -> None:
-        self.table = table
+    def __init__(self, table: CostTable, plan: HardPlans, evaluator: MoveEvaluator) -> None:
         self.plan = plan
         self.evaluator = evaluator
-        self.prices_runs = space_kind == "layerwise" and _has_closed_form(table)
         self.seconds = float(evaluate_batch(table, plan).iteration_time[0])
 
-    def improve(self, neighbourhood: Neighbourhood, *, runs: bool) -> bool:
-        """Take the best move of a neighbourhood if it gains more than rounding; return whether.
-
-        Args:
-            runs: Whether runs of layers take part, where they are priced apart.
-        """
+    def improve(self, neighbourhood: Neighbourhood) -> bool:
+        """Take the best move of a neighbourhood if it gains more than rounding; return whether."""
         candidates = neighbourhood(self.plan)
         times = self.evaluator.seconds(candidates, self.seconds)
         index = int(times.argmin())
-        changed = candidates[index : index + 1]
         found = float(times[index])
-        if runs and self.prices_runs:
-            every = _runs(self.table, self.plan)
-            moves = RunMoves.price(self.table, self.plan, every)
-            self.evaluator.simulated += moves.seconds.size
-            other, seconds = moves.best()
-            if seconds < found:
-                changed = other
-                # sums of differences round otherwise than the plan's own
-                found = float(evaluate_batch(self.table, other).iteration_time[0])
         if found >= self.seconds * (1.0 - GAIN_TOLERANCE):
             return False
-        self.plan = changed
+        self.plan = candidates[index : index + 1]
         self.seconds = found
         return True
 
@@ -146,19 +125,12 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
     return _with_starts(plan, torch.tensor(starts))
 
 
-def _has_closed_form(table: CostTable) -> bool:
-    """Return whether changes of single stages can be priced by what they change."""
-    return table.has_plain_stages and not table.pipeline.simulated and table.own is None
-
-
-def _neighbourhoods(table: CostTable, space_kind: str) -> list[Neighbourhood]:
+def _neighbourhoods(table: CostTable, space_kind: str, *, runs: bool) -> list[Neighbourhood]:
     """Return what a plan may change into, the cheapest neighbourhood first.
 
-    Changes of layers, runs, stages and stage boundaries; then all boundaries for the strategies.
+    Changes of runs of layers, stages and stage boundaries; then all boundaries for the strategies.
     """
-    # runs of layers are priced apart, by what they change
-    runs_apart = space_kind == "layerwise" and _has_closed_form(table)
-    strategies = "uniform" if runs_apart else space_kind
+    strategies = space_kind if runs or space_kind != "layerwise" else "uniform"
 
     def moves(current: HardPlans) -> HardPlans:
         return _moves(table, current, strategies, edges=space_kind)

@@ -62,6 +62,11 @@ class MoveEvaluator:
     """Asked after every batch; true leaves the rest of a neighbourhood unpriced."""
     max_work: float = float("inf")
     """Limit of `work_done` from which no more plans are priced."""
+    visited: set[bytes] = field(default_factory=set)
+    """Keys of plans of equal descents of this table, to which a descent adds its own.
+
+    Where it meets one of them it ends, because it would go on as the other one did.
+    """
     work_done: int = field(default=0, init=False)
     """Passes that were simulated, and `LAYER_PASSES` for each layer that was read."""
     simulated: int = field(default=0, init=False)
@@ -142,7 +147,7 @@ class MoveEvaluator:
         outer = int(plan.outer[0])
         count = table.num_micro_batches[plan.outer]
         pipeline = (table.pp, table.pipeline)
-        path = Criticalities.of(plan.passes, plan.sync, count, *pipeline, whole=True)
+        path = Criticalities.of(plan.passes, plan.sync, count, *pipeline)
         newest = self.paths[outer][1 - MAX_PATHS :]
         self.paths[outer] = [*newest, path]
 

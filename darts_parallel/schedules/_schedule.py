@@ -10,7 +10,7 @@ import numpy as np
 from darts_parallel.errors import UnsupportedError
 
 FILLS = 3
-"""Micro-batches per device after which no device holds more; simulations begin with them."""
+"""Micro-batches per device after which no device holds more."""
 BEFORE_BACKWARD = {"F": 1, "B": -1, "W": 0}
 """Change by kind of pass of the micro-batches between their forward and backward pass."""
 BEFORE_WEIGHTS = {"F": 0, "B": 1, "W": -1}
@@ -68,10 +68,6 @@ class Schedule(ABC):
     """Backward passes leave the gradient of the weights to a pass of its own."""
     folded = False
     """Stages lie as a V: device k holds the stages k and `2 * pp - 1 - k`."""
-    repeats = True
-    """The passes of more micro-batches repeat a frame, so that a steady state is looked for."""
-    linear = False
-    """Each micro-batch after the second adds the same seconds: no steady state is looked for."""
     starts_search = False
     """A search of orders begins here if the space lists no schedule of this placement. One schedule
     of each placement has this mark."""
@@ -96,14 +92,6 @@ class Schedule(ABC):
     def count_rule(self, pp: int, count: int) -> tuple[str, int]:
         """Return what a number of micro-batches must be, in words, and the closest valid number."""
         return "at least 1", max(count, 1)
-
-    def frame_batches(self, pp: int) -> int:
-        """Return the micro-batches of a frame, the passes that every device repeats."""
-        return 1
-
-    def longest_period(self, pp: int) -> int:
-        """Return after how many frames a steady state is looked for: a loop through all stages."""
-        return 2 * pp if self.folded else pp
 
     def in_flight(self, pp: int, count: int, chunks: int) -> PerStage:
         """Return the micro-batches whose activations stages hold when their device holds most."""
@@ -180,7 +168,7 @@ def _held(schedule: Schedule, pp: int, count: int, chunks: int) -> PerStage:
     last = "W" if schedule.split else "B"
     devices = schedule.devices(pp, pp * chunks)
     for device, order in enumerate(schedule.orders(pp, count, chunks)):
-        stages = [stage for stage in range(pp * chunks) if devices[stage] == device]
+        stages = [stage for stage, place in enumerate(devices) if place == device]
         held = dict.fromkeys(stages, 0)
         # ties go to the moment with more of the earlier stages, which hold them longer
         most = (0, *held.values())
@@ -213,7 +201,9 @@ def _fullest_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> Mo
     seen: set[tuple[float, float]] = set()
     for order in schedule.orders(pp, count, chunks):
         kinds = np.array([kind for kind, _, _ in order])
-        forward, backward, weights = (np.cumsum(kinds == kind) for kind in "FBW")
+        forward = np.cumsum(kinds == "F")
+        backward = np.cumsum(kinds == "B")
+        weights = np.cumsum(kinds == "W")
         held = forward - weights
         shares = held / held.max()
         late = (backward - weights) / held.max()

@@ -20,7 +20,12 @@ from darts_parallel.schedules._schedule import SEARCHED, Operation, Passes, PerS
 
 PARTS = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 """Smallest parts of a kind of pass: a whole backward is the gradients of input and weights."""
-CHANGES = {"F": (1, 0), "B": (-1, 0), "I": (-1, 1), "W": (0, -1)}
+CHANGES = {
+    "F": (1, 0),
+    "B": (-1, 0),
+    "I": (-1, 1),
+    "W": (0, -1),
+}
 """Change by a pass of the micro-batches before backward, and of the micro-batches inside
 backward."""
 Numbers = NDArray[np.int64]
@@ -36,7 +41,6 @@ class Searched(Schedule):
     name = SEARCHED
     kinds = "FIWB"
     split = True
-    repeats = False
 
     def __init__(self, code: str) -> None:
         head, *self.texts = code.removeprefix(f"{SEARCHED}:").split(";")
@@ -91,8 +95,9 @@ class Searched(Schedule):
             return f"order lists {len(self.rows)} devices, which must be all pp={pp}; try {pp}"
         places = self.devices(pp, num_stages)
         for device, row in enumerate(self.rows):
-            stages = [stage for stage in range(num_stages) if places[stage] == device]
-            wanted = set(product("FIW", stages, range(count)))
+            stages = [stage for stage, place in enumerate(places) if place == device]
+            batches = range(count)
+            wanted = set(product("FIW", stages, batches))
             if sentence := _incomplete(row, wanted, count):
                 return f"order[{device}] {sentence}"
         return self._deadlock(num_stages)

@@ -8,7 +8,6 @@ class GPipe(Schedule):
 
     name = "gpipe"
     pytorch = "GPipe"
-    linear = True
 
     def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Run all forwards before the first backward."""

@@ -41,14 +41,6 @@ class Interleaved(Schedule):
         groups = max(round(count / pp), 1)
         return f"a multiple of pp={pp} when stages are interleaved", groups * pp
 
-    def frame_batches(self, pp: int) -> int:
-        """Return one group."""
-        return pp
-
-    def longest_period(self, pp: int) -> int:
-        """Return one frame: a group passes all stages."""
-        return 1
-
     def in_flight(self, pp: int, count: int, chunks: int) -> PerStage:
         """Return the warm-up of each device and one more, `2 (pp - k - 1) + (v - 1) pp + 1` passes.
 
