@@ -38,6 +38,7 @@ from darts_parallel.cost.hard_plans import round_edges as round_edges
 from darts_parallel.cost.hard_plans import unit_starts as unit_starts
 from darts_parallel.cost.host_memory import ACTIVATION as ACTIVATION
 from darts_parallel.cost.host_memory import OPTIMIZER as OPTIMIZER
+from darts_parallel.cost.host_memory import OffloadedPlans as OffloadedPlans
 from darts_parallel.cost.host_memory import lengthening as lengthening
 from darts_parallel.cost.host_memory import without_offloadable_memory as without_offloadable_memory
 from darts_parallel.cost.layer_costs import TIME_TERMS as TIME_TERMS

@@ -214,7 +214,8 @@ def activation_bytes(
             dropped = dropped + part.replicated_activation_bytes / sequence_shards
             dropped = dropped + part.sharded_activation_bytes / tp
     selective = scale * (linear + (scores - dropped))
-    full = tokens * kept.width * layer.output_elements / sequence_shards
+    shards = tp if kept.software.partitioned_checkpoints else sequence_shards
+    full = tokens * kept.width * layer.output_elements / shards
     return {"none": whole, "selective": selective, "full": full}
 
 

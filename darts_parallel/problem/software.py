@@ -96,6 +96,9 @@ class Software:
     part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
+    partitioned_checkpoints: bool = False
+    """Full recomputation keeps a rank's part of a block's input (DeepSpeed's
+    `partition_activations`)."""
     runs: Mapping[str, Any] = field(default_factory=dict)
     """Switches of the runs to which its figures are fitted, by key of `training`."""
     job: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import NARROW
-from darts_parallel.cost import hard_plan
+from darts_parallel.cost import CostTable, HardPlans, OffloadedPlans, hard_plan
 from darts_parallel.plans import Plan
 from darts_parallel.problem import FULL, GIB, Cluster, Link, NodeGroup, Problem
 from experiments.calibration.problems import MeasuredCase
@@ -26,6 +26,11 @@ OF_DEVICE = ("gemm_efficiency", "attention_efficiency", *NARROW_SHARES)
 """Shares that belong to a device: in a cluster of several kinds, those of the others stay as shipped."""
 ETHERNET_GBPS = 6.25
 """10^9 bytes/s out of a node at which the efficiency of Ethernet was fitted (50 Gbit/s, AMP's T4 nodes)."""
+HOST_STATE = 18.0 / 12.0
+"""Bytes in host memory per byte of optimizer state: DeepSpeed's full offload keeps 16-bit parameters and
+float32 gradients beside the 12 bytes of Adam (deepspeed/runtime/zero/stage3.py)."""
+HOST_PROCESS = 3.0 * GIB
+"""Resident bytes of a training process next to that (BigScience's gpt2.md of 9e64edec, line 202)."""
 FILLED = 0.9
 """Largest share of a slower link that its flows reach; the rest is framing and acknowledgements."""
 LINK_PREFIXES = ("intra_", "inter_")
@@ -39,7 +44,8 @@ class Prediction:
     seconds: Tensor
     memory: Tensor
     fits: bool
-    """The median peak of every device, all that the framework holds counted, is within its capacity.
+    """The median peak of every device, all that the framework holds counted, is within its capacity,
+    and what is offloaded within a known host memory.
 
     Of a run whose source does not print its recomputation: with full recomputation, which needs the
     least; seconds and memory are those without.
@@ -54,7 +60,7 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     """
     problem = replace(case.problem, cluster=with_parameters(case, values))
     plan = case.plan
-    _, _, cost = hard_plan(plan, problem)
+    table, plans, cost = hard_plan(plan, problem)
     shipped = case.problem.cluster.groups[0].device.reserved
     reserve = values[RESERVED] * GIB if RESERVED in values else shipped
     counted = case.run.memory_metric == DEVICE
@@ -63,7 +69,20 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     if not fits and not case.run.prints("recompute"):
         fullest = replace(plan, layers=tuple(replace(s, recompute="full") for s in plan.layers))
         fits = _fits(problem, fullest, hard_plan(fullest, problem)[2].memory[0], held)
+    if case.run.host_GiB is not None and table.host is not None:
+        fits &= _host_bytes(table, plans) <= case.run.host_GiB * GIB
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
+
+
+def _host_bytes(table: CostTable, plans: HardPlans) -> float:
+    """Return the host memory of a process whose plan has one stage: inputs of its blocks and state."""
+    assert table.host is not None
+    offloaded = OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
+    activation, optimizer = offloaded.fractions()[0, 0].tolist()
+    # embedding, head and loss keep what they keep on the device
+    inputs = offloaded.activation[0, 1:-2].sum()
+    state = HOST_STATE * offloaded.state[0, 0]
+    return float((activation * inputs + optimizer * state).detach()) + HOST_PROCESS
 
 
 def _fits(

@@ -58,6 +58,7 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
     software = with_habits(run.framework, habits).under(config.training)
     if run.attention_kernel == OLD_KERNEL:
         software = replace(software, job={**software.job, "attention_kernel": OLD_KERNEL})
+    software = replace(software, partitioned_checkpoints=run.partition_activations)
     problem = replace(Problem.from_config(config), software=software)
     plan = _plan(run)
     check_plan(plan, problem.model, problem.cluster, problem.training, problem.measured)
@@ -146,7 +147,8 @@ def _plan(run: MeasuredRun) -> Plan:
     # embedding before the blocks, head and loss after them
     layers = (base, *(odd if i % 2 else base for i in range(run.num_layers)), base, base)
     starts = [0, *(1 + blocks for blocks in accumulate(run.blocks[:-1]))]
-    offload = ((0.0, 1.0),) * run.pp if run.offload else ()
+    shares = (float(run.cpu_checkpointing), float(run.offload))
+    offload = (shares,) * run.pp if any(shares) else ()
     return Plan(
         run.num_micro_batches,
         (*starts, run.num_layers + 3),

@@ -74,9 +74,11 @@ LORA_TARGETS = ("linear_qkv",)
 """Modules with adapters in NeMo 2's performance recipes
 (`finetune_recipe(peft_scheme="lora", performance_mode=True)`)."""
 ADAPTERS = ("lora_rank", "lora_targets", "lora_dropout", "frozen_bits")
-FLAGS = ("tp_comm_overlap", "compiled", "dropout")
-SWITCHES = ("attention_kernel", *FLAGS, "loss", *ADAPTERS)
-"""Keys of `training` that a row or a recipe says; dropout is the model's."""
+CHECKPOINTS = ("cpu_checkpointing", "partition_activations")
+FLAGS = ("tp_comm_overlap", "compiled", "dropout", *CHECKPOINTS)
+SWITCHES = ("attention_kernel", *FLAGS, "loss", "optimizer", "host_GiB", *ADAPTERS)
+"""Keys of `training` that a row or a recipe says, and facts of its model (dropout), plan (DeepSpeed's
+activation checkpointing) and machine."""
 TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 TORCHTITAN_RECOMPUTE = "selective: layernorm moe"

@@ -95,6 +95,7 @@ class MeasuredRun:
     tp_comm_overlap: bool | None = None
     compiled: bool | None = None
     loss: str | None = None
+    optimizer: str = "adam"
     switches_from: str = ""
     """Where each known switch comes from: `printed` by the row, or the `recipe` that `words.yaml` cites."""
     lora_rank: int = 0
@@ -127,6 +128,12 @@ class MeasuredRun:
     sequence_parallel: bool = False
     offload: bool = False
     """The optimizer state lies in host memory."""
+    cpu_checkpointing: bool = False
+    """Inputs of recomputed blocks lie in host memory (DeepSpeed's `cpu_checkpointing`)."""
+    partition_activations: bool = False
+    """They are divided over the tensor-parallel ranks (DeepSpeed's key of that name)."""
+    host_GiB: float | None = None  # noqa: N815
+    """Host memory that a GPU's process may take, where a source prints it."""
 
     iteration_s: float | None = None
     memory_GiB: float | None = None  # noqa: N815

@@ -79,6 +79,9 @@ def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_
     )
     assert more(block, torch.ones(1), gathered_inputs=True) == 0
     assert more(block, gate_kept=True) == 2 * ffn / 4
+    divided = KeptTensors(2, software=Software(partitioned_checkpoints=True))
+    inputs = activation_bytes(block, one, S, tp, torch.ones(1), divided)["full"]
+    assert inputs == 2 * H / 4
     assert more(loss, loss_bytes=10) == 4 * vocab / 4
     bytes_of = partial(
         static_bytes, one, 2 * one, state=state_bytes("bf16", "adam", Software(step_bytes=12))

@@ -1,6 +1,7 @@
 """Measured runs are read by stated rules; a bad row is reported and never costs a good one."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -378,6 +379,44 @@ def test_switches_are_printed_or_of_a_recipe_or_unknown() -> None:
     cells = {"attention_kernel": "fa3", "tp_comm_overlap": "0", "notes": "FlashAttention 2"}
     own = run_of(gpu="H100", **cells)
     assert (own.attention_kernel, own.tp_comm_overlap) == ("fa3", False)
+
+
+ZERO_TABLE = "bigscience-workshop/bigscience gpt2.md @9e64edec L{} (Megatron + Deepspeed ZeRO)"
+
+
+@pytest.mark.parametrize(
+    ("line", "notes", "in_host", "divided"),
+    [
+        (371, "", True, True),
+        (433, "", False, True),
+        (445, "PA_CPU=N", False, True),
+        (446, "PA_CPU=Y", True, True),
+    ],
+)
+def test_inputs_of_recomputed_blocks_lie_where_the_scripts_put_them(
+    line: int, notes: str, in_host: bool, divided: bool
+) -> None:
+    run = run_of(source=ZERO_TABLE.format(line), notes=notes, gpu="V100", recompute="full")
+    assert (run.cpu_checkpointing, run.partition_activations) == (in_host, divided)
+    assert run.host_GiB == 37.25
+    other = run_of(source="somebody's DeepSpeed ZeRO-3", recompute="full")
+    assert (other.cpu_checkpointing, other.partition_activations) == (False, False)
+
+
+def test_host_memory_bounds_what_is_offloaded() -> None:
+    # 20 sequences ran, 22 were killed (BigScience's gpt2.md, lines 420 and 421)
+    fits = {
+        case.run.global_batch_size: predict(case, Calibrated.read().at(Place.of_run(case.run))).fits
+        for case in map(
+            build_case, (run for run in read_runs() if re.search("L42[01] ", run.source))
+        )
+    }
+    assert fits == {1280: True, 1408: False}
+
+
+def test_moments_of_16_bits_are_read_from_the_row() -> None:
+    assert run_of(zero="1, bf16 optimizer states").optimizer == "adam_bf16_moments"
+    assert run_of(zero="1").optimizer == "adam"
 
 
 def test_adapters_are_those_of_the_recipe() -> None:
