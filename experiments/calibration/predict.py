@@ -27,10 +27,10 @@ OF_DEVICE = ("gemm_efficiency", "attention_efficiency", *NARROW_SHARES)
 ETHERNET_GBPS = 6.25
 """10^9 bytes/s out of a node at which the efficiency of Ethernet was fitted (50 Gbit/s, AMP's T4 nodes)."""
 HOST_STATE = 18.0 / 12.0
-"""Bytes in host memory per byte of optimizer state: DeepSpeed's full offload keeps 16-bit parameters and
-float32 gradients beside the 12 bytes of Adam (deepspeed/runtime/zero/stage3.py)."""
+"""Bytes in host memory per byte of optimizer state: 16-bit parameters, and gradients next to Adam's three
+numbers in float32 (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, section 3)."""
 HOST_PROCESS = 3.0 * GIB
-"""Resident bytes of a training process next to that (BigScience's gpt2.md of 9e64edec, line 202)."""
+"""Resident bytes of a training process next to that (BigScience's notes on GPT-2 of 9e64edec, line 202)."""
 FILLED = 0.9
 """Largest share of a slower link that its flows reach; the rest is framing and acknowledgements."""
 LINK_PREFIXES = ("intra_", "inter_")
