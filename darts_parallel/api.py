@@ -56,8 +56,8 @@ class PlannedJob(Planned):
 
     def _repr_html_(self) -> str:
         """Return the page of the report, which notebooks show."""
-        tables = report_tables(self.outcome, self.outcome.sure)
-        return report_page(self.outcome, self.to_dict(), tables, ())
+        tables = report_tables(self.outcome)
+        return report_page(self.outcome, tables, ())
 
     def save(self, folder: str | Path) -> Path:
         """Write `plan.json` and `report.html` into a folder; return the path of the first."""

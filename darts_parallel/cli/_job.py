@@ -165,11 +165,11 @@ class Job(Watcher):
         if self.problem.config.price:
             with self._beside("the best plan of the space"):
                 best, distance = distance_to_best(self.problem, cost, self.folder)
-        data = self._write(findings, best)
+        self._write(findings, best)
         # written before the report: the reader of a pipe may leave in the middle of it
         exported, refusal = self._export(planned.plan, problem.config.export)
         with self._plan_stands(), self._beside("the report"):
-            self._report(findings, data, distance)
+            self._report(findings, distance)
         with self._beside("the explanation"):
             render_ending(planned, problem, self.folder, self.console)
         if busy and planned.result is not None and planned.result.stopped_by == "time_limit":
@@ -228,7 +228,7 @@ class Job(Watcher):
         """Return the path of a file of the run, as a command takes it."""
         return shown_path(self.folder / name)
 
-    def _report(self, findings: Findings, data: dict[str, Any], distance: Sequence[str]) -> None:
+    def _report(self, findings: Findings, distance: Sequence[str]) -> None:
         """Print the report, and write it as a page."""
         outcome = findings.outcome
         problem = outcome.problem
@@ -247,7 +247,7 @@ class Job(Watcher):
             f"darts-parallel tune {file} --top 3",
             *self._next_lines(problem, findings.offers, findings.rungs),
         ]
-        page = report_page(outcome, data, [*tables, trainers], lines)
+        page = report_page(outcome, [*tables, trainers], lines)
         write_text(self.folder / "report.html", page)
 
     @contextmanager
@@ -306,8 +306,8 @@ class Job(Watcher):
                 written.append(rung)
         return written
 
-    def _write(self, findings: Findings, best: dict[str, Any]) -> dict[str, Any]:
-        """Write `plan.json` and what belongs next to it; return its content."""
+    def _write(self, findings: Findings, best: dict[str, Any]) -> None:
+        """Write `plan.json` and what belongs next to it."""
         planned = findings.planned
         outcome = findings.outcome
         result = planned.result
@@ -323,7 +323,6 @@ class Job(Watcher):
         data["trainers"] = {offer.name: offer.to_dict() for offer in findings.offers}
         data["ladder"] = entries
         write_json(self.folder / "plan.json", data | planned.entries() | best)
-        return data
 
     def _export(self, plan: Plan, target: str | None) -> tuple[list[str], str]:
         """Write the plan for a trainer; return the lines about its files, and why there are none."""

@@ -4,7 +4,7 @@ It repeats the tables of the printed report and the figures of `plan.json`; pict
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -19,14 +19,12 @@ from rich.text import Text
 
 from darts_parallel.cost import Event
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import memory_parts
-from darts_parallel.report.failures import failure_lines
-from darts_parallel.report.format import percent, seconds
+from darts_parallel.report.format import seconds
 from darts_parallel.report.journey import COLOURS, Journey, Pixels, journey, short_names, thinned
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.switches import averaged_switches, switch_savings
-from darts_parallel.report.text import DOES_NOT_FIT, known_of, layerwise_sentence, stages_line
+from darts_parallel.report.screen import headline
+from darts_parallel.report.text import report_notes
 from darts_parallel.report.trace import CATEGORIES, Timeline, plan_timeline
 from darts_parallel.schedules import SEARCHED
 
@@ -57,7 +55,7 @@ STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;color:#222;background:#fff}
 body{max-width:1080px;margin:2em auto;padding:0 1em}
 h1{font-size:22px;margin:0 0 .3em}h2{font-size:16px;margin:2em 0 .4em}p{margin:.3em 0}
-.decision{font-size:16px}.bad{color:#c23b3b}.note,th{color:#666}.wide{overflow-x:auto}
+.bold{font-size:16px;font-weight:bold}.red{color:#c23b3b}.yellow{color:#96700a}.note,th{color:#666}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:2px 14px 2px 0}
 th{font-weight:normal;text-align:left;vertical-align:bottom}td{border-top:1px solid #eee;vertical-align:top}
 .r{text-align:right;white-space:nowrap}pre{background:#f6f6f6;padding:.6em;margin:.3em 0;white-space:pre-wrap}
@@ -67,30 +65,23 @@ i{display:inline-block;width:11px;height:11px;margin-right:5px;background:#4878a
 """
 
 
-def report_page(
-    outcome: Outcome,
-    data: Mapping[str, Any],
-    tables: Sequence[Table],
-    commands: Sequence[str],
-) -> str:
+def report_page(outcome: Outcome, tables: Sequence[Table], commands: Sequence[str]) -> str:
     """Return the page.
 
     Args:
         outcome: The plan and what is known of it.
-        data: Content of `plan.json`.
         tables: Tables of the printed report, the table of stages first.
         commands: Next commands, one a line, each after its label and a colon where it has one.
     """
-    problem = outcome.problem
-    title = f"{problem.config.model.name} on {problem.config.cluster.name}"
-    predicted = data["predicted"]
-    parts = [f"<h1>{escape(title)}, {problem.cluster.num_devices} GPUs</h1>"]
-    parts += _decision(outcome, predicted)
+    job, *lines = headline(outcome)
+    parts = [f"<h1>{escape(job.plain)}</h1>"]
+    parts += [_line(line) for line in lines]
+    parts += [_line(Text(note)) for note in report_notes(outcome)]
     for place, table in enumerate(tables):
         title = str(table.title or table.columns[0].header).strip()
         parts.append(f"<h2>{escape(title[0].upper() + title[1:])}</h2>")
         if place == 0:
-            parts.append(_html_table(table, list(_memory_bars(outcome, predicted))))
+            parts.append(_html_table(table, list(_memory_bars(outcome))))
             parts.append(_legend([*MEMORY.items(), (SPREAD, "#222;height:2px;vertical-align:4px")]))
             parts += _schedule(outcome)
         else:
@@ -100,55 +91,14 @@ def report_page(
     for command in commands:
         label, _, line = escape(command).rpartition(": ")
         parts.append(f'<p class="note">{label}</p><pre>{line}</pre>')
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title>\n<style>{STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>{escape(job.plain)}</title>\n<style>{STYLE}</style>'
     body = "\n".join(parts)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
-def _decision(outcome: Outcome, predicted: Mapping[str, Any]) -> list[str]:
-    """Say what to run and what is known of the plan; below it what was assumed of the job."""
-    problem = outcome.problem
-    cost = outcome.cost
-    words = outcome.plan.describe(problem.training.global_batch_size)
-    sure = fits = means = ""
-    if "iteration_time_interval_s" in predicted:
-        width = predicted["iteration_time_interval_s"][1] / cost.iteration_time_s - 1.0
-        sure = f" ± {percent(width, 0)}"
-        chance = 1 - predicted["out_of_memory_probability"]
-        fits = f", with a chance of {percent(chance, 0)} to fit in memory"
-        least = percent(predicted["indistinguishable_below"], 0)
-        means = f"; ± holds with 80 %, and differences below {least} (≈) mean nothing"
-    time = f"an iteration takes {seconds(cost.iteration_time_s)}{sure}"
-    speed = f"({cost.tokens_per_s:,.0f} tokens/s, MFU {percent(cost.mfu)})"
-    known = known_of(outcome)
-    freedom = layerwise_sentence(problem, cost, outcome.answers)
-    if freedom is not None:
-        known = f"{known}; {freedom}"
-    known = escape(known[0].upper() + known[1:])
-    decision = f"Train by <b>{escape(words)}</b>: {time} {speed}{fits}. {known}."
-    found = [f'<p class="decision">{decision}</p>']
-    if outcome.failures is not None:
-        found.append(f"<p>{escape('. '.join(failure_lines(outcome.failures)))}.</p>")
-    notes = [
-        _assumed(problem) + means,
-        *averaged_switches(problem),
-        *switch_savings(problem, outcome.plan),
-        *outcome.assumed,
-        outcome.not_priced,
-    ]
-    found += [f'<p class="note">{escape(note)}.</p>' for note in notes if note]
-    if not cost.feasible:
-        found.append(f'<p class="bad">{DOES_NOT_FIT}</p>')
-    return found
-
-
-def _assumed(problem: Problem) -> str:
-    """Return the batch, the precision, the optimizer and the framework of the job."""
-    job = problem.config.training
-    trainer = problem.config.trainer.name
-    framework = "a generic framework" if trainer == "none" else trainer
-    batch = f"{job.global_batch_size:,} sequences of {job.seq_len:,} tokens an iteration"
-    return f"{batch}, {job.precision}, {job.optimizer}; figures of {framework}"
+def _line(line: Text) -> str:
+    """Return a line of the printed report as a paragraph; its style is a class of `STYLE`."""
+    return f'<p class="{line.style or "note"}">{escape(line.plain)}</p>'
 
 
 def _html_table(table: Table, bars: Sequence[str] = ()) -> str:
@@ -209,11 +159,10 @@ def _svg(width: float, height: float, parts: Sequence[str]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {shape}>{"".join(parts)}</svg>'
 
 
-def _memory_bars(outcome: Outcome, predicted: Mapping[str, Any]) -> Iterator[str]:
+def _memory_bars(outcome: Outcome) -> Iterator[str]:
     """Yield a bar a stage: bytes by part over the largest device's, with their 80 % interval."""
     capacity = outcome.cost.capacity_bytes
     most = max(*capacity, *outcome.cost.memory_bytes)
-    spread = predicted.get("memory_interval_bytes")
     for stage, filled in enumerate(memory_parts(outcome.problem, outcome.plan)):
         parts = [_rect(0, 1, BAR * capacity[stage] / most, 14, f'fill="{IDLE}"')]
         x = 0.0
@@ -221,8 +170,8 @@ def _memory_bars(outcome: Outcome, predicted: Mapping[str, Any]) -> Iterator[str
             width = BAR * filled[part] / most
             parts.append(_rect(x, 1, width, 14, f'fill="{colour}"'))
             x += width
-        if spread is not None:
-            low, high = (min(BAR, BAR * value / most) for value in spread[stage])
+        if outcome.sure is not None:
+            low, high = (min(BAR, BAR * value / most) for value in outcome.sure.memory_bytes[stage])
             line = f"M{low:.1f} 4v8m0-4H{high:.1f}m0-4v8"
             parts.append(f'<path d="{line}" stroke="#222" fill="none"/>')
         yield _svg(BAR + 2, 16, parts)
@@ -391,7 +340,6 @@ def _search(outcome: Outcome, search: Journey | None) -> list[str]:
     return [
         "<h2>Search, layer by layer</h2>",
         f'<p class="note">{note}{escape(where)}</p>',
-        f'<p class="note">{escape(stages_line(outcome))}</p>',
         _svg(WIDTH, tall + 32, parts),
         _legend(search.legend()),
     ]

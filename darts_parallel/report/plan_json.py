@@ -1,7 +1,7 @@
 """The content of `plan.json`."""
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import exp, isfinite
 from typing import Any
 
@@ -9,7 +9,7 @@ from darts_parallel.cost import PipelineModel
 from darts_parallel.errors import package_version
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.planner import Intervals, intervals, offload_slopes, time_elasticities
+from darts_parallel.planner import Intervals, offload_slopes, time_elasticities
 from darts_parallel.plans import SCHEMA, LayerStrategy, Plan
 from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
@@ -24,17 +24,16 @@ def plan_dict(outcome: Outcome) -> dict[str, Any]:
     """
     problem = outcome.problem
     plan = outcome.plan
-    elasticities = outcome.elasticities
-    if elasticities is None:
-        elasticities = time_elasticities(plan, problem)
+    if outcome.elasticities is None:
+        outcome = replace(outcome, elasticities=time_elasticities(plan, problem))
     answers = {entry.name: _verification_dict(entry, problem) for entry in outcome.answers}
     data: dict[str, Any] = {}
     data["schema"] = SCHEMA
     data |= _job(problem)
     data |= _placed(plan, problem)
     data["parallelism"] = _parallelism(plan, problem)
-    data["predicted"] = _predicted(outcome, elasticities)
-    data["sensitivity"] = elasticities
+    data["predicted"] = _predicted(outcome)
+    data["sensitivity"] = outcome.elasticities
     data["search"] = None if outcome.result is None else _search_dict(outcome, outcome.result)
     data["verification"] = answers
     data["version"] = package_version()
@@ -57,7 +56,7 @@ def _job(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _predicted(outcome: Outcome, elasticities: dict[str, float]) -> dict[str, Any]:
+def _predicted(outcome: Outcome) -> dict[str, Any]:
     """Return seconds, bytes and dollars of the plan, with their intervals."""
     problem = outcome.problem
     plan = outcome.plan
@@ -67,9 +66,8 @@ def _predicted(outcome: Outcome, elasticities: dict[str, float]) -> dict[str, An
         predicted[key] = list(predicted[key])
     if plan.offload:
         predicted["offload_slopes"] = offload_slopes(plan, problem)
-    known = intervals(plan, problem, cost, elasticities)
-    if known is not None:
-        predicted |= _uncertainty(known)
+    if outcome.sure is not None:
+        predicted |= _uncertainty(outcome.sure)
     amount = bill(problem.config.objective, problem.cluster, cost.iteration_time_s)
     if amount is not None:
         predicted["job"] = asdict(amount)

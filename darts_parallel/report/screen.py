@@ -42,14 +42,14 @@ def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> 
         console: Where the report is printed.
         takers: Names the trainers that take a plan, for the table of alternatives.
     """
-    tables = report_tables(outcome, outcome.sure, takers)
+    tables = report_tables(outcome, takers)
     for line in headline(outcome):
         console.print(line)
     if outcome.problem.config.output.verbose:
         for shown in tables:
             console.print(shown)
         console.print()
-        for note in report_notes(outcome, outcome.sure):
+        for note in report_notes(outcome):
             console.print(Text(note))
         return tables
     console.print()

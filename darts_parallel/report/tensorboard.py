@@ -7,7 +7,6 @@ from math import isfinite
 from pathlib import Path
 
 from darts_parallel.gradient import StepRecord
-from darts_parallel.planner import intervals
 from darts_parallel.problem import Problem
 from darts_parallel.report.curves import SearchCurves
 from darts_parallel.report.outcome import Outcome
@@ -116,9 +115,8 @@ def _measures(outcome: Outcome) -> dict[str, float]:
         "mfu": cost.mfu,
         "memory_over_capacity": max(used / most for used, most in shares),
     }
-    known = intervals(outcome.plan, outcome.problem, cost, outcome.elasticities or {})
-    if known is not None:
-        measures["out_of_memory_probability"] = known.any_out_of_memory
+    if outcome.sure is not None:
+        measures["out_of_memory_probability"] = outcome.sure.any_out_of_memory
     if result is not None:
         measures["seconds"] = result.seconds
     for stage in outcome.stages:

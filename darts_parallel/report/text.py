@@ -11,7 +11,7 @@ from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.exact import USEFUL_SLACK, Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.planner import STEP, Intervals, offload_slopes, out_of_memory
+from darts_parallel.planner import STEP, offload_slopes, out_of_memory
 from darts_parallel.plans import Plan, left_out
 from darts_parallel.problem import GIB, Problem, order_label
 from darts_parallel.report.format import fits_label, table_of, term_words
@@ -40,14 +40,11 @@ def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
     return f"+{_seconds(grown[name])} {term_words(name)}"
 
 
-def alternatives_table(
-    outcome: Outcome, known: Intervals | None = None, takers: Takers | None = None
-) -> Table | None:
+def alternatives_table(outcome: Outcome, takers: Takers | None = None) -> Table | None:
     """Return the best plans of other pipeline configurations; None where none was met.
 
     Args:
         outcome: The chosen plan; its search met the others.
-        known: Intervals of the chosen plan; they say which differences mean nothing.
         takers: Names the trainers that take a plan; None: no trainer is named.
     """
     if outcome.result is None:
@@ -65,7 +62,7 @@ def alternatives_table(
     best = outcome.cost
     for seconds, other in met[:MAX_ALTERNATIVES]:
         slower = f"{100 * (seconds / best.iteration_time_s - 1):.2f} %"
-        if known is not None and known.indistinguishable(best.iteration_time_s, seconds):
+        if outcome.sure and outcome.sure.indistinguishable(best.iteration_time_s, seconds):
             slower = f"≈ {slower}"
         words = _alternative_words(outcome, other, takers)
         fits = fits_label(out_of_memory(other, outcome.problem))
@@ -158,14 +155,11 @@ def known_of(outcome: Outcome) -> str:
     return claim(outcome.problem, outcome.cost, outcome.answers)
 
 
-def report_tables(
-    outcome: Outcome, sure: Intervals | None = None, takers: Takers | None = None
-) -> list[Table]:
+def report_tables(outcome: Outcome, takers: Takers | None = None) -> list[Table]:
     """Return all tables of the report, the one of stages first.
 
     Args:
         outcome: The plan and what is known of it.
-        sure: Intervals of its figures.
         takers: Names the trainers that take a plan, for the table of alternatives.
     """
     elasticities = outcome.elasticities or {}
@@ -177,13 +171,13 @@ def report_tables(
         tables.append(_sensitivity_table(elasticities))
     if outcome.answers:
         tables.append(checks_table(outcome.answers, every=True))
-    others = alternatives_table(outcome, sure, takers)
+    others = alternatives_table(outcome, takers)
     return tables if others is None else [*tables, others]
 
 
-def report_notes(outcome: Outcome, sure: Intervals | None) -> Iterator[str]:
+def report_notes(outcome: Outcome) -> Iterator[str]:
     """Yield what stands below the tables: how the search went, and what signs in the tables mean."""
-    yield from _indistinguishable(outcome, sure)
+    yield from _indistinguishable(outcome)
     yield from averaged_switches(outcome.problem)
     if outcome.result is not None:
         yield from _search_lines(outcome, outcome.result)
@@ -192,8 +186,9 @@ def report_notes(outcome: Outcome, sure: Intervals | None) -> Iterator[str]:
         yield f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _indistinguishable(outcome: Outcome, known: Intervals | None) -> Iterator[str]:
+def _indistinguishable(outcome: Outcome) -> Iterator[str]:
     """Say what the sign next to an alternative means, where one has it."""
+    known = outcome.sure
     if known is None or outcome.result is None:
         return
     best = outcome.cost.iteration_time_s

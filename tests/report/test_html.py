@@ -12,7 +12,7 @@ from darts_parallel.cli._job import Job
 from darts_parallel.planner import time_elasticities
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
-from darts_parallel.report import plan_dict, render, report_page
+from darts_parallel.report import render, report_page
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
 from tests.report.conftest import FoundPlan
@@ -52,7 +52,7 @@ def page(found: FoundPlan, problem: Problem | None = None, plan: Plan | None = N
     outcome = Outcome(problem, plan, evaluate(plan, problem), result, [], elasticities)
     tables = render(outcome, Console(file=StringIO(), width=100))
     commands = ["darts-parallel plan=a&b.json"]
-    return report_page(outcome, plan_dict(outcome), tables, commands)
+    return report_page(outcome, tables, commands)
 
 
 def test_the_page_is_whole_without_network_or_script_and_names_from_outside_are_words(

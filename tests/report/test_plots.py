@@ -15,7 +15,6 @@ from darts_parallel.report.journey import (
     thinned,
 )
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.plan_json import plan_dict
 from tests.report.conftest import FoundPlan
 
 
@@ -87,11 +86,5 @@ def test_a_picture_of_another_pipeline_configuration_says_so(found: FoundPlan) -
         drawn = journey(result, found.plan)
         assert drawn is not None
         assert drawn.own == same, name
-        page = html.report_page(
-            Outcome(found.problem, found.plan, found.cost, result), plan_dict_of(found), [], []
-        )
+        page = html.report_page(Outcome(found.problem, found.plan, found.cost, result), [], [])
         assert ("which left the descent earlier" in page) != same
-
-
-def plan_dict_of(found: FoundPlan) -> dict[str, object]:
-    return plan_dict(Outcome(found.problem, found.plan, found.cost))
