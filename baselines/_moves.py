@@ -89,14 +89,10 @@ class PlanSpace:
         incumbent: Holds the tables, which divide into the same units, and the best plan so far.
     """
 
-    def __init__(
-        self,
-        incumbent: Incumbent,
-        space_kind: str,
-    ) -> None:
+    def __init__(self, incumbent: Incumbent) -> None:
         tables = incumbent.tables
         self.incumbent = incumbent
-        self.space_kind = space_kind
+        self.space_kind = incumbent.space_kind
         self.pp = torch.tensor([table.num_stages for table in tables])
         self.num_layers = tables[0].num_layers
         self.most_stages = int(self.pp.max())

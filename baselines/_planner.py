@@ -30,6 +30,8 @@ class Incumbent:
 
     Args:
         deadline: `time.monotonic()` at which to stop; None: never.
+        space_kind: Kind of the space, one of `config.SPACES`.
+        seed: Of the random numbers.
         keep_all: Keep dominated strategies too, for planners that want a certain one.
         max_steps: After which a planner that never ends by itself stops in any case.
     """
@@ -38,12 +40,16 @@ class Incumbent:
         self,
         tables: Sequence[CostTable],
         deadline: float | None,
+        space_kind: str,
         *,
+        seed: int = 0,
         keep_all: bool = False,
         max_steps: int = ENDLESS,
     ) -> None:
         self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
+        self.space_kind = space_kind
+        self.seed = seed
         self.max_steps = max_steps
         self.tables = list(tables)
         if not keep_all:
@@ -101,8 +107,8 @@ DEFAULT_SECONDS = 10.0
 """Budget of a planner that never ends by itself, where none is given."""
 
 
-OfferPlans = Callable[[Incumbent, str, int], None]
-"""Takes the incumbent that holds the tables and the deadline, the kind of space and a seed."""
+OfferPlans = Callable[[Incumbent], None]
+"""Takes the incumbent, which holds the tables, the deadline, the kind of space and the seed."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +143,10 @@ class Planner:
         """
         if deadline is None and self.seeded:
             deadline = time.monotonic() + DEFAULT_SECONDS
-        incumbent = Incumbent(tables, deadline, keep_all=self.keep_all, max_steps=max_steps)
-        self.offer_plans(incumbent, space_kind, seed)
+        incumbent = Incumbent(
+            tables, deadline, space_kind, seed=seed, keep_all=self.keep_all, max_steps=max_steps
+        )
+        self.offer_plans(incumbent)
         return incumbent.result()
 
     __call__ = solve

@@ -13,11 +13,7 @@ from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import ChosenStages
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the best-ranked plan, then the next, until one runs."""
     ranked = []
     for outer in outer_choices(incumbent):

@@ -23,14 +23,10 @@ COOLING = 1e-4
 WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, outer=0.05, jump=0.05)
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Anneal until the time is over; a step changes every chain once."""
-    space = PlanSpace(incumbent, space_kind)
-    generator = torch.Generator().manual_seed(seed)
+    space = PlanSpace(incumbent)
+    generator = torch.Generator().manual_seed(incumbent.seed)
     moves = RandomMoves(space, WEIGHTS, generator)
     chains, energy = best_starts(space, CHAINS)
     length = FIRST_ROUND

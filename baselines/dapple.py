@@ -13,11 +13,7 @@ from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import ChosenStages
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the split of least latency of every configuration and kind of recomputation."""
     for outer in outer_choices(incumbent):
         candidates = plain(outer.strategies, recompute=RECOMPUTE)

@@ -139,11 +139,7 @@ def middle_comm(p2p: Floats) -> Integers:
     return comm
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer FASOP's uniform plans of every table, which lie in every space."""
     for index, table in enumerate(incumbent.tables):
         if incumbent.over():

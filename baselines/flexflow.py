@@ -28,14 +28,10 @@ LEAST_GAIN = 1e-12
 WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Walk until the time is over; a step changes every chain once."""
-    space = PlanSpace(incumbent, space_kind)
-    moves = RandomMoves(space, WEIGHTS, torch.Generator().manual_seed(seed))
+    space = PlanSpace(incumbent)
+    moves = RandomMoves(space, WEIGHTS, torch.Generator().manual_seed(incumbent.seed))
     known, known_energy = best_starts(space, CHAINS // 2)
     fresh = moves.random_plans(CHAINS - len(known))
     chains = Chains.concatenate([known, fresh])

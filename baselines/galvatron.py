@@ -23,11 +23,7 @@ from darts_parallel.exact import (
 from darts_parallel.gradient import at_cut, solve_outer
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the best plan of every cut that beats the plans before it."""
 
     def check(labels: int = 0) -> None:

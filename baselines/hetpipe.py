@@ -14,11 +14,7 @@ from baselines._stage_costs import bottleneck_split, outer_choices, plain
 from darts_parallel.exact import ChosenStages
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the plan of the highest throughput."""
     ranked = []
     for outer in outer_choices(incumbent):

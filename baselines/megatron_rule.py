@@ -14,11 +14,7 @@ from darts_parallel.config import RECOMPUTE
 from darts_parallel.cost import even_uniform_plans
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the plans of the largest tp and the fewest stages that fit; a smaller tp only if nothing fits.
 
     Tables know no nodes: the largest tp among them counts as that of the node.

@@ -22,11 +22,7 @@ from darts_parallel.config import RECOMPUTE
 from darts_parallel.exact import lower_bound
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the plan of every configuration that may beat the best, the most promising first."""
     ranked = []
     for outer in outer_choices(incumbent):

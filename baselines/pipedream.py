@@ -14,11 +14,7 @@ from baselines._stage_costs import bottleneck_split, outer_choices, plain
 from darts_parallel.exact import ChosenStages
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the split of the fastest slowest stage of every configuration."""
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies)[:1]:  # the smallest tensor-parallel degree

@@ -14,11 +14,7 @@ from baselines._recomputation import Recomputation
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer the best stages of every configuration."""
     for outer in outer_choices(incumbent):
         count = outer.costs.num_micro_batches

@@ -9,14 +9,10 @@ BATCH = 256
 """Plans priced at once."""
 
 
-def offer_plans(
-    incumbent: Incumbent,
-    space_kind: str,
-    seed: int,
-) -> None:
+def offer_plans(incumbent: Incumbent) -> None:
     """Offer random plans until the time is over; a step is a batch of them."""
-    space = PlanSpace(incumbent, space_kind)
-    moves = RandomMoves(space, MoveWeights(), torch.Generator().manual_seed(seed))
+    space = PlanSpace(incumbent)
+    moves = RandomMoves(space, MoveWeights(), torch.Generator().manual_seed(incumbent.seed))
     space.price(space.starting_plans())
     for _ in incumbent.steps():
         space.price(moves.random_plans(BATCH))
