@@ -9,10 +9,13 @@ from baselines._planner import Planner as Planner
 
 def _discovered() -> dict[str, Planner]:
     """Return the planners, those of many seeds first."""
-    names = [module.name for module in iter_modules([str(Path(__file__).parent)])]
-    public = [name for name in names if not name.startswith("_")]
-    found = {name: import_module(f"{__package__}.{name}").solve for name in public}
-    return dict(sorted(found.items(), key=lambda rival: not rival[1].seeded))
+    folder = str(Path(__file__).parent)
+    found: list[Planner] = []
+    for module in iter_modules([folder]):
+        if not module.name.startswith("_"):
+            found.append(import_module(f"{__package__}.{module.name}").solve)
+    found.sort(key=lambda rival: not rival.seeded)
+    return {rival.name: rival for rival in found}
 
 
 PLANNERS = _discovered()

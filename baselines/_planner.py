@@ -29,28 +29,25 @@ class Incumbent:
     tables as they were given.
 
     Args:
-        deadline: `time.monotonic()` at which to stop; None: never.
         space_kind: Kind of the space, one of `config.SPACES`.
-        seed: Of the random numbers.
         keep_all: Keep dominated strategies too, for planners that want a certain one.
-        max_steps: After which a planner that never ends by itself stops in any case.
     """
 
     def __init__(
         self,
         tables: Sequence[CostTable],
-        deadline: float | None,
         space_kind: str,
         *,
-        seed: int = 0,
         keep_all: bool = False,
-        max_steps: int = ENDLESS,
     ) -> None:
-        self.deadline = float("inf") if deadline is None else deadline
         self.given = tables
         self.space_kind = space_kind
-        self.seed = seed
-        self.max_steps = max_steps
+        self.seed = 0
+        """Seed of the random numbers."""
+        self.deadline = float("inf")
+        """`time.monotonic()` at which to stop."""
+        self.max_steps = ENDLESS
+        """Steps after which a planner that never ends by itself stops in any case."""
         self.tables = list(tables)
         if not keep_all:
             self.tables = [without_dominated(table) for table in tables]
@@ -84,7 +81,8 @@ class Incumbent:
         times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         row = int(times.argmin())
         if float(times[row]) < self.cost:
-            self.best = PricedPlan(table, plans[row : row + 1], float(times[row]))
+            plan = plans[row : row + 1]
+            self.best = PricedPlan(table, plan, float(times[row]))
         return cost
 
     def result(self) -> TableResult:
@@ -141,11 +139,13 @@ class Planner:
                 a planner that never ends by itself.
             max_steps: After which a planner that never ends by itself stops in any case.
         """
-        if deadline is None and self.seeded:
-            deadline = time.monotonic() + DEFAULT_SECONDS
-        incumbent = Incumbent(
-            tables, deadline, space_kind, seed=seed, keep_all=self.keep_all, max_steps=max_steps
-        )
+        incumbent = Incumbent(tables, space_kind, keep_all=self.keep_all)
+        incumbent.seed = seed
+        incumbent.max_steps = max_steps
+        if deadline is not None:
+            incumbent.deadline = deadline
+        elif self.seeded:
+            incumbent.deadline = time.monotonic() + DEFAULT_SECONDS
         self.offer_plans(incumbent)
         return incumbent.result()
 

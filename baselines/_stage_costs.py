@@ -8,7 +8,7 @@ import torch
 
 from baselines._planner import Incumbent
 from darts_parallel.cost import Array, CostTable, HardPlans, OuterCosts
-from darts_parallel.exact import StageSegments
+from darts_parallel.exact import StageSegments, lower_bound
 from darts_parallel.plans import LayerStrategy
 
 STEP = 1e-4
@@ -62,6 +62,19 @@ def outer_choices(incumbent: Incumbent) -> Iterator[OuterChoice]:
                 costs = OuterCosts.read(table, outer)
                 strategies = tuple(table.choices[c] for c in costs.choices.tolist())
                 yield OuterChoice(number, outer, costs, strategies)
+
+
+def promising(incumbent: Incumbent) -> Iterator[OuterChoice]:
+    """Yield configurations in the order of their lower bounds, while one may beat the best plan."""
+    ranked = []
+    for outer in outer_choices(incumbent):
+        bound = lower_bound(outer.costs, "layerwise")
+        ranked.append((bound, outer))
+    ranked.sort(key=lambda entry: entry[0])
+    for bound, outer in ranked:
+        if incumbent.over() or bound >= incumbent.cost:
+            break
+        yield outer
 
 
 def plain_tables(tables: Sequence[CostTable]) -> list[int]:

@@ -20,7 +20,15 @@ FIRST_ROUND = 100
 """Steps of the first round; every further one has twice as many."""
 COOLING = 1e-4
 """Last temperature of a round over its first."""
-WEIGHTS = MoveWeights(layer=0.2, run=0.2, stage=0.15, whole=0.05, edge=0.3, outer=0.05, jump=0.05)
+WEIGHTS = MoveWeights(
+    layer=0.2,
+    run=0.2,
+    stage=0.15,
+    whole=0.05,
+    edge=0.3,
+    outer=0.05,
+    jump=0.05,
+)
 
 
 def offer_plans(incumbent: Incumbent) -> None:

@@ -25,7 +25,12 @@ PATIENCE = 200
 """Steps without improvement after which a chain may begin again, if they are half of its age."""
 LEAST_GAIN = 1e-12
 """Log-seconds that count as an improvement, above rounding."""
-WEIGHTS = MoveWeights(layer=0.7, edge=0.2, outer=0.05, jump=0.05)
+WEIGHTS = MoveWeights(
+    layer=0.7,
+    edge=0.2,
+    outer=0.05,
+    jump=0.05,
+)
 
 
 def offer_plans(incumbent: Incumbent) -> None:

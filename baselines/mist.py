@@ -17,19 +17,13 @@ import numpy as np
 
 from baselines._planner import Incumbent, on_tables
 from baselines._recomputation import Recomputation
-from baselines._stage_costs import OuterChoice, cheapest_split, outer_choices
+from baselines._stage_costs import OuterChoice, cheapest_split, promising
 from darts_parallel.config import RECOMPUTE
-from darts_parallel.exact import lower_bound
 
 
 def offer_plans(incumbent: Incumbent) -> None:
     """Offer the plan of every configuration that may beat the best, the most promising first."""
-    ranked = []
-    for outer in outer_choices(incumbent):
-        ranked.append((lower_bound(outer.costs, "layerwise"), outer))
-    for bound, outer in sorted(ranked, key=lambda entry: entry[0]):
-        if incumbent.over() or bound >= incumbent.cost:
-            break
+    for outer in promising(incumbent):
         _plan(outer, incumbent)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from baselines._planner import Incumbent, on_tables
 from baselines._recomputation import Recomputation
 from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
+from darts_parallel.cost import Array
 
 
 def offer_plans(incumbent: Incumbent) -> None:
@@ -21,7 +22,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         degrees = sorted({strategy.tp for strategy in outer.strategies})
         options = [_of_degree(outer, tp) for tp in degrees]
         segments = options[0].segments
-        loads = np.stack([option.seconds() + option.stages.sync() / count for option in options])
+        loads = np.stack([_load(option, count) for option in options])
         starts = bottleneck_split(segments, loads.min(axis=0))
         if starts is None:
             continue
@@ -33,6 +34,12 @@ def offer_plans(incumbent: Incumbent) -> None:
 
 
 solve = on_tables(offer_plans, keep_all=True, layerwise=True)
+
+
+def _load(option: Recomputation, count: int) -> Array:
+    """Return the seconds of all stages, with a share of their synchronisation for each micro-batch."""
+    once = option.stages.sync()
+    return option.seconds() + once / count
 
 
 def _of_degree(outer: OuterChoice, tp: int) -> Recomputation:

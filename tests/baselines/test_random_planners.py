@@ -23,7 +23,7 @@ EVERY_MOVE = MoveWeights(layer=1, run=1, stage=1, whole=1, edge=1, outer=1, jump
 def moves_over(
     tables: list[CostTable], kind: str, seed: int, weights: MoveWeights = EVERY_MOVE
 ) -> RandomMoves:
-    space = PlanSpace(Incumbent(tables, None, kind))
+    space = PlanSpace(Incumbent(tables, kind))
     return RandomMoves(space, weights, torch.Generator().manual_seed(seed))
 
 
