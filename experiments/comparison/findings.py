@@ -72,8 +72,8 @@ def gaps_table(runs: Sequence[MethodRun], methods: Sequence[str]) -> list[str]:
         cells = [percent(gaps[method].get(problem)) for method in methods]
         bound = best.iteration_time_s / (1.0 + best.gap)
         times = [f"{seconds:.5g} s" for seconds in (best.iteration_time_s, bound)]
-        lines.append((problem, *cells, best.schedule, *times, percent(best.gap)))
-    header = ("problem", *methods, "schedule", "best plan", "proven bound", "within")
+        lines.append((problem, *cells, *times, percent(best.gap)))
+    header = ("problem", *methods, "best plan", "proven bound", "within")
     return markdown_table(header, lines)
 
 

@@ -88,7 +88,6 @@ class Contest:
                 seconds=found.seconds,
                 evaluations=found.plans_evaluated,
                 raw_time_s=fitted.iteration_time_s,
-                schedule=found.plan.schedule_name,
             )
         self.runs.append(run)
 
@@ -102,9 +101,6 @@ class Contest:
         seed = given.get("seed")
         plans = answer.plans_evaluated
         run = MethodRun(self.problem, method, seed, answer.cost, took, plans, answer.proven)
-        if answer.best is not None:
-            schedule = self.tables[answer.best.table].pipeline.schedule
-            run = replace(run, schedule=schedule)
         self.runs.append(run)
         return answer
 

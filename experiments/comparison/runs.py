@@ -30,8 +30,6 @@ class MethodRun:
     """Whether the method proved its answer: optimal in the model over its own space."""
     raw_time_s: float | None = None
     """Seconds per iteration before polishing; None where a method does not polish."""
-    schedule: str = ""
-    """Pipeline schedule of the best plan, where the method names it."""
     gap: float = inf
     """Relative distance from the proven optimum, or from a lower bound where the proof stopped."""
 

@@ -87,8 +87,8 @@ def test_findings_name_where_a_method_is_better_and_what_contradicts_the_proof()
     (line,) = contradictions(RUNS)
     assert line.startswith("- Contradiction: gradient_search is better than the proof on b, seed 0")
     assert gaps_table(RUNS, (SEARCH, "amp"))[2:] == [
-        "| a | 10.000 % | no plan |  | 1 s | 1 s | 0 |",
-        "| b | 0 | 5.263 % |  | 1.9 s | 2 s | -5.000 % |",
+        "| a | 10.000 % | no plan | 1 s | 1 s | 0 |",
+        "| b | 0 | 5.263 % | 1.9 s | 2 s | -5.000 % |",
     ]
 
 
