@@ -1,4 +1,4 @@
-"""The planners that try plans at random: their moves, their rules, their curves."""
+"""The planners that try plans at random: their moves, their rules, and what all planners are told."""
 
 import time
 
@@ -7,10 +7,13 @@ import torch
 
 from baselines import annealing, flexflow, random_search
 from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
-from baselines._planner import Incumbent
+from baselines._planner import DEFAULT_SECONDS, Incumbent, Planner
+from baselines._stage_costs import promising
 from baselines.annealing import metropolis
+from darts_parallel.cost import PricedPlan, even_uniform_plans
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.exact import lower_bound
 from darts_parallel.exact.result import TableResult
 from darts_parallel.problem.problem import load_problem
 from tests.support.random_tables import tables_of_one_model
@@ -107,3 +110,24 @@ def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     cost = evaluate(result.plan, problem)
     assert cost.feasible
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
+
+
+def test_a_planner_is_told_space_seed_steps_and_deadline() -> None:
+    seen: list[Incumbent] = []
+    planner = Planner("seen", seen.append, seeded=True)
+    planner.solve(tables_of_one_model(4), "stagewise", seed=7, max_steps=3, deadline=0.0)
+    planner.solve(tables_of_one_model(4), "uniform")
+    first, second = seen
+    assert (first.space_kind, first.seed, first.max_steps) == ("stagewise", 7, 3)
+    assert first.over()
+    assert (second.space_kind, second.seed) == ("uniform", 0)
+    assert time.monotonic() < second.deadline <= time.monotonic() + DEFAULT_SECONDS
+
+
+def test_promising_configurations_come_by_their_bounds_while_one_may_win() -> None:
+    incumbent = Incumbent(tables_of_one_model(4), "layerwise")
+    bounds = [lower_bound(outer.costs, "layerwise") for outer in promising(incumbent)]
+    assert len(bounds) > 1
+    assert bounds == sorted(bounds)
+    incumbent.best = PricedPlan(0, even_uniform_plans(incumbent.tables[0]), bounds[1])
+    assert len(list(promising(incumbent))) == 1

@@ -101,6 +101,32 @@ def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_
         assert words in shown.words
 
 
+def test_lines_are_escaped_and_every_stage_has_the_spread_of_its_own_memory(
+    found: FoundPlan,
+) -> None:
+    elasticities = time_elasticities(found.plan, found.problem)
+    outcome = Outcome(
+        found.problem,
+        found.plan,
+        found.cost,
+        elasticities=elasticities,
+        assumed=["gbs < 8 & <b>"],
+    )
+    assert outcome.sure is not None
+    tables = render(outcome, Console(file=StringIO(), width=100))
+    text = report_page(outcome, tables, [])
+    assert '<p class="yellow">gbs &lt; 8 &amp; &lt;b&gt;</p>' in text
+    most = max(*found.cost.capacity_bytes, *found.cost.memory_bytes)
+    ends = re.findall(r'd="M([\d.]+) 4v8m0-4H([\d.]+)m0-4v8"', text)
+    wanted = [
+        [min(260, 260 * value / most) for value in pair] for pair in outcome.sure.memory_bytes
+    ]
+    assert [[float(x) for x in pair] for pair in ends] == [
+        pytest.approx(pair, abs=0.06) for pair in wanted
+    ]
+    assert len({tuple(pair) for pair in wanted}) > 1
+
+
 @pytest.mark.parametrize("schedule", ["zero_bubble", "gpipe"])
 def test_the_schedule_is_named_and_many_micro_batches_are_cut(
     found: FoundPlan, schedule: str
