@@ -4,11 +4,11 @@
     python -m experiments.bilevel seeds=[0,1] 'space.grad_comm_bits=[16,8,4,2]' publish=true
 
 Every seed runs the loop and its controls, and trains all of their plans from scratch with equal seeds:
-`frozen_weights` after the warm-up, `no_weight_step` after it, `random_logits`, `by logits` (the batch
-sizes that led in the logits), and `trials` (the constant batch size that is best in short trainings from
-the initial weights). Where bits are free, `greedy` lowers them by sensitivity, until its phases are as
-fast as those of the loop. Every constant batch size and uniform number of bits is trained; the best of
-these, after the fact, is `best uniform`. `page=NAME` names the page of results.
+`frozen_weights` after the warm-up, `no_weight_step` after it, `random_logits`, and `trials` (the constant
+batch size that is best in short trainings from the initial weights). `long trials` are as long as the
+trainings that judge. Where bits are free, `greedy` lowers them by sensitivity, until its phases are as fast
+as those of the loop. Every constant batch size and uniform number of bits is trained; the best of these,
+after the fact, is `best uniform`. `page=NAME` names the page.
 The other arguments are those of `darts-parallel experiment=bilevel`.
 """
 
@@ -52,13 +52,14 @@ TOY = [
     "cluster.devices.small.peak_TFLOPs.bf16=0.1",
     "space.tp_comm_bits=16",
     "space.grad_comm_bits=16",
-    "bilevel.num_steps=100",
+    "bilevel.num_steps=200",
     "bilevel.logit_every=5",
     "bilevel.num_restarts=2",
     "bilevel.learning_rate=0.005",
     "bilevel.learning_rate_warmup=10",
     "bilevel.validation_sequences=256",
     "bilevel.evaluate_every=8",
+    "bilevel.retrain_steps=400",
     "bilevel.retrain_factor=1.5",
 ]
 """A toy whose trainings take seconds, at 16 bits; overrides come after it."""
@@ -95,22 +96,13 @@ def searched(
     return loop
 
 
-def by_trials(loop: BilevelLoop, constant: Schedules) -> Sequence[TrainingPhase]:
-    """Return the constant batch size that gets first to the loss at which a short reference ends."""
-    short = replace(loop.settings, retrain_steps=loop.settings.trial_steps)
+def by_trials(loop: BilevelLoop, constant: Schedules, steps: int) -> Sequence[TrainingPhase]:
+    """Return the constant batch size that gets first to the loss at which a reference of so many steps ends."""
+    short = replace(loop.settings, retrain_steps=steps)
     trial = BilevelLoop(short, loop.problem, loop.corpus)
     found = times(judged(trial, constant, index=1))
     del found[REFERENCE]
     return constant[min(found, key=found.__getitem__)]
-
-
-def by_logits(loop: BilevelLoop, constant: Schedules) -> list[TrainingPhase]:
-    """Return the batch sizes that led in the logits, with their best plans."""
-    phases: list[TrainingPhase] = []
-    for step, batch in loop.batches.items():
-        for known in constant.get(f"batch {batch}", ()):
-            phases.append(TrainingPhase(step if phases else 0, known.plan))
-    return phases
 
 
 def uniform_bits(loop: BilevelLoop) -> Schedules:
@@ -187,9 +179,9 @@ def run_seed(
     constant = {name: phases for name, phases in schedules.items() if name != SCHEDULE}
     for control in CONTROLS:
         schedules[control] = searched(own, corpus, control, loop).phases()
-    schedules["by logits"] = by_logits(loop, constant)
     if len(loop.settings.batches) > 1:
-        schedules["trials"] = by_trials(loop, constant)
+        schedules["trials"] = by_trials(loop, constant, loop.settings.trial_steps)
+        schedules["long trials"] = by_trials(loop, constant, loop.settings.retrain_steps)
     bits = uniform_bits(loop)
     if bits:
         sensitivity = searched([*own, "bilevel.estimator=mixture"], corpus).prices

@@ -53,12 +53,13 @@ def judged(loop: BilevelLoop, schedules: Schedules, index: int = 0) -> dict[str,
     retraining = Retraining(settings, loop.corpus, seed, interval)
     found = {REFERENCE: retraining.train(reference, seconds)}
     target = found[REFERENCE].final_loss
-    known: dict[tuple[object, ...], Retrained] = {}
+    known: dict[tuple[TrainingPhase, ...], Retrained] = {}
     for name, phases in schedules.items():
-        key = tuple(phase.key for phase in phases)
-        if key not in known and name != REFERENCE:
-            known[key] = retraining.train(phases, seconds * settings.retrain_factor, target)
-        found[name] = found[REFERENCE] if name == REFERENCE else known[key]
+        same = tuple(phases)
+        if name != REFERENCE:
+            if same not in known:
+                known[same] = retraining.train(phases, seconds * settings.retrain_factor, target)
+            found[name] = known[same]
     return found
 
 
@@ -69,17 +70,12 @@ def times(found: Mapping[str, Retrained]) -> dict[str, float]:
     return {name: float("inf") if own is None else own for name, own in reached.items()}
 
 
-def lossless_plan(loop: BilevelLoop) -> BatchPlan | None:
-    """Return the fastest plan of the given batch size whose blocks send 16 bits."""
-    batch = loop.settings.global_batch_size
-    return loop.best_plan(batch, loop.space.free.at_bits(LOSSLESS, LOSSLESS))
-
-
 def compared(
     loop: BilevelLoop, phases: Sequence[TrainingPhase]
 ) -> dict[str, Sequence[TrainingPhase]]:
-    """Return the found schedule, the reference, and every constant batch size with its best plan."""
-    plans = {REFERENCE: lossless_plan(loop)}
+    """Return the found schedule, the reference at 16 bits, and each constant batch size's best plan."""
+    exact = loop.space.free.at_bits(LOSSLESS, LOSSLESS)
+    plans = {REFERENCE: loop.best_plan(loop.settings.global_batch_size, exact)}
     for batch in loop.settings.batches:
         plans[f"batch {batch}"] = loop.best_plan(batch)
     schedules: dict[str, Sequence[TrainingPhase]] = {SCHEDULE: phases}
@@ -116,7 +112,8 @@ class BilevelJob:
         """
         for sentence in unused_settings(self.problem):
             self._print(sentence)
-        loop = BilevelLoop(BilevelSettings.of(self.problem), self.problem, load_corpus())
+        self.settings = BilevelSettings.of(self.problem)
+        loop = BilevelLoop(self.settings, self.problem, load_corpus())
         finished = self._search(loop)
         phases = loop.phases()
         outcome = self._outcome(loop, phases, finished)
@@ -240,9 +237,7 @@ class BilevelJob:
         """Show progress, and write the curves of a step."""
         if self.tracker is not None:
             self._curves(self.tracker, record)
-        settings = self.problem.config.bilevel
-        assert settings is not None
-        self._show("loop", record.step, settings.num_steps)
+        self._show("loop", record.step, self.settings.num_steps)
 
     def _curves(self, tracker: Tracker, record: BilevelRecord) -> None:
         """Write both losses, batch and noise scale, and the probabilities of a logit step."""

@@ -79,15 +79,15 @@ class UpperLevel:
         self.config = config
         self.num_steps = num_steps
         self.groups = []
-        self.batches: list[int] = []
-        """Global batch size of every pipeline configuration."""
         for index, table in enumerate(space.tables):
             if bool(table.allowed.any(1).all()):
                 outers = torch.arange(table.num_outer)
                 start = (table, "layerwise", config, generator, index, outers)
                 self.groups.append(RestartBatch.initial(*start))
-                self.batches += [space.batch_of[index]] * table.num_outer
-        self.outer_logits = torch.zeros(len(self.batches), dtype=torch.float64, requires_grad=True)
+        self.owners = [group for group in self.groups for _ in group.names]
+        """Group of every pipeline configuration."""
+        count = len(self.owners)
+        self.outer_logits = torch.zeros(count, dtype=torch.float64, requires_grad=True)
         rates = (config.learning_rate, config.boundary_learning_rate)
         parameters: list[tuple[Tensor, float]] = []
         for group in self.groups:
@@ -151,9 +151,9 @@ class UpperLevel:
     def _outer_weights(self, weights: Sequence[float]) -> dict[str, float]:
         """Sum the weights of pipeline configurations by pipeline degree and by batch size."""
         sums: Counter[str] = Counter()
-        degrees = [group.table.pp for group in self.groups for _ in group.names]
-        for pp, batch, weight in zip(degrees, self.batches, weights, strict=True):
-            sums[f"pp {pp}"] += weight  # type: ignore[assignment]
+        for group, weight in zip(self.owners, weights, strict=True):
+            batch = self.space.batch_of[group.table_index]
+            sums[f"pp {group.table.pp}"] += weight  # type: ignore[assignment]
             sums[f"batch {batch}"] += weight  # type: ignore[assignment]
         return dict(sums)
 

@@ -1,19 +1,19 @@
 """The bilevel loop, from top to bottom: weight step, prices, logit step, and the plan that is left.
 
 1. The weights step on training bytes, at the global batch size and with the bits of the leading relaxed plan.
-2. What was measured becomes prices in steps. The gradient noise scale N prices batch sizes (McCandlish et al.
-   2018, arXiv 1812.06162). Adam divides by the root mean square of the gradient. A batch of B sequences makes
-   the mean square `1 + N / B` times as large. So at a fixed learning rate the number of steps goes as
-   `sqrt(1 + N / B)` (square-root rule of Malladi et al. 2022, arXiv 2205.10287). Trials before the loop or
-   slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv 1806.09055), price few bits.
+2. What was measured becomes prices in steps. A look-ahead prices batch sizes at the weights as they are:
+   copies of the training go on for equal predicted seconds, and their losses are compared. Trials before the
+   loop or slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv 1806.09055) price few bits.
 3. The logits step on `log(seconds per step) + log(steps)`.
-4. The fastest batch size at the noise scale of each logit step, with its best plan, becomes a phase.
+4. The fastest batch size by each look-ahead, with its best plan, becomes a phase.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import log1p
+from functools import cached_property
+from math import log
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ from darts_parallel.gradient import StepRecord, explain_infeasible
 from darts_parallel.plans import BatchPhase
 from darts_parallel.problem import Problem
 
+NEWEST = 0.4
+"""Weight of the last look-ahead in the moving averages of gains."""
 NEGLIGIBLE = 1e-3
 """Weight of a gradient pair below which a mixture leaves it out."""
 
@@ -63,12 +65,6 @@ class TrainingPhase:
 
     from_step: int
     plan: BatchPlan
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Return what a training depends on."""
-        plan = self.plan
-        return self.from_step, plan.global_batch_size, plan.blocks, plan.seconds
 
     @property
     def without_prices(self) -> BatchPhase:
@@ -102,11 +98,11 @@ class BilevelLoop:
         logit_steps = (settings.num_steps - settings.warmup_steps) // settings.logit_every
         self.upper = UpperLevel(self.space, config, max(logit_steps, 1), self.generator)
         self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
-        self.prices = self.space.free
-        self.batches = {0: settings.global_batch_size}
-        """Global batch size by the weight step from which on it led."""
+        self.prices = self.space.free.at_bits(LOSSLESS, LOSSLESS)
+        self.gains: dict[int, float] = {}
+        """Nats that every batch size gains in a look-ahead, moving averages."""
         self.measured: dict[int, Mapping[int, float]] = {}
-        """Log slowdown of every batch size by the weight step from which on it holds."""
+        """Log slowdown of every batch size by the weight step after which a look-ahead found it."""
         self.tried = tried
         self.leader: Leader | None = None
         self.outcome: WeightStep | None = None
@@ -146,28 +142,20 @@ class BilevelLoop:
         loss = None
         if warm and (step - settings.warmup_steps) % settings.logit_every == 0:
             loss = self._price(tokens, outcome)
-            self.measured[step + 1] = self.prices.by_batch
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
             self.leader = self.upper.leader(self.prices)
             self.trainer.batch = self.leader.batch
-            if self.leader.batch != batch:
-                self.batches[step + 1] = self.leader.batch
         noise = self.trainer.noise.sequences
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
 
     def phases(self) -> list[TrainingPhase]:
-        """Return the fastest batch size, with its best plan, by the noise scale of every logit step.
+        """Return the fastest batch size, with its best plan, by every look-ahead.
 
         Errors:
             InfeasibleError: no plan fits the memory.
         """
-        every = [self.best_plan(batch) for batch in self.settings.batches]
-        plans = [plan for plan in every if plan is not None]
-        if not plans:
-            raise explain_infeasible(self.problem, list(self.space.tables))
-        first = self.settings.global_batch_size
-        nearest = min(plans, key=lambda plan: abs(plan.global_batch_size - first))
-        found = [TrainingPhase(0, nearest)]
+        plans = self._best_plans()
+        found = [TrainingPhase(0, plans[0])]
         for step, by_batch in self.measured.items():
             changes = {batch: own - self.prices.by_batch[batch] for batch, own in by_batch.items()}
             best = min(plans, key=lambda plan: plan.value + changes[plan.global_batch_size])
@@ -182,10 +170,27 @@ class BilevelLoop:
     ) -> BatchPlan | None:
         """Return the best plan of a batch size, by the learned prices or others; None where none fits.
 
-        Before the first logit step bits have no price, and 16 are taken.
+        Bits without a price are banned.
         """
-        learned = self.prices if self.leader else self.space.free.at_bits(LOSSLESS, LOSSLESS)
-        return find_optimum(self.space, prices or learned, batch, self.settings.exact_seconds)
+        return find_optimum(self.space, prices or self.prices, batch, self.settings.exact_seconds)
+
+    def _best_plans(self) -> list[BatchPlan]:
+        """Return the best plan of every batch size that fits, nearest to the given batch size first.
+
+        Errors:
+            InfeasibleError: no plan fits the memory.
+        """
+        every = [self.best_plan(batch) for batch in self.settings.batches]
+        plans = [plan for plan in every if plan is not None]
+        if not plans:
+            raise explain_infeasible(self.problem, list(self.space.tables))
+        given = self.settings.global_batch_size
+        return sorted(plans, key=lambda plan: abs(plan.global_batch_size - given))
+
+    @cached_property
+    def _seconds(self) -> dict[int, float]:
+        """Return the predicted seconds of a step by batch size, before the first logit step."""
+        return {plan.global_batch_size: plan.seconds for plan in self._best_plans()}
 
     def _weight_step(self, tokens: Tensor) -> WeightStep:
         """Step the weights: exactly in the warm-up, then as the leading relaxed plan says."""
@@ -232,17 +237,45 @@ class BilevelLoop:
     ) -> float:
         """Take new measurements into the prices; return the validation loss, nats."""
         settings = self.settings
-        noise = self.trainer.noise.sequences or 0.0
-        by_batch = {batch: 0.5 * log1p(noise / batch) for batch in settings.batches}
-        self.prices = replace(self.prices, by_batch=by_batch)
         count = settings.validation_sequences
         held_out = sample(self.corpus.validation, count, settings.context, self.generator)
+        due = self.upper.step_number % settings.look_ahead_every == 0
+        if due and len(settings.batches) > 1:
+            self._look_ahead(held_out)
         if settings.estimator == "mixture":
             seen = tokens if settings.order == "one_level" else held_out
             return self._see_slopes(tokens, seen, outcome)
+        return self._validate(self.trainer, held_out)
+
+    def _look_ahead(self, held_out: Tensor) -> None:
+        """Price batch sizes by what copies of the training gain in equal predicted seconds.
+
+        A copy that gains 10 % less than the one with the given batch size takes 10 % longer, in first order.
+        """
+        settings = self.settings
+        given, pace = next(iter(self._seconds.items()))
+        before = self._validate(self.trainer, held_out)
+        for batch, seconds in self._seconds.items():
+            copied = deepcopy(self.trainer)  # common random numbers
+            copied.batch = batch
+            copied.frozen = copied.measure_noise = False
+            for _ in range(max(round(settings.look_ahead_steps * pace / seconds), 1)):
+                tokens = copied.next_batch(self.corpus.train)
+                copied.learn_plan(tokens, (EXACT,) * settings.num_blocks)
+            gain = before - self._validate(copied, held_out)
+            mean = self.gains.get(batch, gain)
+            self.gains[batch] = mean + (gain - mean) * NEWEST
+        whole = self.gains[given]
+        if whole > 0.0:
+            lost = {batch: 1.0 - gain / whole for batch, gain in self.gains.items()}
+            steps = {batch: own - log(self._seconds[batch] / pace) for batch, own in lost.items()}
+            self.prices = replace(self.prices, by_batch=self.prices.by_batch | steps)
+            self.measured[self.trainer.step] = self.prices.by_batch
+
+    def _validate(self, trainer: WeightTrainer, held_out: Tensor) -> float:
+        """Return the loss of a trainer's weights at 16 bits, nats."""
         with torch.no_grad():
-            plan = (EXACT,) * settings.num_blocks
-            return float(plan_loss(self.trainer.weights, held_out, plan))
+            return float(plan_loss(trainer.weights, held_out, (EXACT,) * self.settings.num_blocks))
 
     def _see_slopes(
         self,

@@ -34,18 +34,17 @@ class Retrained:
         return self.curve[-1][1]
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the predicted seconds until the loss is at or below `target`; None where it never is."""
-        return crossing(self.curve, target)
+        """Return the predicted seconds until the loss is at or below `target`; None where it never is.
 
-
-def crossing(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Find where a curve first lies at or below a target, on lines between logarithms of seconds."""
-    for (before, high), (after, low) in zip((curve[0], *curve[:-1]), curve, strict=True):
-        if low <= target:
-            share = 1.0 if high <= low else (high - target) / (high - low)
-            share = min(max(share, 0.0), 1.0)
-            return exp(log(before) + share * (log(after) - log(before)))
-    return None
+        Between two test losses it lies on a line over the logarithm of seconds.
+        """
+        curve = self.curve
+        for (before, high), (after, low) in zip((curve[0], *curve[:-1]), curve, strict=True):
+            if low <= target:
+                share = 1.0 if high <= low else (high - target) / (high - low)
+                share = min(max(share, 0.0), 1.0)
+                return exp(log(before) + share * (log(after) - log(before)))
+        return None
 
 
 @dataclass(frozen=True)

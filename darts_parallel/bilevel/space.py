@@ -60,10 +60,6 @@ class Candidate:
         """Whether training computes what exact parallelism would."""
         return self.forward_pair[1] >= LOSSLESS and self.gradient_pair[1] >= LOSSLESS
 
-    def label(self) -> str:
-        """Write it in short for tables, e.g. `tp4 dp2 b4 g2`."""
-        return f"tp{self.tp} dp{self.dp} b{self.forward_pair[1]} g{self.gradient_pair[1]}"
-
 
 EXACT = Candidate(1, 1)
 """A block that trains as every plan without lossy collectives does, whatever its degrees."""
@@ -78,7 +74,7 @@ class LogSlowdown:
         gradient_pairs: Data-parallel degrees with the bits of their gradients, Kg of them.
         forward: Log slowdown by every block's sums, shape `(blocks, Kf)`, float64.
         gradient: Log slowdown by every block's gradients, shape `(blocks, Kg)`, float64.
-        by_batch: Log slowdown by every global batch size, `log(1 + N / B) / 2`.
+        by_batch: Log slowdown by every global batch size.
     """
 
     forward_pairs: tuple[Pair, ...]

@@ -145,9 +145,6 @@ def mixed_reduce(
     finest = partials.detach()
     sums = []
     for tp, bits in pairs:
-        if bits >= LOSSLESS:
-            sums.append(exact.detach())
-            continue
         coarser = torch.unflatten(finest, 0, (tp, -1)).sum(1)
         sums.append(lossy_sum(coarser, bits, block_size))
     mixture = (pair_weights @ torch.stack(sums).flatten(1)).view_as(exact)

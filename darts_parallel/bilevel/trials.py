@@ -5,7 +5,7 @@ the last fifth of a trial counts: before the blocks contribute anything, their r
 become steps by the exact training's curve there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -48,7 +48,6 @@ class Trials:
         count = self.settings.trial_seeds
         self.seeds = [self.settings.seed + NEXT_SEED * index for index in range(count)]
         self.exact = self._train(EXACT)
-        self.known = {EXACT: 0.0}
 
     def _train(self, candidate: Candidate) -> list[list[float]]:
         """Train all blocks by one candidate; return the losses of all steps, nats, seed by seed."""
@@ -70,26 +69,19 @@ class Trials:
         Args:
             free: Prices of 0 for the pairs of the space.
         """
-        forward = [
-            self._share(Candidate(ranks, 1, bits, LOSSLESS))
-            for ranks, bits in widest(free.forward_pairs)
-        ]
-        gradient = [
-            self._share(Candidate(1, ranks, LOSSLESS, bits))
-            for ranks, bits in widest(free.gradient_pairs)
-        ]
+        forward = self._shares(free.forward_pairs, lambda ranks, bits: Candidate(ranks, 1, bits))
+        gradient = self._shares(
+            free.gradient_pairs,
+            lambda ranks, bits: Candidate(1, ranks, LOSSLESS, bits),
+        )
         return free.of_pairs(forward, gradient)
 
-    def _share(self, candidate: Candidate) -> float:
-        """Return what one block costs in log slowdown where all blocks run a candidate."""
-        if candidate.lossless:
-            return 0.0
-        if candidate not in self.known:
-            curves = self._train(candidate)
-            self.known[candidate] = log_slowdown(curves, self.exact)
-        return self.known[candidate] / self.settings.num_blocks
-
-
-def widest(pairs: Sequence[Pair]) -> list[Pair]:
-    """Replace every pair by that of its bits and the widest group, which stands for all of them."""
-    return [max(other for other in pairs if other[1] == bits) for _, bits in pairs]
+    def _shares(self, pairs: Sequence[Pair], of: Callable[[int, int], Candidate]) -> list[float]:
+        """Return what one block costs in log slowdown by every pair; the widest group stands for its bits."""
+        widest = {bits: ranks for ranks, bits in sorted(pairs)}
+        prices = {LOSSLESS: 0.0}
+        for bits, ranks in widest.items():
+            if bits < LOSSLESS:
+                slowdown = log_slowdown(self._train(of(ranks, bits)), self.exact)
+                prices[bits] = slowdown / self.settings.num_blocks
+        return [prices[bits] for _, bits in pairs]

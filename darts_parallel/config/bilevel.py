@@ -24,7 +24,7 @@ class BilevelConfig:
     side."""
     control: str = one_of("none", CONTROLS)
     """Part of the loop that is left out, to see whether it matters. `frozen_weights` measures everything
-    and leaves the weights as they are after the warm-up. `no_weight_step` measures nothing either.
+    and leaves the weights as they are after the warm-up. `no_weight_step` makes no weight step either.
     `random_logits` leaves the logits at their random start."""
     estimator: str = one_of("trials", ("trials", "mixture"))
     """Prices few bits by `trials` from the initial weights, or by the slope of a `mixture`'s
@@ -55,6 +55,11 @@ class BilevelConfig:
     batch_candidates: list[int] = ranged([], 1, MAX_SIZE)
     """Global batch sizes that the plan may choose from, phase by phase, next to
     training.global_batch_size."""
+    look_ahead_steps: int = ranged(20, 1, STEPS)
+    """Length of a look-ahead, in weight steps at training.global_batch_size. Copies of the training go on
+    with each batch size for equal predicted seconds; their validation losses price the batch sizes."""
+    look_ahead_every: int = ranged(2, 1, STEPS)
+    """Logit steps from one look-ahead to the next."""
     decay: float = ranged(0.9, 0.0, 0.9999)
     """Decay of the moving averages behind the gradient noise scale, for each weight step."""
     validation_sequences: int = ranged(64, 1, 100_000)

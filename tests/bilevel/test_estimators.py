@@ -9,7 +9,7 @@ from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradie
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace
 from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
-from darts_parallel.bilevel.trials import Trials, log_slowdown, widest
+from darts_parallel.bilevel.trials import Trials, log_slowdown
 from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
 SETTINGS = tiny_settings()
@@ -21,11 +21,15 @@ def batch(seed: int, part: str = "train") -> torch.Tensor:
 
 
 def test_trials_charge_exact_pairs_nothing_and_fewer_bits_at_the_widest_group() -> None:
-    assert widest(((1, 16), (2, 4), (4, 4), (2, 2))) == [(1, 16), (4, 4), (4, 4), (2, 2)]
     space = JointSpace.build(tiny_problem(), [8])
     trials = Trials(SETTINGS, corpus().train)
     found = trials.price_bits(space.free)
-    assert set(trials.known) == {EXACT, Candidate(2, 1, 4, 16), Candidate(1, 8, 16, 4)}
+    for candidate, prices in (
+        (Candidate(2, 1, 4), found.forward[:, found.forward_pairs.index((2, 4))]),
+        (Candidate(1, 8, 16, 4), found.gradient[:, found.gradient_pairs.index((4, 4))]),
+    ):
+        slowdown = log_slowdown(trials._train(candidate), trials.exact)
+        assert prices.tolist() == [slowdown / 2] * 2
     for pairs, prices in (
         (found.forward_pairs, found.forward),
         (found.gradient_pairs, found.gradient),

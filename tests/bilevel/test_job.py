@@ -19,7 +19,8 @@ from darts_parallel.bilevel.job import (
     times,
 )
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
-from darts_parallel.bilevel.retrain import Retrained, Retraining, crossing
+from darts_parallel.bilevel.retrain import Retrained, Retraining
+from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
@@ -138,7 +139,7 @@ def listens() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listens")
-@pytest.mark.parametrize(("step", "bits"), [(2, {16}), (10, {16, 4})], ids=["warm-up", "priced"])
+@pytest.mark.parametrize(("step", "bits"), [(0, {16}), (10, {16, 4})], ids=["trials", "priced"])
 def test_ctrl_c_in_the_loop_leaves_the_best_plan_of_what_is_known(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, step: int, bits: set[int]
 ) -> None:
@@ -146,6 +147,9 @@ def test_ctrl_c_in_the_loop_leaves_the_best_plan_of_what_is_known(
         return loop.trainer.step == step
 
     monkeypatch.setattr(BilevelLoop, "step", interrupting(BilevelLoop.step, due))
+    if step == 0:
+        trials = interrupting(Trials.price_bits, lambda *_: True)
+        monkeypatch.setattr(Trials, "price_bits", trials)
     done = command(*OVERRIDES, "output.tensorboard=false", f"hydra.run.dir={tmp_path}")
     assert done.status == 0, done.err
     assert "interrupted; plan.json is the best plan so far" in done.err
@@ -171,10 +175,11 @@ def test_ctrl_c_in_the_trainings_keeps_the_plan(
 
 def test_time_to_target_is_that_of_the_first_crossing() -> None:
     curve = ((1.0, 3.0), (2.0, 2.0), (4.0, 1.0), (8.0, 1.0))
-    assert crossing(curve, 1.5) == pytest.approx(2.0 * 2**0.5)
-    assert crossing(curve, 3.5) == pytest.approx(1.0)
-    assert crossing(curve, 0.5) is None
-    runs = {REFERENCE: Retrained(curve, 8), SCHEDULE: Retrained(curve[:2], 2)}
+    whole = Retrained(curve, 8)
+    assert whole.seconds_to(1.5) == pytest.approx(2.0 * 2**0.5)
+    assert whole.seconds_to(3.5) == pytest.approx(1.0)
+    assert whole.seconds_to(0.5) is None
+    runs = {REFERENCE: whole, SCHEDULE: Retrained(curve[:2], 2)}
     assert times(runs) == {REFERENCE: pytest.approx(4.0), SCHEDULE: inf}
 
 
@@ -225,9 +230,9 @@ def test_the_experiment_compares_the_loop_with_its_controls(
         "found",
         "all_16_bit",
         "trials",
+        "long trials",
         "bits 4",
         "greedy",
-        "by logits",
         "best uniform",
         *CONTROLS,
     ):

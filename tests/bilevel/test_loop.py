@@ -1,9 +1,12 @@
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import pytest
 import torch
 
+from darts_parallel.bilevel._trainer import WeightStep, WeightTrainer
+from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.loop import BilevelLoop
 from darts_parallel.bilevel.optimum import verify
 from darts_parallel.bilevel.settings import BilevelSettings
@@ -85,25 +88,34 @@ def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned
     assert entries[0].gap <= 1e-9
 
 
-def test_the_noise_scale_decides_the_batch_and_the_batch_the_plan_phase_by_phase() -> None:
-    bits = {"tp_bits": (16,), "grad_bits": (16,)}
-    loop = tiny_loop(batch_candidates=(8, 64), num_steps=20, warmup_steps=2, **bits)
+EXACT_BITS = {"tp_bits": (16,), "grad_bits": (16,)}
+
+
+def test_a_look_ahead_decides_the_batch_and_the_batch_the_plan_phase_by_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"batch_candidates": (8, 64), "look_ahead_every": 1, "look_ahead_steps": 4}
+    loop = tiny_loop(num_steps=20, warmup_steps=2, **given, **EXACT_BITS)
     loop.tried = loop.space.free
-    noise = loop.trainer.noise
-    noise.decay, noise.square, noise.trace = 1.0, 1.0, 0.01  # what is measured changes nothing
+    lost = {8: 1.0, 64: 2.0}
+
+    def loss(_: BilevelLoop, trainer: WeightTrainer, __: torch.Tensor) -> float:
+        return 3.0 if trainer is loop.trainer else lost[trainer.batch]
+
+    monkeypatch.setattr(BilevelLoop, "_validate", loss)
     for _ in range(4):
         loop.step()
     assert loop.trainer.batch == 8
-    noise.trace = 1e6
+    pace = loop.best_plan(64).seconds / loop.best_plan(8).seconds
+    # half of the gain in equal seconds is twice the seconds, in first order a log slowdown of a half
+    assert loop.prices.by_batch == pytest.approx({8: 0.0, 64: 0.5 - log(pace)})
+    lost[64] = -20.0
     for _ in range(3):
         loop.step()
-    by_batch = loop.prices.by_batch
-    for batch in (8, 64):
-        assert by_batch[batch] == pytest.approx(0.5 * log(1.0 + 1e6 / batch))
     assert loop.trainer.batch == 64
     first, last = loop.phases()
     assert first.from_step == 0
-    assert last.from_step in range(4, 8)
+    assert last.from_step == 5
     assert [phase.plan.global_batch_size for phase in (first, last)] == [8, 64]
     for phase in (first, last):
         here = phase.plan.problem(loop.problem)
@@ -112,11 +124,71 @@ def test_the_noise_scale_decides_the_batch_and_the_batch_the_plan_phase_by_phase
         assert seconds == pytest.approx(phase.plan.seconds)
 
 
+def test_the_newest_look_ahead_counts_most_and_one_without_progress_changes_no_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"batch_candidates": (8, 64), "look_ahead_every": 1, "look_ahead_steps": 1}
+    loop = tiny_loop(num_steps=20, warmup_steps=1, **given, **EXACT_BITS)
+    loop.tried = loop.space.free
+    gains = {8: 1.0, 64: 2.0}
+
+    def loss(_: BilevelLoop, trainer: WeightTrainer, __: torch.Tensor) -> float:
+        return 0.0 if trainer is loop.trainer else -gains[trainer.batch]
+
+    monkeypatch.setattr(BilevelLoop, "_validate", loss)
+    loop.step()
+    loop.step()
+    assert loop.gains == {8: 1.0, 64: 2.0}
+    gains.update({8: 2.0, 64: 0.0})
+    loop.step()
+    assert loop.gains == pytest.approx({8: 1.4, 64: 1.2})
+    before = loop.prices.by_batch
+    gains.update({8: -100.0})
+    loop.step()
+    assert loop.prices.by_batch == before
+    assert len(loop.measured) == 2
+
+
+@pytest.mark.parametrize("control", ["none", "frozen_weights"])
+def test_copies_train_for_equal_predicted_seconds_and_leave_the_loop_as_it_is(
+    control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"batch_candidates": (8, 64), "look_ahead_steps": 12}
+    loop = tiny_loop(control=control, **given, **EXACT_BITS)
+    loop.tried = loop.space.free
+    steps: dict[int, int] = {}
+    moved: list[bool] = []
+    real = WeightTrainer.learn_plan
+
+    def counted(trainer: WeightTrainer, *arguments: Any) -> WeightStep:
+        before = trainer.weights["head"].clone()
+        done = real(trainer, *arguments)
+        if trainer is not loop.trainer:
+            steps[trainer.batch] = steps.get(trainer.batch, 0) + 1
+            moved.append(not torch.equal(before, trainer.weights["head"]))
+        return done
+
+    monkeypatch.setattr(WeightTrainer, "learn_plan", counted)
+    for _ in range(BILEVEL["warmup_steps"]):
+        loop.step()
+    held_out = sample(corpus().validation, 4, 8, loop.generator)
+    before = weights(loop), loop.trainer.generator.get_state(), loop.trainer.step
+    loop._look_ahead(held_out)
+    assert equal(before[0], weights(loop))
+    assert torch.equal(before[1], loop.trainer.generator.get_state())
+    assert loop.trainer.step == before[2]
+    pace = loop.best_plan(8).seconds / loop.best_plan(64).seconds
+    assert steps == {8: 12, 64: max(round(12 * pace), 1)}
+    assert all(moved)
+
+
 def test_weights_train_with_the_batch_that_leads() -> None:
     loop = tiny_loop(batch_candidates=(8, 16))
-    batches = [record.batch for record in records(loop)]
-    led = [max(step for step in loop.batches if step <= own) for own in range(len(batches))]
-    assert batches == [loop.batches[step] for step in led]
+    loop.tried = loop.space.free
+    leads = 8
+    for _ in range(BILEVEL["num_steps"]):
+        assert loop.step().batch == leads
+        leads = loop.leader.batch if loop.leader else leads
 
 
 @pytest.mark.parametrize("order", ["first", "second", "one_level"])

@@ -21,6 +21,8 @@ BILEVEL: dict[str, Any] = {
     "trial_seeds": 1,
     "num_restarts": 2,
     "logit_every": 1,
+    "look_ahead_every": 2,
+    "look_ahead_steps": 2,
     "retrain_factor": 1.5,
     "retrain_seeds": 1,
     "batch_candidates": [],
