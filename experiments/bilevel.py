@@ -97,7 +97,7 @@ def searched(
 
 
 def by_trials(loop: BilevelLoop, constant: Schedules, steps: int) -> Sequence[TrainingPhase]:
-    """Return the constant batch size that gets first to the loss at which a reference of so many steps ends."""
+    """Return the constant batch size that gets first to the loss of a reference of so many steps."""
     short = replace(loop.settings, retrain_steps=steps)
     trial = BilevelLoop(short, loop.problem, loop.corpus)
     found = times(judged(trial, constant, index=1))

@@ -168,9 +168,10 @@ def test_copies_train_for_equal_predicted_seconds_and_leave_the_loop_as_it_is(
             moved.append(not torch.equal(before, trainer.weights["head"]))
         return done
 
-    monkeypatch.setattr(WeightTrainer, "learn_plan", counted)
-    for _ in range(BILEVEL["warmup_steps"]):
+    for _ in range(BILEVEL["warmup_steps"] + 1):
         loop.step()
+    loop.trainer.batch = 8
+    monkeypatch.setattr(WeightTrainer, "learn_plan", counted)
     held_out = sample(corpus().validation, 4, 8, loop.generator)
     before = weights(loop), loop.trainer.generator.get_state(), loop.trainer.step
     loop._look_ahead(held_out)
