@@ -75,10 +75,12 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
         return [f"darts-parallel {topic}: {summary}.", *usage.splitlines()]
     if topic in GROUPS:
         return list(_group(topic))
+    if topic == "gpu":
+        return list(_gpu())
     docs = keys_about(topic)
     if docs:
         return [line for doc in docs for line in _entry(doc)]
-    known = [*COMMANDS, *GROUPS, *WORDS, *SYNONYMS, *(doc.key for doc in key_docs())]
+    known = [*COMMANDS, *GROUPS, *WORDS, "gpu", *SYNONYMS, *(doc.key for doc in key_docs())]
     rule = "is no command, group or key"
     raise ConfigError(f"--help {topic} {rule}; try darts-parallel --help {closest(topic, known)}.")
 
@@ -111,6 +113,7 @@ def _overview() -> Iterator[str]:
     yield "Short words for keys; --help WORD explains one:"
     for word, key in WORDS.items():
         yield f"  {word:<11}{key}"
+    yield "  gpu        GPU of cluster=box"
     yield ""
     yield "Flags:"
     yield "  --help TOPIC         explain a command, a group, a word or a key"
@@ -118,6 +121,15 @@ def _overview() -> Iterator[str]:
     yield "  --multirun           run every combination of comma-separated values"
     yield "  --cfg job            print the configuration and stop"
     yield "  --version            print the version"
+
+
+def _gpu() -> Iterator[str]:
+    """Explain the word that stands for no key: it chooses a file, and links follow it."""
+    yield "gpu (with cluster=box)"
+    yield "  GPU of every node; the links follow from its class. `darts-parallel devices` has the sizes."
+    names = ", ".join(group_names("device"))
+    line = f"default none, the word is required there; one of {names}"
+    yield from wrap(line, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _group(name: str) -> Iterator[str]:

@@ -188,13 +188,22 @@ class OffloadedPlans:
 
     def _golden_section(self, low: Tensor, high: Tensor) -> Tensor:
         """Return the share of activations in [low, high] of least seconds, `(B, pp)`."""
+        step = GOLDEN * (high - low)
+        left, right = high - step, low + step
+        left_seconds, right_seconds = self._seconds(left), self._seconds(right)
         for _ in range(SECTIONS):
-            step = GOLDEN * (high - low)
-            left = high - step
-            right = low + step
-            better = self._seconds(left) <= self._seconds(right)
+            better = left_seconds <= right_seconds
             low = torch.where(better, low, left)
             high = torch.where(better, right, high)
+            step = GOLDEN * (high - low)
+            # the other inner point is one of the last two
+            point = torch.where(better, high - step, low + step)
+            seconds = self._seconds(point)
+            left, right = torch.where(better, point, right), torch.where(better, left, point)
+            left_seconds, right_seconds = (
+                torch.where(better, seconds, right_seconds),
+                torch.where(better, left_seconds, seconds),
+            )
         return (low + high) / 2
 
     def _largest(self, values: Tensor) -> Tensor:

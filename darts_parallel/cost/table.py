@@ -81,7 +81,13 @@ class PlacedSpace:
     def pricing_key(self) -> tuple[int, bool, OuterSpace]:
         """Key of what layers cost: equal for spaces whose stages differ in number and place alone."""
         shared = replace(
-            self.space, pp=1, node_order=(), virtual_stages=1, schedule=None, num_micro_batches=()
+            self.space,
+            pp=1,
+            node_order=(),
+            virtual_stages=1,
+            schedule=None,
+            num_micro_batches=(),
+            cuts=(),
         )
         pp = self.space.pp
         return self.cluster.num_devices // pp, pp == 1, shared
@@ -179,6 +185,10 @@ def _tables_of_equal_stages(
             per_iteration=tied_seconds(priced[0], own.arranged, own.stages),
             capacity=capacities(own.arranged, own.stages, margin),
         )
+        if own.space.cuts:
+            fused = torch.ones(table.num_layers, dtype=torch.bool)
+            fused[[0, *own.space.cuts]] = False
+            table = replace(table, fused_to_previous=fused)
         rows = [counts.index(count) for count in own.space.num_micro_batches]
         tables.append(table.select(rows).with_schedule_memory())
     return tables

@@ -1,15 +1,13 @@
 """nanotron: its YAML (`src/nanotron/config`).
 
-nanotron cuts the pipeline itself: it fills a stage until the cumulative cost of its blocks passes
-the stage's share (`NanotronModel`, build_model; costs: `LlamaForTraining.get_block_compute_costs`).
-A plan with other stages is refused.
+nanotron cuts the pipeline itself (`balanced_stages`). A plan with other stages is refused.
 """
 
 from typing import Any
 
 from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import Exported, Request, yaml_word
-from darts_parallel.plans import LayerStrategy
+from darts_parallel.plans import LayerStrategy, balanced_stages
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -124,32 +122,10 @@ def _check(job: Request) -> None:
         what = f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another"
         job.refuse(what, "a model with heads of hidden_size / num_heads")
     planned = [chunk.num_blocks for chunk in job.chunks[: job.plan.pp]]
-    own = stages(config, job.plan.pp)
+    own = balanced_stages(config, job.plan.pp)
     if planned != own:
         what = f"stages of {planned} blocks, and nanotron itself cuts {own} at pp={job.plan.pp}"
         job.refuse(what, "space=uniform space.pp=1")
-
-
-def stages(config: ModelConfig, pp: int) -> list[int]:
-    """Count the blocks of each stage as nanotron cuts them; -1: the head is on an earlier stage."""
-    heads = config.num_heads * (config.head_dim or config.hidden_size // config.num_heads)
-    ffn = config.ffn_hidden_size or 4 * config.hidden_size
-    block = 4 * heads * config.hidden_size + 3 * ffn * config.hidden_size
-    head = config.vocab_size * config.hidden_size
-    # embedding, blocks, final norm, head: the rest costs nothing and follows the head
-    costs = [0, *[block] * config.num_layers, 0, head]
-    total = sum(costs)
-    passed = 0
-    stage = 0
-    counts = [0] * pp
-    for index, cost in enumerate(costs):
-        if index == len(costs) - 1 and stage != pp - 1:
-            return [-1] * pp
-        counts[stage] += 1 <= index <= config.num_layers
-        passed += cost
-        if passed > total * ((stage + 1) / pp) and stage < pp - 1:
-            stage += 1
-    return counts
 
 
 def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:

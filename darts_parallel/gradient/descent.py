@@ -37,6 +37,7 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -105,6 +106,9 @@ PRUNE_MARGIN = 0.01
 Twice as many at half of the steps. Polishing may still return to the dropped ones."""
 HARD_PRUNE_FACTOR = 3.0
 """Factor on `PRUNE_MARGIN` at which hard plans alone drop a pipeline configuration."""
+START_SHARE = 0.5
+"""Share of the descent's seconds after which its first step begins, half of them for first plans: known
+plans and bounds help it, and large problems with offloading have no end of them."""
 POLISH_SHARE = 0.5
 """Share of the time limit that is left for polishing: an unpolished plan is worth little."""
 
@@ -161,7 +165,8 @@ class GradientSearch:
         starts = self._add_simulated_plans()
         # restarts begin at unpolished plans: polishing has been where polished ones would lead
         if starts and config.polish:
-            polish_starts(self.pool, space_kind, config)
+            begins = START_SHARE * descent_seconds(config)
+            polish_starts(self.pool, space_kind, replace(config, max_seconds=begins))
         self.groups = self._initial_groups()
         for group in self.groups:
             for entry in starts:
@@ -187,20 +192,21 @@ class GradientSearch:
     def _add_first_plans(self) -> None:
         """Add the lightest plans, and one strategy for all layers on even stages, while there is time."""
         for index, table in enumerate(self.pool.tables):
-            if self.pool.best is not None and self._late():
+            if self.pool.best is not None and self._late(START_SHARE / 2):
                 return
             self.pool.add(TablePlans(index, lightest_plans([table], self.space_kind)[0]))
             self.pool.add(TablePlans(index, even_uniform_plans(table)))
 
-    def _late(self) -> bool:
-        """Return whether the seconds of the descent are over."""
-        return self.clock.seconds >= descent_seconds(self.config)
+    def _late(self, share: float = 1.0) -> bool:
+        """Return whether a share of the seconds of the descent is over."""
+        return self.clock.seconds >= share * descent_seconds(self.config)
 
     def _lower_bounds(self) -> list[Tensor]:
         """Return a lower bound of the seconds of every pipeline configuration, by table `(O,)`."""
         known = self.pool.best_time * TOLERANCE
         tables = self.pool.tables
-        return [outer_lower_bounds(table, known=known, late=self._late) for table in tables]
+        late = partial(self._late, START_SHARE)
+        return [outer_lower_bounds(table, known=known, late=late) for table in tables]
 
     def _may_win(self, bounds: Tensor) -> Tensor:
         """Return which lower bounds the best plan does not exclude, bool of the same shape."""
@@ -210,7 +216,7 @@ class GradientSearch:
         """Add plans of balanced stages to simulated tables; return the best of each configuration."""
         tables = self.pool.tables
         for index, table in enumerate(tables):
-            if table.pipeline.simulated and not self._late():
+            if table.pipeline.simulated and not self._late(START_SHARE):
                 alive = torch.nonzero(self._may_win(self.bounds[index])).flatten()
                 self.pool.add_balanced(index, alive.tolist())
         entries = self.pool.by_outer()

@@ -16,6 +16,7 @@ from darts_parallel.plans.legality import check_plan as check_plan
 from darts_parallel.plans.legality import parts_beyond as parts_beyond
 from darts_parallel.plans.legality import refuse_model as refuse_model
 from darts_parallel.plans.legality import refuse_unexecutable as refuse_unexecutable
+from darts_parallel.plans.own_stages import balanced_stages as balanced_stages
 from darts_parallel.plans.phases import BatchPhase as BatchPhase
 from darts_parallel.plans.phases import megatron_schedule as megatron_schedule
 from darts_parallel.plans.space import OuterSpace as OuterSpace

@@ -27,6 +27,7 @@ from darts_parallel.plans.degrees import (
     widest_tensor_degree,
 )
 from darts_parallel.plans.legality import refuse_model
+from darts_parallel.plans.own_stages import own_cuts
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.plans.trainers import job_facts, lacking, trainer_parts, trainer_runs
 from darts_parallel.problem import (
@@ -92,6 +93,8 @@ class OuterSpace:
     """Tensors of which a share may lie in host memory (`OFFLOADS`)."""
     shares: tuple[tuple[float, float], ...] = ()
     """Given shares in host memory by device; empty: the smallest shares that fit."""
+    cuts: tuple[int, ...] = ()
+    """First layers of all stages but the first, where the trainer cuts them itself; else empty."""
 
 
 def plan_space(plan: Plan) -> OuterSpace:
@@ -130,10 +133,13 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     require_expert_pins(space, model, cluster)
     job = job_facts(model, training, problem.software)
     rules = config.abilities(space.trainer) if space.trainer else None
-    runs = partial(trainer_runs, rules, job) if rules else None
+    own_stages = rules is not None and bool(rules.own_stages)
+    runs = partial(trainer_runs, replace(rules, own_stages=""), job) if rules else None
     result: list[OuterSpace] = []
     for whole in _whole_spaces(space, model, cluster, training.seq_len, tensor):
         outer = _legal_part(whole, space, training.global_batch_size, node_sizes(cluster), runs)
+        if outer is not None and own_stages and outer.pp > 1:
+            outer = _with_own_stages(outer, model)
         if outer is not None:
             orders = node_orders(cluster, outer.pp, space.node_orders)
             for choices, order in product(trainer_parts(config, outer.choices), orders):
@@ -310,6 +316,16 @@ def _legal_part(
     if not counts:
         return None
     return replace(outer, num_micro_batches=tuple(counts), choices=choices)
+
+
+def _with_own_stages(outer: OuterSpace, model: Model) -> OuterSpace | None:
+    """Return the part of an outer choice that a trainer with stages of its own runs, or None.
+
+    nanotron's 1F1B asserts at least pp - 1 micro-batches.
+    """
+    counts = tuple(count for count in outer.num_micro_batches if count >= outer.pp - 1)
+    cuts = own_cuts(model, outer.pp)
+    return replace(outer, num_micro_batches=counts, cuts=cuts) if counts and cuts else None
 
 
 def layer_choices(

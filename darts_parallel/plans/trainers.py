@@ -101,7 +101,7 @@ def lacking(rules: Trainer, job: dict[str, Any], spaces: Sequence[Any]) -> str:
     """Return a clause with the rule that refuses most strategies of outer spaces, or nothing."""
     found: Counter[str] = Counter()
     for space in spaces:
-        if rules.own_stages and space.pp > 1:
+        if rules.own_stages and max(space.num_micro_batches) < space.pp - 1:
             found[f"pp above 1, {rules.own_stages}"] += len(space.choices)
         for choice in space.choices:
             given = facts(job, space.pp, space.cp, choice)

@@ -82,6 +82,7 @@ def test_every_word_stands_for_one_key_that_the_help_explains(word: str) -> None
         ("space.tp", "null: every one up to"),
         ("cluster.nodes.0.gpus", "GPUs of one node"),
         ("memory_GiB", "unit: 2^30 bytes"),
+        ("gpu", "the word is required there; one of a10, a100_40, "),
         ("space", "files: executable, layerwise"),
         ("device", "cluster.devices.*.peak_TFLOPs"),
         ("tune", "--from-log"),

@@ -15,7 +15,7 @@ from torch import nn
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import TARGETS, export_plan
-from darts_parallel.export.nanotron import stages
+from darts_parallel.plans.own_stages import balanced_stages as stages
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import CASES, GOLDEN, LLAMA, NAMES, TOY, files_of, plan_of

@@ -12,6 +12,7 @@ from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
+from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.settling import SETTLE_FROM
 from darts_parallel.gradient.step_record import StepRecord
@@ -153,6 +154,22 @@ def test_what_a_time_limit_cuts_short_is_polished_and_what_ctrl_c_cuts_short_is_
     assert limited.iteration_time_s == pytest.approx(best, rel=1e-9)
     times = {stage.name: stage.iteration_time_s for stage in stopped.stages}
     assert stopped.iteration_time_s == times["fitted"] == times["polished"]
+
+
+class StoppedClock(Stopwatch):
+    """Shows one time for ever."""
+
+    seconds = 26.0
+
+
+def test_what_comes_before_the_first_step_leaves_half_of_the_seconds_for_steps() -> None:
+    tables = build_tables(load_problem([*TIGHT, "space.virtual_stages=null"]))
+    # 50 seconds for the descent, 25 of them until its first step
+    config = replace(QUICK, num_steps=3, max_seconds=100.0)
+    run = descent.GradientSearch(tables, "layerwise", config, 0, StoppedClock())
+    assert {entry.table for entry in run.pool.by_outer()} < set(range(len(tables)))
+    run.run()
+    assert (run.step, run.stopped_by) == (3, None)
 
 
 @pytest.mark.parametrize("pipeline", ["closed_form", "simulated"])

@@ -73,9 +73,20 @@ def test_megatron_trains_gpt_oss_by_a_learnable_softmax() -> None:
         export_plan(job, plan(job).plan, "nanotron")
 
 
+def test_nanotrons_pipelines_have_the_stages_that_it_cuts() -> None:
+    """Llama 3 70B: 21, 20, 20 and 19 blocks, as build_model fills the shares of 4 ranks."""
+    pins = ("space.pp=4", "space.tp=8", "space.num_micro_batches=null", "search=exact")
+    job = problem("model=llama3_70b", "cluster=h100_8x8", "trainer=nanotron", *pins)
+    assert {space.cuts for space in outer_spaces(job)} == {(22, 42, 62)}
+    assert min(min(space.num_micro_batches) for space in outer_spaces(job)) >= 3
+    found = plan(job).plan
+    assert found.boundaries == (0, 22, 42, 62, 83)
+    assert "pp: 4" in export_plan(job, found, "nanotron").files["nanotron.yaml"]
+
+
 def test_nanotron_names_its_own_stages() -> None:
     """Its rule cuts the pipeline, and its 1F1B wants at least pp - 1 micro-batches."""
-    pins = ("space.pp=8", "space.num_micro_batches=null", "training.global_batch_size=8")
+    pins = ("space.pp=8", "space.num_micro_batches=null", "training.global_batch_size=4")
     with pytest.raises(ConfigError, match="a rule of its own and wants at least pp - 1 micro"):
         outer_spaces(problem("model=llama2_7b", "trainer=nanotron", *pins))
 
