@@ -23,6 +23,7 @@ from darts_parallel.bilevel.space import (
 )
 from darts_parallel.config import SearchConfig
 from darts_parallel.gradient import (
+    BOUNDARY_RATE,
     Adam,
     LeadingPlan,
     RelaxedPlans,
@@ -88,7 +89,7 @@ class UpperLevel:
         """Group of every pipeline configuration."""
         count = len(self.owners)
         self.outer_logits = torch.zeros(count, dtype=torch.float64, requires_grad=True)
-        rates = (config.learning_rate, config.boundary_learning_rate)
+        rates = (config.learning_rate, BOUNDARY_RATE)
         parameters: list[tuple[Tensor, float]] = []
         for group in self.groups:
             parameters += zip(group.parameters, rates, strict=False)

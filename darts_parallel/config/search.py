@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from darts_parallel.config.checks import check_fields, one_of, ranged, require
 
 FITTINGS = ("repair", "fill", "prices", "splits")
-ANNEALED = ("temperature", "boundary_temperature", "sharpness")
+ANNEALED = ("temperature", "sharpness")
 """Settings that are a first and a last value."""
 
 
@@ -32,16 +32,10 @@ class SearchConfig:
     `prices`: all strategies chosen again, under a price of memory. `splits`: stage boundaries, too."""
     learning_rate: float = ranged(0.1, 1e-9, 1e3)
     """Adam's step for the logits of strategies, of pipeline configurations and of offloaded shares."""
-    boundary_learning_rate: float = ranged(0.05, 1e-9, 1e3)
-    """Adam's step for the widths of stages."""
     temperature: list[float] = ranged([2.0, 1.0], 1e-4, 1e6)
     """First and last softmax temperature, geometric in between."""
-    boundary_temperature: list[float] = ranged([1.0, 0.1], 1e-4, 1e6)
-    """First and last temperature of the stage boundaries, in layers."""
     sharpness: list[float] = ranged([20.0, 220.0], 1e-4, 1e6)
     """First and last sharpness of the smooth maximum over stages."""
-    multiplier_step: float = ranged(1.0, 0.0, 1e6)
-    """Step of the augmented Lagrangian's memory multipliers."""
     penalty: float = ranged(10.0, 0.0, 1e6)
     """Quadratic penalty on the relative memory violation."""
     polish: bool = True
@@ -51,8 +45,8 @@ class SearchConfig:
     200,000 labels GPT-3 175B on 384 A100 ends 0.19 % above the proof, in the same seconds."""
     order_passes: int = ranged(800_000_000, 0, 10**12)
     """Passes that local search of one seed may time, 6 ns each, where `space.schedules` lists
-    `searched`; the next seeds follow until `search.max_seconds`, or until three gain nothing. Pipelines of
-    a fixed order get a twentieth, for their layers alone. 0 skips the local search."""
+    `searched`; the next seeds follow until `search.max_seconds`, or until three gain nothing. 0
+    skips the local search."""
     tie: float = ranged(0.01, 0.0, 0.2)
     """Relative seconds that a plan may cost which is easier to run: more trainers take it, then a lower
     ZeRO stage, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact` does."""

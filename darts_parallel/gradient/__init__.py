@@ -16,6 +16,7 @@ from darts_parallel.gradient.pool import TablePlans as TablePlans
 from darts_parallel.gradient.pool_polishing import at_cut as at_cut
 from darts_parallel.gradient.pool_polishing import polish_pool as polish_pool
 from darts_parallel.gradient.pool_polishing import solve_outer as solve_outer
+from darts_parallel.gradient.relaxation import BOUNDARY_RATE as BOUNDARY_RATE
 from darts_parallel.gradient.relaxation import Schedules as Schedules
 from darts_parallel.gradient.relaxation import geometric as geometric
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans as RelaxedPlans

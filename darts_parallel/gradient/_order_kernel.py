@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from darts_parallel.config import SPACES
-from darts_parallel.cost import SOLVER_MEMORY_TOLERANCE, kept_bytes
+from darts_parallel.cost import SOLVER_MEMORY_TOLERANCE
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -48,9 +48,6 @@ BACKWARD_RANK = 0.5
 STAGE_RANK = 0.01
 """Rank of the last stage above the first: decides between forward passes only."""
 
-stage_bytes = njit(cache=True)(kept_bytes)
-"""The rule of a stage's bytes, compiled."""
-
 
 class Figures(NamedTuple):
     """Costs of layers under strategies in one pipeline configuration; axes as in `CostTable`."""
@@ -62,12 +59,10 @@ class Figures(NamedTuple):
     per_iteration: Array
     static: Array
     before: Array
-    """Bytes that a micro-batch holds before its backward pass; zeros where the order stays."""
+    """Bytes that a micro-batch holds before its backward pass."""
     between: Array
-    """Bytes that it holds between input and weight gradient; zeros where the order stays."""
+    """Bytes that it holds between input and weight gradient."""
     working: Array
-    activation: Array
-    """Bytes of a micro-batch where the order stays: stages then hold `in_flight` of them."""
     reshard: Array
     p2p: Array
     legal: NDArray[np.bool_]
@@ -78,8 +73,6 @@ class Figures(NamedTuple):
     stage_kind: Indices
     boundary_kind: Indices
     stage_device: Indices
-    in_flight: Array
-    """Micro-batches of stages where the order stays; else zeros, `(S,)`."""
     sources: Indices
     """Symbol of the pass that gives the input of every symbol; -1: none, `(3 S,)`."""
     batches: int
@@ -256,8 +249,7 @@ def price_stage(f, first, choices, stage, stages, once):
         stages.sync[device] += f.sync[kind, layer, choice]
         before += f.before[layer, choice]
         between += f.between[layer, choice]
-        static = f.static[layer, choice]
-        stages.room[device] -= stage_bytes(static, f.activation[layer, choice], f.in_flight[stage])
+        stages.room[device] -= f.static[layer, choice]
         largest = max(largest, f.working[layer, choice])
         once += f.per_iteration[layer, choice]
         if layer:

@@ -65,8 +65,8 @@ from darts_parallel.gradient.host_shares import with_finished_shares
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.orders import OrderSearch
 from darts_parallel.gradient.pool import PlanPool, TablePlans
-from darts_parallel.gradient.pool_polishing import polish_pool, polish_starts
-from darts_parallel.gradient.relaxation import OuterLogits, Schedules
+from darts_parallel.gradient.pool_polishing import polish_pool
+from darts_parallel.gradient.relaxation import BOUNDARY_RATE, OuterLogits, Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import (
     INITIAL_PREFERENCE,
@@ -163,10 +163,6 @@ class GradientSearch:
         self._add_first_plans()
         self.bounds = self._lower_bounds()
         starts = self._add_simulated_plans()
-        # restarts begin at unpolished plans: polishing has been where polished ones would lead
-        if starts and config.polish:
-            begins = START_SHARE * descent_seconds(config)
-            polish_starts(self.pool, space_kind, replace(config, max_seconds=begins))
         self.groups = self._initial_groups()
         for group in self.groups:
             for entry in starts:
@@ -245,7 +241,7 @@ class GradientSearch:
         parameters = [(group.logits, config.learning_rate) for group in self.groups]
         for group in self.groups:
             if group.aims is None:
-                parameters.append((group.widths, config.boundary_learning_rate))
+                parameters.append((group.widths, BOUNDARY_RATE))
         for group in self.groups:
             if group.fraction_logits is not None:
                 parameters.append((group.fraction_logits, config.learning_rate))

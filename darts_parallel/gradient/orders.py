@@ -37,7 +37,7 @@ SPLIT = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
 """Kinds of the passes that a letter stands for, with split backward passes."""
 GAPS = (0.0, 0.5, 1.0)
 """Values of `Policy.gap` that the heuristic tries."""
-BY_ROW = ("forward", "backward", "sync", "per_iteration", "static", "working", "activation")
+BY_ROW = ("forward", "backward", "sync", "per_iteration", "static", "working")
 """Costs of layers that the kernel reads as the table has them."""
 BETWEEN = ("reshard", "p2p")
 """Costs between layers that the kernel reads as the table has them."""
@@ -116,8 +116,6 @@ class OrderProblem:
         for name in OF_STAGES:
             arrays[name] = contiguous(getattr(table, name))
         arrays["legal"] = contiguous(self._legal())
-        in_flight = table.in_flight[self.outer] * (not self.free)
-        arrays["in_flight"] = contiguous(in_flight)
         arrays["sources"] = sources
         batches = int(table.num_micro_batches[self.outer])
         return self.kernel.Figures(
@@ -133,13 +131,11 @@ class OrderProblem:
         none = torch.zeros_like(table.static)
         costs = {name: getattr(table, name) for name in (*BY_ROW, *BETWEEN)}
         costs["weight_gradient"] = torch.zeros_like(table.backward)
-        costs["before"] = none
+        costs["before"] = table.before
         costs["between"] = none
         if split:
             costs["weight_gradient"] = table.weight_gradient
-        if self.free:
-            costs["before"] = table.before
-            costs["between"] = table.for_weights if split else none
+            costs["between"] = table.for_weights
         arrays = {}
         for name, values in costs.items():
             arrays[name] = contiguous(values[self.outer])
@@ -151,11 +147,6 @@ class OrderProblem:
         kinds = table.forward.shape[1]
         legal = table.allowed[self.outer].expand(kinds, -1)
         return legal if table.kind_allowed is None else legal & table.kind_allowed
-
-    @property
-    def free(self) -> bool:
-        """Whether the order may change; else stages hold what the schedule's rule says."""
-        return self.table.pipeline.free
 
     @property
     def work(self) -> int:
@@ -200,21 +191,16 @@ class OrderProblem:
         return self.timed(words, lengths, first, choices, split)
 
     def starts(self, plan: HardPlans) -> list[Order]:
-        """Return the orders of all rules of the placement that fit, and the heuristic's.
-
-        Where the order stays, the schedule's own is the only one.
-        """
+        """Return the orders of all rules of the placement that fit, and the heuristic's."""
         first = np.append(plan.first_layers[0].numpy(), self.table.num_layers)
         choices = plan.choices[0].numpy()
-        if not self.free:
-            return fastest(self._rule_orders(self.table.pipeline.schedule, first, choices))
         found = self.heuristic(first, choices)
         for name in NAMES:
             found += self._rule_orders(name, first, choices)
         return fastest(found)
 
     def _rule_orders(self, name: str, first: Indices, choices: Indices) -> list[Order]:
-        """Return a rule's order, made to fit and with split backward passes if the order is free."""
+        """Return a rule's order, made to fit, and with split backward passes."""
         rule = find(name)
         if not self._applies(rule):
             return []
@@ -224,10 +210,9 @@ class OrderProblem:
         code = rule.code(pp, count, chunks)
         passes = find(code).orders(pp, count, chunks)
         found = [self.order(passes, first, choices, rule.split)]
-        if self.free:
-            if found[0].seconds == np.inf:
-                found.append(self.leaner(found[0]))
-            found.append(self.order(passes, first, choices, True))
+        if found[0].seconds == np.inf:
+            found.append(self.leaner(found[0]))
+        found.append(self.order(passes, first, choices, True))
         return found
 
     def _applies(self, rule: Schedule) -> bool:
@@ -291,7 +276,6 @@ class OrderProblem:
             moves: Orders that are timed.
             state: Of the random numbers, `(1,)`; moves on.
         """
-        share = LAYER_SHARE if self.free else 1.0
         words = order.words.copy()
         first = order.first.copy()
         choices = order.choices.copy()
@@ -300,7 +284,7 @@ class OrderProblem:
         trial = empty(self.table.num_stages, self.table.pp)
         figures = self.figures[order.split]
         of_order = (figures, words, order.lengths, first, choices, current, trial)
-        found = self.kernel.anneal(*of_order, moves, HEAT, share, state)
+        found = self.kernel.anneal(*of_order, moves, HEAT, LAYER_SHARE, state)
         return Order(words, order.lengths, first, choices, order.split, float(found))
 
     def code(self, order: Order) -> str:
@@ -329,8 +313,6 @@ ANNEALED = 5
 """Best of these, whose orders are annealed."""
 ROUNDS = 20
 """Times that the best orders are annealed again."""
-LAYERS_ONLY = 20
-"""Divisor of the move budget where only layer moves are allowed."""
 FIRST_SHARE = 3 / 8
 """Share of the passes for the first annealing of all starts; the rest is for the best orders."""
 KEPT = 6
@@ -360,13 +342,13 @@ class _Start:
 
 @dataclass
 class OrderSearch:
-    """Search pass orders, and layers of their stages, of the simulated plans of a pool together."""
+    """Search pass orders, and layers of their stages, where the tables of a pool leave the order free."""
 
     pool: PlanPool
     """Gets tables of searched orders."""
     space_kind: str
     config: SearchConfig
-    """Settings: `order_passes` are timed, fewer where no order is free."""
+    """Settings: `order_passes` are timed."""
     seed: int
     bounds: Sequence[Tensor] = ()
     """Lower bounds of the seconds of the pool's tables under any order, `(O,)` each; missing ones are 0."""
@@ -398,7 +380,7 @@ class OrderSearch:
                     problem.annealed(order, 1, np.ones(1, dtype=np.uint64))
 
     def _search_again(self) -> None:
-        """Search free orders again with the next seeds, until the time is over or nothing is gained."""
+        """Search again with the next seeds, until the time is over or nothing is gained."""
         stale, seed = 0, self.seed
         while self._goes_on() and stale < STALE:
             seed += 1
@@ -412,9 +394,8 @@ class OrderSearch:
             stale = 0 if gained else stale + 1
 
     def _goes_on(self) -> bool:
-        """Return whether another seed may gain: some order is free, not settled, and may win."""
-        free = any(found.problem.free for found in self.found)
-        return free and not self.settled and not self.late and bool(self._bases())
+        """Return whether another seed may gain: the orders are not settled, and one may win."""
+        return bool(self.found) and not self.settled and not self.late and bool(self._bases())
 
     @property
     def late(self) -> bool:
@@ -429,20 +410,15 @@ class OrderSearch:
 
     def run(self, passes: int) -> None:
         """Anneal orders of the best plans of every placement, then the best orders repeatedly."""
-        bases = self._bases()
-        free = any(self.pool.tables[entry.table].pipeline.free for entry in bases)
-        if not free:
-            passes = passes // LAYERS_ONLY
         begun = []
-        for entry in bases:
-            begun += self._begun(entry)
+        for entry in self._bases():
+            start = self._begun(entry)
+            if start.orders:
+                begun.append(start)
         begun = sorted(begun, key=lambda start: start.orders[0].seconds)[:ANNEALED]
-        settled = []
-        for start in begun:
-            fixed_order = free and not start.problem.free
-            share = passes // LAYERS_ONLY if fixed_order else int(passes * FIRST_SHARE)
-            settled.append(self._halve(start, share // len(begun)) or fixed_order)
-        self.settled = free and all(settled)
+        share = int(passes * FIRST_SHARE)
+        settled = [self._halve(start, share // len(begun)) for start in begun]
+        self.settled = all(settled)
         if not self.settled:
             self._anneal_again(int(passes * (1.0 - FIRST_SHARE)))
 
@@ -472,24 +448,17 @@ class OrderSearch:
         return float(self.bounds[number][outer]) < least * (1.0 - GAIN_TOLERANCE)
 
     def _is_priced(self, entry: PricedPlan) -> bool:
-        """Return whether the kernel prices the plans of an entry's table."""
+        """Return whether the order of an entry's passes is free, and the kernel prices its plans."""
         table = self.pool.tables[entry.table]
-        return table.pipeline.simulated and table.pp > 1 and not unknown_costs([table])
+        return table.pipeline.free and table.pp > 1 and not unknown_costs([table])
 
-    def _begun(self, entry: PricedPlan) -> list[_Start]:
-        """Return starts from a plan: with its own schedule, and with a free order if it is allowed."""
+    def _begun(self, entry: PricedPlan) -> _Start:
+        """Return the orders to begin with from a plan; there may be none."""
         table = self.pool.tables[entry.table]
-        variants = [table]
-        if table.pipeline.free:
-            variants.append(replace(table, pipeline=replace(table.pipeline, free=False)))
-        begun = []
-        for variant in variants:
-            problem = OrderProblem(variant, entry.outer[1], self.space_kind)
-            orders = problem.starts(entry.plan)
-            self._add(entry.table, problem, orders[:1])
-            if orders:
-                begun.append(_Start(entry.table, problem, orders))
-        return begun
+        problem = OrderProblem(table, entry.outer[1], self.space_kind)
+        orders = problem.starts(entry.plan)
+        self._add(entry.table, problem, orders[:1])
+        return _Start(entry.table, problem, orders)
 
     def _halve(self, start: _Start, passes: int) -> bool:
         """Improve orders by successive halving, the best of them longest.
@@ -539,16 +508,14 @@ class OrderSearch:
         self.found = sorted(found, key=lambda own: own.order.seconds)[:KEPT]
 
     def keep(self) -> None:
-        """Add the best order's plan of every table to the pool, with a table where no rule has it."""
+        """Add the best order's plan of every table to the pool, with a table of that order."""
         best = {found.table: found for found in reversed(self.found)}
-        for number, found in best.items():
+        for found in best.values():
             problem = found.problem
-            outer = torch.tensor([problem.outer])
-            if problem.free:
-                code = problem.code(found.order)
-                self.pool.tables.append(problem.table.with_order(problem.outer, code))
-                number = len(self.pool.tables) - 1
-                outer = torch.zeros_like(outer)
+            code = problem.code(found.order)
+            self.pool.tables.append(problem.table.with_order(problem.outer, code))
+            number = len(self.pool.tables) - 1
+            outer = torch.zeros(1, dtype=torch.long)
             choices = torch.from_numpy(found.order.choices)[None]
             first = torch.from_numpy(found.order.first[:-1])[None]
             self.pool.add(TablePlans(number, HardPlans(outer, choices, first)))

@@ -53,8 +53,8 @@ def polish(
 
     Args:
         space_kind: `uniform`, `stagewise` or `layerwise`: moves stay in the space.
-        evaluator: Prices the plans of the table, and ends the descent where it is out of budget. None:
-            one without a budget. Use a new one for every descent.
+        evaluator: Prices the plans of the table, and ends the descent where it says so. None:
+            one that never stops. Use a new one for every descent.
         runs: Whether layers and runs of layers change their strategies in a layer-wise space.
     """
     evaluator = evaluator or MoveEvaluator(table)
@@ -62,7 +62,7 @@ def polish(
     descent = _Descent(table, plan, evaluator)
     levels = _neighbourhoods(table, space_kind, runs=runs)
     level = 0
-    while level < len(levels) and not evaluator.out_of_budget():
+    while level < len(levels) and not evaluator.stop():
         key = plan_key(descent.plan)
         if level == 0 and key in visited:
             break

@@ -34,10 +34,6 @@ POLISH_STARTS = 16
 """Best distinct rounded plans that are polished by cheap moves."""
 FINALISTS = 3
 """Best of those whose pipeline configurations the segment programs solve."""
-FIRST_WORK = 2**26
-"""Largest `MoveEvaluator.work_done` for a plan that is polished before the descent: about 0.7 s."""
-STARTS = 2
-"""Pipeline configurations whose best known plans are polished before the descent."""
 ALTERNATIVES = 5
 """Next best configurations whose plans are polished although they cannot win: reports show them."""
 
@@ -134,21 +130,6 @@ def polish_pool(
     return "time_limit" if polisher.late else None
 
 
-def polish_starts(pool: PlanPool, space_kind: str, config: SearchConfig) -> None:
-    """Descend from the best simulated plans by cheap moves, before relaxed plans are simulated.
-
-    A descent of relaxed plans takes longer to find plans as good.
-
-    Args:
-        pool: The plans that a search begins with; better ones are added.
-    """
-    polisher = _PoolPolisher(pool, space_kind, config, ())
-    for entry in pool.by_outer()[:STARTS]:
-        table = pool.tables[entry.table]
-        if table.pipeline.simulated:
-            polisher.improve(entry, max_work=FIRST_WORK)
-
-
 @dataclass
 class _PoolPolisher:
     """Polish the plans of a pool; arguments as of `polish_pool`."""
@@ -222,18 +203,18 @@ class _PoolPolisher:
                 rows.append((bound, number, outer))
         return sorted(rows)
 
-    def improve(self, entry: PricedPlan, max_work: float = float("inf")) -> None:
+    def improve(self, entry: PricedPlan) -> None:
         """Descend from a plan by moves."""
         table = self.pool.tables[entry.table]
         if self._is_local_optimum(entry):
             return
         # what an evaluator of simulated plans remembers may change its next move
         visited = set() if table.pipeline.simulated else self.visited[entry.table]
-        evaluator = MoveEvaluator(table, self.stop, max_work, visited)
+        evaluator = MoveEvaluator(table, self.stop, visited)
         runs = not self._has_program(table)
         polished = polish(table, entry.plan, self.space_kind, evaluator=evaluator, runs=runs)
         self.pool.evaluated += polished.evaluated
-        if table.pipeline.simulated and not evaluator.out_of_budget():
+        if table.pipeline.simulated and not evaluator.stop():
             self.pool.local_optima[entry.table].add(plan_key(polished.plan))
         self.pool.add(TablePlans(entry.table, polished.plan))
 

@@ -112,6 +112,10 @@ def geometric(start: float, end: float, step: int, num_steps: int) -> float:
     return float(start * ratio**progress)
 
 
+BOUNDARY_RATE = 0.05
+"""Adam's step for the widths of stages."""
+BOUNDARY_TEMPERATURES = (1.0, 0.1)
+"""First and last temperature of the stage boundaries, in layers."""
 HARD_STAGES_FROM = 0.5
 """Share of the steps from which stage weights are rounded in the forward pass: whole layers decide
 what fits the memory."""
@@ -145,11 +149,11 @@ class Schedules:
     def at(config: SearchConfig, step: int, num_steps: int) -> "Schedules":
         """Return the quantities of step number `step` of `num_steps`."""
 
-        def annealed(ends: list[float]) -> float:
+        def annealed(ends: Sequence[float]) -> float:
             return geometric(ends[0], ends[1], step, num_steps)
 
         temperature = annealed(config.temperature)
-        boundary_temperature = annealed(config.boundary_temperature)
+        boundary_temperature = annealed(BOUNDARY_TEMPERATURES)
         sharpness = annealed(config.sharpness)
         hard_stages = step >= HARD_STAGES_FROM * num_steps
         rate = _decayed_rate(step / num_steps)
@@ -161,7 +165,7 @@ class Schedules:
         rate = SETTLING_RATE * _decayed_rate(progress)
         return Schedules(
             config.temperature[1],
-            config.boundary_temperature[1],
+            BOUNDARY_TEMPERATURES[1],
             config.sharpness[1],
             hard_stages=True,
             rate=rate,

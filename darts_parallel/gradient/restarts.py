@@ -306,8 +306,7 @@ class RestartBatch:
         aim = AIM if self.aims is None else self.aims
         violation = cost.memory / (aim * cost.capacity) - 1.0
         shifted = torch.relu(before + config.penalty * violation)
-        step = config.multiplier_step * violation.detach()
-        self.multipliers = torch.relu(before + step)
+        self.multipliers = torch.relu(before + violation.detach())
         grown = (shifted.square() - before.square()).sum(-1)
         memory = grown / (2.0 * config.penalty)
         return torch.log(cost.iteration_time) + memory

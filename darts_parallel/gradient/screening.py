@@ -27,8 +27,6 @@ from darts_parallel.cost import (
 )
 from darts_parallel.schedules import find
 
-LAYER_PASSES = 12
-"""Simulated passes that take as long as reading the costs of one layer: 130 ns against 10 ns."""
 SLICE = 2**20
 """Layers of plans that are priced at once by the closed form: 8 MB a tensor."""
 FIRST_BATCH = 32
@@ -60,15 +58,11 @@ class MoveEvaluator:
     table: CostTable
     stop: Callable[[], bool] = lambda: False
     """Asked after every batch; true leaves the rest of a neighbourhood unpriced."""
-    max_work: float = float("inf")
-    """Limit of `work_done` from which no more plans are priced."""
     visited: set[bytes] = field(default_factory=set)
     """Keys of plans of equal descents of this table, to which a descent adds its own.
 
     Where it meets one of them it ends, because it would go on as the other one did.
     """
-    work_done: int = field(default=0, init=False)
-    """Passes that were simulated, and `LAYER_PASSES` for each layer that was read."""
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was computed."""
     paths: dict[int, list[Criticalities]] = field(init=False)
@@ -76,10 +70,6 @@ class MoveEvaluator:
 
     def __post_init__(self) -> None:
         self.paths = defaultdict(list)
-
-    def out_of_budget(self) -> bool:
-        """Return whether to price no more plans."""
-        return self.work_done >= self.max_work or self.stop()
 
     def seconds(self, plans: HardPlans, best: float) -> Tensor:
         """Price plans that are faster than `best`: seconds per iteration, shape `(B,)`.
@@ -108,8 +98,6 @@ class MoveEvaluator:
         shape = (len(plans),)
         result = torch.full(shape, torch.inf, dtype=torch.float64)
         reading = table_reading(self.table, plans)
-        # with few passes, reading thousands of moves takes longer than simulating the best
-        self.work_done += LAYER_PASSES * plans.choices.numel()
         feasible = torch.nonzero(reading.feasible).squeeze(1)
         priced = _Priced.of(self.table, plans[feasible], reading, feasible)
         left = torch.arange(len(feasible))
@@ -125,7 +113,7 @@ class MoveEvaluator:
             times = self._simulate(priced[batch])
             faster = times < best
             result[feasible[batch]] = torch.where(faster, times, torch.inf)
-            if bool(faster.any()) or self.out_of_budget():
+            if bool(faster.any()) or self.stop():
                 break
             left = left[rest]
             size = 2 * size
@@ -137,7 +125,6 @@ class MoveEvaluator:
         """Return the seconds of plans, `(B,)`; remember a critical path of the fastest."""
         times = plans.simulated(self.table)
         self.simulated += len(times)
-        self.work_done += int(num_passes(self.table)[plans.outer].sum())
         self._remember(plans[times.argmin().unsqueeze(0)])
         return times
 

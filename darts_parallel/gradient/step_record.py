@@ -51,10 +51,7 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan, the descent's own plan, and how the search went.
-
-    Plans of simulated pipelines are also polished before the descent begins.
-    """
+    """The best plan, the descent's own plan, and how the search went."""
 
     plan: Plan
     iteration_time_s: float

@@ -47,7 +47,7 @@ Importing the module runs its code.
   time_limit=60                  seconds of each programme
   train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
                                  of a module; further keys are overrides of that experiment
-  hydra.run.dir=FOLDER           gets graph.json, graph.svg, parallel_plan.py (default: outputs/DATE/TIME);
+  hydra.run.dir=FOLDER           gets graph.json, graph.dot, parallel_plan.py (default: outputs/DATE/TIME);
                                  where a batch split is faster, parallel_plan.py does that, and the operators
                                  are in tensor_plan.py
 
@@ -106,7 +106,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     data["alternatives"] = [one.entry() for one in found]
     data["fastest"] = best.name
     write_json(folder / "graph.json", data)
-    write_text(folder / "graph.svg", picture(planned))
+    write_text(folder / "graph.dot", picture(planned))
     tensor, *_ = found
     if best is not tensor:
         write_text(folder / "parallel_plan.py", best.text)

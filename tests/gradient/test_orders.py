@@ -21,13 +21,11 @@ from darts_parallel.cost import (
     build_tables,
     evaluate_batch,
     even_uniform_plans,
-    table_reading,
 )
 from darts_parallel.gradient import orders
 from darts_parallel.gradient.orders import Order, OrderProblem, OrderSearch
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.schedules import NAMES, find
-from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=0", "space.tp=1"]
@@ -84,27 +82,6 @@ def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str,
             OrderProblem(less, 0, "layerwise").annealed(order, 9, state).seconds
             == problem.kernel.NEVER
         )
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble_v"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_compiled_rule_of_a_stages_bytes_is_that_of_the_table(schedule: str, seed: int) -> None:
-    table = free_table(seed, schedule, 3, 6)
-    table = replace(table, pipeline=replace(table.pipeline, free=False))
-    problem = OrderProblem(table, 0, "layerwise")
-    plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
-    memory = table_reading(table, plans).memory
-    none = np.zeros((0, 0), dtype=np.int64)
-    priced = 0
-    for row in range(len(plans)):
-        first = np.append(plans.first_layers[row].numpy(), table.num_layers)
-        order = Order(none, none, first, plans.choices[row].numpy(), False, np.inf)
-        stages, once = problem.stages(order)
-        if once < problem.kernel.NEVER:
-            priced += 1
-            bytes_of = table.capacity.numpy() - stages.room
-            assert bytes_of == pytest.approx(memory[row].numpy(), rel=1e-9)
-    assert priced > 0
 
 
 @pytest.mark.parametrize(("pp", "rule", "least"), [(4, 30, 27), (8, 62, 55)])

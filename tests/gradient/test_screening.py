@@ -2,15 +2,11 @@ import pytest
 import torch
 
 from darts_parallel import load_problem
-from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_tables
-from darts_parallel.gradient import pool_polishing
-from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.polishing import polish
-from darts_parallel.gradient.pool import PlanPool
-from darts_parallel.gradient.screening import LAYER_PASSES, MoveEvaluator
+from darts_parallel.gradient.screening import MoveEvaluator
 from darts_parallel.plans.space import outer_spaces
 from tests.support.random_plans import random_plans
 
@@ -42,24 +38,6 @@ def test_a_plan_is_found_faster_exactly_where_one_of_the_plans_is(schedule: str)
     assert evaluator.simulated - before < int(true.isfinite().sum())
 
 
-@pytest.mark.parametrize(("schedule", "kinds"), [("1f1b", 2), ("zero_bubble_v", 3)])
-def test_a_screen_counts_layers_read_beside_passes_simulated(schedule: str, kinds: int) -> None:
-    rng = torch.Generator().manual_seed(0)
-    table = table_of(schedule)
-    plans = random_plans(table, 100, rng)
-    evaluator = MoveEvaluator(table, max_work=LAYER_PASSES * 100 * table.num_layers)
-    evaluator.seconds(plans[:99], 0.0)
-    assert (evaluator.work_done, evaluator.simulated) == (LAYER_PASSES * 99 * table.num_layers, 0)
-    assert not evaluator.out_of_budget()
-    evaluator.seconds(plans[:1], 0.0)
-    assert evaluator.out_of_budget()
-    feasible = plans[torch.nonzero(evaluate_batch(table, plans).feasible).flatten()[:1]]
-    passes = kinds * table.num_stages * int(table.num_micro_batches[feasible.outer])
-    before = evaluator.work_done
-    evaluator.seconds(feasible, float("inf"))
-    assert evaluator.work_done - before == LAYER_PASSES * table.num_layers + passes
-
-
 def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> None:
     rng = torch.Generator().manual_seed(1)
     table = table_of("zero_bubble_h1")
@@ -75,20 +53,3 @@ def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> No
     )
     cost = evaluate_batch(table, others)
     assert (cost.iteration_time[cost.feasible] >= seconds * (1 - 1e-9)).all()
-
-
-def test_the_best_known_plan_is_polished_first_for_counted_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    table = table_of("zero_bubble_v")
-
-    def begun(work: int, *, polished: bool = True) -> PlanPool:
-        monkeypatch.setattr(pool_polishing, "FIRST_WORK", work)
-        config = SearchConfig(polish=polished, num_restarts=2)
-        return GradientSearch([table], "layerwise", config, 0).pool
-
-    plain, cut, full, again = begun(0, polished=False), begun(1), begun(2**25), begun(2**25)
-    assert full.best_time < plain.best_time
-    assert plain.evaluated <= cut.evaluated < full.evaluated
-    assert (again.best_time, again.evaluated) == (full.best_time, full.evaluated)
-    assert polish(table, full.best.plan, "layerwise")[1] == full.best.time

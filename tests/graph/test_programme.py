@@ -239,7 +239,10 @@ def test_the_command_writes_what_outside_checks_read(
     for one in data["collectives"]:
         assert one["of"] in ("activation", "parameter")
         assert one["pass"] in ("forward", "backward")
-    assert "<svg" in (tmp_path / "run/graph.svg").read_text()
+    drawn = (tmp_path / "run/graph.dot").read_text()
+    assert drawn.startswith("digraph plan {")
+    assert drawn.count("fillcolor") > 1
+    assert drawn.count(" -> ") == drawn.count("color=gray") + drawn.count("color=red") > 0
     assert any("no plan of the space is faster" in line for line in lines)
 
 
