@@ -200,7 +200,7 @@ class OrderProblem:
         return fastest(found)
 
     def _rule_orders(self, name: str, first: Indices, choices: Indices) -> list[Order]:
-        """Return a rule's order, made to fit, and with split backward passes."""
+        """Return a rule's order, as it is and with split backward passes."""
         rule = find(name)
         if not self._applies(rule):
             return []
@@ -209,10 +209,9 @@ class OrderProblem:
         count = self.figures[0].batches
         code = rule.code(pp, count, chunks)
         passes = find(code).orders(pp, count, chunks)
-        found = [self.order(passes, first, choices, rule.split)]
-        if found[0].seconds == np.inf:
-            found.append(self.leaner(found[0]))
-        found.append(self.order(passes, first, choices, True))
+        found = []
+        for split in (rule.split, True):
+            found.append(self.order(passes, first, choices, split))
         return found
 
     def _applies(self, rule: Schedule) -> bool:
@@ -224,36 +223,6 @@ class OrderProblem:
         chunks_refused = rule.chunk_refusal(table.virtual_stages)
         count_refused = rule.count_refusal(table.pp, self.figures[0].batches)
         return chunks_refused is None and count_refused is None
-
-    def leaner(self, order: Order) -> Order:
-        """Return an order with strategies that keep less, layer by layer, until full devices fit."""
-        figures = self.figures[1]
-        choices = order.choices.copy()
-        layers = np.arange(self.table.num_layers)
-        devices = figures.stage_device[np.searchsorted(order.first, layers, side="right") - 1]
-        every = figures.before + figures.between
-        kept = np.where(figures.legal.all(0), every, np.inf)
-        for _ in range(len(choices) if self.space_kind == "layerwise" else 0):
-            full = self._full_device(replace(order, choices=choices))
-            if full is None:
-                break
-            saved = kept[layers, choices] - kept.min(1)
-            saved = saved * (devices == full)
-            if saved.max() <= 0:
-                break
-            layer = saved.argmax()
-            choices[layer] = kept[layer].argmin()
-        words = (order.words, order.lengths)
-        return self.timed(*words, order.first, choices, order.split)
-
-    def _full_device(self, order: Order) -> int | None:
-        """Return the first device without room for an order; None where all have it."""
-        stages, _ = self.stages(order)
-        for device, length in enumerate(order.lengths):
-            word = order.words[device, :length]
-            if not self.kernel.fits(word, stages.more, stages.room[device]):
-                return device
-        return None
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
