@@ -76,7 +76,7 @@ def report_page(outcome: Outcome, tables: Sequence[Table], commands: Sequence[st
     job, *lines = headline(outcome)
     parts = [f"<h1>{escape(job.plain)}</h1>"]
     parts += [_line(line) for line in lines]
-    parts += [_line(Text(note)) for note in report_notes(outcome)]
+    parts += [_line(Text(note, "note")) for note in report_notes(outcome)]
     for place, table in enumerate(tables):
         title = str(table.title or table.columns[0].header).strip()
         parts.append(f"<h2>{escape(title[0].upper() + title[1:])}</h2>")
@@ -98,7 +98,7 @@ def report_page(outcome: Outcome, tables: Sequence[Table], commands: Sequence[st
 
 def _line(line: Text) -> str:
     """Return a line of the printed report as a paragraph; its style is a class of `STYLE`."""
-    return f'<p class="{line.style or "note"}">{escape(line.plain)}</p>'
+    return f'<p class="{line.style}">{escape(line.plain)}</p>'
 
 
 def _html_table(table: Table, bars: Sequence[str] = ()) -> str:

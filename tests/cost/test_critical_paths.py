@@ -36,7 +36,7 @@ def test_a_critical_path_gives_its_own_seconds_and_bounds_those_of_other_plans(
     pp, model = 3, PipelineModel(True, schedule, blocking)
     count = torch.tensor([6, 12, 30, 60])
     passes, sync = pipelines(0, pp * chunks, pp)
-    path = Criticalities.of(passes, sync, count, pp, model, whole=True)
+    path = Criticalities.of(passes, sync, count, pp, model)
     total, _ = simulated_seconds(passes, sync, count, pp, model)
     torch.testing.assert_close(path.seconds(passes, sync), total, rtol=1e-12, atol=0.0)
     for seed in range(1, 6):

@@ -20,7 +20,7 @@ MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in
 
 
 def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]:
-    """Plans of the space with stages cut anywhere that the model allows; uniform ones where it is."""
+    """Plans of the space; stages are cut as the trainer does, else anywhere that the model allows."""
     plans, layers_of = [], problem.model.layers
     units = [i for i, layer in enumerate(layers_of) if i and not layer.fused_to_previous]
     spaces = outer_spaces(problem)
@@ -34,6 +34,7 @@ def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]
         same = problem.config.space.kind == "uniform"
         mixed = [c for c, m in pairs if m == micro_batches and (c == strategy or not same)]
         cuts = sorted(rng.sample(units, space.pp * space.virtual_stages - 1))
+        cuts = list(space.cuts) or cuts
         own = [rng.choice(mixed) for _ in range(layers)]
         if (
             problem.config.trainer.whole_ends == "always"
@@ -108,17 +109,20 @@ def test_a_trainers_space_leaves_out_only_what_it_refuses(model: list[str], pp: 
         [*model, *FREE, "space=uniform", f"space.pp={pp}", "space.virtual_stages=1"]
     )
     known = {}
+    layers = everything.num_layers
+    cuts = tuple(layers * stage // pp for stage in range(1, pp))
     for name in (name for name in EXPORTS if MODELS[name] == model):
         mine = load_problem([*model, *FREE, f"space.trainer={name}"])
-        known[name] = {(s.cp, c) for s in outer_spaces(mine) if s.pp == pp for c in s.choices}
-    layers = everything.num_layers
+        spaces = [space for space in outer_spaces(mine) if space.pp == pp]
+        known[name] = {(space.cp, choice) for space in spaces for choice in space.choices}
+        # the other trainers take the stages that one of them cuts itself
+        cuts = next((space.cuts for space in spaces if space.cuts), cuts)
     for space in outer_spaces(everything):
         count = space.num_micro_batches[0]
         for choice in space.choices:
             if 16 % (choice.dp * count):
                 continue
-            cuts = tuple(layers * stage // pp for stage in range(pp + 1))
-            plan = Plan(count, cuts, (choice,) * layers, cp=space.cp)
+            plan = Plan(count, (0, *cuts, layers), (choice,) * layers, cp=space.cp)
             taken = taken_by(everything, plan)
             found = {trainer: (space.cp, choice) in own for trainer, own in known.items()}
             assert found == {trainer: trainer in taken for trainer in known}, choice
