@@ -55,7 +55,7 @@ class BilevelConfig:
     batch_candidates: list[int] = ranged([], 1, MAX_SIZE)
     """Global batch sizes that the plan may choose from, phase by phase, next to
     training.global_batch_size."""
-    look_ahead_steps: int = ranged(20, 1, STEPS)
+    look_ahead_steps: int = ranged(40, 1, STEPS)
     """Length of a look-ahead, in weight steps at training.global_batch_size. Copies of the training go on
     with each batch size for equal predicted seconds; their validation losses price the batch sizes."""
     look_ahead_every: int = ranged(2, 1, STEPS)
