@@ -50,7 +50,6 @@ OTHER_PROJECTS = {
     "runtime/engine.py",
     "src/accelerate/parallelism_config.py",
     "src/nanotron/config/models_config.py",
-    "src/nanotron/helpers.py",
     "src/nanotron/models/llama.py",
     "src/nanotron/trainer.py",
     "torchtitan/config/configs.py",
