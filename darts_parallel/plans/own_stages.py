@@ -37,4 +37,4 @@ def own_cuts(model: Model, pp: int) -> tuple[int, ...]:
     blocks = balanced_stages(model.config, pp)
     firsts = {f"layers.{number}" for number in accumulate(blocks[:-1])}
     cuts = tuple(i for i, layer in enumerate(model.layers) if layer.name in firsts)
-    return cuts if min(blocks) > 0 and len(cuts) == pp - 1 else ()
+    return cuts if len(cuts) == pp - 1 else ()
