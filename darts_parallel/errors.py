@@ -71,11 +71,16 @@ def one_line(sentence: str) -> str:
 
 
 def closest(value: object, members: Iterable[Any]) -> Any:
-    """Return the member closest to a number (the smaller of two), or spelled most like a text."""
+    """Return the member closest to a number (the smaller of two), or spelled most like a text.
+
+    Members that begin with the text come first: `llama4` means `llama4_maverick`.
+    """
     if isinstance(value, (int, float)):
         numbers = [member for member in members if member is not None]
         return min(numbers, key=lambda member: (abs(member - value), member))
-    (near,) = get_close_matches(str(value), list(map(str, members)), n=1, cutoff=0.0)
+    names = list(map(str, members))
+    longer = [name for name in names if value and name.startswith(str(value))]
+    (near,) = get_close_matches(str(value), longer or names, n=1, cutoff=0.0)
     return near
 
 

@@ -110,7 +110,8 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
             else:
                 yield rows.row(name, problem, takes=not refused, search=search)
         except DartsParallelError as error:
-            yield Offer(name, None, why=str(error).rstrip("."))
+            why = str(error).removeprefix(f"space.trainer={name} ")
+            yield Offer(name, None, why=why.rstrip("."))
 
 
 @dataclass(frozen=True)

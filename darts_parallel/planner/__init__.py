@@ -20,6 +20,7 @@ from darts_parallel.planner.lengths import LengthPlans as LengthPlans
 from darts_parallel.planner.lengths import Packing as Packing
 from darts_parallel.planner.lengths import plan_lengths as plan_lengths
 from darts_parallel.planner.memory_chance import MOST_EXTRA as MOST_EXTRA
+from darts_parallel.planner.memory_chance import SAFER as SAFER
 from darts_parallel.planner.memory_chance import SURE as SURE
 from darts_parallel.planner.memory_chance import ladder as ladder
 from darts_parallel.planner.memory_chance import tightened as tightened

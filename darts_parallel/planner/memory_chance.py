@@ -375,7 +375,7 @@ def _safe(
         if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):
             return None
         if rung.chance <= wanted:
-            return rung if rung.seconds > chosen.seconds else None
+            return rung
         chance = rung.chance
     return None
 

@@ -142,12 +142,18 @@ def batch_note(devices: int, batch: int) -> str:
     most = max(dp for dp in divisors(devices) if batch % dp == 0)
     if 2 * most > min(devices, batch):
         return ""
-    others = range(max(batch - devices, 1), batch + devices + 1)
-    near = closest(batch, [other for other in others if other % (2 * most) == 0])
+    near, degree = wider_batch(devices, batch)
     return (
         f"training.global_batch_size={batch} divides over dp {most} at most of {devices} GPUs: tp, cp "
-        f"and pp take the rest, and {near} would divide over dp {2 * most}"
+        f"and pp take the rest, and {near} would divide over dp {degree}"
     )
+
+
+def wider_batch(devices: int, batch: int) -> tuple[int, int]:
+    """Return the closest batch that divides over the most GPUs that it has sequences for, and these GPUs."""
+    degree = max(dp for dp in divisors(devices) if dp <= batch)
+    below = batch // degree * degree
+    return closest(batch, [below, below + degree]), degree
 
 
 def virtual_stage_counts(space: SpaceConfig, model: Model, pp: int) -> list[int]:

@@ -6,6 +6,7 @@ closest valid one where they leave no plan (`_pins.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -24,6 +25,7 @@ from darts_parallel.plans.degrees import (
     pipeline_units,
     tensor_degrees,
     virtual_stage_counts,
+    wider_batch,
     widest_tensor_degree,
 )
 from darts_parallel.plans.legality import refuse_model
@@ -152,25 +154,40 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         )
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
-        raise _no_plan(config, cluster.num_devices, rules, job)
+        raise _no_plan(problem, rules, job)
     return result
 
 
-def _no_plan(
-    config: Config, devices: int, rules: Trainer | None, job: dict[str, Any]
-) -> ConfigError:
+def _no_plan(problem: Problem, rules: Trainer | None, job: dict[str, Any]) -> ConfigError:
     """Return the error for a trainer, or for schedules, that run no plan of the space."""
+    config = problem.config
+    devices = problem.cluster.num_devices
     space = config.space
+    near = "fewer pins"
     if rules is None:
         key, value, why = "schedules", str(space.schedules), ""
     else:
         key, value = "trainer", str(space.trainer)
         free = replace(config, space=replace(space, trainer=None))
         why = lacking(rules, job, outer_spaces(Problem.from_config(free)))
+        near = _batch_that_helps(config, devices) or near
     return ConfigError(
-        f"space.{key}={value} runs no plan that the other pins of the space allow on "
-        f"{devices} GPUs{why}; try space.{key}=null, or fewer pins."
+        f"space.{key}={value} runs no plan of this job and its pins on {devices} GPUs{why}; "
+        f"try space.{key}=null, or {near}."
     )
+
+
+def _batch_that_helps(config: Config, devices: int) -> str:
+    """Return a batch that more GPUs divide and with which some plan is legal, as typed; or nothing."""
+    batch = config.training.global_batch_size
+    wider, _ = wider_batch(devices, batch)
+    if wider == batch:
+        return ""
+    training = replace(config.training, global_batch_size=wider)
+    with suppress(ConfigError):
+        outer_spaces(Problem.from_config(replace(config, training=training)))
+        return f"training.global_batch_size={wider}"
+    return ""
 
 
 def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.planner import CHOSEN, MOST_EXTRA, SURE, Planned, Rung
+from darts_parallel.planner import CHOSEN, MOST_EXTRA, SAFER, SURE, Planned, Rung
 from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
 from darts_parallel.report.format import fits_label, print_line, seconds, table_of
@@ -23,7 +23,8 @@ def render_ladder(rungs: Sequence[Rung], console: Console) -> list[Table]:
         extra = 100 * (rung.seconds / chosen.seconds - 1)
         change = "" if rung.name == CHOSEN else f"{extra:+.1f} %"
         table.add_row(rung.name, seconds(rung.seconds), change, fits_label(rung.chance), rung.file)
-    if all(rung.name != "safe" for rung in rungs) and chosen.chance > SURE:
+    safer = min(rung.chance for rung in rungs) <= SAFER * chosen.chance
+    if not safer and chosen.chance > SURE:
         table.add_row("safe", "none found", f"up to +{100 * MOST_EXTRA:.0f} %", "", "")
     console.print()
     console.print(table)

@@ -189,6 +189,18 @@ def test_a_batch_that_divides_badly_is_said_with_one_that_divides() -> None:
     assert batch_note(8, 2) == ""
     near = re.search(r"and (\d+) would divide over dp 2", note)
     assert int(near.group(1)) % 2 == 0
+    # not 2 * 8: 16 does not divide 24 GPUs
+    assert batch_note(24, 512).endswith("and 504 would divide over dp 24")
+
+
+def test_a_trainer_without_a_plan_gets_a_batch_that_gives_it_one() -> None:
+    three = ["model=llama3_8b", "cluster=box", "gpu=h200", "gpus=8", "nodes=3"]
+    job = [*three, "trainer=accelerate"]
+    with pytest.raises(ConfigError, match=r"; try space.trainer=null, or (\S+)\.$") as refused:
+        outer_spaces(load_problem(job))
+    proposed = str(refused.value).rpartition(" or ")[2].removesuffix(".")
+    assert proposed == "training.global_batch_size=504"
+    assert outer_spaces(load_problem([*job, proposed]))
 
 
 def test_free_stages_per_device_divide_the_blocks_evenly() -> None:
