@@ -154,14 +154,14 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         )
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
-        raise _no_plan(problem, rules, job)
+        raise _no_plan(config, cluster.num_devices, rules, job)
     return result
 
 
-def _no_plan(problem: Problem, rules: Trainer | None, job: dict[str, Any]) -> ConfigError:
+def _no_plan(
+    config: Config, devices: int, rules: Trainer | None, job: dict[str, Any]
+) -> ConfigError:
     """Return the error for a trainer, or for schedules, that run no plan of the space."""
-    config = problem.config
-    devices = problem.cluster.num_devices
     space = config.space
     near = "fewer pins"
     if rules is None:
