@@ -135,7 +135,8 @@ class _TrainerRows:
             taken = Offer(name, plan, seconds, out_of_memory(plan, own), takes=True)
             if same or not search:
                 return taken
-        shared = same and problem.config.space.trainer is None
+        cuts = own.config.abilities(name).own_stages
+        shared = same and problem.config.space.trainer is None and not cuts
         if not shared:
             own = replace(own, headroom=tightened(own).headroom)
         best = self._own_best(name, own, shared=shared)

@@ -1,13 +1,13 @@
 """nanotron: its YAML (`src/nanotron/config`).
 
-nanotron cuts the pipeline itself (`balanced_stages`). A plan with other stages is refused.
+nanotron cuts the pipeline itself (`own_stage_refusal`). A plan with other stages is refused.
 """
 
 from typing import Any
 
 from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import Exported, Request, yaml_word
-from darts_parallel.plans import LayerStrategy, balanced_stages
+from darts_parallel.plans import LayerStrategy, own_stage_refusal
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
 DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -121,11 +121,8 @@ def _check(job: Request) -> None:
     if config.head_dim not in (None, config.hidden_size // config.num_heads):
         what = f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another"
         job.refuse(what, "a model with heads of hidden_size / num_heads")
-    planned = [chunk.num_blocks for chunk in job.chunks[: job.plan.pp]]
-    own = balanced_stages(config, job.plan.pp)
-    if planned != own:
-        what = f"stages of {planned} blocks, and nanotron itself cuts {own} at pp={job.plan.pp}"
-        job.refuse(what, "space=uniform space.pp=1")
+    if why := own_stage_refusal(job.problem.model, job.plan):
+        job.refuse(why, "space=uniform space.pp=1")
 
 
 def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:

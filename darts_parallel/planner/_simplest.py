@@ -7,11 +7,10 @@ can tell one strategy from four.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 
-from darts_parallel.config import EXPORTS, Trainer
+from darts_parallel.config import EXPORTS
 from darts_parallel.cost import (
     GAIN_TOLERANCE,
     CostTable,
@@ -24,7 +23,7 @@ from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient import round_counts
 from darts_parallel.planner._exact_methods import feasible_seconds
 from darts_parallel.planner._session import Asked, NamedPlan
-from darts_parallel.plans import Plan, job_facts, trainer_runs
+from darts_parallel.plans import Plan, job_facts, trainer_runs_plan
 from darts_parallel.problem import Problem
 
 TIE = 0.001
@@ -133,24 +132,11 @@ def _effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:
     """Return what makes a plan hard to run, the weightiest first."""
     strategies = set(plan.layers)
     job = job_facts(problem.model, problem.training, problem.software)
-    trainers = sum(_runs(problem.config.abilities(name), plan, job) for name in EXPORTS)
+    abilities = map(problem.config.abilities, EXPORTS)
+    trainers = sum(trainer_runs_plan(rules, job, problem.model, plan) for rules in abilities)
     zero = max(own.zero_stage for own in strategies)
     sizes = {end - first for first, end in pairwise(plan.boundaries)}
     return -trainers, zero, len(strategies), len(sizes)
-
-
-def _runs(
-    rules: Trainer,
-    plan: Plan,
-    job: dict[str, Any],
-) -> bool:
-    """Return whether a trainer runs the strategies of a plan, as far as the plan itself says it."""
-    if rules.executable:
-        return plan.cp == 1
-    if len(set(plan.layers)) > 1 and not rules.layerwise:
-        return False
-    pipeline = (plan.pp, plan.cp, plan.schedule_name)
-    return all(trainer_runs(rules, job, *pipeline, own) for own in set(plan.layers))
 
 
 def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[NamedPlan]:

@@ -16,7 +16,7 @@ from darts_parallel.plans.legality import check_plan as check_plan
 from darts_parallel.plans.legality import parts_beyond as parts_beyond
 from darts_parallel.plans.legality import refuse_model as refuse_model
 from darts_parallel.plans.legality import refuse_unexecutable as refuse_unexecutable
-from darts_parallel.plans.own_stages import balanced_stages as balanced_stages
+from darts_parallel.plans.own_stages import own_stage_refusal as own_stage_refusal
 from darts_parallel.plans.phases import BatchPhase as BatchPhase
 from darts_parallel.plans.phases import megatron_schedule as megatron_schedule
 from darts_parallel.plans.space import OuterSpace as OuterSpace
@@ -32,4 +32,5 @@ from darts_parallel.plans.strategy import span as span
 from darts_parallel.plans.trainers import facts as facts
 from darts_parallel.plans.trainers import job_facts as job_facts
 from darts_parallel.plans.trainers import trainer_runs as trainer_runs
+from darts_parallel.plans.trainers import trainer_runs_plan as trainer_runs_plan
 from darts_parallel.plans.trainers import trainer_schedules as trainer_schedules

@@ -7,6 +7,7 @@ in its models, with the costs of its Llama.
 from itertools import accumulate
 
 from darts_parallel.config import ModelConfig
+from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem import Model
 
 
@@ -38,3 +39,18 @@ def own_cuts(model: Model, pp: int) -> tuple[int, ...]:
     firsts = {f"layers.{number}" for number in accumulate(blocks[:-1])}
     cuts = tuple(i for i, layer in enumerate(model.layers) if layer.name in firsts)
     return cuts if len(cuts) == pp - 1 else ()
+
+
+def own_stage_refusal(model: Model, plan: Plan) -> str:
+    """Say in a clause why a trainer that cuts pipelines itself runs no such plan; else empty.
+
+    nanotron's 1F1B asserts at least pp - 1 micro-batches.
+    """
+    count = plan.num_micro_batches
+    if count < plan.pp - 1:
+        wanted = f"{plan.pp - 1} (tokens.batch_accumulation_per_replica)"
+        return f"{count} micro-batches, and its 1F1B wants at least pp - 1 = {wanted}"
+    planned, own = plan.boundaries[1:-1], own_cuts(model, plan.pp)
+    if planned == own:
+        return ""
+    return f"stages that begin at layers {list(planned)}, and nanotron itself begins them at {list(own)}"

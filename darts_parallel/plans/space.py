@@ -135,12 +135,11 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     require_expert_pins(space, model, cluster)
     job = job_facts(model, training, problem.software)
     rules = config.abilities(space.trainer) if space.trainer else None
-    own_stages = rules is not None and bool(rules.own_stages)
-    runs = partial(trainer_runs, replace(rules, own_stages=""), job) if rules else None
+    runs = partial(trainer_runs, rules, job) if rules else None
     result: list[OuterSpace] = []
     for whole in _whole_spaces(space, model, cluster, training.seq_len, tensor):
         outer = _legal_part(whole, space, training.global_batch_size, node_sizes(cluster), runs)
-        if outer is not None and own_stages and outer.pp > 1:
+        if outer is not None and rules and rules.own_stages and outer.pp > 1:
             outer = _with_own_stages(outer, model)
         if outer is not None:
             orders = node_orders(cluster, outer.pp, space.node_orders)

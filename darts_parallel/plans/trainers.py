@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer, TrainingConfig
-from darts_parallel.plans.strategy import LayerStrategy
+from darts_parallel.plans.own_stages import own_stage_refusal
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem import Model, Software
 from darts_parallel.schedules import NAMES, SEARCHED
 
@@ -85,8 +86,11 @@ def facts(job: dict[str, Any], pp: int, cp: int, strategy: LayerStrategy) -> dic
 def trainer_runs(
     rules: Trainer, job: dict[str, Any], pp: int, cp: int, schedule: str, strategy: LayerStrategy
 ) -> bool:
-    """Return whether a trainer runs this strategy for all layers of a job (`job_facts`)."""
-    if pp > 1 and (rules.own_stages or schedule not in trainer_schedules(rules)):
+    """Return whether a trainer runs this strategy for all layers of a job (`job_facts`).
+
+    Whether it runs the stages of a plan says `trainer_runs_plan`.
+    """
+    if pp > 1 and schedule not in trainer_schedules(rules):
         return False
     if min(strategy.tp_comm_bits, strategy.grad_comm_bits) < max(COMM_BITS):
         return False
@@ -95,6 +99,19 @@ def trainer_runs(
     if rules.whole_context_groups and sharded % cp:
         return False
     return not any(lack.holds(given) for lack in rules.lacks)
+
+
+def trainer_runs_plan(rules: Trainer, job: dict[str, Any], model: Model, plan: Plan) -> bool:
+    """Return whether a trainer runs a plan, as far as the rules of `conf/trainer/` say it."""
+    strategies = set(plan.layers)
+    if rules.executable:
+        return plan.cp == 1
+    if len(strategies) > 1 and not rules.layerwise:
+        return False
+    if rules.own_stages and own_stage_refusal(model, plan):
+        return False
+    pipeline = (plan.pp, plan.cp, plan.schedule_name)
+    return all(trainer_runs(rules, job, *pipeline, own) for own in strategies)
 
 
 def lacking(rules: Trainer, job: dict[str, Any], spaces: Sequence[Any]) -> str:

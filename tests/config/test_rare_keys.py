@@ -10,8 +10,9 @@ from darts_parallel.config.trainer import Trainer, read_trainer
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
+from darts_parallel.plans.own_stages import own_cuts
 from darts_parallel.plans.strategy import LayerStrategy, Plan
-from darts_parallel.plans.trainers import job_facts, trainer_runs
+from darts_parallel.plans.trainers import job_facts, trainer_runs, trainer_runs_plan
 from darts_parallel.problem.problem import Problem, load_problem
 from experiments.key_reference import REFERENCE
 from tests.support.export_plans import CASES
@@ -140,10 +141,12 @@ def runs(rules: Trainer, problem: Problem, strategy: LayerStrategy, pp: int, cp:
 
 
 def test_trainers_that_cut_stages_or_group_context_ranks_themselves(toy_problem: Problem) -> None:
-    own_stages = Trainer(own_stages=True)
-    strategy = LayerStrategy(4, 1)
-    assert runs(own_stages, toy_problem, strategy, pp=1, cp=1)
-    assert not runs(own_stages, toy_problem, strategy, pp=2, cp=1)
+    model, count = toy_problem.model, toy_problem.num_layers
+    job = job_facts(model, toy_problem.training, toy_problem.software)
+    (cut,) = own_cuts(model, 2)
+    for rules, first, takes in (("why", cut, True), ("why", cut - 1, False), ("", cut - 1, True)):
+        plan = Plan(4, (0, first, count), (LayerStrategy(4, 1),) * count)
+        assert trainer_runs_plan(Trainer(own_stages=rules), job, model, plan) is takes
     whole = Trainer(whole_context_groups=True)
     for shards, allowed in ((2, True), (1, False)):
         split = LayerStrategy(4, 1, 3, shard_size=shards)

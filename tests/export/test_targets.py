@@ -16,6 +16,7 @@ from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import TARGETS, export_plan
 from darts_parallel.plans.own_stages import balanced_stages as stages
+from darts_parallel.plans.own_stages import own_cuts, own_stage_refusal
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import CASES, GOLDEN, LLAMA, NAMES, TOY, files_of, plan_of
@@ -245,10 +246,20 @@ def test_nanotron_cuts_llama3_8b_as_its_author_prints_it() -> None:
 
 def test_stages_that_are_not_nanotrons_own_are_refused(llama: Problem) -> None:
     plan = replace(CASES["sequence_parallel"].build()[1], boundaries=(0, 4, llama.num_layers))
-    with pytest.raises(
-        UnsupportedError, match=r"stages of \[3, 5\] .* nanotron itself cuts \[5, 3\]"
-    ):
+    with pytest.raises(UnsupportedError, match=r"layers \[4\], .* itself begins them at \[6\]"):
         export_plan(llama, plan, "nanotron")
+
+
+def test_nanotrons_1f1b_wants_pp_minus_1_micro_batches() -> None:
+    """huggingface/nanotron#347, and case 14: batch_accumulation_per_replica is at least pp - 1."""
+    problem = load_problem(["model=llama3_8b", "cluster=h100_1x8"])
+    cuts = own_cuts(problem.model, 4)
+    layers = (LayerStrategy(1, 2),) * problem.num_layers
+    for count, runs in ((2, False), (4, True)):
+        plan = Plan(count, (0, *cuts, problem.num_layers), layers)
+        why = own_stage_refusal(problem.model, plan)
+        assert bool(why) is not runs
+        assert runs or "2 micro-batches, and its 1F1B wants at least pp - 1 = 3" in why
 
 
 def test_four_bit_gradients_of_zero_3_are_deepspeeds_own_switch() -> None:
