@@ -17,8 +17,8 @@ HEAD = """\
 
 `python docs/write_calibrated.py` writes this page from
 [the measured runs](../../experiments/data/README.md). Each row is a GPU in one precision with one
-framework (a key of `conf/software`). A combination that is not listed has no measured run: it is
-priced with averages, and the report names it in its fifth line.
+framework (a file of `conf/software`; `default` is none of them). A combination that is not listed
+has no measured run: it is priced with averages, and the report names it: *no runs*.
 
 The errors are medians over runs that the calibration has seen, so a new run is further off.
 [How true the predictions are](../explanation/accuracy.md) has the errors of runs that it has not seen.

@@ -55,10 +55,18 @@ def test_there_are_commands_on_every_how_to_page() -> None:
 
 
 def test_the_page_of_commands_is_what_their_help_prints() -> None:
-    # python docs/write_commands.py writes it
+    _assert_written("write_commands")
+
+
+def test_the_page_of_what_trainers_cannot_run_is_what_their_files_say() -> None:
+    _assert_written("write_trainer_limits")
+
+
+def _assert_written(name: str) -> None:
+    """Compare a page with what `python docs/NAME.py` writes."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        write_commands = importlib.import_module("write_commands")
+        script = importlib.import_module(name)
     finally:
         sys.path.pop(0)
-    assert write_commands.PAGE.read_text(encoding="utf-8") == write_commands.page()
+    assert script.PAGE.read_text(encoding="utf-8") == script.page(), f"python docs/{name}.py"

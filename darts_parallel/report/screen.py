@@ -135,11 +135,14 @@ def _training_words(problem: Problem) -> str:
 
 
 def _times(outcome: Outcome) -> str:
-    """Return the seconds of every cause that takes a notable share."""
+    """Return the seconds of every cause that takes a notable share, and those of the others together."""
     cost = outcome.cost
     least = NOTABLE_TIME * cost.iteration_time_s
     causes = sorted(cost.breakdown_s.items(), key=lambda entry: -entry[1])
     shown = [f"{seconds(time)} {term_words(name)}" for name, time in causes if time >= least]
+    others = sum(time for _, time in causes if time < least)
+    if others > 0.1 * least:
+        shown.append(f"{seconds(others)} others")
     return " · ".join(shown)
 
 

@@ -30,7 +30,7 @@ MOST_SHOWN = 6
 
 
 def why_it_loses(cost: CostBreakdown, alternative: CostBreakdown) -> str:
-    """Return the term that grows most from the plan to a slower one, e.g. `+0.112 s pipeline bubble`."""
+    """Return the term that grows most from the plan to a slower one, e.g. `+0.112 s bubble`."""
     grown = dict(alternative.breakdown_s)
     for term, seconds in cost.breakdown_s.items():
         grown[term] = grown.get(term, 0.0) - seconds

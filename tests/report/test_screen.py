@@ -12,7 +12,7 @@ from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
 from tests.report.conftest import FoundPlan
-from tests.support.screen import default_lines, printed, readme_lines
+from tests.support.screen import REPORT, default_lines, printed, readme_lines, report_page
 
 FEW = ["search.num_steps=20", "search.num_restarts=4", "output.tensorboard=false"]
 
@@ -22,6 +22,9 @@ def test_the_default_job_prints_at_most_32_lines_and_readme_shows_them(tmp_path:
     assert len(lines) <= 32, "\n".join(lines)
     assert "best found" in lines[3] or "optimal in the model" in lines[3]
     assert readme_lines() == lines, "python -m tests.support.screen"
+    assert REPORT.read_text(encoding="utf-8") == report_page(lines), (
+        "python -m tests.support.screen"
+    )
 
 
 JOBS = {
