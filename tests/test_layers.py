@@ -120,8 +120,8 @@ def allowed(importer: str, imported: str) -> bool:
     if importer == "cli":
         return imported != "baselines"
     last = BRANCHES.get(importer, importer)
-    # one times the block of the toy Transformer, the other runs the files of plans
-    if (importer, imported) in (("machine", "bilevel"), ("graph", "run")):
+    # its blocks are timed and trained, and its workers run the files of plans
+    if imported == "run" and importer in ("machine", "bilevel", "graph"):
         return True
     if imported not in LAYERS or (importer, imported) == ("bilevel", "planner"):
         return (importer, imported) == ("bilevel", "graph")

@@ -18,11 +18,7 @@ from darts_parallel.bilevel.loop import BilevelLoop as BilevelLoop
 from darts_parallel.bilevel.loop import TrainingPhase as TrainingPhase
 from darts_parallel.bilevel.optimum import BatchPlan as BatchPlan
 from darts_parallel.bilevel.settings import BilevelSettings as BilevelSettings
-from darts_parallel.bilevel.settings import TransformerShape as TransformerShape
 from darts_parallel.bilevel.space import LogSlowdown as LogSlowdown
-from darts_parallel.bilevel.transformer import Weights as Weights
-from darts_parallel.bilevel.transformer import block as block
-from darts_parallel.bilevel.transformer import initial_weights as initial_weights
 from darts_parallel.errors import lazy_names
 
 if TYPE_CHECKING:

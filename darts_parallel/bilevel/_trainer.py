@@ -12,7 +12,6 @@ from math import lcm
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from darts_parallel.bilevel._measurements import NoiseScale, squared_norms
 from darts_parallel.bilevel._quantize import (
@@ -25,7 +24,7 @@ from darts_parallel.bilevel._quantize import (
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import Candidate
-from darts_parallel.bilevel.transformer import Weights, initial_weights, plan_loss
+from darts_parallel.bilevel.transformer import Toy, Weights
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.gradient import EPSILON, Adam
 
@@ -41,7 +40,7 @@ def differentiate(
     weights: Weights,
     tokens: Tensor,
 ) -> tuple[Weights, Tensor]:
-    """Return gradients and loss of one batch, a third faster by plain autograd than by `torch.func`."""
+    """Return gradients and loss of one batch."""
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     value = loss(leaves, tokens)
     gradients = torch.autograd.grad(value, tuple(leaves.values()))
@@ -76,6 +75,7 @@ class WeightTrainer:
     measure_noise: bool = True
     frozen: bool = False
     step: int = 0
+    toy: Toy = field(init=False)
     weights: Weights = field(init=False)
     optimizer: Adam = field(init=False)
     reducers: list[GradientReducer] = field(init=False)
@@ -83,9 +83,9 @@ class WeightTrainer:
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.weights = initial_weights(
-            self.settings.shape, torch.Generator().manual_seed(self.seed)
-        )
+        fused = self.settings.order != "second"
+        self.toy = Toy(self.settings.model, self.settings.block_size, fused)
+        self.weights = self.toy.initial_weights(torch.Generator().manual_seed(self.seed))
         self.generator = torch.Generator().manual_seed(self.seed + 1)
         self.optimizer = Adam(
             [(w, self.settings.learning_rate) for w in self.weights.values()], BETAS
@@ -105,7 +105,7 @@ class WeightTrainer:
 
     def block_names(self, index: int) -> list[str]:
         """List the names of one block's weights."""
-        return [name for name in self.weights if name.startswith(f"{index}.")]
+        return [name for name in self.weights if name.startswith(f"blocks.{index}.")]
 
     def next_batch(self, text: Tensor) -> Tensor:
         """Draw fresh tokens of one step, shape `(B, T + 1)`."""
@@ -117,7 +117,7 @@ class WeightTrainer:
         plan: Sequence[Candidate],
     ) -> WeightStep:
         """Make one step on tokens `(B, T + 1)` as a plan says, one candidate for each block."""
-        loss = partial(plan_loss, plan=plan, block_size=self.settings.block_size)
+        loss = partial(self.toy.plan_loss, plan=plan)
         one = torch.ones(1)
         return self.learn(tokens, loss, [((candidate.gradient_pair,), one) for candidate in plan])
 
@@ -163,13 +163,9 @@ class WeightTrainer:
         loss: Loss,
     ) -> tuple[Weights, Tensor]:
         """Return gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
-        if len(tokens) == 1:
-            gradients, value = differentiate(loss, self.weights, tokens[0])
-            return {name: own.unsqueeze(0) for name, own in gradients.items()}, value.unsqueeze(0)
-        found: tuple[Weights, Tensor] = vmap(grad_and_value(loss), in_dims=(None, 0))(
-            self.weights, tokens
-        )
-        return found
+        found = [differentiate(loss, self.weights, own) for own in tokens]
+        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in self.weights}
+        return gradients, torch.stack([value for _, value in found])
 
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""

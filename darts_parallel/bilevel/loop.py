@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import log
 
 import torch
@@ -32,7 +32,6 @@ from darts_parallel.bilevel.logits import Leader, UpperLevel
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown
-from darts_parallel.bilevel.transformer import Weights, mixed_loss, plan_loss
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.gradient import StepRecord, explain_infeasible
@@ -204,9 +203,7 @@ class BilevelLoop:
         pairs = self.prices.forward_pairs
         weights = self._pair_weights(leader, pairs, lambda candidate: candidate.forward_pair)
 
-        def loss(model: Weights, batch: Tensor) -> Tensor:
-            return mixed_loss(model, batch, pairs, weights, self.settings.block_size)
-
+        loss = partial(self.trainer.toy.mixed_loss, pair_weights=weights, pairs=pairs)
         return self.trainer.learn(tokens, loss, self._gradient_mixtures(leader))
 
     def _gradient_mixtures(self, leader: Leader) -> list[Mixture]:
@@ -275,7 +272,8 @@ class BilevelLoop:
     def _validate(self, trainer: WeightTrainer, held_out: Tensor) -> float:
         """Return the loss of a trainer's weights at 16 bits, nats."""
         with torch.no_grad():
-            return float(plan_loss(trainer.weights, held_out, (EXACT,) * self.settings.num_blocks))
+            exact = (EXACT,) * self.settings.num_blocks
+            return float(trainer.toy.plan_loss(trainer.weights, held_out, exact))
 
     def _see_slopes(
         self,
@@ -288,14 +286,7 @@ class BilevelLoop:
         prices = self.prices
         pairs = prices.forward_pairs
         weights = self._pair_weights(leader, pairs, lambda candidate: candidate.forward_pair)
-
-        def loss(
-            model: Weights,
-            batch: Tensor,
-            by_pair: Tensor,
-        ) -> Tensor:
-            return mixed_loss(model, batch, pairs, by_pair, self.settings.block_size)
-
+        loss = partial(self.trainer.toy.mixed_loss, pairs=pairs)
         ahead = None
         if self.settings.order == "second":  # through the trainer's next step
             rate = self.trainer.learning_rate

@@ -9,22 +9,21 @@ drawn from them. The slowdown is measured by trainings from the initial weights 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from math import exp
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from darts_parallel.bilevel._quantize import straight_through_sum
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import load_corpus
-from darts_parallel.bilevel.settings import BilevelSettings, TransformerShape
-from darts_parallel.bilevel.transformer import Weights, block, initial_weights, loss_through
+from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trials import NEXT_SEED, log_slowdown
 from darts_parallel.config import load_config, run_folder
 from darts_parallel.cost import LOSSLESS
@@ -42,6 +41,7 @@ from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import SearchCurves
 from darts_parallel.report import Weights as Odds
+from darts_parallel.run import Block, build_layer
 
 INNER = 25
 """Steps of the probabilities for each step of the weights."""
@@ -59,27 +59,12 @@ DEFAULTS = ("experiment=bilevel", "model.hidden_size=128")
 """Set a width where sums of few bits change which operators are split."""
 
 
-class ToyBlock(nn.Module):
-    """One block of the toy Transformer, all ranks in one."""
-
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        drawn = initial_weights(shape, torch.Generator().manual_seed(0))
-        self.weights = nn.ParameterDict()
-        for name, weight in drawn.items():
-            if name.startswith("0."):
-                self.weights[name.removeprefix("0.")] = nn.Parameter(weight)
-
-    def forward(self, state: Tensor) -> Tensor:
-        """Run the block on a state `(B, T, H)`."""
-        weights = {f"0.{name}": weight for name, weight in self.weights.items()}
-        return block(weights, 0, state, 1, lambda partials: partials.sum(0))
-
-
-@lru_cache(maxsize=4)
-def captured(shape: TransformerShape, batch: int) -> ModuleGraph:
-    """Capture the block."""
-    return capture_module(ToyBlock(shape), [torch.zeros(batch, shape.context, shape.width)])
+def captured(settings: BilevelSettings) -> ModuleGraph:
+    """Capture a block of the Transformer."""
+    model = settings.model
+    block = build_layer(model, True, "layers.0", model.vocab_size, seed=0)
+    state = torch.zeros(settings.global_batch_size, settings.context, model.hidden_size)
+    return capture_module(block, [state])
 
 
 @dataclass(frozen=True)
@@ -92,13 +77,9 @@ class RoundedBlock:
     block_size: int
     """Numbers that share a scale."""
 
-    def __call__(
-        self,
-        weights: Weights,
-        index: int,
-        state: Tensor,
-    ) -> Tensor:
-        """Run block `index` of the model operator by operator."""
+    def __call__(self, block: Block, state: Tensor) -> Tensor:
+        """Run a block with its own weights operator by operator."""
+        weights = dict(block.named_parameters())
         known: dict[str, Tensor] = {}
         for op in self.graph.operators:
             given = [known[name] for name in op.inputs]
@@ -106,7 +87,7 @@ class RoundedBlock:
                 break
             made: Any = given[0] if given else state
             if op.op == "parameter":
-                made = weights[f"{index}.{op.target.removeprefix('weights.')}"]
+                made = weights[op.target]
             elif op.node is not None and op.name in self.sums:
                 made = self._rounded_sum(op.node, given, *self.sums[op.name])
             elif op.node is not None:
@@ -151,29 +132,25 @@ def _call(node: Node, given: Sequence[Tensor]) -> Any:
 def learn(
     trainer: WeightTrainer,
     text: Tensor,
-    ranks: int,
-    sums: Sums,
+    run: RoundedBlock,
 ) -> float:
-    """Make one step of the weights with some sums rounded; return the loss before it, nats."""
-    own = trainer.settings
-    graph = captured(own.shape, own.global_batch_size)
-    run = RoundedBlock(graph, ranks, sums, own.block_size)
-    loss = partial(loss_through, blocks=[run] * own.num_blocks)
-    exact = [(((1, LOSSLESS),), torch.ones(1))] * own.num_blocks
+    """Make one step of the weights with all blocks run alike; return the loss before it, nats."""
+    count = trainer.settings.num_blocks
+    loss = partial(trainer.toy.loss, runs=[run] * count)
+    exact = [(((1, LOSSLESS),), torch.ones(1))] * count
     return trainer.learn(trainer.next_batch(text), loss, exact).loss
 
 
 def train_sums(
     settings: BilevelSettings,
     text: Tensor,
-    ranks: int,
-    sums: Sums,
+    run: RoundedBlock,
     steps: int,
     seed: int,
 ) -> list[float]:
-    """Train from the initial weights with some sums rounded; return the losses of all steps, nats."""
+    """Train from the initial weights with all blocks run alike; return the losses of all steps, nats."""
     trainer = WeightTrainer(settings, settings.global_batch_size, seed, measure_noise=False)
-    return [learn(trainer, text, ranks, sums) for _ in range(steps)]
+    return [learn(trainer, text, run) for _ in range(steps)]
 
 
 class OperatorSearch:
@@ -189,9 +166,9 @@ class OperatorSearch:
         self.settings = settings
         self.text = text
         self.ranks = mesh.ranks[-1]
-        graph = captured(settings.shape, settings.global_batch_size)
-        self.exact = plan_graph(graph, mesh).plan
-        self.space = plan_graph(graph, mesh, bits=tuple(bits)).plan.space
+        self.graph = captured(settings)
+        self.exact = plan_graph(self.graph, mesh).plan
+        self.space = plan_graph(self.graph, mesh, bits=tuple(bits)).plan.space
         self.programme = GraphProgramme(self.space)
         self.place = self._places()
         tried = sorted({one for few in bits for one in self._worth(few)})
@@ -228,9 +205,10 @@ class OperatorSearch:
         sums = [(op.name, _bits(choose(op).labels)) for op in self.space.graph.computing]
         return [(name, bits) for name, bits in sums if bits]
 
-    def rounded(self, sums: Sequence[Sum]) -> Sums:
-        """Return sums as `RoundedBlock` takes them."""
-        return {name: (bits, self.place[name, bits][1]) for name, bits in sums}
+    def rounded(self, sums: Sequence[Sum]) -> RoundedBlock:
+        """Return the block that sends these sums at few bits."""
+        known = {name: (bits, self.place[name, bits][1]) for name, bits in sums}
+        return RoundedBlock(self.graph, self.ranks, known, self.settings.block_size)
 
     def slowdown(
         self,
@@ -243,7 +221,7 @@ class OperatorSearch:
             return [0.0] * len(plans)
         curves = []
         for sums in [[], *plans]:
-            own = (self.settings, self.text, self.ranks, self.rounded(sums), steps)
+            own = (self.settings, self.text, self.rounded(sums), steps)
             curves.append([train_sums(*own, seed) for seed in seeds])
         return [log_slowdown(own, curves[0]) for own in curves[1:]]
 
@@ -269,8 +247,7 @@ class OperatorSearch:
             seconds = float(self.plain @ descent.now)
             odds = descent.probabilities()
             drawn = [int(rng.choice(len(own), p=own)) for own in odds]
-            sums = self.rounded(self.sums_of(drawn))
-            loss = learn(trainer, self.text, self.ranks, sums)
+            loss = learn(trainer, self.text, self.rounded(self.sums_of(drawn)))
             self.raw = self.programme.rounded(descent.now)
             record = {"train/loss": loss, "search/expected_s": seconds}
             entropies = [float(-(own * np.log(own)).sum()) for own in odds]
@@ -328,7 +305,7 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
     problem = Problem.from_config(load_config([*DEFAULTS, *job]))
     settings = BilevelSettings.of(problem)
     bits = problem.config.space.pinned("tp_comm_bits") or (LOSSLESS,)
-    mesh = make_mesh(problem.cluster, (settings.shape.num_heads,))
+    mesh = make_mesh(problem.cluster, (settings.model.num_heads,))
     search = OperatorSearch(settings, mesh, bits, load_corpus().train)
     curves = SearchCurves(folder / "tensorboard")
     search.run(curves)

@@ -10,7 +10,6 @@ from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.loop import TrainingPhase
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.transformer import plan_loss
 
 TEST_SEED = 1_000_003
 """Added to a training's seed for its test batch: equal for all plans of a seed, apart from training's."""
@@ -90,7 +89,7 @@ class Retraining:
             spent += plan.seconds
             if spent >= self.interval * (len(losses) + 1) or spent >= seconds:
                 with torch.no_grad():
-                    loss = plan_loss(trainer.weights, held_out, plan.blocks, settings.block_size)
+                    loss = trainer.toy.plan_loss(trainer.weights, held_out, plan.blocks)
                 losses.append(float(loss))
                 recent = losses[-SMOOTHED:]
                 curve.append((spent, sum(recent) / len(recent)))

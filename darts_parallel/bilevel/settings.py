@@ -1,9 +1,9 @@
 """Settings of one bilevel search, and settings of the main search that it does not serve."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from darts_parallel.config import BilevelConfig, SearchConfig
+from darts_parallel.config import BilevelConfig, ModelConfig, SearchConfig
 from darts_parallel.cost import BLOCK, LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
@@ -14,29 +14,8 @@ BYTES = 256
 """Vocabulary of the corpus."""
 
 
-@dataclass(frozen=True)
-class TransformerShape:
-    """Sizes of the decoder-only Transformer."""
-
-    num_blocks: int = 4
-    width: int = 96
-    num_heads: int = 4
-    context: int = 128
-    vocab_size: int = BYTES
-
-    @property
-    def ffn_width(self) -> int:
-        """Inner size of the MLP."""
-        return 4 * self.width
-
-    @property
-    def head_width(self) -> int:
-        """Size of one attention head."""
-        return self.width // self.num_heads
-
-
-def shape_of(problem: Problem) -> TransformerShape:
-    """Return the sizes of the problem's Transformer, if it is one that this package can train.
+def trainable(problem: Problem) -> ModelConfig:
+    """Return the problem's Transformer with as many positions as it trains, if it can be trained here.
 
     Errors:
         ConfigError: its blocks are not GPT's.
@@ -56,15 +35,15 @@ def shape_of(problem: Problem) -> TransformerShape:
                 f"model.{key}={value} must be {wanted}, as only GPT blocks are trained and "
                 f"measured here; try {wanted}."
             )
-    sizes = (config.num_layers, config.hidden_size, config.num_heads)
-    return TransformerShape(*sizes, problem.training.seq_len, config.vocab_size)
+    return replace(config, max_seq_len=problem.training.seq_len)
 
 
 @dataclass
 class BilevelSettings(BilevelConfig):
     """One search: what was configured, the problem's sizes, and the seed."""
 
-    shape: TransformerShape = field(default_factory=TransformerShape)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Its `max_seq_len` is the length of the sequences."""
     num_devices: int = 8
     """Virtual devices; every layer divides them as `tp * dp`."""
     global_batch_size: int = 16
@@ -93,27 +72,27 @@ class BilevelSettings(BilevelConfig):
         config = problem.config.bilevel
         if config is None:
             raise ConfigError("bilevel=null must be set for a bilevel search; try bilevel=default.")
-        shape = shape_of(problem)
-        if shape.vocab_size != BYTES:
+        model = trainable(problem)
+        if model.vocab_size != BYTES:
             raise ConfigError(
-                f"model.vocab_size={shape.vocab_size} must be {BYTES}: the training data are bytes; "
+                f"model.vocab_size={model.vocab_size} must be {BYTES}: the training data are bytes; "
                 f"try {BYTES}."
             )
         job: dict[str, Any] = {"num_devices": problem.cluster.num_devices}
         job["seed"] = problem.config.search.seed % NUM_SEEDS
         job["global_batch_size"] = problem.training.global_batch_size
         job["block_size"] = problem.config.cost.lossy_block
-        return BilevelSettings(**asdict(config), shape=shape, **job)
+        return BilevelSettings(**asdict(config), model=model, **job)
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the Transformer."""
-        return self.shape.num_blocks
+        return self.model.num_layers
 
     @property
     def context(self) -> int:
         """Tokens of a sequence."""
-        return self.shape.context
+        return self.model.max_seq_len
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from darts_parallel.bilevel import TransformerShape, Weights, block, initial_weights
-from darts_parallel.config import DeviceConfig
+from darts_parallel.config import DeviceConfig, ModelConfig
 from darts_parallel.cost import ATTENTION_HALF_SIZE, gemm_seconds
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import Device, Gemm
+from darts_parallel.run import build_layer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF_SIZES = [0.0] + [2.0 ** (i / 4) for i in range(8, 45)]
@@ -117,15 +117,14 @@ class MeasuredKernels:
         source, other, target = (self.ones(self.rows, self.largest) for _ in range(3))
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
-        shape = TransformerShape(1, 16, 1, 1, 16)
-        initial = initial_weights(shape, torch.Generator().manual_seed(0))
-        weights = {name: w.to(source) for name, w in initial.items()}
+        sizes: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_heads": 1}
+        tiny = build_layer(ModelConfig("tiny", **sizes), False, "layers.0", 1, seed=0).to(source)
         copy = partial(target.copy_, source)
         add = partial(torch.add, source, other, out=target)
         gelu = partial(functional.gelu, source)
         norm = partial(functional.layer_norm, source, (self.largest,))
         attend = partial(attention, query, key, value, is_causal=True)
-        launch = partial(_forward, weights, self.ones(1, 1, 16))
+        launch = partial(tiny, self.ones(1, 1, 16))
         return [copy, add, gelu, norm, attend, launch]
 
 
@@ -237,7 +236,3 @@ def _errors(gemms: Sequence[GemmTime], device: Device) -> list[float]:
         return abs(float(fitted) / gemm.seconds - 1.0)
 
     return list(map(error, gemms))
-
-
-def _forward(weights: Weights, state: Tensor) -> Tensor:
-    return block(weights, 0, state, 1, lambda partials: partials.sum(0))

@@ -9,10 +9,13 @@ from darts_parallel.run.launch import require_torch as require_torch
 from darts_parallel.run.settings import measured_cluster as measured_cluster
 
 if TYPE_CHECKING:
+    from darts_parallel.run._transformer import Block as Block
+    from darts_parallel.run._transformer import build_layer as build_layer
+    from darts_parallel.run._transformer import empty_layer as empty_layer
     from darts_parallel.run.engine import Engine as Engine
     from darts_parallel.run.measure import timed_step as timed_step
     from darts_parallel.run.workers import Workers as Workers
 
-__getattr__ = lazy_names(
-    __name__, {"engine": ("Engine",), "measure": ("timed_step",), "workers": ("Workers",)}
-)
+LAYERS = ("Block", "build_layer", "empty_layer")
+HOMES = {"_transformer": LAYERS, "engine": ("Engine",), "measure": ("timed_step",)}
+__getattr__ = lazy_names(__name__, HOMES | {"workers": ("Workers",)})

@@ -8,7 +8,7 @@ from darts_parallel.bilevel._quantize import BLOCK
 from darts_parallel.bilevel._trainer import WeightTrainer, differentiate, gradient_shortfall, slopes
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace
-from darts_parallel.bilevel.transformer import initial_weights, mixed_loss, plan_loss
+from darts_parallel.bilevel.transformer import Toy, Weights
 from darts_parallel.bilevel.trials import Trials, log_slowdown
 from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
@@ -65,7 +65,8 @@ def test_the_learning_rate_rises_linearly_and_then_stays() -> None:
 def test_the_progress_that_a_pair_lacks_is_a_share() -> None:
     trainer, plan = WeightTrainer(SETTINGS, 8, 0), (Candidate(1, 1),) * 2
     outcome = trainer.learn_plan(batch(1), plan)
-    by_weight, _ = differentiate(partial(plan_loss, plan=plan), trainer.weights, batch(1))
+    loss = partial(trainer.toy.plan_loss, plan=plan)
+    by_weight, _ = differentiate(loss, trainer.weights, batch(1))
     small = {name: 1e-6 * gradient for name, gradient in by_weight.items()}
     found = [gradient_shortfall(trainer, own, outcome.mean, PAIRS) for own in (by_weight, small)]
     assert not found[0][:, 0].any()
@@ -83,20 +84,21 @@ def test_double_backward_is_the_unrolled_derivative(
     derivative is what double backward must give, with lossy candidates, too.
     """
     drawn = torch.Generator().manual_seed(0)
-    model = {n: w.double() for n, w in initial_weights(SETTINGS.shape, drawn).items()}
+    toy = Toy(SETTINGS.model)
+    model = {n: w.double() for n, w in toy.initial_weights(drawn).items()}
     weights = torch.softmax(torch.randn(2, len(pairs), generator=drawn, dtype=torch.float64), -1)
     step = {name: torch.full_like(weight, 0.1) for name, weight in model.items()}
-    errors = torch.randn(17, 8, 8, SETTINGS.shape.width, generator=drawn, dtype=torch.float64) / 10
+    errors = (
+        torch.randn(17, 8, 8, SETTINGS.model.hidden_size, generator=drawn, dtype=torch.float64) / 10
+    )
 
     def held(partials: torch.Tensor, bits: int, block_size: int = BLOCK) -> torch.Tensor:
         return partials.sum(0) + (errors[bits] if bits < 16 else 0.0)
 
     monkeypatch.setattr(transformer, "lossy_sum", held)
 
-    def loss(
-        weights_: transformer.Weights, tokens: torch.Tensor, by_pair: torch.Tensor
-    ) -> torch.Tensor:
-        return mixed_loss(weights_, tokens, pairs, by_pair)
+    def loss(weights_: Weights, tokens: torch.Tensor, by_pair: torch.Tensor) -> torch.Tensor:
+        return toy.mixed_loss(weights_, tokens, by_pair, pairs)
 
     train, validation = batch(1), batch(2, "validation")
     found = slopes(loss, model, weights, validation, train, step).by_pair

@@ -161,11 +161,11 @@ def test_copies_train_for_equal_predicted_seconds_and_leave_the_loop_as_it_is(
     real = WeightTrainer.learn_plan
 
     def counted(trainer: WeightTrainer, *arguments: Any) -> WeightStep:
-        before = trainer.weights["head"].clone()
+        before = trainer.weights["head.output.weight"].clone()
         done = real(trainer, *arguments)
         if trainer is not loop.trainer:
             steps[trainer.batch] = steps.get(trainer.batch, 0) + 1
-            moved.append(not torch.equal(before, trainer.weights["head"]))
+            moved.append(not torch.equal(before, trainer.weights["head.output.weight"]))
         return done
 
     for _ in range(BILEVEL["warmup_steps"] + 1):

@@ -30,10 +30,11 @@ def test_what_bits_cost_decides_what_operators_split(
     run = EventAccumulator(str(tmp_path)).Reload()
     assert "probability/all_layers" in run.Tags()["images"]
     assert "search/entropy" in run.Tags()["scalars"]
-    odds = [tag for tag in run.Tags()["scalars"] if tag.startswith("probability/layer_matmul_1/")]
+    odds = [tag for tag in run.Tags()["scalars"] if tag.startswith("probability/layer_linear_3/")]
     assert len(run.Scalars(odds[0])) == settings.num_steps
     plan = search.entry(search.improved())
     assert bool(plan["sums"]) == gains
     assert plan["time_ratio"] < 0.9 if gains else plan["time_ratio"] == pytest.approx(1.0)
-    assert plan["split"]["matmul_1"] == ("batch1" if gains else "batch0")  # heads, or sequences
+    wanted = "heads" if gains else "batch0"
+    assert plan["split"]["scaled_dot_product_attention"] == wanted
     assert all(record["train/loss"] < 6.5 for record in search.records)

@@ -6,25 +6,18 @@ from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import Candidate
-from darts_parallel.bilevel.transformer import (
-    Weights,
-    block,
-    candidate_sums,
-    initial_weights,
-    mixed_reduce,
-    mixed_sums,
-    plan_loss,
-)
+from darts_parallel.bilevel.transformer import Toy, Weights, mixed_reduce
 from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
 PROBLEM = tiny_problem(width=32, context=16)
 PAIRS = ((1, 16), (4, 16), (2, 8), (4, 4), (4, 2))
 SETTINGS = BilevelSettings.of(PROBLEM)
+TOY = Toy(SETTINGS.model)
 
 
 def model(seed: int) -> tuple[Weights, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: w.double() for name, w in initial_weights(SETTINGS.shape, generator).items()}
+    weights = {name: w.double() for name, w in TOY.initial_weights(generator).items()}
     return weights, sample(corpus().train, 3, 16, generator)
 
 
@@ -34,7 +27,7 @@ def test_at_16_bits_all_degrees_agree_to_float_error_in_loss_and_gradient(seed: 
     results = []
     for tp in (1, 2, 4):
         leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
-        loss = plan_loss(leaves, tokens, [Candidate(tp, 8 // tp)] * 2)
+        loss = TOY.plan_loss(leaves, tokens, [Candidate(tp, 8 // tp)] * 2)
         results.append((loss, *torch.autograd.grad(loss, tuple(leaves.values()))))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
@@ -42,12 +35,11 @@ def test_at_16_bits_all_degrees_agree_to_float_error_in_loss_and_gradient(seed: 
 
 
 def test_a_one_hot_mixture_is_its_candidate() -> None:
-    weights, _ = model(0)
-    state = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights, tokens = model(0)
     for index, (tp, bits) in enumerate(PAIRS):
-        one_hot = torch.nn.functional.one_hot(torch.tensor(index), len(PAIRS)).double()
-        mixed = block(weights, 0, state, *mixed_sums(PAIRS, one_hot))
-        alone = block(weights, 0, state, *candidate_sums(Candidate(tp, 8 // tp, bits)))
+        one_hot = torch.nn.functional.one_hot(torch.tensor([index] * 2), len(PAIRS)).double()
+        mixed = TOY.mixed_loss(weights, tokens, one_hot, PAIRS)
+        alone = TOY.plan_loss(weights, tokens, [Candidate(tp, 8 // tp, bits)] * 2)
         torch.testing.assert_close(mixed, alone)
 
 
