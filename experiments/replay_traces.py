@@ -4,12 +4,12 @@
     python -m experiments.replay_traces data=FOLDER        trace-NAME.csv or trace-NAME.csv.gz of a folder
 
 Replays each step of a trace (one line an operation: `step, dp_rank, stage, optype, mb_id, start_ts,
-duration`, seconds) from the recorded seconds of its passes alone: when each may begin follows from the
-longest path of the schedule. Sends and receives, which hold the waiting, are not read; of the collectives
-of the step's end the shortest recorded duration among the ranks counts, since the rank that comes last
-waits for nobody. A step is measured from the beginning of its first forward pass to the end of its last
-operation. Leaves replay.csv (`trace, step, measured_s, predicted_s`) in `out`, next to the files of every
-study.
+duration`, seconds) from the recorded seconds of its passes alone: when each may begin follows from
+the longest path of the schedule. Sends and receives, which hold the waiting, are not read; of the
+collectives of the step's end the shortest recorded duration among the ranks counts, since the rank
+that comes last waits for nobody. A step is measured from the beginning of its first forward pass to
+the end of its last operation. Leaves replay.csv (`trace, step, measured_s, predicted_s`) in `out`,
+next to the files of every study.
 """
 
 import csv

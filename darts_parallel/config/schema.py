@@ -213,7 +213,7 @@ class SpaceConfig:
     """Stages of a device (interleaved schedule); null: every number that divides the blocks
     evenly."""
     schedules: Any = one_of(None, (*schedules.NAMES, schedules.SEARCHED))
-    """Pipeline schedules to choose from (`schedules.NAMES`). All of them are simulated. null:
+    """Pipeline schedules to choose from. All of them are simulated. null:
     `cost.schedule`, and `interleaved` where `virtual_stages` is above 1. If the list has
     `interleaved` and `virtual_stages` is 1, then 2 virtual stages are tried, and every number
     that divides the blocks. `searched`: any order of passes, found along critical paths."""
@@ -229,11 +229,12 @@ class SpaceConfig:
     etp: Any = ranged(1)
     """Expert tensor-parallel degree; null: every one that a node and the experts' width allow."""
     offload: Any = one_of(None, OFFLOADS)
-    """Kinds of state of which a share may lie in host memory, a list of `OFFLOADS`; null: nothing.
-    The shares are continuous, one of each kind a device of the pipeline."""
+    """Kinds of state of which a share may lie in host memory; null: nothing. The shares are
+    continuous, one of each kind a device of the pipeline."""
     node_orders: str = one_of("auto", ("auto", "all", "shifts", "adjacent", "given"))
-    """Orders of unequal nodes along the pipeline: `all`, `shifts`, `adjacent`, `given`, or
-    `auto`."""
+    """Orders of unequal nodes along the pipeline. `adjacent`: equal nodes side by side; `shifts`:
+    also rotated; `all`: every order; `given`: the order of the file; `auto`: `all` if there are
+    few, else `shifts`."""
     memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
     """Share of every device's memory that plans leave free, next to what the software keeps
     back."""
@@ -243,7 +244,7 @@ class SpaceConfig:
     executable: bool = False
     """Only what `darts_parallel.run` executes."""
     trainer: str | None = one_of(None, EXPORTS)
-    """Only plans that this trainer runs, one of `EXPORTS`. Trainers without layer-wise plans, all
+    """Only plans that this trainer runs. Trainers without layer-wise plans, all
     except `torch` and `galvatron`, make the space `uniform`. The group `trainer` sets it. null:
     plans for any trainer."""
 
@@ -365,7 +366,7 @@ class Config:
     is the folder for `--config-dir` that keeps what logs say of the cluster. `force` lets a log move
     figures even if it is too far off to be believed."""
     export: str | None = None
-    """A trainer in whose words the plan is written too (`EXPORTS`); null: for none."""
+    """A trainer in whose words the plan is written, too; null: for none."""
     explain: bool = False
     """Print where every byte and second of the plan comes from (also `--explain`)."""
     price: bool = False

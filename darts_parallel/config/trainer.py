@@ -94,7 +94,7 @@ class Trainer:
     """Abilities of a trainer; a setting that no `lacks` names runs."""
 
     name: str = NONE
-    """One of `EXPORTS`, or none."""
+    """The trainer, or `none`."""
     schedules: list[str] | None = None
     """Pipeline schedules; null stands for all that PyTorch runs."""
     layerwise: bool = False
@@ -112,7 +112,7 @@ class Trainer:
     whole_context_groups: bool = False
     """Whether a sharding group must hold whole context-parallel groups."""
     whole_ends: str = "never"
-    """Models whose first and last stage must hold a block, one of `WHOLE_ENDS`."""
+    """Models whose first and last stage must hold a block: `never`, `hybrids` or `always`."""
     half_blocks: bool = False
     """Whether a stage may begin between attention and MLP of a block."""
     gradient_bits: dict[str, list[int]] = field(default_factory=dict)

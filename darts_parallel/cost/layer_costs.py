@@ -406,12 +406,11 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[T
     """Return the seconds by which fetching keys and values lengthens attention forward and backward.
 
     With context parallelism every rank needs all keys and values of the sequence for its own
-    queries:
-    `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et al. 2024,
-    arXiv 2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et al. 2023,
-    arXiv 2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them again and
-    reduce-scatters their gradients. Grouped-query attention sends its few KV heads only. Runs next
-    to the attention core, which cp balances.
+    queries: `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et
+    al. 2024, arXiv 2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et
+    al. 2023, arXiv 2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them
+    again and reduce-scatters their gradients. Grouped-query attention sends its few KV heads only.
+    Runs next to the attention core, which cp balances.
     """
     choices = stage.choices
     if choices.cp == 1 or not layer.cores:

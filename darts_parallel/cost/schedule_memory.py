@@ -39,11 +39,11 @@ def schedule_memory(
     """Return the activation-memory fields of a cost table.
 
     A split backward keeps `for_weights` between the gradient of the input and the gradient of the
-    weights:
-    inputs of the matrix products and gradients of their outputs. A block's bytes are about equal
-    before and after (`34 s b h` and `32 s b h`, Qi et al. 2023, arXiv 2401.10241, table 1), so it
-    counts in full. A recomputed block holds less before. It then counts in flight as on the fullest
-    device, which is too much on the other devices. The loss, on the last stage, holds less after.
+    weights: inputs of the matrix products and gradients of their outputs. A block's bytes are about
+    equal before and after (`34 s b h` and `32 s b h`, Qi et al. 2023, arXiv 2401.10241, table 1),
+    so it counts in full. A recomputed block holds less before. It then counts in flight as on the
+    fullest device, which is too much on the other devices. The loss, on the last stage, holds less
+    after.
 
     Args:
         name: Full name of the schedule.

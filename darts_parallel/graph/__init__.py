@@ -1,8 +1,8 @@
 """Plans of any PyTorch module, operator by operator: captured, searched, proven, run.
 
-`capture_module` makes a `ModuleGraph`; `_rules` says which dimensions of an operator are one; `_space`
-lists choices and prices; `_programme` proves the optimum and `descent` searches it by gradients; `plan` joins
-them.
+`capture_module` makes a `ModuleGraph`; `_rules` says which dimensions of an operator are one;
+`_space` lists choices and prices; `_programme` proves the optimum and `descent` searches it by
+gradients; `plan` joins them.
 """
 
 from typing import TYPE_CHECKING

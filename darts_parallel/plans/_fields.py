@@ -139,8 +139,7 @@ def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
     """Return the order of the nodes that the ranks of stages imply; empty for rank order.
 
     The sizes of the nodes stand in the file's `cluster`. Ranks that tear a node apart are no order:
-    the
-    check of the ranks refuses them. Chunks after the first of an interleaved stage repeat its
+    the check of the ranks refuses them. Chunks after the first of an interleaved stage repeat its
     ranks.
     """
     ranks: list[Any] = []

@@ -166,9 +166,8 @@ def domain_nodes(count: int, most: int) -> int:
     """Return the nodes that a job takes of every NVLink domain.
 
     A job that needs several domains takes equally many nodes of each where that leaves none of them
-    less
-    than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it fills
-    them.
+    less than half full, as schedulers place it (256 GPUs on racks of 72: four times 64); else it
+    fills them.
 
     Args:
         most: Nodes of a whole domain; 0 and 1: every node is its own.

@@ -1,16 +1,12 @@
 """Measured layer times in the place of the analytic ones (`cost=profiled`).
 
 A source is a folder of CSV files, or one file that also holds `micro_batch` and what was measured
-at it
-(`backward_s`, `saved_bytes`). Of a folder, `layer_forward_seconds.csv` holds the seconds of one
-forward pass
-of every layer for one micro-batch of one sequence (columns `model, gpu, tp, layer_index,
-layer_kind,
-forward_s`); `micro_batch_multipliers.csv` what a larger micro-batch multiplies them by (`model,
-gpu,
-layer_kind, micro_batch, multiplier`). Where a source has no backward times, backward is twice
-forward. Layers of kinds that were not measured keep the analytic formulas, and so does all
-communication.
+at it (`backward_s`, `saved_bytes`). Of a folder, `layer_forward_seconds.csv` holds the seconds of
+one forward pass of every layer for one micro-batch of one sequence (columns `model, gpu, tp,
+layer_index, layer_kind, forward_s`); `micro_batch_multipliers.csv` what a larger micro-batch
+multiplies them by (`model, gpu, layer_kind, micro_batch, multiplier`). Where a source has no
+backward times, backward is twice forward. Layers of kinds that were not measured keep the analytic
+formulas, and so does all communication.
 """
 
 import csv

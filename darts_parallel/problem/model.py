@@ -41,13 +41,11 @@ def with_adapters(layer: LayerSpec, rank: int, targets: Sequence[str]) -> LayerS
     """Return the layer with adapters next to its products named in `targets`, all else frozen.
 
     LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1) replaces a product `W x` by `W x + B A x`
-    with `A` of
-    `rank x in` and `B` of `out x rank` numbers, and trains A and B alone: W has no gradient, no
-    master copy and no moments, and backward computes the gradient of its input only.
-    A frozen product without an adapter does not keep its input for backward. Adapters are divided
-    by `tp` as
-    their products are (Megatron-Bridge), the collectives of their `rank` numbers a token left
-    aside.
+    with `A` of `rank x in` and `B` of `out x rank` numbers, and trains A and B alone: W has no
+    gradient, no master copy and no moments, and backward computes the gradient of its input only. A
+    frozen product without an adapter does not keep its input for backward. Adapters are divided by
+    `tp` as their products are (Megatron-Bridge), the collectives of their `rank` numbers a token
+    left aside.
     """
     adapted = [gemm for gemm in layer.gemms if gemm.module in targets]
     adapters: list[Gemm] = []

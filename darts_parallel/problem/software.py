@@ -1,11 +1,9 @@
 """A training framework: its messages, its efficiencies and its memory.
 
 A file of `conf/software` states the habits (documented by the framework itself) and the figures
-that
-`python -m experiments.calibrate` fitted to runs of it. Efficiencies of products and attention
-belong to a
-device and a framework together: the file holds what the framework adds to the logit of the device's
-share.
+that `python -m experiments.calibrate` fitted to runs of it. Efficiencies of products and attention
+belong to a device and a framework together: the file holds what the framework adds to the logit of
+the device's share.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,10 @@
 """State-space layers: sizes, parameters, FLOP, traffic and kept bytes of Mamba-2 and Mamba-1.
 
 Mamba-2 (Dao and Gu 2024, arXiv 2405.21060): one product makes gate, input, B, C and step of all
-heads, a
-short convolution mixes neighbours, and the state-space dual form scans the sequence in chunks
-(section 6):
-inside a chunk by matrix products like attention, between chunks by a small recurrence. Mamba-1 (Gu
-and Dao
-2023, arXiv 2312.00752; Jamba) has a state for every channel, so that its scan runs outside matrix
-units.
+heads, a short convolution mixes neighbours, and the state-space dual form scans the sequence in
+chunks (section 6): inside a chunk by matrix products like attention, between chunks by a small
+recurrence. Mamba-1 (Gu and Dao 2023, arXiv 2312.00752; Jamba) has a state for every channel, so
+that its scan runs outside matrix units.
 """
 
 from dataclasses import replace

@@ -1,11 +1,9 @@
 """Pipeline schedules: the order in which every device runs its passes. One schedule is one file.
 
 A file states its name, its placement and its abilities, and yields the passes of every device. It
-ends
-with `SCHEDULE`, by which the registry finds it. What a device holds is counted from the order of
-its
-passes unless the file has a closed form. Nothing here knows seconds or bytes: `cost` prices the
-passes.
+ends with `SCHEDULE`, by which the registry finds it. What a device holds is counted from the order
+of its passes unless the file has a closed form. Nothing here knows seconds or bytes: `cost` prices
+the passes.
 """
 
 from darts_parallel.schedules._registry import CLOSED_FORM as CLOSED_FORM

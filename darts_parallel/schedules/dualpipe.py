@@ -1,9 +1,8 @@
 """DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), cut in half.
 
 DualPipe feeds micro-batches from both ends and keeps the parameters twice. A V gives the same order
-with
-the parameters once. Its pairs of one forward and one backward run one after the other here, since
-their overlap hides communication alone.
+with the parameters once. Its pairs of one forward and one backward run one after the other here,
+since their overlap hides communication alone.
 """
 
 from collections import deque
