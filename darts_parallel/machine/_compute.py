@@ -87,17 +87,6 @@ class MeasuredKernels:
     largest: int
 
     @property
-    def rows(self) -> int:
-        """Rows of `largest` numbers of a tensor that no cache of its device holds."""
-        least = max(4 * self.largest**2, 2**20)
-        return -(-least // self.largest)
-
-    @property
-    def stream_bytes(self) -> int:
-        """Bytes of such a tensor."""
-        return self.rows * self.largest * DTYPES[self.precision].itemsize
-
-    @property
     def seq_len(self) -> int:
         """Tokens of the measured attention."""
         return min(self.largest, LONGEST_SEQUENCE)
@@ -106,21 +95,26 @@ class MeasuredKernels:
         """Return a tensor on the device."""
         return torch.ones(*shape, dtype=DTYPES[self.precision], device=self.machine.device)
 
+    def stream(self) -> Tensor:
+        """Return a tensor that no cache of its device holds, in rows of `largest` numbers."""
+        least = max(4 * self.largest**2, 2**20)
+        return self.ones(-(-least // self.largest), self.largest)
+
     def gemm(self, rows: int, inner: int, columns: int) -> Work:
         """Return a matrix product."""
         left = self.ones(rows, inner)
         right = self.ones(inner, columns)
         return partial(torch.mm, left, right, out=self.ones(rows, columns))
 
-    def others(self) -> list[Work]:
+    def others(self, source: Tensor) -> list[Work]:
         """List copy, sum, GELU, layer norm, causal attention, and launches (a tiny block)."""
-        source, other, target = (self.ones(self.rows, self.largest) for _ in range(3))
+        target = source.clone()
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
         sizes: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_heads": 1}
         tiny = build_layer(ModelConfig("tiny", **sizes), False, "layers.0", 1, seed=0).to(source)
         copy = partial(target.copy_, source)
-        add = partial(torch.add, source, other, out=target)
+        add = partial(torch.add, source, source.clone(), out=target)
         gelu = partial(functional.gelu, source)
         norm = partial(functional.layer_norm, source, (self.largest,))
         attend = partial(attention, query, key, value, is_causal=True)
@@ -147,14 +141,15 @@ def measure_compute(
     times = machine.measure("matrix products", works, 0.7 * seconds)
     gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
     kernels = MeasuredKernels(machine, precisions[0], largest)
-    works = kernels.others()
+    source = kernels.stream()
+    works = kernels.others(source)
     copied, *streamed, attended, launched = machine.measure(
         "streams, attention, launches", works, 0.3 * seconds
     )
     reached = STREAMED * copied / (2.0 * sum(streamed))
     device = Device(
         name="measured",
-        memory_bandwidth=2.0 * kernels.stream_bytes / copied,
+        memory_bandwidth=2.0 * source.nbytes / copied,
         memory_efficiency=min(reached, 1.0),
         layer_overhead=launched,
         **UNFITTED,
@@ -186,29 +181,33 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> ComputeProfile:
     by_precision: dict[str, list[GemmTime]] = {}
     for gemm in gemms:
         by_precision.setdefault(gemm.precision, []).append(gemm)
-    main = gemms[0].precision
-    best, error = _best_fit(by_precision[main], device)
-    efficiency = min(float(best.peak_flops) / _fastest(by_precision[main]), 1.0)
+    main = next(iter(by_precision.values()))
+    best, error = _best_fit(main, device)
+    efficiency = min(float(best.peak_flops) / _fastest(main), 1.0)
     peaks = {}
     for precision, some in by_precision.items():
         fastest = _fastest(some)
         endless = _endless_rate(some, float(best.gemm_half_size)) / efficiency
         peaks[precision] = min(max(endless, fastest), MOST_EXTRAPOLATED * fastest)
-    fitted = replace(best, peak_flops=peaks[main], gemm_efficiency=efficiency)
+    peak = peaks[gemms[0].precision]
+    fitted = replace(best, peak_flops=peak, gemm_efficiency=efficiency)
     return ComputeProfile(tuple(gemms), fitted, peaks, error)
 
 
 def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float]:
     """Return the allowed candidate of the smallest median error, and that error."""
-    candidates: list[tuple[float, Device]] = []
+    most = MOST_EXTRAPOLATED * _fastest(gemms)
+    candidates = []
     for half in HALF_SIZES:
         rate = _endless_rate(gemms, half)
         # a half size of 0 claims the median rate of the products, so one candidate is always allowed
-        if rate <= MOST_EXTRAPOLATED * _fastest(gemms):
-            tried = replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
-            candidates.append((median(_errors(gemms, tried)), tried))
-    error, best = min(candidates, key=lambda candidate: candidate[0])
-    return best, error
+        if rate <= most:
+            candidates.append(
+                replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
+            )
+    errors = [_error(gemms, candidate) for candidate in candidates]
+    least = min(errors)
+    return candidates[errors.index(least)], least
 
 
 def _fastest(gemms: Sequence[GemmTime]) -> float:
@@ -217,22 +216,20 @@ def _fastest(gemms: Sequence[GemmTime]) -> float:
 
 def _endless_rate(gemms: Sequence[GemmTime], half: float) -> float:
     """Return FLOP/s of an endless product by the saturation curve of `compute.gemm_seconds`."""
+    rates = []
+    for gemm in gemms:
+        growth = [(size + half) / size for size in (gemm.rows, gemm.inner, gemm.columns)]
+        rates.append(gemm.flops_per_s * prod(growth))
+    return median(rates)
 
-    def extrapolated(gemm: GemmTime) -> float:
-        sizes = (gemm.rows, gemm.inner, gemm.columns)
-        return gemm.flops_per_s * prod((size + half) / size for size in sizes)
 
-    return median(map(extrapolated, gemms))
-
-
-def _errors(gemms: Sequence[GemmTime], device: Device) -> list[float]:
-    """Return |fitted / measured - 1| of every product."""
+def _error(gemms: Sequence[GemmTime], device: Device) -> float:
+    """Return the median of |fitted / measured - 1| over products."""
     one = torch.ones((), dtype=torch.float64)
-
-    def error(gemm: GemmTime) -> float:
+    errors = []
+    for gemm in gemms:
         shape = Gemm(gemm.columns, gemm.inner, "column")
         width = DTYPES[gemm.precision].itemsize
         fitted = gemm_seconds(shape, gemm.rows * one, one, device, width)
-        return abs(float(fitted) / gemm.seconds - 1.0)
-
-    return list(map(error, gemms))
+        errors.append(abs(float(fitted) / gemm.seconds - 1.0))
+    return median(errors)

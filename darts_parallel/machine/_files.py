@@ -87,14 +87,17 @@ def cluster_yaml(
     """
     backend = "nccl" if machine.has_gpu else "gloo"
     figures = f"bandwidth_GBps: {float(compute.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
-    described = []
-    for link, unused in zip(links, UNUSED, strict=True):
-        words = unused
+    texts = []
+    for link, words in zip(links, UNUSED, strict=True):
         if link is not None:
-            figures = _link(link)
-            words = _words(link)
-        described.append((figures, words))
-    (inside, intra_words), (between, inter_words) = described
+            figures = (
+                f"bandwidth_GBps: {link.bandwidth / 1e9:.6g}, latency_us: {link.latency * 1e6:.6g}"
+            )
+            sizes = [time.size for time in link.times]
+            words = f"{len(sizes)} cases of {min(sizes)} to {max(sizes)} bytes"
+            words += f", median error {link.error:.1%}"
+        texts += [figures, words]
+    inside, intra_words, between, inter_words = texts
     return f"""\
 # {machine.nodes} x {machine.ranks_per_node} devices; {when}, by darts-parallel profile over {backend}.
 # Links: least squares on relative errors of all-reduce, all-gather and messages of all sizes.
@@ -108,14 +111,3 @@ nodes:
   - {{count: {machine.nodes}, gpus: {machine.ranks_per_node}, device: {name}, intra_node: {{{inside}}}}}
 inter_node: {{{between}}}
 """
-
-
-def _link(link: LinkProfile) -> str:
-    return f"bandwidth_GBps: {link.bandwidth / 1e9:.6g}, latency_us: {link.latency * 1e6:.6g}"
-
-
-def _words(link: LinkProfile) -> str:
-    sizes = [time.size for time in link.times]
-    return (
-        f"{len(sizes)} cases of {min(sizes)} to {max(sizes)} bytes, median error {link.error:.1%}"
-    )

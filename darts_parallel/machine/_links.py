@@ -1,7 +1,8 @@
 """Collectives and messages over a process group, and the alpha-beta figures that fit them best."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from math import log2
 
 import numpy as np
@@ -44,8 +45,8 @@ class LinkProfile:
     """Median of |fitted / measured - 1|."""
 
 
-Case = tuple[MessageTime, Callable[[], object]]
-"""A collective or message, and how to run it; its seconds are not known yet."""
+Case = tuple[str, int, float, float, Callable[[], object]]
+"""Operation, bytes, traffic and steps as of `MessageTime`, and how to run it."""
 
 
 def measure_link(
@@ -74,9 +75,11 @@ def measure_link(
         if size <= max(largest, SMALLEST):
             cases += _cases(machine, group, size, sharing)
     name = "links inside nodes" if inside else "links between nodes"
-    times = machine.measure(name, [work for _, work in cases], seconds)
-    pairs = zip(cases, times, strict=True)
-    return fit_link([replace(case, seconds=spent) for (case, _), spent in pairs])
+    spent = machine.measure(name, [work for *_, work in cases], seconds)
+    times = []
+    for (operation, size, traffic, steps, _), took in zip(cases, spent, strict=True):
+        times.append(MessageTime(operation, size, took, traffic, steps))
+    return fit_link(times)
 
 
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
@@ -112,12 +115,6 @@ def _cases(
     if place % 2:
         moves.reverse()
 
-    def all_reduce() -> None:
-        distributed.all_reduce(whole, group=group)
-
-    def all_gather() -> None:
-        distributed.all_gather(parts, mine, group=group)
-
     def there_and_back() -> None:
         # neighbours in pairs, all pairs at once; a last rank without a partner waits
         if place ^ 1 < len(ranks):
@@ -126,7 +123,9 @@ def _cases(
 
     ring = (len(ranks) - 1) / len(ranks) * size * sharing
     steps = log2(len(ranks))
-    reduced = MessageTime("all-reduce", size, 0.0, 2 * ring, 2 * steps)
-    gathered = MessageTime("all-gather", size, 0.0, ring, steps)
-    exchanged = MessageTime("there and back", size, 0.0, 2.0 * size * sharing, 2.0)
-    return [(reduced, all_reduce), (gathered, all_gather), (exchanged, there_and_back)]
+    all_reduce = partial(distributed.all_reduce, whole, group=group)
+    all_gather = partial(distributed.all_gather, parts, mine, group=group)
+    reduced = ("all-reduce", size, 2.0 * ring, 2.0 * steps, all_reduce)
+    gathered = ("all-gather", size, ring, steps, all_gather)
+    exchanged = ("there and back", size, 2.0 * size * sharing, 2.0, there_and_back)
+    return [reduced, gathered, exchanged]

@@ -59,12 +59,10 @@ class MeasuredMachine:
 
     def _agreed(self, value: float) -> float:
         """Return the median over all ranks of what each measured."""
-        if self.world == 1:
-            return value
-        mine = torch.tensor(value, dtype=torch.float64, device=self.device)
-        parts = [torch.empty_like(mine) for _ in range(self.world)]
-        distributed.all_gather(parts, mine)
-        return float(torch.stack(parts).quantile(0.5))
+        values = [value] * self.world
+        if self.world > 1:
+            distributed.all_gather_object(values, value)
+        return median(values)
 
 
 def _variable(name: str, default: int) -> int:

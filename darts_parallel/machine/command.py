@@ -12,7 +12,7 @@ are those of torch.utils.benchmark, medians over the processes. It writes `devic
 are from the measurements.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import inf
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from darts_parallel.config import check_fields, one_of, ranged, require, require_at_least, run_main
+from darts_parallel.config import check_fields, one_of, ranged, require, run_main
 from darts_parallel.machine._compute import DTYPES, ComputeProfile, measure_compute
 from darts_parallel.machine._files import cluster_yaml, device_yaml, node_memory
 from darts_parallel.machine._links import LinkProfile, measure_link
@@ -32,8 +32,6 @@ ROUGH = 0.5
 """Median relative error of a fit above which its figures are warned of."""
 COMPUTE_SHARE = 0.6
 """Share of the seconds for one device's kernels, where there are links to measure as well."""
-LINKS = {"inside nodes": True, "between nodes": False}
-"""Links that are measured, and whether they are inside the nodes."""
 
 
 @dataclass
@@ -52,12 +50,11 @@ class ProfileOptions:
     GPU."""
     largest: int | None = ranged(None, 64, inf)
     """Rows and columns of the largest product; null: 1024 on a CPU, 8192 on a GPU."""
-    largest_message_mib: float = 16.0
+    largest_message_mib: float = ranged(16.0, 1e-3, inf)
     """In 2^20 bytes."""
 
     def __post_init__(self) -> None:
         check_fields("", self)
-        require_at_least("largest_message_mib", self.largest_message_mib, 0, strict=True)
         require(self.precisions != [], "precisions=[]", "list at least one", "[fp32]")
         rule = "be letters, digits and underscores, since files and keys are called so"
         require(self.name.isidentifier(), f"name={self.name}", rule, "measured")
@@ -81,31 +78,31 @@ def run(options: ProfileOptions) -> int:
     precisions = options.precisions or (["bf16", "fp16", "fp32"] if on_gpu else ["fp32"])
     largest = options.largest or (8192 if on_gpu else 1024)
     message = int(options.largest_message_mib * 2**20)
+    folder = Path(options.out)
     for part in ("device", "cluster"):
-        (Path(options.out) / part).mkdir(parents=True, exist_ok=True)
+        (folder / part).mkdir(parents=True, exist_ok=True)
     with this_machine("cuda" if on_gpu else "cpu") as machine:
         seconds = options.seconds * (1.0 if machine.world == 1 else COMPUTE_SHARE)
         compute = measure_compute(machine, precisions, largest, seconds)
         rest = (options.seconds - seconds) / 2
-        links = {
-            words: measure_link(machine, inside=inside, largest=message, seconds=rest)
-            for words, inside in LINKS.items()
-        }
+        links = [
+            measure_link(machine, inside=inside, largest=message, seconds=rest)
+            for inside in (True, False)
+        ]
         if machine.rank == 0:
-            _write(options, machine, compute, list(links.values()))
+            _write(folder, options.name, machine, compute, links)
             print("\n".join(_summary(options, compute, links)))
     return 0
 
 
 def _write(
-    options: ProfileOptions,
+    folder: Path,
+    name: str,
     machine: MeasuredMachine,
     compute: ComputeProfile,
-    links: list[LinkProfile | None],
+    links: Sequence[LinkProfile | None],
 ) -> None:
     """Write the files."""
-    folder = Path(options.out)
-    name = options.name
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     device = device_yaml(compute, machine, node_memory(machine), when)
     write_text(folder / f"device/{name}.yaml", device)
@@ -113,12 +110,12 @@ def _write(
     write_text(folder / f"cluster/{name}.yaml", cluster)
     page: dict[str, Any] = {"when": when, "gemms": [asdict(entry) for entry in compute.gemms]}
     for place, link in zip(("intra_node", "inter_node"), links, strict=True):
-        page[place] = asdict(link) if link else None
+        page[place] = link and asdict(link)
     write_json(folder / "profile.json", page)
 
 
 def _summary(
-    options: ProfileOptions, compute: ComputeProfile, links: Mapping[str, LinkProfile | None]
+    options: ProfileOptions, compute: ComputeProfile, links: Sequence[LinkProfile | None]
 ) -> Iterator[str]:
     """Yield the lines that the command prints."""
     device = compute.device
@@ -127,11 +124,11 @@ def _summary(
     overhead = f"{float(device.layer_overhead) * 1e6:.3g} us"
     yield f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; a block of one token {overhead}"
     errors = {"products": compute.error}
-    for words, link in links.items():
+    for words, link in zip(("links inside nodes", "links between nodes"), links, strict=True):
         if link is not None:
-            errors[f"links {words}"] = link.error
+            errors[words] = link.error
             speed = f"{link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
-            yield f"links {words}: {speed}; within {link.error:.1%} (median) of the fit"
+            yield f"{words}: {speed}; within {link.error:.1%} (median) of the fit"
     for name, error in errors.items():
         if error > ROUGH:
             advice = "measure again, on an idle machine"
