@@ -296,12 +296,13 @@ def product_shape(
         return ProductShape(float(output[0] * prod(output[2:])), weights, groups)
     signature = signature_of(op, inputs, output)
     factors = [k for k, added in enumerate(signature.added) if not added]
-    a, b, *_ = [*(signature.inputs[k] for k in factors), []]
-    if op.op == "matmul" and len(b) == 1:
-        b = ["k"]
+    letters = [list(signature.inputs[k]) for k in factors]
+    if op.op == "matmul" and len(letters[1]) == 1:
+        letters[1] = ["k"]
+    a, b, *_ = [*letters, []]
     sizes: dict[str, int] = {}
-    for k in factors:
-        for letter, size in zip(signature.inputs[k], inputs[k], strict=False):
+    for k, own in zip(factors, letters, strict=True):
+        for letter, size in zip(own, inputs[k], strict=False):
             sizes[letter] = max(sizes.get(letter, 0), size)
     count = dict.fromkeys(("batch", "inner", "rows", "columns"), 1)
     for letter, size in sizes.items():

@@ -19,7 +19,6 @@ from darts_parallel.config import (
 from darts_parallel.graph._picture import picture
 from darts_parallel.graph.alternatives import alternative_lines, alternatives, fastest
 from darts_parallel.graph.capture import load_module, make_inputs
-from darts_parallel.graph.descent import DescentOptions
 from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.layers import command_lines
 from darts_parallel.graph.plan import ENDS, make_mesh, plan_module
@@ -92,7 +91,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
     inputs = make_inputs(request.inputs)
     options = {key: getattr(request, key) for key in ("memory", "ends", "time_limit")}
     options["precision"] = config.training.precision
-    options["descent"] = DescentOptions(seed=request.seed) if request.descent else None
+    options["descent"] = request.seed if request.descent else None
     planned = plan_module(load_module(request.module), inputs, mesh, **options)
     plan = planned.plan
     checked = verification(plan, request.module, request.inputs, request.verify)

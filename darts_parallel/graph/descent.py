@@ -19,20 +19,15 @@ import numpy as np
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._space import Fan, GraphSpace
 
+STEPS = 2000
+CHECKED = 200
+"""Steps after which a plan is rounded; they divide `STEPS`."""
+BALANCES = (10.0, 1.0)
+"""Steps of the multipliers over those of the probabilities, of every restart."""
+SWEEPS = 50
+"""Changes of every choice by coordinate descent, at most."""
 POLISHED = 4
 """Rounded plans from which coordinate descent continues: the best ones."""
-
-
-@dataclass(frozen=True)
-class DescentOptions:
-    """How long the descent is, and how large its steps are."""
-
-    steps: int = 2000
-    check: int = 200
-    """Steps after which a plan is rounded."""
-    balance: tuple[float, ...] = (10.0, 1.0)
-    """Steps of the multipliers over those of the probabilities, of every restart."""
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,20 +44,19 @@ class DescentAnswer:
     search_seconds: float
 
 
-def descend(space: GraphSpace, options: DescentOptions | None = None) -> DescentAnswer:
+def descend(space: GraphSpace, seed: int = 0) -> DescentAnswer:
     """Search by gradient descent on relaxed choices; the best rounded plan after coordinate descent."""
-    chosen = options or DescentOptions()
     began = time.perf_counter()
     programme = GraphProgramme(space)
-    rng = np.random.default_rng(chosen.seed)
+    rng = np.random.default_rng(seed)
 
     def merit(plan: Sequence[int]) -> tuple[float, float]:
         """Return bytes above the memory, then seconds: smaller is better."""
         return space.excess_bytes(plan), space.total_seconds(plan)
 
     rounded: dict[tuple[int, ...], None] = {}
-    for balance in chosen.balance:
-        rounded |= dict.fromkeys(_rounded(programme, chosen, balance, rng))
+    for balance in BALANCES:
+        rounded |= dict.fromkeys(_rounded(programme, balance, rng))
     likely = sorted(rounded, key=merit)
     best = min((coordinate_descent(space, plan) for plan in likely[:POLISHED]), key=merit)
     excess, seconds = merit(best)
@@ -112,7 +106,6 @@ class PairDescent:
 
 def _rounded(
     programme: GraphProgramme,
-    options: DescentOptions,
     balance: float,
     rng: np.random.Generator,
 ) -> Iterator[tuple[int, ...]]:
@@ -120,20 +113,16 @@ def _rounded(
     descent = PairDescent(programme, balance, rng)
     costs = programme.tied_costs()
     total = np.zeros(len(costs))
-    for k in range(1, options.steps + 1):
+    for k in range(1, STEPS + 1):
         descent.step(costs)
         total = total + descent.now
-        if k % options.check == 0 or k == options.steps:
+        if k % CHECKED == 0:
             yield programme.rounded(descent.now)
             yield programme.rounded(total)
             total = np.zeros(len(costs))
 
 
-def coordinate_descent(
-    space: GraphSpace,
-    start: Sequence[int],
-    sweeps: int = 50,
-) -> list[int]:
+def coordinate_descent(space: GraphSpace, start: Sequence[int]) -> list[int]:
     """Change one group's choice at a time while the plan improves: fewer bytes too many, then seconds."""
     plan = list(start)
     fans = defaultdict[int, list[Fan]](list)
@@ -150,7 +139,7 @@ def coordinate_descent(
         seconds += sum(space.fan_seconds(fan, trial) for fan in fans[group])
         return space.excess_bytes(trial), seconds, choice != plan[group], choice
 
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         before = plan.copy()
         for group, seconds in enumerate(space.seconds):
             *_, plan[group] = min(merit(group, choice) for choice in range(len(seconds)))

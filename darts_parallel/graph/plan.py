@@ -18,7 +18,7 @@ from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph._states import SLICED, State, forward_state, gradient_state
 from darts_parallel.graph.capture import capture_module
-from darts_parallel.graph.descent import DescentAnswer, DescentOptions, descend
+from darts_parallel.graph.descent import DescentAnswer, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
 from darts_parallel.problem import Cluster
 
@@ -183,8 +183,8 @@ class GraphOptions:
     """`replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split."""
     time_limit: float = 60.0
     """Seconds for each of the two programmes."""
-    descent: DescentOptions | None = None
-    """How to search by gradient descent; None leaves it out."""
+    descent: int | None = None
+    """Seed of a search by gradient descent, too; None leaves it out."""
     bits: tuple[int, ...] = (LOSSLESS,)
     """Bits that sums may be reduced with, forward."""
     sliced: bool | None = None
@@ -225,6 +225,6 @@ def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> Plan
     chosen = GraphOptions(**options)
     space = chosen.space(graph, mesh)
     answer = GraphProgramme(space).solve(chosen.time_limit)
-    searched = descend(space, chosen.descent) if chosen.descent else None
+    searched = None if chosen.descent is None else descend(space, chosen.descent)
     plan = GraphPlan(space, answer.assignment)
     return PlannedGraph(plan, answer, searched, time.perf_counter() - began)

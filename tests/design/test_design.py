@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise, product
+from math import inf, log, log1p
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,14 @@ def test_the_least_budget_for_a_target(tmp_path: Path) -> None:
     assert answer.iteration_time_s <= target
     assert answer.budget == pytest.approx(design.budget, rel=5e-3)
     assert designer.solve(answer.budget * 0.98).bound_iteration_time_s > target
+    # a search of the budget stops within a tenth of the tolerance
+    high = max(branch.most for branch in designer.branches)
+    for slower in (1.0, 1.003, 1.01):
+        goal = log(target * slower)
+        less = designer._least_allowed(designer.least, high, goal) / (1.0 + design.tolerance / 5.0)
+        bounds = [branch.lowest(less, inf).value for branch in designer._payable(less)]
+        assert min(bounds) > goal - log1p(design.tolerance / 2.0)
+    assert any(designer._payable(designer.least))
 
 
 @pytest.mark.parametrize(("name", "least"), [("buyers", 1), ("architects", 7)])

@@ -207,3 +207,14 @@ def test_restarts_begin_at_the_known_plan() -> None:
     )
     starts = torch.searchsorted(group.units, plans.first_layers[:, 1:].contiguous())
     assert ((group.edges[:, 0] - starts).abs() < 1.0).all()
+
+
+def test_without_polishing_the_fitted_plan_is_the_answer() -> None:
+    config = SearchConfig(num_steps=10, num_restarts=2, polish=False)
+    result = search(load_problem(["experiment=quick"]), seed=0, config=config)
+    times = {stage.name: stage.iteration_time_s for stage in result.stages}
+    assert result.iteration_time_s == times["fitted"] == times["polished"]
+    polished = search(
+        load_problem(["experiment=quick"]), seed=0, config=replace(config, polish=True)
+    )
+    assert polished.iteration_time_s < result.iteration_time_s

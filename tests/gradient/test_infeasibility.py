@@ -82,3 +82,10 @@ def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised() -> None:
         assert (
             _nodes_that_fit(cluster, lambda own, least=least: own.groups[0].count >= least) == least
         )
+
+
+def test_pins_are_in_the_way_only_where_a_plan_fits_without_them() -> None:
+    pinned = [*TIGHT[0], "space.recompute=none"]
+    with pytest.raises(InfeasibleError) as caught:
+        found(pinned)
+    assert "freeing" not in str(caught.value)

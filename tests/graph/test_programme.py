@@ -15,6 +15,7 @@ from darts_parallel.cost.collectives import RingGroup, all_reduce, reduce_scatte
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.graph._mesh import Step
+from darts_parallel.graph._prices import product_shape
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import splits, unknown_operators
 from darts_parallel.graph._space import GraphSpace
@@ -279,3 +280,22 @@ def test_the_solver_of_older_versions_of_scipy_reads_the_matrix() -> None:
     """Before 1.15 it takes indices of 32 bits alone."""
     matrix, _, _ = GraphProgramme(space()).constraints()
     assert {matrix.indices.dtype, matrix.indptr.dtype} == {np.dtype(np.int32)}
+
+
+def test_products_of_a_batch_and_of_a_vector_have_their_own_sizes() -> None:
+    class BatchAndVector(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.matmul(x, y), torch.matmul(y, z)
+
+    graph = capture_module(BatchAndVector(), make_inputs([[2, 3, 4], [2, 4, 5], [5]]))
+    shapes = []
+    for op in graph.operators:
+        if op.op in ("matmul", "bmm", "mv"):
+            inputs = [graph.values[name].shape for name in op.inputs]
+            shapes.append(product_shape(op, inputs, graph.values[op.outputs[0]].shape))
+    assert [
+        (own.rows, own.weights.in_features, own.weights.out_features, own.count) for own in shapes
+    ] == [
+        (3.0, 4, 5, 2),
+        (8.0, 5, 1, 1),
+    ]

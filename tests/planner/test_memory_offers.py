@@ -1,10 +1,12 @@
 """Where memory is short, the sentence offers changes of the job that were tried."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from darts_parallel.errors import InfeasibleError
+from darts_parallel.planner._memory_offers import _changes
 from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 
@@ -41,3 +43,11 @@ def test_only_what_the_trainer_writes_is_offered() -> None:
     assert "lora_rank" not in sentence
     assert "adam_8bit" not in sentence
     assert "space.offload" not in sentence
+
+
+def test_a_choice_that_is_free_is_not_offered() -> None:
+    config = load_problem(["model=toy", "training=toy", "cluster=toy"]).config
+    for pinned, offered in ((None, False), (1, True), ([0, 3], False)):
+        space = replace(config.space, zero_stage=pinned)
+        changes = [words for words, _, _ in _changes(replace(config, space=space))]
+        assert ("space.zero_stage=3" in changes) == offered

@@ -1,5 +1,6 @@
 """A trainer's space holds all that its own source can run; the rest is refused by name."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from darts_parallel.cost import build_tables
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.planner.planning import plan
+from darts_parallel.plans.legality import _has
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.plans.trainers import trainer_parts
@@ -108,3 +110,12 @@ def test_galvatrons_layers_have_every_zero_stage_in_some_part() -> None:
     for part in parts:
         assert len({own.sequence_parallel for own in part}) == 1
         assert len({own.zero_stage for own in part} - {3}) == 1
+
+
+def test_mamba_1_is_a_part_of_models_with_mamba_layers_alone() -> None:
+    def config(pattern: str | None) -> Any:
+        return SimpleNamespace(mamba_dt_rank=8, hybrid_override_pattern=pattern)
+
+    assert _has(config("M*"), "mamba_dt_rank")
+    assert not _has(config(None), "mamba_dt_rank")
+    assert not _has(config("*-"), "mamba_dt_rank")
