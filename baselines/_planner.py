@@ -78,7 +78,7 @@ class Incumbent:
         """Price plans of one table and keep the best feasible one."""
         cost = evaluate_batch(self.tables[table], plans)
         self.evaluated += len(plans)
-        times = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        times = cost.fitting_seconds
         row = int(times.argmin())
         if float(times[row]) < self.cost:
             plan = plans[row : row + 1]

@@ -8,6 +8,8 @@ given cut, chooses the stages of a pipeline together. What is lost against the e
 before strategies are known.
 """
 
+from contextlib import suppress
+
 import numpy as np
 
 from baselines._planner import Incumbent, on_tables
@@ -20,7 +22,7 @@ from darts_parallel.exact import (
     SegmentBounds,
     outer_bound,
 )
-from darts_parallel.gradient import at_cut, solve_outer
+from darts_parallel.gradient import at_cut
 
 
 def offer_plans(incumbent: Incumbent) -> None:
@@ -40,9 +42,10 @@ def offer_plans(incumbent: Incumbent) -> None:
             case = OuterChoiceSolver(table, outer.table, outer.outer, bound)
             case.segments = at_cut(every, starts)
             limit = min(incumbent.cost, case.most_expensive())
-            found, _ = solve_outer(case, "layerwise", limit, check)
-            if found is not None:
-                incumbent.offer(outer.table, found.plan)
+            with suppress(DeadlineError):
+                found = case.solve("layerwise", limit, check)
+                if found is not None:
+                    incumbent.offer(outer.table, found.plan)
 
 
 solve = on_tables(offer_plans, layerwise=True)

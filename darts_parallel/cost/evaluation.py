@@ -44,6 +44,11 @@ class BatchCost:
     feasible: Tensor
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
 
+    @property
+    def fitting_seconds(self) -> Tensor:
+        """Return the seconds of the plans, infinite where they do not fit, `(B,)`."""
+        return self.iteration_time.detach().masked_fill(~self.feasible, torch.inf)
+
 
 @dataclass(frozen=True)
 class TableReading:

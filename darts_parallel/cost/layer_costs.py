@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import RECOMPUTE
-from darts_parallel.cost.collectives import all_reduce, reduce_scatter, split_group, wire_bytes
+from darts_parallel.cost.collectives import all_reduce, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     IN_BLOCKS,
@@ -30,7 +30,7 @@ from darts_parallel.cost.memory import (
 from darts_parallel.cost.sharding import (
     ShardGroup,
     accumulation_seconds,
-    data_group,
+    context_gather,
     frozen_bytes,
     layer_shards,
     ring_group,
@@ -416,10 +416,8 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[T
     if choices.cp == 1 or not layer.cores:
         none = torch.zeros_like(core)
         return none, none
-    parts = torch.full_like(choices.ranks, choices.cp)
-    ring, _ = split_group(data_group(stage), choices.ranks, parts)
     whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
-    gather = reduce_scatter(whole, ring, *stage.links)
+    gather = context_gather(stage, whole)
     exponent = stage.device.overlap_exponent
     return exposed(core, gather, exponent), exposed(BACKWARD_FACTOR * core, 2.0 * gather, exponent)
 

@@ -107,9 +107,6 @@ def _distinct_layers(values: torch.Tensor) -> torch.Tensor:
 def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the columns that another one beats or equals in every row; of equal ones not the first.
 
-    Few pairs of columns pass the comparison of single rows, so that only these are compared in all
-    rows.
-
     Args:
         parts: Each `(N, C)`.
     """
@@ -117,12 +114,6 @@ def _dominated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     columns = torch.arange(size)
     left = columns.repeat_interleave(size)
     right = columns.repeat(size)
-    for part in parts:
-        # rows that are likely to differ from each other
-        for row in sorted({0, len(part) // 2, len(part) - 1}):
-            keep = part[row, right] <= part[row, left]
-            left = left[keep]
-            right = right[keep]
     for part in parts:
         for chunk in torch.split(part, max(MAX_COMPARISONS // max(len(left), 1), 1)):
             keep = (chunk[:, right] <= chunk[:, left]).all(0)

@@ -81,6 +81,14 @@ def layer_shards(
     return ShardGroup(parameters, choices.shards, inner, across, frozen)
 
 
+def context_gather(stage: StageContext, size: Tensor) -> Tensor:
+    """Return the seconds to all-gather `size` bytes over the context-parallel ranks, `(O, C)`."""
+    choices = stage.choices
+    parts = torch.full_like(choices.ranks, choices.cp)
+    ring, _ = split_group(data_group(stage), choices.ranks, parts)
+    return reduce_scatter(size, ring, *stage.links)
+
+
 def data_group(stage: StageContext) -> RingGroup:
     """Return the data-parallel groups of every strategy."""
     topology = stage.topology

@@ -36,18 +36,12 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
                 raise ValueError(
                     f"brute force: the {space_kind} space has more than {MAX_PLANS} plans."
                 )
-            seconds = feasible_seconds(table, plans)
+            seconds = evaluate_batch(table, plans).fitting_seconds
             row = int(seconds.argmin())
             if seconds[row] < least:
                 least = float(seconds[row])
                 best = PricedPlan(number, plans[torch.tensor([row])], least)
     return TableResult(best, least, True, count)
-
-
-def feasible_seconds(table: CostTable, plans: HardPlans) -> Tensor:
-    """Return seconds per iteration, `(B,)`; infinite where a plan does not fit or is not allowed."""
-    cost = evaluate_batch(table, plans)
-    return cost.iteration_time.detach().masked_fill(~cost.feasible, torch.inf)
 
 
 def number_of_plans(tables: Sequence[CostTable], space_kind: str) -> int:

@@ -37,7 +37,7 @@ from math import inf
 from darts_parallel.config import SPACES
 from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.exact.bounds import least_bound, outer_bound, quick_lower_bounds
-from darts_parallel.exact.outer_choice import OuterChoiceSolver
+from darts_parallel.exact.outer_choice import FIRST_MARGIN, OuterChoiceSolver, growth
 from darts_parallel.exact.result import (
     Check,
     DeadlineError,
@@ -55,8 +55,6 @@ WITHOUT_INTERLEAVING = (
 INTERLEAVED_ONLY = (
     "it knows no interleaved plans, and the space has no others; they are bounded only"
 )
-FIRST_MARGIN = 0.0003
-"""The first limit, relative to the lower bound: the optimum is often as close, and few labels survive."""
 
 
 def find_layerwise_plan(
@@ -207,16 +205,3 @@ class _LayerwiseSearch:
         """Name outer choices that are too large and may have a plan within the limit."""
         left = [solver for solver in self.too_large if solver.bound <= self.limit]
         return too_large_note((solver.table, solver.outer) for solver in left)
-
-
-def growth(labels: int) -> float:
-    """Return the growth of the margin after a round without a plan; less after rounds of many labels.
-
-    A round that makes few labels costs nothing. After an expensive one a careful step avoids a round above
-    the optimum, where labels are many more.
-    """
-    if labels < 20_000:
-        return 3.0
-    if labels < 800_000:
-        return 1.6
-    return 1.25

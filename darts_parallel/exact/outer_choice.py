@@ -37,6 +37,8 @@ Segment = tuple[int, int, int]
 """Stage, first layer, end."""
 AGREEMENT = COST_TOLERANCE
 """Relative; an incumbent's cost is reached again, and costs of labels are verified, within this."""
+FIRST_MARGIN = 0.0003
+"""The first limit, relative to the lower bound: the optimum is often as close, and few labels survive."""
 TOTAL, SLOWEST, SYNC = range(3)
 """Columns of the values of a partial plan."""
 
@@ -270,6 +272,19 @@ class OuterChoiceSolver:
         self.bound = np.inf
         return self._verified(plan)
 
+    def solve(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:
+        """Return the best plan within `limit` by rising limits, or None; arguments as of `attempt`."""
+        lowest = self.bound
+        margin = FIRST_MARGIN
+        while self.bound <= limit:
+            check()
+            before = self.labels
+            found = self.attempt(space_kind, min(lowest * (1 + margin), limit), check)
+            if found is not None:
+                return found
+            margin *= growth(self.labels - before)
+        return None
+
     def most_expensive(self) -> float:
         """Return the seconds that no plan of the outer choice exceeds."""
         costs = self.costs
@@ -299,3 +314,16 @@ class OuterChoiceSolver:
                 f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s"
             )
         return PricedPlan(self.table_index, hard, true)
+
+
+def growth(labels: int) -> float:
+    """Return the growth of the margin after a round without a plan; less after rounds of many labels.
+
+    A round that makes few labels costs nothing. After an expensive one a careful step avoids a round above
+    the optimum, where labels are many more.
+    """
+    if labels < 20_000:
+        return 3.0
+    if labels < 800_000:
+        return 1.6
+    return 1.25

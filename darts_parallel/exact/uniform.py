@@ -23,12 +23,12 @@ from darts_parallel.cost import (
     Index,
     OuterCosts,
     PricedPlan,
+    evaluate_batch,
     even_uniform_plans,
     lightest_plans,
 )
 from darts_parallel.exact.bounds import OuterBound, least_bound, rising_bounds, spread_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages
-from darts_parallel.exact.enumeration import feasible_seconds
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import (
     Check,
@@ -40,10 +40,6 @@ from darts_parallel.exact.result import (
 )
 from darts_parallel.exact.segments import StageSegments, too_many_segments
 
-FIRST_MARGIN = 0.002
-"""A configuration is first searched for splits this close to its bound, relative."""
-MARGIN_GROWTH = 4
-"""Growth of this margin after a search without a plan; a search costs little, so that few are needed."""
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
 MAX_ELEMENTS = 2_000_000
 """Segments of configurations that are bounded at once: 16 MB an array."""
@@ -174,7 +170,7 @@ def _simple_plans(
     work = layers.sum(0) * one.num_micro_batches / one.pp
     for plans in splits:
         plans = plans[work[plans.choices[:, 0]] <= limit]
-        seconds = feasible_seconds(one, plans)
+        seconds = evaluate_batch(one, plans).fitting_seconds
         best = seconds.argsort(stable=True)[: ranking.count]
         for row in best.tolist():
             if seconds[row] <= limit and seconds[row] < inf:
@@ -279,15 +275,9 @@ class _Search:
         table = self.tables[entry.table]
         solver = OuterChoiceSolver(table, entry.table, entry.outer, entry.bound, choices)
         limit = min(self.ranking.limit, solver.most_expensive())
-        margin = FIRST_MARGIN
-        while solver.bound <= limit:
-            self.check()
-            trial = min(entry.bound * (1 + margin), limit)
-            plan = solver.attempt("stagewise", trial, self.check)
-            if plan is not None:
-                self.ranking.add(plan)
-                break
-            margin *= MARGIN_GROWTH
+        plan = solver.solve("stagewise", limit, self.check)
+        if plan is not None:
+            self.ranking.add(plan)
         self.effort += solver.labels
 
 
@@ -296,7 +286,8 @@ def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
     seconds = [torch.full((count,), torch.inf, dtype=torch.float64)]
     for table in tables:
         if table.virtual_stages == 1:
-            seconds.append(feasible_seconds(table, even_uniform_plans(table)))
+            cost = evaluate_batch(table, even_uniform_plans(table))
+            seconds.append(cost.fitting_seconds)
     return float(torch.cat(seconds).sort().values[count - 1])
 
 

@@ -15,7 +15,6 @@ from darts_parallel.gradient.pool import PlanPool as PlanPool
 from darts_parallel.gradient.pool import TablePlans as TablePlans
 from darts_parallel.gradient.pool_polishing import at_cut as at_cut
 from darts_parallel.gradient.pool_polishing import polish_pool as polish_pool
-from darts_parallel.gradient.pool_polishing import solve_outer as solve_outer
 from darts_parallel.gradient.relaxation import BOUNDARY_RATE as BOUNDARY_RATE
 from darts_parallel.gradient.relaxation import Schedules as Schedules
 from darts_parallel.gradient.relaxation import geometric as geometric

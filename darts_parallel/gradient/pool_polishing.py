@@ -18,12 +18,9 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.cost import CostTable, PricedPlan
 from darts_parallel.exact import (
     AGREEMENT,
-    FIRST_MARGIN,
-    Check,
     DeadlineError,
     OuterChoiceSolver,
     SegmentBounds,
-    growth,
     outer_bound,
 )
 from darts_parallel.gradient.polishing import plan_key, polish
@@ -59,35 +56,6 @@ class Work:
         self.left -= labels
         if self.left < 0 or self.late():
             raise DeadlineError
-
-
-def solve_outer(
-    case: OuterChoiceSolver, space_kind: str, incumbent: float, check: Check
-) -> tuple[PricedPlan | None, bool]:
-    """Return the best plan of one configuration that costs at most `incumbent`, by rising limits.
-
-    Args:
-        case: Row of a table that is priced by the closed form, not interleaved.
-        space_kind: `stagewise` or `layerwise`.
-        check: Called often; raises `DeadlineError` to end.
-
-    Returns:
-        The plan, or None; and whether that is proven before the end.
-    """
-    lowest = case.bound
-    margin = FIRST_MARGIN
-    limit = incumbent * (1 + AGREEMENT)
-    try:
-        while case.bound <= limit:
-            check()
-            before = case.labels
-            found = case.attempt(space_kind, min(lowest * (1 + margin), limit), check)
-            if found is not None:
-                return found, True
-            margin *= growth(case.labels - before)
-    except DeadlineError:
-        return None, False
-    return None, True
 
 
 def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
@@ -228,11 +196,21 @@ class _PoolPolisher:
         case = OuterChoiceSolver(table, number, outer, bound)
         every = SegmentBounds.build(case.costs, self.space_kind)
         case.segments = at_cut(every, entry.plan.first_layers[0].tolist())
-        work = Work(self.config.polish_labels, self.stop)
-        found, _ = solve_outer(case, self.space_kind, self.pool.best_time, work)
-        self.pool.evaluated += case.labels
+        self._solve(case, Work(self.config.polish_labels, self.stop))
+
+    def _solve(self, case: OuterChoiceSolver, work: Work) -> bool:
+        """Add a configuration's best plan if no other is better; return whether the labels sufficed."""
+        limit = self.pool.best_time * (1 + AGREEMENT)
+        before = work.left
+        try:
+            found = case.solve(self.space_kind, limit, work)
+        except DeadlineError:
+            return False
+        finally:
+            self.pool.evaluated += before - max(work.left, 0)
         if found is not None:
-            self.pool.add(TablePlans(number, found.plan))
+            self.pool.add(TablePlans(case.table_index, found.plan))
+        return True
 
     def _has_program(self, table: CostTable) -> bool:
         """Return whether the segment programs know the table's plans: then moves change no single layers.
@@ -246,18 +224,13 @@ class _PoolPolisher:
     def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
         """Return whether the segment programs found or excluded a better plan of a configuration."""
         table = self.pool.tables[number]
-        before = max(work.left, 0)
-        if not self._has_program(table) or not before:
+        if not self._has_program(table) or work.left <= 0:
             return False
         if (number, outer) in self.settled:
             return True
         if bound is None:
             bound = outer_bound(table, outer, self.space_kind)
-        case = OuterChoiceSolver(table, number, outer, bound)
-        found, proven = solve_outer(case, self.space_kind, self.pool.best_time, work)
-        self.pool.evaluated += before - max(work.left, 0)
-        if found is not None:
-            self.pool.add(TablePlans(number, found.plan))
+        proven = self._solve(OuterChoiceSolver(table, number, outer, bound), work)
         if proven:
             self.settled.add((number, outer))
         return proven

@@ -92,7 +92,7 @@ class MoveEvaluator:
             return torch.full((len(plans),), torch.inf, dtype=torch.float64)
         cost = evaluate_batch(self.table, plans)
         self.simulated += len(plans)
-        return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        return cost.fitting_seconds
 
     def _simulated_seconds(self, plans: HardPlans, best: float) -> Tensor:
         shape = (len(plans),)

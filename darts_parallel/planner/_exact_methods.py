@@ -122,7 +122,7 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
         table = tables[number]
         if table.virtual_stages == 1:
             plans = HardPlans.concatenate([plans, repartitioned(table, plans)])
-        times = feasible_seconds(table, plans)
+        times = evaluate_batch(table, plans).fitting_seconds
         best = int(times.argmin())
         yield float(times[best]), plans.to_plan(best, table)
 
@@ -130,18 +130,12 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
 def _even_candidates(number: int, table: CostTable) -> Iterator[_Candidate]:
     """Yield the best even plan of every pipeline configuration of a table."""
     plans = even_uniform_plans(table, ends_apart=table.virtual_stages > 1)
-    times = feasible_seconds(table, plans)
+    times = evaluate_batch(table, plans).fitting_seconds
     for outer in range(table.num_outer):
         own = torch.where(plans.outer == outer, times, torch.inf)
         if len(own) and float(own.min()) < float("inf"):
             best = int(own.argmin())
             yield float(times[best]), number, plans[best : best + 1]
-
-
-def feasible_seconds(table: CostTable, plans: HardPlans) -> torch.Tensor:
-    """Return the seconds of B plans, infinite where they do not fit, `(B,)`."""
-    cost = evaluate_batch(table, plans)
-    return cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
 
 
 EXHAUSTIVE = Method("exhaustive", enumerate_uniform, _unable)

@@ -106,7 +106,7 @@ def runnable(table: CostTable) -> dict[Product, Runnable]:
     plans = even_uniform_plans(table)
     cost = evaluate_batch(table, plans)
     lacking = (cost.memory - table.capacity).amax(1)
-    seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+    seconds = cost.fitting_seconds
     rows: dict[Product, list[int]] = {}
     first_choices = plans.choices[:, 0].tolist()
     for row, choice in enumerate(first_choices):

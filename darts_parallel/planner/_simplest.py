@@ -15,13 +15,13 @@ from darts_parallel.cost import (
     GAIN_TOLERANCE,
     CostTable,
     HardPlans,
+    evaluate_batch,
     even_starts,
     even_uniform_plans,
 )
 from darts_parallel.errors import PlanError
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient import round_counts
-from darts_parallel.planner._exact_methods import feasible_seconds
 from darts_parallel.planner._session import Asked, NamedPlan
 from darts_parallel.plans import Plan, job_facts, trainer_runs_plan
 from darts_parallel.problem import Problem
@@ -54,7 +54,7 @@ def _merged(
         return plan
     table, hard, _ = asked.functions.price(plan)
     while changed := _with_one_strategy_less(hard):
-        seconds = feasible_seconds(table, changed)
+        seconds = evaluate_batch(table, changed).fitting_seconds
         best = int(seconds.argmin())
         if float(seconds[best]) > limit:
             break
@@ -88,7 +88,7 @@ def recomputed_first(plan: Plan, asked: Asked) -> Plan:
     table, hard, cost = asked.functions.price(plan)
     chosen = torch.nn.functional.one_hot(hard.choices, len(table.choices)).double()
     ordered = round_counts(chosen, hard, table)
-    seconds = float(feasible_seconds(table, ordered)[0])
+    seconds = float(evaluate_batch(table, ordered).fitting_seconds[0])
     if seconds > float(cost.iteration_time[0]) * (1.0 + GAIN_TOLERANCE):
         return plan
     return replace(plan, layers=ordered.to_plan(0, table).layers)
@@ -169,7 +169,7 @@ def _of_other_degrees(
     outer = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten()
     plans = even_uniform_plans(table)
     plans = plans[torch.isin(plans.outer, outer)]
-    seconds = feasible_seconds(table, plans)
+    seconds = evaluate_batch(table, plans).fitting_seconds
     for row in seconds.argsort(stable=True).tolist():
         layer = table.choices[int(plans.choices[row, 0])]
         own = (layer.dp, layer.tp)

@@ -112,7 +112,7 @@ def _faster(
     for first in range(0, len(plans), MOST_PLANS):
         part = plans[first : first + MOST_PLANS]
         cost = evaluate_batch(table, part)
-        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        seconds = cost.fitting_seconds
         row = int(seconds.argmin())
         if float(seconds[row]) < least:
             least = float(seconds[row])

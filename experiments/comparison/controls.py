@@ -91,7 +91,7 @@ class NoDescent(GradientSearch):
         first_layers = chains.first_layers[:, : table.num_stages]
         plan = HardPlans(chains.outer, chains.choices, first_layers)
         plan, cost = repair(table, plan, float("inf"))
-        seconds = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+        seconds = cost.fitting_seconds
         return PricedPlan(number, plan, float(seconds))
 
     def _descend_from(self, entry: PricedPlan) -> None:

@@ -196,12 +196,11 @@ def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> No
     pool.add(TablePlans(0, even_uniform_plans(table)))
     left = []
 
-    def asked(case: OuterChoiceSolver, kind: str, best: float, work: Work) -> tuple[None, bool]:
+    def asked(case: OuterChoiceSolver, kind: str, limit: float, work: Work) -> None:
         left.append((case.outer, work.left))
         work(10)
-        return None, True
 
-    monkeypatch.setattr(pool_polishing, "solve_outer", asked)
+    monkeypatch.setattr(OuterChoiceSolver, "solve", asked)
     monkeypatch.setattr(pool_polishing, "FINALISTS", 6)
     monkeypatch.setattr(pool_polishing, "POLISH_STARTS", 1)
     config = SearchConfig(polish_labels=100)

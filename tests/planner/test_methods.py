@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from rich.console import Console
 import darts_parallel
 from darts_parallel.cli._job import Job
 from darts_parallel.cost.cost_table import CostTable
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, InfeasibleError, PlanError
 from darts_parallel.exact.layerwise import find_layerwise_plan
@@ -23,6 +25,7 @@ from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
 from darts_parallel.gradient.step_record import PlanStage, SearchResult
 from darts_parallel.planner import _descent_method, planning
+from darts_parallel.planner._exact_methods import _good_plans
 from darts_parallel.planner._session import Asked, Method, Session
 from darts_parallel.planner.methods import (
     CHECKS,
@@ -340,3 +343,17 @@ def test_half_of_a_time_limit_is_left_for_polishing() -> None:
     limited = replace(config, max_seconds=8.0)
     assert descent_seconds(limited) == 4.0
     assert descent_seconds(replace(limited, polish=False)) == 8.0
+
+
+def test_plans_next_to_an_exact_one_have_stages_of_their_own() -> None:
+    """The head takes seconds of the last stage, so even stages are slower."""
+    words = ["model.num_layers=8", "model.vocab_size=16384", "space.pp=2", "space.tp=1"]
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy", *words])
+    tables = build_tables(problem)
+    for seconds, plan in _good_plans(tables):
+        assert seconds == pytest.approx(evaluate(plan, problem).iteration_time_s, rel=1e-9)
+    even = inf
+    for table in tables:
+        cost = evaluate_batch(table, even_uniform_plans(table))
+        even = min(even, float(cost.fitting_seconds.min()))
+    assert min(seconds for seconds, _ in _good_plans(tables)) < even

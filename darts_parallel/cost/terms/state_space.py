@@ -5,9 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.collectives import reduce_scatter, split_group
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, BACKWARD_FACTOR, stream_seconds
-from darts_parallel.cost.sharding import data_group
+from darts_parallel.cost.sharding import context_gather
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import NOTHING, Contribution, CostTerm
 from darts_parallel.problem import LayerSpec
@@ -46,10 +45,8 @@ class ScanTerm(CostTerm):
         choices = stage.choices
         if choices.cp == 1 or layer.scan is None:
             return NOTHING, NOTHING
-        parts = torch.full_like(choices.ranks, choices.cp)
-        ring, _ = split_group(data_group(stage), choices.ranks, parts)
         moved = stage.width * layer.scan.gathered * choices.tokens / choices.tp
-        seconds = reduce_scatter(moved, ring, *stage.links)
+        seconds = context_gather(stage, moved)
         return seconds, seconds
 
 
