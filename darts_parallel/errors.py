@@ -167,9 +167,9 @@ def begin_command() -> None:
         gc.freeze()
 
 
-def fail(sentence: str) -> NoReturn:
-    """End the command `darts-parallel` with one sentence and exit status 2."""
-    print(f"darts-parallel: {one_line(sentence)}", file=sys.stderr)
+def fail(sentence: str, name: str = "darts-parallel") -> NoReturn:
+    """End a command with one sentence and exit status 2."""
+    print(f"{name}: {one_line(sentence)}", file=sys.stderr)
     raise SystemExit(2)
 
 

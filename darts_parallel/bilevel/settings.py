@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from darts_parallel.config import BilevelConfig, ModelConfig, SearchConfig
+from darts_parallel.config import BilevelConfig, ModelConfig, SearchConfig, as_yaml
 from darts_parallel.cost import BLOCK, LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
@@ -139,10 +139,8 @@ def refuse_unsearched(problem: Problem) -> None:
         value = _value_at(config, key)
         # a pin of one value may be a list of it
         if value not in (legal, [legal], (legal,)):
-            shown = "null" if value is None else value
-            nearest = "null" if legal is None else legal
             raise ConfigError(
-                f"{key}={shown} is not searched by the bilevel loop: {reason}; try {nearest}."
+                f"{key}={as_yaml(value)} is not searched by the bilevel loop: {reason}; try {as_yaml(legal)}."
             )
     for key in ("tp_comm_bits", "grad_comm_bits"):
         pinned = space.pinned(key)

@@ -29,23 +29,35 @@ VERBS = {"tune": "the plan of the job", "price": "a plan", "explain": "a plan"}
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
-SWITCHES = (
-    "--hydra-help",
-    "--version",
-    "--resolve",
-    "--run -r",
-    "--multirun -m",
-    "--shell-completion -sc",
-)
-TUNE_FLAGS = {"top": "tune.top", "from_log": "tune.log", "force": "tune.force"}
-"""Flags of the verb `tune`, and the keys that they set."""
-VALUED = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
-CHOICES = {
-    "--cfg -c": ("job", "hydra", "all"),
-    "--info -i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+SWITCH = {"action": "store_const", "const": True}
+FLAGS: dict[str, dict[str, Any]] = {
+    "--hydra-help": SWITCH,
+    "--version": SWITCH,
+    "--resolve": SWITCH,
+    "--run -r": SWITCH,
+    "--multirun -m": SWITCH,
+    "--shell-completion -sc": SWITCH,
+    "--package -p": {},
+    "--config-path -cp": {},
+    "--config-name -cn": {},
+    "--config-dir -cd": {},
+    "--cfg -c": {"choices": ("job", "hydra", "all")},
+    "--info -i": {"choices": TOPICS},
+    "--explain": SWITCH,
+    "--top": {"type": int},
+    "--from-log": {},
+    "--force": SWITCH,
 }
-"""Flags of Hydra. A job is not run again from a pickle (`--experimental-rerun`), which may hold any
-code."""
+"""Flags of Hydra and of this command. A job is not run again from a pickle
+(`--experimental-rerun`), which may hold any code."""
+OWN_FLAGS = {
+    "explain": "explain",
+    "top": "tune.top",
+    "from_log": "tune.log",
+    "force": "tune.force",
+}
+"""Flags of this command, and the keys that they set; `tune.` goes with the verb."""
 
 
 class FlagParser(ArgumentParser):
@@ -53,15 +65,8 @@ class FlagParser(ArgumentParser):
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
-        for names in (*SWITCHES, "--explain"):
-            self.add_argument(*names.split(), action="store_true")
-        for names in VALUED:
-            self.add_argument(*names.split())
-        for names, choices in CHOICES.items():
-            self.add_argument(*names.split(), choices=choices)
-        self.add_argument("--top", type=int)
-        self.add_argument("--from-log")
-        self.add_argument("--force", action="store_true")
+        for names, settings in FLAGS.items():
+            self.add_argument(*names.split(), **settings)
         self.add_argument("overrides", nargs="*")
 
     def error(self, message: str) -> NoReturn:
@@ -78,43 +83,34 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     Errors:
         ConfigError: a flag that does not exist or lacks its value; an override that cannot be read.
     """
-    flags = vars(FlagParser().parse_intermixed_args(_written_out(arguments)))
-    given = flags.pop("overrides")
-    verb = next((argument for argument in given if argument in VERBS), None)
-    overrides = _without_verb(given, verb)
-    for name, key in TUNE_FLAGS.items():
-        value = flags.pop(name)
-        if value is not None and value is not False:
-            flag = f"--{name.replace('_', '-')}"
-            near = f"darts-parallel tune plan.json {flag} ..."
-            require(verb == "tune", f"{flag} {value}", "go with the verb tune", near)
-            overrides.append(f"{key}={str(value).lower() if value is True else value}")
-    if flags.pop("explain"):
-        overrides.append("explain=true")
-    for override in overrides:
-        if not OVERRIDE.match(override):
-            raise ConfigError(f"the override {override} cannot be read; try key=value.")
+    given = list(arguments)
+    for place, word in enumerate(given):
+        if word in ("--info", "-i") and not {*TOPICS} & {*given[place + 1 : place + 2]}:
+            given[place] = "--info=all"
+    flags = vars(FlagParser().parse_intermixed_args(given))
+    overrides = _without_verb(flags.pop("overrides"))
     words = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
-        if value:
+        key = OWN_FLAGS.get(name)
+        if value is None:
+            continue
+        if key is None:
             words.append(flag if value is True else f"{flag}={value}")
+            continue
+        near = f"darts-parallel tune plan.json {flag} ..."
+        goes = key in OWN_FLAGS or "tune" in arguments
+        require(goes, f"{flag} {value}", "go with the verb tune", near)
+        overrides.append(f"{key}={'true' if value is True else value}")
+    for override in overrides:
+        if not OVERRIDE.match(override):
+            raise ConfigError(f"the override {override} cannot be read; try key=value.")
     return [*words, *overrides]
 
 
-def _written_out(arguments: Sequence[str]) -> list[str]:
-    """Write `--info` without a topic as `--info=all`."""
-    words = list(arguments)
-    for place, word in enumerate(arguments):
-        following = arguments[place + 1 : place + 2]
-        topics = CHOICES["--info -i"]
-        if word in ("--info", "-i") and not set(following) & set(topics):
-            words[place] = "--info=all"
-    return words
-
-
-def _without_verb(given: list[str], verb: str | None) -> list[str]:
+def _without_verb(given: list[str]) -> list[str]:
     """Write a verb and the plan after it as overrides; a plan's file alone is priced."""
+    verb = next((argument for argument in given if argument in VERBS), None)
     place = 0 if verb is None else given.index(verb)
     before = given[:place]
     after = given[place:] if verb is None else given[place + 1 :]

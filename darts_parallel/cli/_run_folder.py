@@ -23,10 +23,9 @@ BEGINNINGS = (CURVES, LISTING, OVERRIDES)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes, and what was there before it."""
+    """Where a run writes."""
 
     path: Path
-    before: frozenset[Path]
     fresh: bool
     """Whether the run made the folder itself."""
 
@@ -34,8 +33,7 @@ class RunFolder:
     def enter(path: Path, began: float) -> "RunFolder":
         """Look at an existing folder; the command began at `began` (wall-clock seconds)."""
         path = path.absolute()
-        before = frozenset(_contents(path))
-        return RunFolder(path, before, not before and path.stat().st_mtime >= began)
+        return RunFolder(path, not os.listdir(path) and path.stat().st_mtime >= began)
 
     @contextmanager
     def own(self, *, named: bool) -> Iterator["RunFolder"]:
@@ -65,7 +63,7 @@ class RunFolder:
                 )
             fresh = not path.exists()
             path.mkdir(exist_ok=True)
-            folder = RunFolder(path, frozenset(_contents(path)), fresh)
+            folder = RunFolder(path, fresh)
             lock = folder._lock(named)
         try:
             yield folder
@@ -95,37 +93,28 @@ class RunFolder:
         return False
 
     def require_writable(self) -> None:
-        """Refuse a folder that cannot be written."""
+        """Raise an OSError for a folder that cannot be written."""
         probe = self.path / ".darts-parallel-probe"
         try:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ConfigError(
-                f"output: {self.path} cannot be written ({error.strerror}); try a folder that can "
-                "be written, e.g. hydra.run.dir=outputs/run."
-            ) from None
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def restore(self) -> None:
         """Remove the beginnings that this run wrote, and the folders that it made, if empty.
 
-        What anybody else has put there stays, and so does every result; next to those all stays as
-        it is.
+        What anybody else has put there stays, and so does every result; next to a result all stays
+        as it is.
         """
-        added = _contents(self.path) - self.before
-        beginnings = {self.path / name for name in BEGINNINGS}
-        if any(path.parent == self.path for path in added - beginnings):
+        if self._finished():
             return
-        curves = self.path / CURVES
         # TensorBoard writes the number of the process into the name
-        for path in curves.glob(f"{EVENTS}*.{os.getpid()}.*"):
-            if path in added:
-                path.unlink(missing_ok=True)
-        for path in added & beginnings - {curves}:
+        own = self.path.glob(f"{CURVES}/{EVENTS}*.{os.getpid()}.*")
+        for path in (*own, self.path / OVERRIDES):
             path.unlink(missing_ok=True)
-        if curves in added:
-            with suppress(OSError):
-                curves.rmdir()
+        with suppress(OSError):
+            (self.path / CURVES).rmdir()
         if self.fresh:
             _remove_empty(self.path)
 
@@ -134,23 +123,15 @@ def _remove_empty(path: Path) -> None:
     """Remove empty folders from here up to the working folder; a sweep's listing may go."""
     here = Path.cwd()
     for folder in (path, *path.parents):
-        if folder != path and here not in folder.parents:
-            return
-        with suppress(OSError):
-            if os.listdir(folder) == [LISTING]:
-                (folder / LISTING).unlink()
-            folder.rmdir()
-        if folder.exists():
-            return
-
-
-def _contents(path: Path) -> set[Path]:
-    return {*path.glob("*"), *(path / CURVES).glob("*")}
+        if folder == path or here in folder.parents:
+            with suppress(OSError):
+                if os.listdir(folder) == [LISTING]:
+                    (folder / LISTING).unlink()
+                folder.rmdir()
 
 
 def forget_sweeps(began: float) -> None:
     """Remove the sweep folders in which no job has begun since `began` (wall-clock seconds)."""
     for listing in Path("multirun").absolute().glob(f"*/*/{LISTING}"):
-        folder = listing.parent
-        if listing.stat().st_mtime >= began and len(list(folder.iterdir())) == 1:
-            RunFolder(folder, frozenset(), fresh=True).restore()
+        if listing.stat().st_mtime >= began:
+            _remove_empty(listing.parent)

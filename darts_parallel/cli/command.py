@@ -23,13 +23,11 @@ from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli._sweeps import sweep_folder
 from darts_parallel.config import (
     config_dir,
-    error_sentence,
-    leave_pipe,
     readable_folder,
     register_schema,
+    user_errors,
     with_own_job,
     with_own_software,
-    with_tried_value,
 )
 from darts_parallel.errors import fail, long_imports, package_version, replace_closed_outputs
 
@@ -80,45 +78,45 @@ def main() -> None:
     register_schema()
     OmegaConf.register_new_resolver("sweep_folder", sweep_folder, replace=True)
     began = time.time()
+    _print_whatever_comes()
+    try:
+        with user_errors("darts-parallel", sys.argv):
+            _answer(sys.argv[1:], began)
+    except KeyboardInterrupt:
+        fail("interrupted before any plan was found.")
+
+
+def _answer(given: Sequence[str], began: float) -> None:
+    """Print what the arguments ask for, or run their jobs; `sys.argv` gets what Hydra reads."""
+    if given and given[0] in LISTS:
+        print("\n".join(listing(given[0])))
+        return
+    if help_asked(given):
+        print("\n".join(help_lines(given)))
+        return
+    arguments = with_own_job(with_keys(flags_first(given)))
+    sys.argv[1:], held = deferred_overrides(arguments)
+    for place, argument in enumerate(sys.argv):
+        if argument.startswith(CONFIG_DIR):
+            folder = readable_folder(argument.removeprefix(CONFIG_DIR))
+            sys.argv[place] = CONFIG_DIR + folder
+            sys.argv[1:] = with_own_software(sys.argv[1:], folder)
+    if "--version" in sys.argv[1:]:
+        print(f"darts-parallel {package_version()}")
+        return
+    if "model=module" in sys.argv:
+        from darts_parallel.graph import derived_keys
+
+        sys.argv += derived_keys(sys.argv[1:])
 
     def task(composed: DictConfig) -> float:
         return run_task(composed, began, held)
 
-    held: list[str] = []
-    _print_whatever_comes()
     try:
-        if sys.argv[1:2] and sys.argv[1] in LISTS:
-            print("\n".join(listing(sys.argv[1])))
-            return
-        if help_asked(sys.argv[1:]):
-            print("\n".join(help_lines(sys.argv[1:])))
-            return
-        arguments = with_own_job(with_keys(flags_first(sys.argv[1:])))
-        sys.argv[1:], held = deferred_overrides(arguments)
-        for place, argument in enumerate(sys.argv):
-            if argument.startswith(CONFIG_DIR):
-                folder = readable_folder(argument.removeprefix(CONFIG_DIR))
-                sys.argv[place] = CONFIG_DIR + folder
-                sys.argv[1:] = with_own_software(sys.argv[1:], folder)
-        if "--version" in sys.argv[1:]:
-            print(f"darts-parallel {package_version()}")
-            return
-        if "model=module" in sys.argv:
-            from darts_parallel.graph import derived_keys
-
-            sys.argv += derived_keys(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        fail("interrupted before any plan was found.")
-    except BrokenPipeError:
-        raise SystemExit(leave_pipe()) from None
-    except Exception as error:
-        sentence = error_sentence(error, [*sys.argv[1:], *held])
-        if sentence is None:
-            raise
+    except BaseException:
         forget_sweeps(began)
-        fail(with_tried_value(sentence, sys.argv[1:]))
+        raise
 
 
 def _print_whatever_comes() -> None:
@@ -143,19 +141,9 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     given += held
     named = any(override.startswith(FOLDERS) for override in settings.overrides.hydra)
     entered = RunFolder.enter(Path(settings.runtime.output_dir), began)
-    try:
-        with entered.own(named=named) as folder:
-            return _run_in(folder, composed, given, swept=settings.mode == RunMode.MULTIRUN)
-    except KeyboardInterrupt:
-        raise
-    except BrokenPipeError:
-        # here already: Hydra would print a sentence of its own
-        raise SystemExit(leave_pipe()) from None
-    except Exception as error:
-        sentence = error_sentence(error, given)
-        if sentence is None:
-            raise
-        fail(with_tried_value(sentence, given))
+    swept = settings.mode == RunMode.MULTIRUN
+    with user_errors("darts-parallel", given), entered.own(named=named) as folder:
+        return _run_in(folder, composed, given, swept=swept)
 
 
 def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, swept: bool) -> float:

@@ -6,6 +6,7 @@ from darts_parallel.config.box import BOX as BOX
 from darts_parallel.config.box import INSIDE as INSIDE
 from darts_parallel.config.box import with_box as with_box
 from darts_parallel.config.checks import MAX_PROCESSES as MAX_PROCESSES
+from darts_parallel.config.checks import as_yaml as as_yaml
 from darts_parallel.config.checks import check_fields as check_fields
 from darts_parallel.config.checks import one_of as one_of
 from darts_parallel.config.checks import quoted as quoted
@@ -30,7 +31,6 @@ from darts_parallel.config.composition import require_few_values as require_few_
 from darts_parallel.config.composition import to_config as to_config
 from darts_parallel.config.composition import with_own_job as with_own_job
 from darts_parallel.config.composition import with_own_software as with_own_software
-from darts_parallel.config.composition import with_tried_value as with_tried_value
 from darts_parallel.config.huggingface import OWN_FILE as OWN_FILE
 from darts_parallel.config.huggingface import Imported as Imported
 from darts_parallel.config.huggingface import import_model as import_model
@@ -47,17 +47,16 @@ from darts_parallel.config.layer_pattern import expert_pattern as expert_pattern
 from darts_parallel.config.layer_pattern import score_function as score_function
 from darts_parallel.config.layer_pattern import symbol as symbol
 from darts_parallel.config.layer_pattern import windowed as windowed
-from darts_parallel.config.messages import error_sentence as error_sentence
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.old_keys import translate as translate
 from darts_parallel.config.options import FOLDER as FOLDER
 from darts_parallel.config.options import guarded as guarded
-from darts_parallel.config.options import leave_pipe as leave_pipe
 from darts_parallel.config.options import parse as parse
 from darts_parallel.config.options import read_typed as read_typed
 from darts_parallel.config.options import run_folder as run_folder
 from darts_parallel.config.options import run_main as run_main
 from darts_parallel.config.options import run_subcommand as run_subcommand
+from darts_parallel.config.options import user_errors as user_errors
 from darts_parallel.config.reference import KeyDoc as KeyDoc
 from darts_parallel.config.reference import key_docs as key_docs
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS

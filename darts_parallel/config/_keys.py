@@ -1,7 +1,7 @@
 """Dotted keys of a schema of dataclasses: list them, type of one, closest one."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
 from darts_parallel.config.old_keys import OLD_KEYS
@@ -9,17 +9,38 @@ from darts_parallel.errors import closest
 
 ENTRIES: dict[Any, str] = {list: "[]", dict: ".*"}
 """How a key names an entry of a list and of a mapping."""
+TYPE_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+}
 
 
-def all_keys(schema: Any, prefix: str = "") -> list[str]:
-    """List every dotted key of a dataclass; `[]` is an entry of a list, `*` of a mapping."""
-    keys = [f"{prefix}{entry.name}" for entry in fields(schema)]
+def all_fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
+    """Yield every dotted key with its dataclass and field, a dataclass before what it holds.
+
+    In a key `[]` is an entry of a list, `*` of a mapping.
+    """
     for entry in fields(schema):
-        suffix = ENTRIES.get(get_origin(entry.type), "")
-        for inner in (entry.type, *get_args(entry.type)):
-            if is_dataclass(inner):
-                keys += all_keys(inner, f"{prefix}{entry.name}{suffix}.")
-    return keys
+        key = f"{prefix}{entry.name}"
+        yield key, schema, entry
+        inner = nested(entry.type)
+        if inner is not None:
+            yield from all_fields(inner, f"{key}{ENTRIES.get(get_origin(entry.type), '')}.")
+
+
+def nested(kind: Any) -> Any:
+    """Return the dataclass inside a field's type; None where it holds plain values."""
+    kind = plain_type(kind)
+    parts = (kind, *get_args(kind)[-1:])
+    return next((part for part in parts if is_dataclass(part)), None)
+
+
+def all_keys(schema: Any) -> list[str]:
+    """List every dotted key of a dataclass, those with fewer parts first."""
+    return sorted((key for key, *_ in all_fields(schema)), key=lambda key: key.count("."))
 
 
 def plain_type(kind: Any) -> Any:

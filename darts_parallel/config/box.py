@@ -5,6 +5,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from darts_parallel.config.checks import as_yaml
 from darts_parallel.config.trainer import config_dir, group_names
 from darts_parallel.config.words import given_values
 from darts_parallel.errors import ConfigError, closest
@@ -62,7 +63,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
         links |= {f"{INSIDE}.{key}": value for key, value in like.nodes[0].intra_node.items()}
         links |= {f"{BETWEEN}.{key}": value for key, value in like.inter_node.items()}
     name = f"{given.get('nodes', 1)}x{given.get('gpus', 8)}_{gpu}"
-    assumed = [f"{key}={str(value).lower()}" for key, value in links.items()]
+    assumed = [f"{key}={as_yaml(value)}" for key, value in links.items()]
     named = [f"+device@cluster.devices.{gpu}={gpu}", f"cluster.nodes.0.device={gpu}"]
     others = [argument for argument in arguments if not argument.startswith("gpu=")]
     return [*named, f"cluster.name={name}", *assumed, *others]

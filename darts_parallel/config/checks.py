@@ -79,6 +79,15 @@ def _shown(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
+def as_yaml(value: Any) -> str:
+    """Write a value as the command line takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def require(valid: bool, setting: str, rule: str, near: Any) -> None:
     """Refuse a setting (`key=value`) that is not `valid`: rule and closest valid value."""
     if not valid:
@@ -122,7 +131,7 @@ def require_within(key: str, value: float, least: float, most: float) -> None:
 def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
     """Refuse `value` of `key` that is none of `members` (at least one), naming the closest one."""
     if value not in members:
-        names = ", ".join("null" if member is None else str(member) for member in members)
+        names = ", ".join(map(as_yaml, members))
         raise ConfigError(f"{key}={value} must be one of {names}; try {closest(value, members)}.")
 
 

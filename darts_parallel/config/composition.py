@@ -300,11 +300,12 @@ def compose_whole(arguments: list[Any]) -> DictConfig:
         GlobalHydra.instance().hydra = running
 
 
-def refuse_silent_overrides(overrides: Sequence[str]) -> None:
+def refuse_silent_overrides(overrides: Sequence[str], schema: Any = Config) -> None:
     """Refuse an empty mapping, which a merge ignores, and a number other than 0 and 1 for a switch.
 
     Args:
         overrides: `key=value` as the command was given.
+        schema: Dataclass of the keys.
 
     Errors:
         ConfigError: names the key, the value and the closest valid one.
@@ -320,5 +321,5 @@ def refuse_silent_overrides(overrides: Sequence[str]) -> None:
             way_out = f"try leaving {key} out of the command, or name an entry of it"
             raise ConfigError(f"{key}={value} {reason}; {way_out}.")
         number = _NUMBER.fullmatch(value) and value not in ("0", "1")
-        if number and type_at(key, Config) is bool:
+        if number and type_at(key, schema) is bool:
             require(False, f"{key}={value}", "be true or false", "true")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from darts_parallel.config.checks import (
     MAX_SIZE,
+    as_yaml,
     require,
     require_at_least,
     require_at_most,
@@ -111,7 +112,7 @@ def _check_latent_attention(model: "ModelConfig") -> None:
         (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim"),
     )
     for key in ("attention_gate_size", "window_kv_heads") if latent else others:
-        rule = f"go with model.multi_latent_attention={str(not latent).lower()}"
+        rule = f"go with model.multi_latent_attention={as_yaml(not latent)}"
         _require(model, key, getattr(model, key) is None, rule, "null")
     heads, width = model.indexer_num_heads, model.indexer_head_dim
     rule = f"go with model.indexer_head_dim={width}"

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import errors
 
-from darts_parallel.config._keys import closest_key, type_at, walk
+from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
 from darts_parallel.config.words import SYNONYMS
@@ -29,13 +29,6 @@ PLUGINS = {
 }
 """Options of the groups `hydra/...` that need a plugin, and the extra of this project that installs
 it."""
-WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a list",
-}
 NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)")
 """The start of a text that is a number of moderate size."""
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.")
@@ -57,7 +50,7 @@ def error_sentence(error: BaseException, overrides: Sequence[str] = ()) -> str |
         return config_sentence(error, overrides)
     if isinstance(error, OSError):
         place = error.filename or "standard output"
-        way_out = "try a folder that can be written, e.g. hydra.run.dir=outputs/run"
+        way_out = "try a folder that can be written, e.g. outputs/run"
         return f"output: {place} cannot be written ({error.strerror}); {way_out}."
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         way_out = "lower search.num_restarts or pin space.pp"
@@ -173,7 +166,7 @@ def _must_be(kind: Any, value: str) -> str:
         near = closest(value, ["true", "false"])
     elif kind in (int, float):
         near = _closest_number(kind, value)
-    return f"must be {WORDS.get(origin, 'plain text')}; try {near}."
+    return f"must be {TYPE_WORDS.get(origin, 'plain text')}; try {near}."
 
 
 def _closest_number(kind: Any, value: str) -> str:

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from darts_parallel.config.checks import as_yaml
 from darts_parallel.errors import read_text
 
 GROUP_KEYS = {"device": "cluster.devices.*", "_global_": ""}
@@ -128,14 +129,7 @@ def _replaced(values: dict[Any, Any], name: str, key: str, old: OldKey) -> Itera
     del values[name]
     values.setdefault(old.new_name, new_value)
     new_key = ".".join([*key.split(".")[:-1], old.new_name])
-    yield f"{key}={_yaml(value)} is read as {new_key}={_yaml(new_value)}"
-
-
-def _yaml(value: Any) -> str:
-    """Write a value as the command line takes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    yield f"{key}={as_yaml(value)} is read as {new_key}={as_yaml(new_value)}"
 
 
 def current_folder(folder: str) -> str:

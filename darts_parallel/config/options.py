@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -12,15 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from darts_parallel.config.checks import check_fields, require, require_at_least
-from darts_parallel.config.messages import config_sentence
+from darts_parallel.config.checks import as_yaml, check_fields, require
+from darts_parallel.config.composition import refuse_silent_overrides, with_tried_value
+from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.words import given_values
 from darts_parallel.errors import (
     INTERRUPTED,
     ConfigError,
     DartsParallelError,
     begin_command,
-    one_line,
+    fail,
 )
 
 Options = TypeVar("Options")
@@ -43,18 +45,22 @@ def parse(kind: type[Options], arguments: Sequence[str]) -> Options:
     defaults: Any = kind()
     for key, value in given_values(arguments).items():
         require(bool(value), f"{key}=", "have a value", f"{key}=VALUE")
+    refuse_silent_overrides(arguments, kind)
     try:
         given = OmegaConf.from_cli(list(arguments))
     except (YAMLError, ValueError):
         words = " ".join(arguments)
         raise ConfigError(f"{words} cannot be read; try closed brackets and quotes.") from None
     for entry in fields(defaults):
-        if entry.name in given:
-            _settle(given, entry.name, getattr(defaults, entry.name))
-    options = read_typed(kind, given, given=arguments)
-    for entry in fields(defaults):
-        _check_value(entry.name, getattr(options, entry.name), getattr(defaults, entry.name))
-    return options
+        key = entry.name
+        default = getattr(defaults, key)
+        if isinstance(default, list) and key in given:
+            if not OmegaConf.is_list(given[key]):
+                given[key] = [given[key]]
+            near = str(default).replace(" ", "").replace("'", "")
+            filled = bool(given[key]) or not default
+            require(filled, f"{key}=[]", "list at least one value", f"{key}={near}")
+    return read_typed(kind, given, given=arguments)
 
 
 def read_typed(
@@ -84,26 +90,6 @@ def read_typed(
     return options
 
 
-def _check_value(key: str, value: Any, default: Any) -> None:
-    """Refuse an empty list where the default has entries, and a seed that no generator takes."""
-    if default and value == []:
-        near = str(default).replace(" ", "").replace("'", "")
-        require(False, f"{key}=[]", "list at least one value", f"{key}={near}")
-    if key in ("seed", "seeds"):
-        for seed in value if isinstance(value, list) else [value]:
-            if isinstance(seed, int):
-                require_at_least(key, seed, 0)
-
-
-def _settle(given: DictConfig, key: str, default: Any) -> None:
-    """Let one value stand for a list of it; refuse a number as a switch."""
-    value = given[key]
-    if isinstance(default, list) and not OmegaConf.is_list(value):
-        given[key] = [value]
-    if isinstance(default, bool) and type(value) in (int, float):
-        require(False, f"{key}={value}", "be true or false", f"{key}={str(bool(value)).lower()}")
-
-
 def describe(kind: type[Any]) -> str:
     """Return the options and their defaults, one a line."""
     defaults: Any = OmegaConf.to_container(OmegaConf.structured(kind))
@@ -112,8 +98,7 @@ def describe(kind: type[Any]) -> str:
         if isinstance(value, dict):
             lines.append(f"  {name}.KEY=VALUE  (keys: {', '.join(map(str, value))})")
         else:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            lines.append(f"  {name}={shown}")
+            lines.append(f"  {name}={as_yaml(value)}")
     return "\n".join(lines)
 
 
@@ -158,25 +143,33 @@ def leave_pipe() -> int:
     return READER_LEFT
 
 
-def guarded(name: str, work: Callable[[], int]) -> int:
-    """Run a command's work; an early end is one sentence, or nothing if the reader left.
+@contextmanager
+def user_errors(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """End the process in one sentence for a user's error, and silently if the reader has left.
 
-    Returns:
-        The exit status; 2, with one sentence, for an error that the user can correct.
+    Args:
+        overrides: `key=value` as the command was given.
     """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise SystemExit(leave_pipe()) from None
+    except Exception as error:
+        sentence = error_sentence(error, overrides)
+        if sentence is None:
+            raise
+        fail(with_tried_value(sentence, overrides), name)
+
+
+def guarded(name: str, work: Callable[[], int]) -> int:
+    """Run a command's work with `user_errors`, and return its exit status."""
     begin_command()
     try:
-        status = work()
-        sys.stdout.flush()
-        return status
-    except DartsParallelError as error:
-        sentence = str(error)
+        with user_errors(name):
+            return work()
     except KeyboardInterrupt:
         print(f"{name}: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        return leave_pipe()
-    except OSError as error:
-        sentence = f"{error.filename} cannot be written ({error.strerror})."
-    print(f"{name}: {one_line(sentence)}", file=sys.stderr)
-    return 2
+    except SystemExit as end:
+        return int(end.code or 0)

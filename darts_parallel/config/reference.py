@@ -7,24 +7,18 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, get_args, get_origin
 
 from omegaconf import MISSING
 
-from darts_parallel.config._keys import ENTRIES, plain_type
+from darts_parallel.config._keys import TYPE_WORDS, all_fields, nested, plain_type
+from darts_parallel.config.checks import as_yaml
 from darts_parallel.config.schema import Config
 
-TYPES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-}
 UNITS = {
     "_GiB": "2^30 bytes",
     "_GB": "10^9 bytes",
@@ -78,55 +72,33 @@ class KeyDoc:
 @cache
 def key_docs() -> tuple[KeyDoc, ...]:
     """Return every key of the configuration, in the order of the schema."""
-    return tuple(_docs_of(Config, ""))
-
-
-def _docs_of(schema: Any, prefix: str) -> Iterator[KeyDoc]:
-    meanings = _docstrings(schema)
-    for entry in fields(schema):
-        key = f"{prefix}{entry.name}"
-        inner = _nested(entry.type)
-        if inner is None:
-            yield _doc_of(key, entry, meanings.get(entry.name, ""))
-        else:
-            yield from _docs_of(inner, f"{key}{ENTRIES.get(get_origin(entry.type), '')}.")
-
-
-def _nested(kind: Any) -> Any:
-    """Return the dataclass inside a field's type; None where it holds plain values."""
-    inner = next(iter(get_args(plain_type(kind))[-1:]), None)
-    return next((part for part in (plain_type(kind), inner) if is_dataclass(part)), None)
+    docs = []
+    for key, schema, entry in all_fields(Config):
+        if nested(entry.type) is None:
+            docs.append(_doc_of(key, entry, _docstrings(schema).get(entry.name, "")))
+    return tuple(docs)
 
 
 def _doc_of(key: str, entry: Field[Any], meaning: str) -> KeyDoc:
     default = entry.default
     if default is NO_DEFAULT and entry.default_factory is not NO_DEFAULT:
         default = entry.default_factory()
+    required = default == MISSING or default is NO_DEFAULT
+    shown = "none, the key is required" if required else as_yaml(default)
     may_be_null = default is None or type(None) in get_args(entry.type)
     ends = (unit for end, unit in UNITS.items() if entry.name.endswith(end))
-    return KeyDoc(key, meaning, _yaml(default), _allowed(entry), next(ends, ""), may_be_null)
-
-
-def _yaml(value: Any) -> str:
-    """Write a value as the command line takes it."""
-    if value == MISSING or value is NO_DEFAULT:
-        return "none, the key is required"
-    if value is None:
-        return "null"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_yaml, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return KeyDoc(key, meaning, shown, _allowed(entry), next(ends, ""), may_be_null)
 
 
 def _allowed(entry: Field[Any]) -> str:
     """Say which values a field takes."""
     if "members" in entry.metadata:
-        return f"one of {', '.join(map(_yaml, entry.metadata['members']))}"
+        return f"one of {', '.join(map(as_yaml, entry.metadata['members']))}"
     kind = plain_type(entry.type)
     if get_origin(kind) is not None:
-        inner = TYPES.get(get_args(kind)[-1], "values")
+        inner = TYPE_WORDS.get(get_args(kind)[-1], "values")
         return f"a {get_origin(kind).__name__}, each entry {inner}{_range(entry)}"
-    return f"{TYPES.get(kind, 'a value or a list of values')}{_range(entry)}"
+    return f"{TYPE_WORDS.get(kind, 'a value or a list of values')}{_range(entry)}"
 
 
 def _range(entry: Field[Any]) -> str:

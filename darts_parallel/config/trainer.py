@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import one_of, ranged
+from darts_parallel.config.checks import as_yaml, one_of, ranged
 
 
 def config_dir() -> str:
@@ -64,7 +64,7 @@ class Lack:
 
     def sentence(self, facts: Mapping[str, Any]) -> str:
         """Return the settings with their values and the reason, as one clause."""
-        first, *others = (f"{key}={str(facts[key]).lower()}" for key in self.when)
+        first, *others = (f"{key}={as_yaml(facts[key])}" for key in self.when)
         beside = f" with {' and '.join(others)}" if others else ""
         return f"{first}{beside}, {self.why}"
 

@@ -15,6 +15,7 @@ from darts_parallel.config import (
     ModelConfig,
     Trainer,
     TrainingConfig,
+    as_yaml,
     quoted,
     read_trainer,
 )
@@ -316,8 +317,8 @@ class Request:
             known = settable.get(key, [usual[key]])
             if value != usual[key] and value not in known:
                 self.refuse(
-                    f"training.{key}={_word(value)}, and no written file sets it",
-                    f"training.{key}={_word(known[0])}",
+                    f"training.{key}={as_yaml(value)}, and no written file sets it",
+                    f"training.{key}={as_yaml(known[0])}",
                 )
 
     def _require_no_offload(self) -> None:
@@ -457,7 +458,7 @@ class Request:
         for name, wanted in LLAMA.items():
             value = getattr(config, name)
             if value != wanted:
-                wrong.append(f"{name}={str(value).lower()}")
+                wrong.append(f"{name}={as_yaml(value)}")
         if wrong:
             self.refuse(
                 f"model={config.name} has {', '.join(wrong)}, and this trainer's own model is Llama's",
@@ -492,11 +493,6 @@ class Request:
         slower = f"takes {seconds:.4g} s instead of {own:.4g} s"
         costs = slower if seconds < inf else "does not fit the memory"
         return f"; the closest rule, {usual.schedule_name} with the same stages, {costs}"
-
-
-def _word(value: Any) -> str:
-    """Write a value of a switch as the command line takes it."""
-    return "null" if value is None else str(value).lower()
 
 
 def _joined(ways: list[str]) -> str:

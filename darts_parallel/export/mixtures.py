@@ -3,7 +3,7 @@
 from itertools import groupby
 from typing import Any
 
-from darts_parallel.config import ModelConfig, expert_pattern, score_function
+from darts_parallel.config import ModelConfig, as_yaml, expert_pattern, score_function
 from darts_parallel.export.common import Flag, Request, switches
 
 MOST_RUNS = 4
@@ -41,8 +41,8 @@ def _expert_flags(job: Request) -> list[Flag]:
         return []
     if config.moe_router_bias != config.linear_bias:
         raise job.refuse(
-            f"model={config.name} has moe_router_bias={str(config.moe_router_bias).lower()} with "
-            f"linear_bias={str(config.linear_bias).lower()}, and its router has a bias where products have",
+            f"model={config.name} has moe_router_bias={as_yaml(config.moe_router_bias)} with "
+            f"linear_bias={as_yaml(config.linear_bias)}, and its router has a bias where products have",
             "equal values of both",
         )
     values = _expert_values(config, training.moe_token_dispatcher_type)

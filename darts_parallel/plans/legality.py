@@ -8,6 +8,7 @@ from darts_parallel.config import (
     CostConfig,
     ModelConfig,
     TrainingConfig,
+    as_yaml,
     read_trainer,
 )
 from darts_parallel.errors import PlanError, UnsupportedError, closest
@@ -318,10 +319,9 @@ def refuse_model(model: Model, training: TrainingConfig) -> None:
     if unbuilt:
         key = unbuilt[0]
         near = BUILT_EXPERTS.get(key, ModelConfig.__dataclass_fields__[key].default)
-        text = "null" if near is None else str(near).lower()
         raise UnsupportedError(
             f"model={config.name} has model.{key}={getattr(config, key)}, which no block that can run here "
-            f"has; try {text}."
+            f"has; try {as_yaml(near)}."
         )
 
 

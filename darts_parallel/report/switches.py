@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from darts_parallel.config import Trainer, read_trainer
+from darts_parallel.config import Trainer, as_yaml, read_trainer
 from darts_parallel.cost import evaluate
 from darts_parallel.plans import Plan, facts, job_facts
 from darts_parallel.problem import Problem
@@ -50,9 +50,7 @@ def _saving(
         if seconds < best:
             best = seconds
             saved = 100.0 * (1.0 - seconds / usual)
-            line = (
-                f"training.{key}={str(value).lower()} would save {saved:.1f} % of this plan's time"
-            )
+            line = f"training.{key}={as_yaml(value)} would save {saved:.1f} % of this plan's time"
     if line:
         yield line
 

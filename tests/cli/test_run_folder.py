@@ -14,6 +14,7 @@ from darts_parallel.cli import _job as job
 from darts_parallel.cli import _task as task
 from darts_parallel.cli import command as cli
 from darts_parallel.cli._run_folder import RunFolder
+from darts_parallel.config import options
 from darts_parallel.config.options import READER_LEFT, run_folder
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
@@ -143,7 +144,9 @@ def test_a_reader_that_has_gone_ends_the_command(
         task.PipedConsole(quiet=False).on_broken_pipe()
 
     monkeypatch.setattr(job, "render_ending", gone)
-    monkeypatch.setattr(cli, "leave_pipe", lambda: READER_LEFT)  # the captured output is no file
+    monkeypatch.setattr(
+        options, "leave_pipe", lambda: READER_LEFT
+    )  # the captured output is no file
     outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
     assert (outcome.status, outcome.err) == (READER_LEFT, "")
     assert "run/plan.json" in outcome.files

@@ -3,16 +3,16 @@ import json
 
 import pytest
 
-from darts_parallel.cli._sweep_table import SweepJob, joined_seeds, swept_keys
+from darts_parallel.cli._sweep_table import Job, joined_seeds, swept_keys
 from darts_parallel.cli._sweeps import sweep_folder
 from tests.support.commands import QUIET, TOY, Command
 
 
-def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> SweepJob:
+def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> Job:
     values = {key.replace("__", "."): value for key, value in overrides.items()}
-    measures = {"iteration_time_s": seconds, "repaired_gap": gap, "gap": 0.0, "seconds": 2.0}
-    measures["tokens_per_s"] = 1000.0 / seconds
-    return SweepJob({"model": "toy", **values}, measures, f"1/2/{int(seconds)}")
+    results = {"iteration_time_s": seconds, "repaired_gap": gap, "gap": 0.0, "seconds": 2.0}
+    results["tokens_per_s"] = 1000.0 / seconds
+    return {"model": "toy", **values, **results, "dp_tp_pp": f"1/2/{int(seconds)}"}
 
 
 def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(
