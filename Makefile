@@ -21,6 +21,7 @@ gradient_share publish=true
 validate_cost_model held_out=[house,source] publish=true
 reproduce_fasop publish=true
 answers publish=true
+trainer_switches jobs=1 publish=true
 bilevel publish=true
 endef
 export PAGES

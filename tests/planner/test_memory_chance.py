@@ -1,6 +1,5 @@
 """Memory as a chance constraint: what is promised holds for the plan, and what cannot be is said."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from math import exp
@@ -19,7 +18,7 @@ from darts_parallel.planner.memory_chance import (
     ladder,
     tightened,
 )
-from darts_parallel.planner.planning import Planned, plan
+from darts_parallel.planner.planning import plan, plan_at_limits
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB
@@ -77,12 +76,6 @@ MONOTONE = [
 ]
 
 
-def plans_at_limits(problem: Problem, limits: Sequence[float]) -> Iterator[Planned]:
-    for limit in limits:
-        space = replace(problem.config.space, out_of_memory=limit)
-        yield plan(replace(problem, config=replace(problem.config, space=space)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("job", MONOTONE)
 def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list[str]) -> None:
@@ -91,7 +84,8 @@ def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list
     problem = load_problem([*TOY, *few, *job])
     limits = (1e-3, 0.01, 0.05, 0.12, 0.2, 0.35, 0.5)
     seconds, chance = float("inf"), 0.0
-    for allowed, found in zip(limits, plans_at_limits(problem, limits), strict=True):
+    for allowed, found in zip(limits, plan_at_limits(problem, limits), strict=True):
+        assert found is not None
         assert found.result is not None
         assert found.out_of_memory is not None
         assert found.result.iteration_time_s <= seconds * (1.0 + 1e-12)
@@ -105,7 +99,9 @@ def test_a_stricter_limit_gives_no_plan_that_is_slower_and_riskier() -> None:
     job = ["model=bert_345m", "training=bert_345m", "cluster=a10_4x4", "model.num_layers=8"]
     memory = "cluster.devices.a10.memory_GiB=6.058"
     problem = load_problem([*job, memory, "space=layerwise", "search=exact"])
-    strict, loose = plans_at_limits(problem, (0.003, 0.01))
+    strict, loose = plan_at_limits(problem, (0.003, 0.01))
+    assert strict is not None
+    assert loose is not None
     assert strict.out_of_memory is not None
     assert loose.out_of_memory is not None
     assert strict.out_of_memory <= loose.out_of_memory + 1e-12

@@ -1,0 +1,140 @@
+"""Check that a looser limit on the chance of running out of memory never gives a slower or a riskier plan.
+
+    python -m experiments.memory_limits         # 40 problems x 11 limits, some 20 minutes, and their page
+    python -m experiments.memory_limits 'T5 8'  # of some jobs, without a page
+
+Each job runs on four sizes of memory, as shares of what its fastest plan needs. `search=exact` must give
+seconds and chances that follow the limit. The descent has no proofs: its plan, before the rule for ties, may
+be 1 % slower than at a stricter limit.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, product
+from operator import attrgetter
+
+from darts_parallel import evaluate, load_problem, plan
+from darts_parallel.planner import plan_at_limits
+from darts_parallel.report import markdown_table
+from experiments.results_page import Page, publish
+
+JOBS = {
+    "toy": "model=toy training=toy cluster=toy",
+    "toy, uniform": "model=toy training=toy cluster=toy space=uniform",
+    "toy MoE": "model=toy_moe training=toy cluster=toy space=uniform",
+    "toy, two types": "model=toy training=toy cluster=toy_mixed space=uniform",
+    "BERT 8": "model=bert_345m cluster=a10_4x4 model.num_layers=8",
+    "BERT": "model=bert_345m cluster=a10_4x4 space=uniform",
+    "GPT-2": "model=gpt2_xl cluster=a10_4x4 space=uniform",
+    "Llama 2": "model=llama2_7b cluster=a10_8x4 space=uniform",
+    "Llama 3": "model=llama3_8b cluster=h100_1x8 space=uniform",
+    "T5 8": "model=t5_1_3b cluster=a10_4x4 model.num_layers=8 model.num_encoder_layers=4 space=stagewise",
+}
+"""Overrides by name."""
+SHARES = (0.75, 0.95, 1.15, 1.4)
+"""Memory of a device, in peaks of the fastest plan."""
+LIMITS = (1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+"""Values of `space.out_of_memory`, strictest first."""
+SEARCHES = {
+    "exact": ("search=exact",),
+    "descent": ("search.tie=0", "search.num_steps=100", "search.num_restarts=8"),
+}
+"""Overrides of both searches."""
+ALLOWED = {"exact": 1e-9, "descent": 0.01}
+"""Relative seconds that a plan may take above one at a stricter limit."""
+ROUNDING = 1e-9
+"""Difference of chances below which they are equal."""
+DESCENT_SHARES = SHARES[1:3]
+"""Sizes of memory at which the descent runs: the others give it nothing to decide."""
+UNCHECKED = ("output.tensorboard=false", "verification.enabled=false")
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """The plan of one search at one limit."""
+
+    job: str
+    share: float
+    """Memory, in peaks of the fastest plan."""
+    search: str
+    limit: float
+    seconds: float = float("inf")
+    """Per iteration; infinite where no plan fits."""
+    chance: float = 1.0
+    kept: bool = False
+    """Whether the plan keeps the limit."""
+
+
+def rows_of_job(name: str, share: float) -> list[LimitRow]:
+    """Plan a job on one size of memory at every limit; searches do not know the limit, so each runs once."""
+    job = [*JOBS[name].split(), *UNCHECKED]
+    roomy = load_problem([*job, *SEARCHES["exact"], "space.out_of_memory=0.5"])
+    peak = max(evaluate(plan(roomy).plan, roomy).memory_bytes)
+    sizes = [f"cluster.devices.{own.device.name}.memory_GiB" for own in roomy.cluster.groups]
+    memory = [f"{key}={share * peak / 2**30:.4f}" for key in dict.fromkeys(sizes)]
+    rows = []
+    for search, given in SEARCHES.items():
+        if search == "exact" or share in DESCENT_SHARES:
+            problem = load_problem([*job, *given, *memory])
+            for limit, found in zip(LIMITS, plan_at_limits(problem, LIMITS), strict=True):
+                row = LimitRow(name, share, search, limit)
+                if found is None:
+                    rows.append(row)
+                    continue
+                seconds = found.result.iteration_time_s if found.result else 0.0
+                chance = found.out_of_memory or 0.0
+                rows.append(replace(row, seconds=seconds, chance=chance, kept=not found.warning))
+    return rows
+
+
+def violations(rows: Sequence[LimitRow]) -> Iterator[str]:
+    """Yield, for one search of one problem, the limits at which a plan is slower or safer than before."""
+    best = before = rows[0]
+    for row in rows[1:]:
+        slower = row.seconds / best.seconds - 1.0 if best.kept else 0.0
+        if slower > ALLOWED[row.search]:
+            yield f"{row.limit:g} is {100 * slower:.2f} % slower than {best.limit:g}"
+        falls = row.chance < before.chance - ROUNDING and row.kept == before.kept
+        if row.search == "exact" and falls:
+            yield f"{row.limit:g} is safer than {before.limit:g}"
+        before = row
+        if row.seconds < best.seconds or not best.kept:
+            best = row
+
+
+def report(rows: Sequence[LimitRow]) -> str:
+    """Return a line a problem and search."""
+    cells, found = [], []
+    for (job, share, search), group in groupby(rows, key=attrgetter("job", "share", "search")):
+        own = list(group)
+        wrong = list(violations(own))
+        found += [f"- {job}, {share:g}, {search}: {words}" for words in wrong]
+        seconds = " to ".join(f"{row.seconds:.4g}" for row in (own[0], own[-1]))
+        chances = " to ".join(f"{row.chance:.1g}" for row in (own[0], own[-1]))
+        kept = sum(row.kept for row in own)
+        cells.append((job, f"{share:g}", search, seconds, chances, f"{kept}", f"{len(wrong)}"))
+    header = ("job", "memory", "search", "seconds", "chances", "limits kept", "violations")
+    verdict = f"{len(found)} violations in {len(cells)} rows of {len(LIMITS)} limits each."
+    return "\n".join(
+        [verdict, "", *markdown_table(header, cells, (0, 2)), *[""] * bool(found), *found]
+    )
+
+
+def main() -> None:
+    """Plan all problems, and write the page."""
+    rows = []
+    for name, share in product(sys.argv[1:] or JOBS, SHARES):
+        rows += rows_of_job(name, share)
+        print(f"{name}, {share:g}", flush=True)
+    if sys.argv[1:]:
+        print(report(rows))
+        return
+    question = "Is a plan never slower nor riskier where more risk is allowed?"
+    limits = "larger jobs, whose exact searches take minutes; whether the chances are true."
+    command = "python -m experiments.memory_limits"
+    print(publish(Page("memory_limits", question, command, report(rows), limits)))
+
+
+if __name__ == "__main__":
+    main()
