@@ -30,6 +30,7 @@ from darts_parallel.bilevel import (
     BilevelSettings,
     Corpus,
     LogSlowdown,
+    TrainingMode,
     TrainingPhase,
     compared,
     judged,
@@ -107,10 +108,10 @@ def by_trials(loop: BilevelLoop, constant: Schedules, steps: int) -> Sequence[Tr
 
 def uniform_bits(loop: BilevelLoop) -> Schedules:
     """Return the best plan of every number of bits below 16 that all collectives of the blocks share."""
-    batch = loop.settings.global_batch_size
+    given = TrainingMode(loop.settings.global_batch_size)
     schedules: Schedules = {}
     for bits in sorted(loop.prices.all_bits)[:-1]:
-        plan = loop.best_plan(batch, loop.space.free.at_bits(bits, bits))
+        plan = loop.best_plan(given, loop.space.free.at_bits(bits, bits))
         if plan is not None:
             schedules[f"bits {bits}"] = [TrainingPhase(0, plan)]
     return schedules
@@ -131,7 +132,7 @@ def greedy(loop: BilevelLoop, sensitivity: LogSlowdown, plan: BatchPlan) -> Batc
         own = replace(plan.plan, layers=tuple(layers))
         blocks = loop.space.blocks_of(own)
         seconds = evaluate(own, here).iteration_time_s
-        steps = sensitivity.of_plan(blocks, plan.global_batch_size)
+        steps = sensitivity.of_plan(blocks, plan.mode)
         return replace(plan, plan=own, blocks=blocks, seconds=seconds, log_slowdown=steps)
 
     whole = [replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.plan.layers]
@@ -179,7 +180,7 @@ def run_seed(
     constant = {name: phases for name, phases in schedules.items() if name != SCHEDULE}
     for control in CONTROLS:
         schedules[control] = searched(own, corpus, control, loop).phases()
-    if len(loop.settings.batches) > 1:
+    if len(loop.prices.by_mode) > 1:
         schedules["trials"] = by_trials(loop, constant, loop.settings.trial_steps)
         schedules["long trials"] = by_trials(loop, constant, loop.settings.retrain_steps)
     bits = uniform_bits(loop)

@@ -21,6 +21,7 @@ from darts_parallel.bilevel._quantize import (
     round_blocks,
     unflatten_layer,
 )
+from darts_parallel.bilevel.asynchronous import StaleWeights
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import Candidate
@@ -67,6 +68,7 @@ class WeightTrainer:
         seed: Seed of the initial weights and of the training batches.
         measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
         frozen: Whether steps measure everything and leave the weights where they are.
+        stale: Older weights that batches are computed with; None: the pipeline waits.
     """
 
     settings: BilevelSettings
@@ -74,6 +76,7 @@ class WeightTrainer:
     seed: int
     measure_noise: bool = True
     frozen: bool = False
+    stale: StaleWeights | None = None
     step: int = 0
     toy: Toy = field(init=False)
     weights: Weights = field(init=False)
@@ -134,7 +137,10 @@ class WeightTrainer:
         """
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)
-        gradients, losses = self._differentiate(torch.unflatten(tokens, 0, (groups, -1)), loss)
+        stale = self.stale
+        seen = self.weights if stale is None else stale.seen(self.weights)
+        found = [differentiate(loss, seen, own) for own in tokens.chunk(groups)]
+        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in seen}
         if groups > 1:
             small, large = squared_norms(gradients)
             self.noise.update(small, large, len(tokens) // groups, len(tokens))
@@ -149,23 +155,16 @@ class WeightTrainer:
             mean.append(flat.mean(0))
             final |= unflatten_layer(mixture @ delivered, self.weights, names)
         rate = self.learning_rate
-        self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
+        self.optimizer.parameters = []
         for name, weight in self.weights.items():
+            share = 1.0 if stale is None else stale.rate_share(name)
+            self.optimizer.parameters.append((weight, rate * share))
             weight.grad = final[name]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
+        losses = torch.stack([value for _, value in found])
         return WeightStep(float(losses.mean()), tuple(mean))
-
-    def _differentiate(
-        self,
-        tokens: Tensor,
-        loss: Loss,
-    ) -> tuple[Weights, Tensor]:
-        """Return gradients and losses of every group of tokens `(G, B / G, T + 1)`."""
-        found = [differentiate(loss, self.weights, own) for own in tokens]
-        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in self.weights}
-        return gradients, torch.stack([value for _, value in found])
 
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""

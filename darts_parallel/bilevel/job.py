@@ -16,6 +16,7 @@ from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhas
 from darts_parallel.bilevel.optimum import BatchPlan, verify
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
 from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
+from darts_parallel.bilevel.space import TrainingMode
 from darts_parallel.cost import LOSSLESS, evaluate
 from darts_parallel.gradient import PlanStage, SearchResult
 from darts_parallel.plans import megatron_schedule, write_json
@@ -27,6 +28,7 @@ CONTROLS = (
     "controls (frozen weights, no weight step, random logits, trials, greedy by sensitivity): "
     "python -m experiments.bilevel"
 )
+NO_TRAINER = "no trainer here runs an asynchronous pipeline, and no exporter writes one"
 QUARTERS = 4
 """Lines that a long part prints where there is no terminal to draw a bar on."""
 PLAN_FIELDS = ("pp", "num_micro_batches", "stages", "layers", "parallelism", "predicted")
@@ -73,11 +75,12 @@ def times(found: Mapping[str, Retrained]) -> dict[str, float]:
 def compared(
     loop: BilevelLoop, phases: Sequence[TrainingPhase]
 ) -> dict[str, Sequence[TrainingPhase]]:
-    """Return the found schedule, the reference at 16 bits, and each constant batch size's best plan."""
+    """Return the found schedule, the reference at 16 bits, and each constant training mode's best plan."""
     exact = loop.space.free.at_bits(LOSSLESS, LOSSLESS)
-    plans = {REFERENCE: loop.best_plan(loop.settings.global_batch_size, exact)}
-    for batch in loop.settings.batches:
-        plans[f"batch {batch}"] = loop.best_plan(batch)
+    given = TrainingMode(loop.settings.global_batch_size)
+    plans = {REFERENCE: loop.best_plan(given, exact)}
+    for mode in loop.prices.by_mode:
+        plans[mode.name] = loop.best_plan(mode)
     schedules: dict[str, Sequence[TrainingPhase]] = {SCHEDULE: phases}
     schedules |= {
         name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None
@@ -119,6 +122,7 @@ class BilevelJob:
         outcome = self._outcome(loop, phases, finished)
         data = plan_dict(outcome)
         data["training_phases"] = [self._phase(phase) for phase in phases]
+        data["asynchronous"] = phases[-1].plan.mode.pipeline or None
         write_json(self.folder / "plan.json", data)
         render(replace(outcome, elasticities=data["sensitivity"]), self.console)
         self._print("\n".join(self._phase_lines(phases)))
@@ -184,7 +188,7 @@ class BilevelJob:
         """Check the last phase's plan, and describe the search as `plan.json` and the report do."""
         chosen = phases[-1].plan
         here = chosen.problem(self.problem)
-        rounded = loop.upper.rounded(loop.prices, chosen.global_batch_size)
+        rounded = loop.upper.rounded(loop.prices, chosen.mode)
         raw = chosen if rounded is None else BatchPlan.of(loop.space, rounded, loop.prices)
         stages = (PlanStage("repaired", raw.seconds, fits=True),) if rounded else ()
         answers = []
@@ -208,6 +212,7 @@ class BilevelJob:
         whole = plan_dict(Outcome(here, plan, evaluate(plan, here)))
         data: dict[str, Any] = {"from_step": phase.from_step}
         data["global_batch_size"] = phase.plan.global_batch_size
+        data["asynchronous"] = phase.plan.mode.pipeline or None
         return data | {"plan": {name: whole[name] for name in PLAN_FIELDS}}
 
     def _phase_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
@@ -218,6 +223,8 @@ class BilevelJob:
             step = f"{1e3 * plan.seconds:.3f} ms a step"
             batch = f"batch {plan.global_batch_size}"
             lines.append(f"from step {phase.from_step}: {batch}, {plan.describe()}, {step}")
+        if any(phase.plan.mode.pipeline for phase in phases):
+            return [*lines, NO_TRAINER]
         known = [phase.without_prices for phase in phases]
         schedule = megatron_schedule(known, self.problem.training.seq_len)
         if schedule is not None:

@@ -6,7 +6,6 @@ batch size, pipeline degree, micro-batches, degrees, ZeRO stage, recomputation a
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from darts_parallel.bilevel.space import (
     JointPlan,
     JointSpace,
     LogSlowdown,
+    TrainingMode,
 )
 from darts_parallel.config import SearchConfig
 from darts_parallel.gradient import (
@@ -55,8 +55,7 @@ class _PricedPlans:
 class Leader:
     """Names what the weights train with as the leading relaxed plan says."""
 
-    batch: int
-    """Global batch size."""
+    mode: TrainingMode
     candidates: tuple[Candidate, ...]
     weights: Tensor
     """Weights of the candidates in every block, `(blocks, C)`."""
@@ -105,7 +104,7 @@ class UpperLevel:
         rows = lead.weights.choices[lead.outer, lead.restart]
         inside = rows[FIRST_BLOCK : FIRST_BLOCK + self.space.num_blocks].detach()
         candidates = tuple(map(Candidate.of, lead.group.table.choices))
-        return Leader(self.space.batch_of[lead.group.table_index], candidates, inside)
+        return Leader(self.space.modes[lead.group.table_index], candidates, inside)
 
     def step(self, prices: LogSlowdown, *, move: bool = True) -> StepRecord:
         """Move all logits down the gradient, and update the memory multipliers; return what led before it.
@@ -130,14 +129,14 @@ class UpperLevel:
         self.step_number += 1
         return record
 
-    def rounded(self, prices: LogSlowdown, batch: int) -> JointPlan | None:
-        """Return the best plan of a batch size that the relaxed plans round to; None where none fits."""
+    def rounded(self, prices: LogSlowdown, mode: TrainingMode) -> JointPlan | None:
+        """Return the best plan of a training mode that the relaxed plans round to; None where none fits."""
         with torch.no_grad():
             priced = self._priced(prices)
         best: JointPlan | None = None
         for group, relaxed, merit in zip(self.groups, priced.relaxed, priced.merits, strict=True):
             number = group.table_index
-            if self.space.batch_of[number] != batch:
+            if self.space.modes[number] != mode:
                 continue
             plans = group.hard_plans(relaxed).plans
             found = self.space.price(number, plans, prices)
@@ -150,13 +149,14 @@ class UpperLevel:
         return best
 
     def _outer_weights(self, weights: Sequence[float]) -> dict[str, float]:
-        """Sum the weights of pipeline configurations by pipeline degree and by batch size."""
-        sums: Counter[str] = Counter()
+        """Sum the weights of pipeline configurations by pipeline degree, batch size and kind of pipeline."""
+        sums: dict[str, float] = {}
         for group, weight in zip(self.owners, weights, strict=True):
-            batch = self.space.batch_of[group.table_index]
-            sums[f"pp {group.table.pp}"] += weight  # type: ignore[assignment]
-            sums[f"batch {batch}"] += weight  # type: ignore[assignment]
-        return dict(sums)
+            mode = self.space.modes[group.table_index]
+            names = [f"pp {group.table.pp}", f"batch {mode.batch}", mode.pipeline]
+            for name in filter(None, names):
+                sums[name] = sums.get(name, 0.0) + weight
+        return sums
 
     def _lead(self, priced: _PricedPlans) -> LeadingPlan:
         return LeadingPlan.of(self.groups, priced.merits, priced.relaxed, priced.costs)
@@ -172,7 +172,7 @@ class UpperLevel:
             relaxed = group.relax(schedules, None)
             cost = surrogate(relaxed, group.table, schedules.sharpness)
             steps = (relaxed.choices * prices.on_choices(group.table)).sum((-1, -2))
-            steps = steps + prices.by_batch[self.space.batch_of[group.table_index]]
+            steps = steps + prices.by_mode[self.space.modes[group.table_index]]
             priced.relaxed.append(relaxed)
             priced.costs.append(cost)
             priced.steps.append(steps)

@@ -1,11 +1,12 @@
 """The bilevel loop, from top to bottom: weight step, prices, logit step, and the plan that is left.
 
 1. The weights step on training bytes, at the global batch size and with the bits of the leading relaxed plan.
-2. What was measured becomes prices in steps. A look-ahead prices batch sizes at the weights as they are:
-   copies of the training go on for equal predicted seconds, and their losses are compared. Trials before the
+2. What was measured becomes prices in steps. A look-ahead prices training modes (batch sizes, asynchronous
+   pipelines) at the weights as they are: copies of the training go on for equal predicted seconds, and their
+   losses are compared. Trials before the
    loop or slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv 1806.09055) price few bits.
 3. The logits step on `log(seconds per step) + log(steps)`.
-4. The fastest batch size by each look-ahead, with its best plan, becomes a phase.
+4. The fastest training mode by each look-ahead, with its best plan, becomes a phase.
 """
 
 import time
@@ -31,7 +32,7 @@ from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.logits import Leader, UpperLevel
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown
+from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown, TrainingMode
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost import LOSSLESS
 from darts_parallel.gradient import StepRecord, explain_infeasible
@@ -91,17 +92,17 @@ class BilevelLoop:
         self.settings = settings
         self.problem = problem
         self.corpus = corpus
-        self.space = JointSpace.build(problem, settings.batches)
+        self.space = JointSpace.build(problem, settings.batches, settings.asynchronous)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
         config = replace(problem.config.search, num_restarts=settings.num_restarts)
         logit_steps = (settings.num_steps - settings.warmup_steps) // settings.logit_every
         self.upper = UpperLevel(self.space, config, max(logit_steps, 1), self.generator)
         self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
         self.prices = self.space.free.at_bits(LOSSLESS, LOSSLESS)
-        self.gains: dict[int, float] = {}
-        """Nats that every batch size gains in a look-ahead, moving averages."""
-        self.measured: dict[int, Mapping[int, float]] = {}
-        """Log slowdown of every batch size by the weight step after which a look-ahead found it."""
+        self.gains: dict[TrainingMode, float] = {}
+        """Nats that every training mode gains in a look-ahead, moving averages."""
+        self.measured: dict[int, Mapping[TrainingMode, float]] = {}
+        """Log slowdown of every training mode by the weight step after which a look-ahead found it."""
         self.tried = tried
         self.leader: Leader | None = None
         self.outcome: WeightStep | None = None
@@ -142,54 +143,62 @@ class BilevelLoop:
         if warm and (step - settings.warmup_steps) % settings.logit_every == 0:
             loss = self._price(tokens, outcome)
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
-            self.leader = self.upper.leader(self.prices)
-            self.trainer.batch = self.leader.batch
+            self._follow(self.upper.leader(self.prices))
         noise = self.trainer.noise.sequences
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
 
+    def _follow(self, leader: Leader) -> None:
+        """Let the weights train as a relaxed plan says; versions of the weights stay while its mode does."""
+        mode = leader.mode
+        if self.leader is None or self.leader.mode != mode:
+            plan = self._first_plans.get(mode) if mode.pipeline else None
+            self.trainer.stale = None if plan is None else plan.stale
+        self.trainer.batch = mode.batch
+        self.leader = leader
+
     def phases(self) -> list[TrainingPhase]:
-        """Return the fastest batch size, with its best plan, by every look-ahead.
+        """Return the fastest training mode, with its best plan, by every look-ahead.
 
         Errors:
             InfeasibleError: no plan fits the memory.
         """
         plans = self._best_plans()
         found = [TrainingPhase(0, plans[0])]
-        for step, by_batch in self.measured.items():
-            changes = {batch: own - self.prices.by_batch[batch] for batch, own in by_batch.items()}
-            best = min(plans, key=lambda plan: plan.value + changes[plan.global_batch_size])
+        for step, by_mode in self.measured.items():
+            changes = {mode: own - self.prices.by_mode[mode] for mode, own in by_mode.items()}
+            best = min(plans, key=lambda plan: plan.value + changes[plan.mode])
             if best is not found[-1].plan:
                 found.append(TrainingPhase(step, best))
         return found
 
     def best_plan(
         self,
-        batch: int,
+        mode: TrainingMode,
         prices: LogSlowdown | None = None,
     ) -> BatchPlan | None:
-        """Return the best plan of a batch size, by the learned prices or others; None where none fits.
+        """Return the best plan of a training mode, by the learned prices or others; None where none fits.
 
         Bits without a price are banned.
         """
-        return find_optimum(self.space, prices or self.prices, batch, self.settings.exact_seconds)
+        return find_optimum(self.space, prices or self.prices, mode, self.settings.exact_seconds)
 
     def _best_plans(self) -> list[BatchPlan]:
-        """Return the best plan of every batch size that fits, nearest to the given batch size first.
+        """Return the best plan of every training mode that fits, the given one first.
 
         Errors:
             InfeasibleError: no plan fits the memory.
         """
-        every = [self.best_plan(batch) for batch in self.settings.batches]
+        every = [self.best_plan(mode) for mode in self.prices.by_mode]
         plans = [plan for plan in every if plan is not None]
         if not plans:
             raise explain_infeasible(self.problem, list(self.space.tables))
         given = self.settings.global_batch_size
-        return sorted(plans, key=lambda plan: abs(plan.global_batch_size - given))
+        return sorted(plans, key=lambda plan: (plan.mode.pipeline, abs(plan.mode.batch - given)))
 
     @cached_property
-    def _seconds(self) -> dict[int, float]:
-        """Return the predicted seconds of a step by batch size, before the first logit step."""
-        return {plan.global_batch_size: plan.seconds for plan in self._best_plans()}
+    def _first_plans(self) -> dict[TrainingMode, BatchPlan]:
+        """Return the best plans by training mode, before the first logit step."""
+        return {plan.mode: plan for plan in self._best_plans()}
 
     def _weight_step(self, tokens: Tensor) -> WeightStep:
         """Step the weights: exactly in the warm-up, then as the leading relaxed plan says."""
@@ -237,7 +246,7 @@ class BilevelLoop:
         count = settings.validation_sequences
         held_out = sample(self.corpus.validation, count, settings.context, self.generator)
         due = self.upper.step_number % settings.look_ahead_every == 0
-        if due and len(settings.batches) > 1:
+        if due and len(self.prices.by_mode) > 1:
             self._look_ahead(held_out)
         if settings.estimator == "mixture":
             seen = tokens if settings.order == "one_level" else held_out
@@ -245,29 +254,32 @@ class BilevelLoop:
         return self._validate(self.trainer, held_out)
 
     def _look_ahead(self, held_out: Tensor) -> None:
-        """Price batch sizes by what copies of the training gain in equal predicted seconds.
+        """Price training modes by what copies of the training gain in equal predicted seconds.
 
-        A copy that gains 10 % less than the one with the given batch size takes 10 % longer, in first order.
+        A copy that gains 10 % less than the one in the given mode takes 10 % longer, in first order.
         """
         settings = self.settings
-        given, pace = next(iter(self._seconds.items()))
+        plans = self._first_plans
+        given, first = next(iter(plans.items()))
         before = self._validate(self.trainer, held_out)
-        for batch, seconds in self._seconds.items():
+        for mode, plan in plans.items():
             copied = deepcopy(self.trainer)  # common random numbers
-            copied.batch = batch
+            copied.batch = mode.batch
+            copied.stale = plan.stale
             copied.frozen = copied.measure_noise = False
-            for _ in range(max(round(settings.look_ahead_steps * pace / seconds), 1)):
+            for _ in range(max(round(settings.look_ahead_steps * first.seconds / plan.seconds), 1)):
                 tokens = copied.next_batch(self.corpus.train)
                 copied.learn_plan(tokens, (EXACT,) * settings.num_blocks)
             gain = before - self._validate(copied, held_out)
-            mean = self.gains.get(batch, gain)
-            self.gains[batch] = mean + (gain - mean) * NEWEST
+            mean = self.gains.get(mode, gain)
+            self.gains[mode] = mean + (gain - mean) * NEWEST
         whole = self.gains[given]
         if whole > 0.0:
-            lost = {batch: 1.0 - gain / whole for batch, gain in self.gains.items()}
-            steps = {batch: own - log(self._seconds[batch] / pace) for batch, own in lost.items()}
-            self.prices = replace(self.prices, by_batch=self.prices.by_batch | steps)
-            self.measured[self.trainer.step] = self.prices.by_batch
+            lost = {mode: 1.0 - gain / whole for mode, gain in self.gains.items()}
+            pace = {mode: log(plan.seconds / first.seconds) for mode, plan in plans.items()}
+            steps = {mode: own - pace[mode] for mode, own in lost.items()}
+            self.prices = replace(self.prices, by_mode=self.prices.by_mode | steps)
+            self.measured[self.trainer.step] = self.prices.by_mode
 
     def _validate(self, trainer: WeightTrainer, held_out: Tensor) -> float:
         """Return the loss of a trainer's weights at 16 bits, nats."""

@@ -83,8 +83,10 @@ class Retraining:
         losses: list[float] = []
         curve: list[tuple[float, float]] = []
         while spent < seconds:
-            plan = begins.get(trainer.step, plan)
-            trainer.batch = plan.global_batch_size
+            if trainer.step in begins:
+                plan = begins[trainer.step]
+                trainer.batch = plan.global_batch_size
+                trainer.stale = plan.stale
             trainer.learn_plan(trainer.next_batch(self.corpus.train), plan.blocks)
             spent += plan.seconds
             if spent >= self.interval * (len(losses) + 1) or spent >= seconds:

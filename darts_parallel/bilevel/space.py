@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel._quantize import Pair
+from darts_parallel.bilevel.asynchronous import BUFFERED, STASHED
 from darts_parallel.bilevel.settings import refuse_unsearched
 from darts_parallel.cost import (
     LOSSLESS,
     CostTable,
     HardPlans,
     build_tables,
+    endless,
     evaluate_batch,
+    with_versions,
     without_dominated,
 )
 from darts_parallel.exact import outer_lower_bounds
@@ -61,6 +64,26 @@ class Candidate:
         return self.forward_pair[1] >= LOSSLESS and self.gradient_pair[1] >= LOSSLESS
 
 
+@dataclass(frozen=True, order=True)
+class TrainingMode:
+    """What affects the loss next to the strategies of blocks."""
+
+    batch: int
+    """Global batch size."""
+    pipeline: str = ""
+    """Asynchronous pipeline; empty: it waits for its last micro-batch."""
+    pp: int = 0
+    """Pipeline degree of an asynchronous pipeline."""
+    repair: str = ""
+    """What restores the accuracy of an asynchronous pipeline (`bilevel.asynchronous`)."""
+
+    @property
+    def name(self) -> str:
+        """Name of the mode in tables."""
+        pipeline = f" {self.pipeline} pp {self.pp} {self.repair}" if self.pipeline else ""
+        return f"batch {self.batch}{pipeline}"
+
+
 EXACT = Candidate(1, 1)
 """A block that trains as every plan without lossy collectives does, whatever its degrees."""
 
@@ -74,14 +97,14 @@ class LogSlowdown:
         gradient_pairs: Data-parallel degrees with the bits of their gradients, Kg of them.
         forward: Log slowdown by every block's sums, shape `(blocks, Kf)`, float64.
         gradient: Log slowdown by every block's gradients, shape `(blocks, Kg)`, float64.
-        by_batch: Log slowdown by every global batch size.
+        by_mode: Log slowdown by every training mode.
     """
 
     forward_pairs: tuple[Pair, ...]
     gradient_pairs: tuple[Pair, ...]
     forward: Tensor
     gradient: Tensor
-    by_batch: dict[int, float]
+    by_mode: dict[TrainingMode, float]
 
     @property
     def all_bits(self) -> set[int]:
@@ -112,14 +135,14 @@ class LogSlowdown:
     def of_plan(
         self,
         blocks: Sequence[Candidate],
-        batch: int,
+        mode: TrainingMode,
     ) -> float:
-        """Price a hard plan: one candidate for each block, and a global batch size."""
+        """Price a hard plan: one candidate for each block, and a training mode."""
         sums = [self.forward_pairs.index(block.forward_pair) for block in blocks]
         sent = [self.gradient_pairs.index(block.gradient_pair) for block in blocks]
         rows = range(len(blocks))
         by_blocks = self.forward[rows, sums].sum() + self.gradient[rows, sent].sum()
-        return float(by_blocks) + self.by_batch[batch]
+        return float(by_blocks) + self.by_mode[mode]
 
     def on_choices(self, table: CostTable) -> Tensor:
         """Price every layer under every strategy of a table by its bits, shape `(L, C)`."""
@@ -163,18 +186,25 @@ class JointSpace:
 
     Attributes:
         problem: Model, cluster, job and space.
-        tables: Of every batch size and pipeline degree. Of strategies that training cannot tell apart only
-            those are left that no other dominates.
-        batch_of: Global batch size of every table.
+        tables: Of every training mode and pipeline degree. Of strategies that training cannot tell apart
+            only those are left that no other dominates.
+        modes: Training mode of every table.
     """
 
     problem: Problem
     tables: tuple[CostTable, ...]
-    batch_of: tuple[int, ...]
+    modes: tuple[TrainingMode, ...]
 
     @staticmethod
-    def build(problem: Problem, batches: Sequence[int]) -> "JointSpace":
+    def build(
+        problem: Problem,
+        batches: Sequence[int],
+        repairs: Sequence[str] = (),
+    ) -> "JointSpace":
         """Price the space.
+
+        Args:
+            repairs: Of asynchronous pipelines; none: all pipelines wait.
 
         Errors:
             ConfigError: a setting asks for what the loop does not search, or no plan is legal.
@@ -182,15 +212,21 @@ class JointSpace:
         """
         refuse_unsearched(problem)
         tables: list[CostTable] = []
-        batch_of: list[int] = []
+        modes: list[TrainingMode] = []
         for batch in batches:
-            own = build_tables(at_batch(problem, batch))
-            tables += map(_without_dominated, own)
-            batch_of += [batch] * len(own)
+            for table in build_tables(at_batch(problem, batch)):
+                tables.append(_without_dominated(table))
+                modes.append(TrainingMode(batch))
+                for pipeline in (STASHED, BUFFERED) if table.pp > 1 and repairs else ():
+                    own = without_flush(table, problem, pipeline)
+                    if not own.num_outer:
+                        continue
+                    tables += [_without_dominated(own)] * len(repairs)
+                    modes += [TrainingMode(batch, pipeline, table.pp, name) for name in repairs]
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
         if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
             raise explain_infeasible(problem, tables)
-        return JointSpace(problem, tuple(tables), tuple(batch_of))
+        return JointSpace(problem, tuple(tables), tuple(modes))
 
     @property
     def num_blocks(self) -> int:
@@ -203,7 +239,7 @@ class JointSpace:
         sums = self._pairs(lambda candidate: candidate.forward_pair)
         sent = self._pairs(lambda candidate: candidate.gradient_pair)
         none = torch.zeros(self.num_blocks, 0, dtype=torch.float64)
-        empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.batch_of, 0.0))
+        empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.modes, 0.0))
         return empty.of_pairs([0.0] * len(sums), [0.0] * len(sent))
 
     def _pairs(self, of: Callable[[Candidate], Pair]) -> tuple[Pair, ...]:
@@ -211,9 +247,9 @@ class JointSpace:
         found = {of(Candidate.of(choice)) for table in self.tables for choice in table.choices}
         return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
 
-    def of_batch(self, batch: int) -> list[int]:
-        """Return the numbers of the tables of a global batch size."""
-        return [number for number, own in enumerate(self.batch_of) if own == batch]
+    def of_mode(self, mode: TrainingMode) -> list[int]:
+        """Return the numbers of the tables of a training mode."""
+        return [number for number, own in enumerate(self.modes) if own == mode]
 
     def blocks_of(self, plan: Plan) -> tuple[Candidate, ...]:
         """Keep the part of a plan that affects the loss."""
@@ -230,13 +266,23 @@ class JointSpace:
         own = self.tables[table]
         cost = evaluate_batch(own, plans)
         by_layer = prices.on_choices(own)[torch.arange(own.num_layers), plans.choices]
-        steps = by_layer.sum(1) + prices.by_batch[self.batch_of[table]]
+        steps = by_layer.sum(1) + prices.by_mode[self.modes[table]]
         value = (cost.iteration_time.log() + steps).masked_fill(~cost.feasible, torch.inf)
         index = int(value.argmin())
         if not bool(cost.feasible[index]):
             return None
         seconds = float(cost.iteration_time[index])
         return JointPlan(table, plans[index : index + 1], seconds, float(steps[index]))
+
+
+def without_flush(
+    table: CostTable,
+    problem: Problem,
+    pipeline: str,
+) -> CostTable:
+    """Return the table of an asynchronous pipeline's plans."""
+    stashed = pipeline == STASHED
+    return endless(with_versions(table, problem.model, problem.training, stashed=stashed))
 
 
 def _without_dominated(table: CostTable) -> CostTable:

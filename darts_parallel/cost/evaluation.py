@@ -485,11 +485,8 @@ def _breakdown(
     empty = not (stages == slowest).any()
     rounding = BOUND_TOLERANCE * float(seconds.sum())
     parts["p2p_and_resharding"] = 0.0 if empty or abs(between) < rounding else between
-    if table.pipeline.simulated:
-        idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
-        parts["pipeline_bubble"] = max(idle, 0.0)  # below 0 by rounding alone
-    else:
-        parts["pipeline_bubble"] = float(seconds.sum() - seconds[slowest])
+    idle = float(cost.pipeline_end[0, slowest] - count * seconds[slowest])
+    parts["pipeline_bubble"] = max(idle, 0.0)  # below 0 by rounding alone
     parts["gradient_sync"] = term("gradient_sync", last)
     parts["optimizer"] = term("optimizer", last) + float(updated[last])
     tied = table.per_iteration[outer, layers, choices]

@@ -313,6 +313,11 @@ class Plan:
             )
         if data.get("schema", SCHEMA) != SCHEMA:
             raise PlanError(f"plan: schema={data['schema']!r} must be {SCHEMA}; try {SCHEMA}.")
+        if data.get("asynchronous"):
+            raise PlanError(
+                f"plan: asynchronous={data['asynchronous']} must be null, as no trainer runs it; try the "
+                "plan of bilevel.asynchronous=[]."
+            )
         fields = Fields(data)
         boundaries = read_boundaries(data)
         layers = [_layer(layer, index) for index, layer in enumerate(fields.read("layers", list))]

@@ -20,6 +20,7 @@ from darts_parallel.bilevel.job import (
 )
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
 from darts_parallel.bilevel.retrain import Retrained, Retraining
+from darts_parallel.bilevel.space import TrainingMode
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
@@ -185,7 +186,7 @@ def test_time_to_target_is_that_of_the_first_crossing() -> None:
 
 def test_retraining_follows_the_phases_and_stops_at_its_target() -> None:
     loop = tiny_loop(batch_candidates=(8, 16), evaluate_every=1)
-    small, large = (loop.best_plan(batch) for batch in (8, 16))
+    small, large = (loop.best_plan(TrainingMode(batch)) for batch in (8, 16))
     retraining = Retraining(loop.settings, corpus(), 3, small.seconds)
     seconds = 3 * small.seconds + 2 * large.seconds
     ramp = [TrainingPhase(0, small), TrainingPhase(3, large)]
@@ -243,8 +244,8 @@ def test_the_experiment_compares_the_loop_with_its_controls(
 def test_the_greedy_rule_lowers_the_least_sensitive_block_first() -> None:
     loop = tiny_loop(tp=(1,), grad_bits=(16, 4, 2), space_pp=(1,))
     free = loop.space.free
-    fast = loop.best_plan(8, free)
-    slow = loop.best_plan(8, free.at_bits(16, 16))
+    fast = loop.best_plan(TrainingMode(8), free)
+    slow = loop.best_plan(TrainingMode(8), free.at_bits(16, 16))
     lossy = torch.tensor([float(bits < 16) for _, bits in free.gradient_pairs]).double()
     for first in (0, 1):
         weights = torch.tensor([[5.0], [5.0]]).double()

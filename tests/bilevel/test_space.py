@@ -5,7 +5,7 @@ import torch
 
 from darts_parallel.bilevel.logits import UpperLevel
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
-from darts_parallel.bilevel.space import FIRST_BLOCK, JointSpace, LogSlowdown
+from darts_parallel.bilevel.space import FIRST_BLOCK, JointSpace, LogSlowdown, TrainingMode
 from darts_parallel.config.schema import SearchConfig
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.hard_plans import HardPlans
@@ -13,6 +13,7 @@ from tests.support.bilevel_tiny import tiny_problem
 
 PROBLEM = tiny_problem(tp_bits=(16, 4, 2), grad_bits=(16, 2))
 SPACE = JointSpace.build(PROBLEM, [8])
+GIVEN = TrainingMode(8)
 
 
 def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
@@ -26,7 +27,7 @@ def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
         return scale * random.double() * lossy
 
     forward, gradient = drawn(free.forward_pairs), drawn(free.gradient_pairs)
-    return replace(free, forward=forward, gradient=gradient, by_batch={8: 0.4})
+    return replace(free, forward=forward, gradient=gradient, by_mode={GIVEN: 0.4})
 
 
 def random_plans(table: int, count: int, seed: int) -> HardPlans:
@@ -51,14 +52,14 @@ def test_a_plan_in_words_costs_what_the_table_says_at_the_learned_prices(table: 
             min(layer.tp_comm_bits if layer.tp > 1 else 16, layer.grad_comm_bits) < 16
             for layer in edges
         )
-        steps = known.of_plan(found.blocks, 8) + lossy
+        steps = known.of_plan(found.blocks, GIVEN) + lossy
         assert priced.log_slowdown == pytest.approx(steps, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_optimum_at_the_learned_prices_is_that_of_brute_force(seed: int) -> None:
     known = prices(seed, scale=(0.02, 0.3, 1.0)[seed])
-    found = find_optimum(SPACE, known, 8, 60.0)
+    found = find_optimum(SPACE, known, GIVEN, 60.0)
     assert found.proven
     best = min(brute_force(number, known) for number in range(len(SPACE.tables)))
     value = torch.tensor(found.seconds).double().log() + found.log_slowdown
@@ -88,20 +89,20 @@ def brute_force(number: int, known: LogSlowdown) -> float:
 
 
 def test_free_bits_make_the_optimum_the_fastest_plan_and_expensive_bits_the_exact_one() -> None:
-    free = find_optimum(SPACE, SPACE.free, 8, 60.0)
-    expensive = find_optimum(SPACE, prices(0, 1e3), 8, 60.0)
+    free = find_optimum(SPACE, SPACE.free, GIVEN, 60.0)
+    expensive = find_optimum(SPACE, prices(0, 1e3), GIVEN, 60.0)
     assert free.seconds < expensive.seconds
     assert all(block.lossless for block in expensive.blocks)
-    banned = find_optimum(SPACE, SPACE.free.at_bits(16, 16), 8, 60.0)
+    banned = find_optimum(SPACE, SPACE.free.at_bits(16, 16), GIVEN, 60.0)
     assert banned.seconds == pytest.approx(expensive.seconds)
-    two = find_optimum(SPACE, SPACE.free.at_bits(2, 2), 8, 60.0)
+    two = find_optimum(SPACE, SPACE.free.at_bits(2, 2), GIVEN, 60.0)
     bits = {block.tp_comm_bits for block in two.blocks if block.tp > 1}
     assert bits <= {2, 16}
 
 
 def test_the_logits_come_near_the_optimum_and_stay_where_they_are_told_to() -> None:
     known = prices(2)
-    found = find_optimum(SPACE, known, 8, 60.0)
+    found = find_optimum(SPACE, known, GIVEN, 60.0)
     upper = UpperLevel(SPACE, SearchConfig(num_restarts=4), 60, torch.Generator().manual_seed(0))
     start = [group.logits.detach().clone() for group in upper.groups]
     upper.step(known, move=False)
@@ -109,7 +110,7 @@ def test_the_logits_come_near_the_optimum_and_stay_where_they_are_told_to() -> N
     for _ in range(60):
         record = upper.step(known)
     assert not any(torch.equal(a, b.logits) for a, b in zip(start, upper.groups, strict=True))
-    rounded = upper.rounded(known, 8)
+    rounded = upper.rounded(known, GIVEN)
     least = torch.tensor(found.seconds).double().log() + found.log_slowdown
     # the exact methods end within 1e-7 of the optimum
     assert float(least) - 1e-7 <= rounded.value < float(least) + 0.1

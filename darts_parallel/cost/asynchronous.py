@@ -1,0 +1,66 @@
+"""Pipelines that do not wait for their last micro-batch: no fill, and older versions of the weights.
+
+An asynchronous 1F1B pipeline takes the next batch before the gradients of the last one are back. Its fill is
+paid once in a training, so an iteration takes `m max_k t_k` and the synchronisation. Stage k of pp, from 0,
+keeps `pp - k` versions of its weights (PipeDream with weight stashing, Narayanan et al. 2019, SOSP, section
+3.3), or two (PipeDream-2BW, Narayanan et al. 2021, arXiv 2006.09503).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from darts_parallel.config import TrainingConfig
+from darts_parallel.cost.choices import element_bytes
+from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.memory import parameters_per_rank
+from darts_parallel.problem import Model
+
+ENDLESS = 2**20
+"""Iterations that share one fill: so many times the micro-batches, each in so small a part of its seconds.
+
+All exact methods and searches read such a table as any other; the fill is a millionth of its seconds.
+"""
+PER_MICRO_BATCH = ("forward", "backward", "weight_gradient", "reshard", "p2p")
+"""Fields of a table that are seconds of one micro-batch."""
+WHOLE = 1
+"""Highest ZeRO stage that keeps whole weights and gradients."""
+
+
+def endless(table: CostTable) -> CostTable:
+    """Return a table whose plans never drain their pipeline; its causes stay as they are."""
+    fields: dict[str, Any] = {name: getattr(table, name) / ENDLESS for name in PER_MICRO_BATCH}
+    return replace(table, num_micro_batches=table.num_micro_batches * ENDLESS, **fields)
+
+
+def with_versions(
+    table: CostTable,
+    model: Model,
+    training: TrainingConfig,
+    *,
+    stashed: bool,
+) -> CostTable:
+    """Return a table with the memory of a pipeline that does not wait; it may have no outer choice left.
+
+    Args:
+        table: Of one stage a device.
+        stashed: Whether stage k keeps `pp - k` versions of its weights; else every stage keeps two, which
+            takes at least as many micro-batches as stages.
+    """
+    enough = table.num_micro_batches >= (1 if stashed else table.pp)
+    table = table.select(enough.nonzero().flatten())
+    tp = torch.tensor([choice.tp for choice in table.choices], dtype=torch.float64)
+    whole = torch.tensor([choice.zero_stage <= WHOLE for choice in table.choices])
+    vocabulary = model.config.vocab_size
+    numbers = [parameters_per_rank(layer, vocabulary, tp) for layer in model.layers]
+    version = element_bytes(training) * torch.stack(numbers)
+    # a micro-batch of the next batch follows at once, however few a batch has
+    in_flight = torch.arange(table.pp, 0, -1, dtype=torch.float64)
+    return replace(
+        table,
+        allowed=table.allowed & whole,
+        in_flight=in_flight.expand(table.num_outer, -1),
+        activation=table.activation + version if stashed else table.activation,
+        static=table.static - version if stashed else table.static + version,
+    )

@@ -1,0 +1,239 @@
+"""Pipelines that do not wait: their price, their memory, and training with older weights."""
+
+import random
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from darts_parallel.bilevel._trainer import WeightTrainer
+from darts_parallel.bilevel.asynchronous import BUFFERED, STASHED, StaleWeights
+from darts_parallel.bilevel.loop import BilevelLoop
+from darts_parallel.bilevel.optimum import BatchPlan, find_optimum, verify
+from darts_parallel.bilevel.space import EXACT, JointSpace, TrainingMode
+from darts_parallel.config.bilevel import REPAIRS
+from darts_parallel.cost.asynchronous import ENDLESS, with_versions
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.table import build_tables
+from darts_parallel.errors import PlanError
+from darts_parallel.plans.strategy import Plan
+from darts_parallel.problem.problem import Problem
+from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
+
+GIVEN = {"tp_bits": (16, 4), "grad_bits": (16, 4), "space_pp": (1, 2, 4)}
+PROBLEM = tiny_problem(num_blocks=2, **GIVEN)
+SPACE = JointSpace.build(PROBLEM, [8], ["prediction"])
+ASYNCHRONOUS = [mode for mode in SPACE.free.by_mode if mode.pipeline]
+
+
+def steady_period(forward: list[float], backward: list[float]) -> float:
+    """Seconds of a micro-batch far inside an endless 1F1B pipeline, by its events."""
+    pp, count = len(forward), 400
+    free = [0.0] * pp
+    done: dict[tuple[str, int, int], float] = {}
+    orders = []
+    for stage in range(pp):
+        ahead = pp - 1 - stage
+        order = [("F", batch) for batch in range(ahead)]
+        for batch in range(count):
+            order += [("F", ahead + batch), ("B", batch)]
+        orders.append(deque(order))
+    moved = True
+    while moved:
+        moved = False
+        for stage, order in enumerate(orders):
+            while order:
+                kind, batch = order[0]
+                before = ("F", stage - 1, batch) if kind == "F" else ("B", stage + 1, batch)
+                outside = before[1] in (-1, pp)
+                if not outside and before not in done:
+                    break
+                seconds = forward[stage] if kind == "F" else backward[stage]
+                start = max(free[stage], 0.0 if outside else done[before])
+                free[stage] = done[kind, stage, batch] = start + seconds
+                order.popleft()
+                moved = True
+    ends = [done["B", 0, batch] for batch in range(count - pp)]
+    return (ends[-1] - ends[len(ends) // 2]) / (len(ends) - 1 - len(ends) // 2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_pipeline_that_does_not_wait_moves_at_the_pace_of_its_slowest_stage(seed: int) -> None:
+    drawn = random.Random(seed)
+    pp = drawn.choice([2, 3, 4, 8])
+    forward = [drawn.uniform(0.5, 2.0) for _ in range(pp)]
+    backward = [2.0 * own for own in forward]
+    slowest = max(map(sum, zip(forward, backward, strict=True)))
+    assert steady_period(forward, backward) == pytest.approx(slowest, rel=1e-9)
+
+
+def random_plans(table: int, count: int) -> HardPlans:
+    own, generator = SPACE.tables[table], torch.Generator().manual_seed(table)
+    outer = torch.randint(own.num_outer, (count,), generator=generator)
+    weights = own.allowed[outer].double().unsqueeze(1).expand(-1, own.num_layers, -1)
+    choices = torch.multinomial(weights.flatten(0, 1), 1, generator=generator).view(count, -1)
+    return HardPlans(outer, choices, torch.arange(own.pp).expand(count, -1))
+
+
+@pytest.mark.parametrize("mode", ASYNCHRONOUS, ids=lambda mode: mode.name)
+def test_its_price_is_that_of_its_micro_batches_and_synchronisation(mode: TrainingMode) -> None:
+    (number,) = SPACE.of_mode(mode)
+    table = SPACE.tables[number]
+    plans = random_plans(number, 20)
+    cost = evaluate_batch(table, plans)
+    counts = table.num_micro_batches[plans.outer] / ENDLESS
+    slowest = ENDLESS * cost.stage_seconds.amax(1)
+    per_iteration = cost.iteration_time - cost.pipeline_end[:, 0] - cost.sync_seconds.amax(1)
+    wanted = counts * slowest + cost.sync_seconds.amax(1) + per_iteration
+    torch.testing.assert_close(cost.iteration_time, wanted, rtol=1e-5, atol=0.0)
+    assert int(counts.min()) >= (1 if mode.pipeline == STASHED else mode.pp)
+    for index in range(4):
+        priced = SPACE.price(number, plans[index : index + 1], SPACE.free)
+        if priced is None:
+            continue
+        found = BatchPlan.of(SPACE, priced, SPACE.free)
+        here = found.problem(PROBLEM)
+        shown = evaluate(found.plan, here)
+        assert shown.iteration_time_s == pytest.approx(priced.seconds, rel=1e-5)
+        assert sum(shown.breakdown_s.values()) == pytest.approx(shown.iteration_time_s)
+        assert shown.breakdown_s["pipeline_bubble"] == 0.0
+        waiting = evaluate(found.plan, PROBLEM)
+        assert shown.stage_times_s == pytest.approx(waiting.stage_times_s)
+        assert waiting.breakdown_s["pipeline_bubble"] > 0.0
+        assert sum(shown.memory_bytes) > sum(waiting.memory_bytes)
+
+
+def test_stages_hold_their_versions_of_the_weights() -> None:
+    pins = {"space_num_micro_batches": (4,), "space_tp": 1, "space_zero_stage": 0}
+    problem = tiny_problem(space_pp=4, tp_bits=(16,), grad_bits=(16,), **pins)
+    (table,) = build_tables(problem)
+    outer = torch.zeros(1, dtype=torch.long)
+    starts = torch.tensor([[0, 1, 2, 3]])
+    plan = HardPlans(outer, torch.zeros(1, 5, dtype=torch.long), starts)
+    waits = evaluate_batch(table, plan).memory[0]
+    # bf16 weights
+    numbers = [2.0 * layer.parameters(256) for layer in problem.model.layers]
+    weights = torch.tensor([*numbers[:3], sum(numbers[3:])], dtype=torch.float64)
+    for stashed, versions in ((True, [3.0, 2.0, 1.0, 0.0]), (False, [1.0] * 4)):
+        own = with_versions(table, problem.model, problem.training, stashed=stashed)
+        found = evaluate_batch(own, plan).memory[0]
+        torch.testing.assert_close(found - waits, weights * torch.tensor(versions))
+
+
+@pytest.mark.parametrize("mode", ASYNCHRONOUS, ids=lambda mode: mode.name)
+def test_dynamic_programming_finds_what_brute_force_does(mode: TrainingMode) -> None:
+    (number,) = SPACE.of_mode(mode)
+    table = SPACE.tables[number]
+    prices = SPACE.free.at_bits(16, 16)
+    exact = [
+        index
+        for index, choice in enumerate(table.choices)
+        if choice.tp_comm_bits == 16 and choice.grad_comm_bits == 16
+    ]
+    rows = torch.cartesian_prod(*[torch.tensor(exact)] * 4)
+    rows = torch.cat([rows, rows[:, -1:]], 1)
+    best = float("inf")
+    for outer in range(table.num_outer):
+        cuts = torch.combinations(torch.arange(1, 4), mode.pp - 1)
+        for cut in cuts.tolist():
+            starts = torch.tensor([[0, *cut]]).expand(len(rows), -1)
+            hard = HardPlans(torch.full((len(rows),), outer), rows, starts)
+            priced = SPACE.price(number, hard, prices)
+            best = best if priced is None else min(best, priced.value)
+    found = find_optimum(SPACE, prices, mode, 60.0)
+    assert found is not None
+    assert found.proven
+    assert found.value == pytest.approx(best, abs=1e-6)
+    assert all(entry.gap <= 1e-6 for entry in verify(SPACE, prices, found, 30.0) if entry.plan)
+
+
+def trained(stale: StaleWeights | None, steps: int = 5) -> WeightTrainer:
+    settings = tiny_settings()
+    trainer = WeightTrainer(settings, 8, 0, measure_noise=False)
+    trainer.stale = stale
+    for _ in range(steps):
+        trainer.learn_plan(trainer.next_batch(corpus().train), (EXACT,) * 2)
+    return trainer
+
+
+@pytest.mark.parametrize("repair", REPAIRS)
+def test_without_delay_training_is_synchronous_to_the_last_bit(repair: str) -> None:
+    plain, own = trained(None).weights, trained(StaleWeights((0,) * 5, repair)).weights
+    assert all(torch.equal(plain[name], own[name]) for name in plain)
+    late = trained(StaleWeights((2, 1, 1, 0, 0), repair)).weights
+    assert not torch.equal(plain["embedding.table.weight"], late["embedding.table.weight"])
+
+
+def test_each_stage_sees_the_version_of_its_delay() -> None:
+    stale = StaleWeights((3, 2, 1, 0, 0), "none")
+    names = ["embedding.table.weight", "blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"]
+    names.append("head.norm.weight")
+    for step in range(6):
+        seen = stale.seen({name: torch.full((1,), float(step)) for name in names})
+        assert [float(seen[name]) for name in names] == [max(step - d, 0) for d in (3, 2, 1, 0)]
+
+
+def test_weights_that_move_evenly_are_predicted_exactly() -> None:
+    stale = StaleWeights((2, 1, 1, 1, 1), "prediction")
+    ahead = StaleWeights((2, 1, 1, 1, 1), "nesterov")
+    for step in range(6):
+        now = {"embedding.table.weight": torch.full((1,), 3.0 * step)}
+        seen = float(stale.seen(now)["embedding.table.weight"])
+        point = float(ahead.seen(now)["embedding.table.weight"])
+    assert seen == 15.0
+    assert point == pytest.approx(9.0 + 0.9 * 3.0)
+    assert StaleWeights((2, 1, 1, 1, 0), "rate").rate_share("embedding.x") == pytest.approx(1 / 3)
+
+
+def test_the_delays_of_a_plan_are_those_of_its_stages() -> None:
+    for mode in ASYNCHRONOUS:
+        found = find_optimum(SPACE, SPACE.free.at_bits(16, 16), mode, 30.0)
+        assert found is not None
+        assert found.stale is not None
+        ages = [mode.pp - 1 - stage for stage in found.plan.stage_of_layer]
+        wanted = ages if mode.pipeline == STASHED else [1] * len(ages)
+        assert list(found.stale.delays) == wanted
+        assert f"{mode.pipeline} (prediction)" in found.describe()
+
+
+def loop_of(problem: Problem) -> BilevelLoop:
+    settings = replace(tiny_settings(), asynchronous=["prediction"], look_ahead_every=1)
+    return BilevelLoop(settings, problem, corpus())
+
+
+def test_old_weights_give_the_pipeline_degree_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(tiny_problem(tp_bits=(16,), grad_bits=(16,)))
+    loop.tried = loop.space.free
+    lost = {mode: 2.0 for mode in loop.space.free.by_mode}
+
+    def loss(_: BilevelLoop, trainer: WeightTrainer, __: torch.Tensor) -> float:
+        return 3.0 if trainer is loop.trainer else lost[STASHED if trainer.stale else ""]
+
+    monkeypatch.setattr(BilevelLoop, "_validate", loss)
+    weights = []
+    for gain in (1.9, 2.9):
+        lost.update({STASHED: gain, "": 2.0})
+        own = loop_of(tiny_problem(tp_bits=(16,), grad_bits=(16,)))
+        own.tried = own.space.free
+        loop = own
+        for _ in range(12):
+            record = own.step()
+        assert record.upper is not None
+        weights.append(record.upper.outer_weights)
+        stale = own.leader is not None and bool(own.leader.mode.pipeline)
+        assert (own.trainer.stale is not None) == stale
+    assert weights[0][STASHED] > weights[1][STASHED]
+    assert weights[0]["pp 2"] > weights[1]["pp 2"]
+
+
+def test_no_other_part_reads_such_a_plan(tmp_path: Path) -> None:
+    found = find_optimum(SPACE, SPACE.free.at_bits(16, 16), ASYNCHRONOUS[0], 30.0)
+    assert found is not None
+    names = [layer.name for layer in PROBLEM.model.layers]
+    data = found.plan.to_dict(names, range(8))
+    assert Plan.from_dict(data | {"asynchronous": None}) == found.plan
+    with pytest.raises(PlanError, match=r"asynchronous=PipeDream-2BW must be null.*try"):
+        Plan.from_dict(data | {"asynchronous": BUFFERED})
