@@ -166,7 +166,7 @@ def lowered(loop: BilevelLoop, plan: Plan) -> Iterator[list[LayerStrategy]]:
 
 def words(phases: Sequence[TrainingPhase]) -> str:
     """Name the phases of a training in short."""
-    parts = [f"{phase.plan.global_batch_size} from {phase.from_step}" for phase in phases]
+    parts = [f"{phase.plan.mode.batch} from {phase.from_step}" for phase in phases]
     return f"{', '.join(parts)}; last: {phases[-1].plan.describe()}"
 
 

@@ -5,6 +5,7 @@ Simonyan, Yang 2019, arXiv 1806.09055, section 2.3). Their finite difference of 
 rounding, not its slope; double backward through the straight-through estimator has no such step size.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,6 @@ from darts_parallel.bilevel._quantize import (
     round_blocks,
     unflatten_layer,
 )
-from darts_parallel.bilevel.asynchronous import StaleWeights
 from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import Candidate
@@ -68,7 +68,8 @@ class WeightTrainer:
         seed: Seed of the initial weights and of the training batches.
         measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
         frozen: Whether steps measure everything and leave the weights where they are.
-        stale: Older weights that batches are computed with; None: the pipeline waits.
+        stale: Whether batches are computed with older weights, as in a pipeline that does not wait.
+        versions: The last three of a training with older weights, oldest first.
     """
 
     settings: BilevelSettings
@@ -76,8 +77,9 @@ class WeightTrainer:
     seed: int
     measure_noise: bool = True
     frozen: bool = False
-    stale: StaleWeights | None = None
+    stale: bool = False
     step: int = 0
+    versions: deque[Weights] = field(default_factory=lambda: deque(maxlen=3))
     toy: Toy = field(init=False)
     weights: Weights = field(init=False)
     optimizer: Adam = field(init=False)
@@ -137,8 +139,7 @@ class WeightTrainer:
         """
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)
-        stale = self.stale
-        seen = self.weights if stale is None else stale.seen(self.weights)
+        seen = self.seen()
         found = [differentiate(loss, seen, own) for own in tokens.chunk(groups)]
         gradients = {name: torch.stack([own[name] for own, _ in found]) for name in seen}
         if groups > 1:
@@ -155,16 +156,29 @@ class WeightTrainer:
             mean.append(flat.mean(0))
             final |= unflatten_layer(mixture @ delivered, self.weights, names)
         rate = self.learning_rate
-        self.optimizer.parameters = []
+        self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
         for name, weight in self.weights.items():
-            share = 1.0 if stale is None else stale.rate_share(name)
-            self.optimizer.parameters.append((weight, rate * share))
             weight.grad = final[name]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
         losses = torch.stack([value for _, value in found])
         return WeightStep(float(losses.mean()), tuple(mean))
+
+    def seen(self) -> Weights:
+        """Return the weights that the next batch is computed with.
+
+        Those of PipeDream-2BW are one update old (Narayanan et al. 2021, arXiv 2006.09503). They are moved
+        ahead by the update that made them, which restores some of the accuracy (SpecTrain, Chen et al. 2018,
+        arXiv 1809.02839).
+        """
+        if not self.stale:
+            self.versions.clear()
+            return self.weights
+        self.versions.append({name: weight.clone() for name, weight in self.weights.items()})
+        before = self.versions[0]
+        old = self.versions[max(len(self.versions) - 2, 0)]
+        return {name: weight + (weight - before[name]) for name, weight in old.items()}
 
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""

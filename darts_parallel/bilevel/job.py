@@ -15,8 +15,8 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
 from darts_parallel.bilevel.optimum import BatchPlan, verify
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
-from darts_parallel.bilevel.settings import BilevelSettings, unused_settings
-from darts_parallel.bilevel.space import TrainingMode
+from darts_parallel.bilevel.settings import BilevelSettings
+from darts_parallel.bilevel.space import ASYNCHRONOUS, TrainingMode
 from darts_parallel.cost import LOSSLESS, evaluate
 from darts_parallel.gradient import PlanStage, SearchResult
 from darts_parallel.plans import megatron_schedule, write_json
@@ -28,7 +28,7 @@ CONTROLS = (
     "controls (frozen weights, no weight step, random logits, trials, greedy by sensitivity): "
     "python -m experiments.bilevel"
 )
-NO_TRAINER = "no trainer here runs an asynchronous pipeline, and no exporter writes one"
+NO_TRAINER = f"no trainer here runs {ASYNCHRONOUS}, and no exporter writes it"
 QUARTERS = 4
 """Lines that a long part prints where there is no terminal to draw a bar on."""
 PLAN_FIELDS = ("pp", "num_micro_batches", "stages", "layers", "parallelism", "predicted")
@@ -113,8 +113,6 @@ class BilevelJob:
         Returns:
             Median predicted seconds to the target loss; seconds of a step where the plan was not judged.
         """
-        for sentence in unused_settings(self.problem):
-            self._print(sentence)
         self.settings = BilevelSettings.of(self.problem)
         loop = BilevelLoop(self.settings, self.problem, load_corpus())
         finished = self._search(loop)
@@ -122,7 +120,7 @@ class BilevelJob:
         outcome = self._outcome(loop, phases, finished)
         data = plan_dict(outcome)
         data["training_phases"] = [self._phase(phase) for phase in phases]
-        data["asynchronous"] = phases[-1].plan.mode.pipeline or None
+        data["asynchronous"] = ASYNCHRONOUS if phases[-1].plan.mode.pp else None
         write_json(self.folder / "plan.json", data)
         render(replace(outcome, elasticities=data["sensitivity"]), self.console)
         self._print("\n".join(self._phase_lines(phases)))
@@ -211,8 +209,8 @@ class BilevelJob:
         plan = phase.plan.plan
         whole = plan_dict(Outcome(here, plan, evaluate(plan, here)))
         data: dict[str, Any] = {"from_step": phase.from_step}
-        data["global_batch_size"] = phase.plan.global_batch_size
-        data["asynchronous"] = phase.plan.mode.pipeline or None
+        data["global_batch_size"] = phase.plan.mode.batch
+        data["asynchronous"] = ASYNCHRONOUS if phase.plan.mode.pp else None
         return data | {"plan": {name: whole[name] for name in PLAN_FIELDS}}
 
     def _phase_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
@@ -221,9 +219,9 @@ class BilevelJob:
         for phase in phases:
             plan = phase.plan
             step = f"{1e3 * plan.seconds:.3f} ms a step"
-            batch = f"batch {plan.global_batch_size}"
+            batch = f"batch {plan.mode.batch}"
             lines.append(f"from step {phase.from_step}: {batch}, {plan.describe()}, {step}")
-        if any(phase.plan.mode.pipeline for phase in phases):
+        if any(phase.plan.mode.pp for phase in phases):
             return [*lines, NO_TRAINER]
         known = [phase.without_prices for phase in phases]
         schedule = megatron_schedule(known, self.problem.training.seq_len)

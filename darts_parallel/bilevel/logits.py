@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.space import (
+    ASYNCHRONOUS,
     FIRST_BLOCK,
     Candidate,
     JointPlan,
@@ -153,8 +154,8 @@ class UpperLevel:
         sums: dict[str, float] = {}
         for group, weight in zip(self.owners, weights, strict=True):
             mode = self.space.modes[group.table_index]
-            names = [f"pp {group.table.pp}", f"batch {mode.batch}", mode.pipeline]
-            for name in filter(None, names):
+            names = [f"pp {group.table.pp}", f"batch {mode.batch}"]
+            for name in [*names, ASYNCHRONOUS] if mode.pp else names:
                 sums[name] = sums.get(name, 0.0) + weight
         return sums
 

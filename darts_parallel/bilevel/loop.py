@@ -69,7 +69,7 @@ class TrainingPhase:
     @property
     def without_prices(self) -> BatchPhase:
         """Return what a trainer needs to know."""
-        return BatchPhase(self.from_step, self.plan.global_batch_size, self.plan.plan)
+        return BatchPhase(self.from_step, self.plan.mode.batch, self.plan.plan)
 
 
 class BilevelLoop:
@@ -143,18 +143,11 @@ class BilevelLoop:
         if warm and (step - settings.warmup_steps) % settings.logit_every == 0:
             loss = self._price(tokens, outcome)
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
-            self._follow(self.upper.leader(self.prices))
+            self.leader = self.upper.leader(self.prices)
+            self.trainer.batch = self.leader.mode.batch
+            self.trainer.stale = self.leader.mode.pp > 0
         noise = self.trainer.noise.sequences
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
-
-    def _follow(self, leader: Leader) -> None:
-        """Let the weights train as a relaxed plan says; versions of the weights stay while its mode does."""
-        mode = leader.mode
-        if self.leader is None or self.leader.mode != mode:
-            plan = self._first_plans.get(mode) if mode.pipeline else None
-            self.trainer.stale = None if plan is None else plan.stale
-        self.trainer.batch = mode.batch
-        self.leader = leader
 
     def phases(self) -> list[TrainingPhase]:
         """Return the fastest training mode, with its best plan, by every look-ahead.
@@ -193,7 +186,7 @@ class BilevelLoop:
         if not plans:
             raise explain_infeasible(self.problem, list(self.space.tables))
         given = self.settings.global_batch_size
-        return sorted(plans, key=lambda plan: (plan.mode.pipeline, abs(plan.mode.batch - given)))
+        return sorted(plans, key=lambda plan: (plan.mode.pp, abs(plan.mode.batch - given)))
 
     @cached_property
     def _first_plans(self) -> dict[TrainingMode, BatchPlan]:
@@ -265,7 +258,7 @@ class BilevelLoop:
         for mode, plan in plans.items():
             copied = deepcopy(self.trainer)  # common random numbers
             copied.batch = mode.batch
-            copied.stale = plan.stale
+            copied.stale = mode.pp > 0
             copied.frozen = copied.measure_noise = False
             for _ in range(max(round(settings.look_ahead_steps * first.seconds / plan.seconds), 1)):
                 tokens = copied.next_batch(self.corpus.train)

@@ -253,12 +253,9 @@ class OperatorSearch:
             entropies = [float(-(own * np.log(own)).sum()) for own in odds]
             record["search/entropy"] = mean(entropies)
             record["search/rounded_s"] = self.space.total_seconds(self.raw)
-            weights = self._weights(odds)
-            tried = {name for name, _ in self.price}
-            kept = {f"{row}/{label}": p for (row, label), p in weights.items() if row in tried}
-            self.records.append(record | kept)
+            self.records.append(record)
             if curves is not None:
-                curves.add(Odds.of_names(step, weights), record)
+                curves.add(Odds.of_names(step, self._weights(odds)), record)
 
     def _weights(self, odds: Sequence[np.ndarray]) -> dict[tuple[str, str], float]:
         """Return the probabilities of all choices by operator and name of the split."""

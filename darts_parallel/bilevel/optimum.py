@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-from darts_parallel.bilevel.asynchronous import STASHED, StaleWeights
 from darts_parallel.bilevel.space import (
+    ASYNCHRONOUS,
     Candidate,
     JointPlan,
     JointSpace,
@@ -67,33 +67,17 @@ class BatchPlan:
         table = priced(space.tables[found.table], prices, found.seconds)
         plan = canonical(table, found.plans).to_plan(0, table)
         mode = space.modes[found.table]
-        if mode.pipeline:
+        if mode.pp:
             plan = replace(plan, num_micro_batches=plan.num_micro_batches // ENDLESS)
         costs = (found.seconds, found.log_slowdown)
         return BatchPlan(plan, space.blocks_of(plan), mode, *costs, proven)
 
-    @property
-    def global_batch_size(self) -> int:
-        """Return the sequences of a step."""
-        return self.mode.batch
-
-    @property
-    def stale(self) -> StaleWeights | None:
-        """Return the older weights that it trains with; None where its pipeline waits."""
-        if not self.mode.pipeline:
-            return None
-        last = self.plan.pp - 1
-        ages = [last - stage for stage in self.plan.stage_of_layer]
-        delays = ages if self.mode.pipeline == STASHED else [1] * len(ages)
-        return StaleWeights(tuple(delays), self.mode.repair)
-
     def problem(self, problem: Problem) -> Problem:
         """Set the plan's global batch size, and the price of a pipeline that does not wait."""
-        here = at_batch(problem, self.global_batch_size)
-        if self.mode.pipeline:
-            stashed = self.mode.pipeline == STASHED
+        here = at_batch(problem, self.mode.batch)
+        if self.mode.pp:
             table, hard, _ = hard_plan(self.plan, here)
-            own = with_versions(table, here.model, here.training, stashed=stashed)
+            own = with_versions(table, here.model, here.training)
             cost = evaluate_batch(own, hard)
             end = own.num_micro_batches * cost.stage_seconds.amax(1, keepdim=True)
             seconds = cost.iteration_time + (end - cost.pipeline_end)[:, 0]
@@ -109,9 +93,8 @@ class BatchPlan:
 
     def describe(self) -> str:
         """Name degrees, micro-batches, bits, and an asynchronous pipeline."""
-        words = self.plan.describe(self.global_batch_size)
-        mode = self.mode
-        return f"{words} · {mode.pipeline} ({mode.repair})" if mode.pipeline else words
+        words = self.plan.describe(self.mode.batch)
+        return f"{words} · {ASYNCHRONOUS}" if self.mode.pp else words
 
 
 def priced(table: CostTable, prices: LogSlowdown, price: float) -> CostTable:

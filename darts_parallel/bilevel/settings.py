@@ -1,6 +1,7 @@
 """Settings of one bilevel search, and settings of the main search that it does not serve."""
 
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from darts_parallel.config import BilevelConfig, ModelConfig, SearchConfig, as_yaml
@@ -18,22 +19,21 @@ def trainable(problem: Problem) -> ModelConfig:
     """Return the problem's Transformer with as many positions as it trains, if it can be trained here.
 
     Errors:
-        ConfigError: its blocks are not GPT's.
+        ConfigError: it has experts, an encoder, or heads that share keys.
     """
     config = problem.model.config
     heads = config.num_heads
     width = config.hidden_size
-    rules: dict[str, tuple[Any, Any]] = {"gated_mlp": (config.gated_mlp, False)}
+    rules: dict[str, tuple[Any, Any]] = {}
     rules["num_kv_heads"] = (config.num_kv_heads or heads, heads)
-    rules["ffn_hidden_size"] = (config.ffn_hidden_size or 4 * width, 4 * width)
     rules["head_dim"] = (config.head_dim or width // heads, width // heads)
     rules["num_encoder_layers"] = (config.num_encoder_layers, 0)
     rules["num_experts"] = (config.num_experts, None)
     for key, (value, wanted) in rules.items():
         if value != wanted:
             raise ConfigError(
-                f"model.{key}={value} must be {wanted}, as only GPT blocks are trained and "
-                f"measured here; try {wanted}."
+                f"model.{key}={value} must be {wanted}, as one stack of dense blocks is trained "
+                f"whose heads share no keys; try {wanted}."
             )
     return replace(config, max_seq_len=problem.training.seq_len)
 
@@ -100,10 +100,6 @@ class BilevelSettings(BilevelConfig):
         return tuple(sorted({self.global_batch_size, *self.batch_candidates}))
 
 
-UNUSED_SEARCH = ("num_steps", "num_restarts", "max_seconds")
-"""Settings of the main search for which the loop has its own; a change of them is told, not refused."""
-
-
 UNSEARCHED: dict[str, tuple[Any, str]] = {
     "space.kind": ("layerwise", "every block has bits of its own"),
     "space.cp": (1, "the loop trains without context parallelism"),
@@ -115,16 +111,12 @@ UNSEARCHED: dict[str, tuple[Any, str]] = {
     "cost.name": ("analytic", "the bits of collectives are priced by that model alone"),
     "objective.name": ("time", "the loop's objective is time to target"),
     "search.relaxation": ("softmax", "it moves softmax weights"),
+    "search.num_steps": (SearchConfig.num_steps, "bilevel.num_steps counts its weight steps"),
+    "search.num_restarts": (SearchConfig.num_restarts, "it has bilevel.num_restarts"),
+    "search.max_seconds": (SearchConfig.max_seconds, "bilevel.num_steps bounds it"),
     "export": (None, "no trainer sends tensor-parallel sums at few bits"),
 }
 """The one value of a key that the loop searches, and why."""
-
-
-def _value_at(config: Any, key: str) -> Any:
-    """Return the value of a dotted key."""
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def refuse_unsearched(problem: Problem) -> None:
@@ -136,7 +128,7 @@ def refuse_unsearched(problem: Problem) -> None:
     config = problem.config
     space = config.space
     for key, (legal, reason) in UNSEARCHED.items():
-        value = _value_at(config, key)
+        value = attrgetter(key)(config)
         # a pin of one value may be a list of it
         if value not in (legal, [legal], (legal,)):
             raise ConfigError(
@@ -149,17 +141,3 @@ def refuse_unsearched(problem: Problem) -> None:
                 f"space.{key}={list(pinned)} must hold {LOSSLESS}: layers around the blocks are lossless; "
                 f"try {[LOSSLESS, *pinned]}."
             )
-
-
-def unused_settings(problem: Problem) -> list[str]:
-    """Return one sentence for each changed setting of the main search that the loop does not read."""
-    usual = SearchConfig()
-    sentences = []
-    for name in UNUSED_SEARCH:
-        value = getattr(problem.config.search, name)
-        if value != getattr(usual, name):
-            sentences.append(
-                f"search.{name}={value} is not used: the bilevel loop has its own, "
-                "bilevel.num_steps and bilevel.num_restarts"
-            )
-    return sentences

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel._quantize import Pair
-from darts_parallel.bilevel.asynchronous import BUFFERED, STASHED
 from darts_parallel.bilevel.settings import refuse_unsearched
 from darts_parallel.cost import (
     LOSSLESS,
@@ -30,6 +29,8 @@ FIRST_BLOCK = 1
 """Layer of the first block; the embedding comes before it."""
 EDGE_PRICE = 1.0
 """Log slowdown of few bits in the layers around the blocks, which the toy trains at 16 bits alone."""
+ASYNCHRONOUS = "PipeDream-2BW"
+"""Name of the pipelines that do not wait."""
 BANNED = 1e3
 """Log slowdown of bits that a plan may not have."""
 
@@ -66,21 +67,17 @@ class Candidate:
 
 @dataclass(frozen=True, order=True)
 class TrainingMode:
-    """What affects the loss next to the strategies of blocks."""
+    """Batch size and kind of pipeline: they affect the loss, as strategies of blocks do."""
 
     batch: int
     """Global batch size."""
-    pipeline: str = ""
-    """Asynchronous pipeline; empty: it waits for its last micro-batch."""
     pp: int = 0
-    """Pipeline degree of an asynchronous pipeline."""
-    repair: str = ""
-    """What restores the accuracy of an asynchronous pipeline (`bilevel.asynchronous`)."""
+    """Pipeline degree of an asynchronous pipeline; 0: the pipeline waits for its last micro-batch."""
 
     @property
     def name(self) -> str:
         """Name of the mode in tables."""
-        pipeline = f" {self.pipeline} pp {self.pp} {self.repair}" if self.pipeline else ""
+        pipeline = f" {ASYNCHRONOUS} pp {self.pp}" if self.pp else ""
         return f"batch {self.batch}{pipeline}"
 
 
@@ -199,12 +196,12 @@ class JointSpace:
     def build(
         problem: Problem,
         batches: Sequence[int],
-        repairs: Sequence[str] = (),
+        asynchronous: bool = False,
     ) -> "JointSpace":
         """Price the space.
 
         Args:
-            repairs: Of asynchronous pipelines; none: all pipelines wait.
+            asynchronous: Whether pipelines that do not wait are candidates.
 
         Errors:
             ConfigError: a setting asks for what the loop does not search, or no plan is legal.
@@ -217,12 +214,11 @@ class JointSpace:
             for table in build_tables(at_batch(problem, batch)):
                 tables.append(_without_dominated(table))
                 modes.append(TrainingMode(batch))
-                for pipeline in (STASHED, BUFFERED) if table.pp > 1 and repairs else ():
-                    own = without_flush(table, problem, pipeline)
-                    if not own.num_outer:
-                        continue
-                    tables += [_without_dominated(own)] * len(repairs)
-                    modes += [TrainingMode(batch, pipeline, table.pp, name) for name in repairs]
+                enough = int(table.num_micro_batches.max()) >= table.pp
+                if asynchronous and enough and table.pp > 1:
+                    own = endless(with_versions(table, problem.model, problem.training))
+                    tables.append(_without_dominated(own))
+                    modes.append(TrainingMode(batch, table.pp))
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
         if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
             raise explain_infeasible(problem, tables)
@@ -273,16 +269,6 @@ class JointSpace:
             return None
         seconds = float(cost.iteration_time[index])
         return JointPlan(table, plans[index : index + 1], seconds, float(steps[index]))
-
-
-def without_flush(
-    table: CostTable,
-    problem: Problem,
-    pipeline: str,
-) -> CostTable:
-    """Return the table of an asynchronous pipeline's plans."""
-    stashed = pipeline == STASHED
-    return endless(with_versions(table, problem.model, problem.training, stashed=stashed))
 
 
 def _without_dominated(table: CostTable) -> CostTable:

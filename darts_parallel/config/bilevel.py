@@ -6,7 +6,6 @@ from darts_parallel.config.checks import MAX_SIZE, check_fields, one_of, ranged
 from darts_parallel.errors import ConfigError
 
 CONTROLS = ("none", "frozen_weights", "no_weight_step", "random_logits")
-REPAIRS = ("none", "rate", "prediction", "nesterov")
 STEPS = 1_000_000
 
 
@@ -61,11 +60,9 @@ class BilevelConfig:
     with each batch size for equal predicted seconds; their validation losses price the batch sizes."""
     look_ahead_every: int = ranged(2, 1, STEPS)
     """Logit steps from one look-ahead to the next."""
-    asynchronous: list[str] = one_of([], REPAIRS)
-    """Asynchronous pipelines are candidates, each with one of these repairs of its accuracy: `none`, `rate`
-    (lower learning rates of late stages), `prediction` (of the weights) or `nesterov`. Look-ahead
-    prices them: PipeDream, whose stage k of pp is `pp - 1 - k` updates behind, and PipeDream-2BW,
-    one behind. No trainer runs them."""
+    asynchronous: bool = False
+    """Whether pipelines that do not wait are candidates (PipeDream-2BW). Their weights are one update
+    behind, predicted, and look-aheads price them. No trainer runs them."""
     decay: float = ranged(0.9, 0.0, 0.9999)
     """Decay of the moving averages behind the gradient noise scale, for each weight step."""
     validation_sequences: int = ranged(64, 1, 100_000)

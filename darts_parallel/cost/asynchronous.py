@@ -1,9 +1,9 @@
 """Pipelines that do not wait for their last micro-batch: no fill, and older versions of the weights.
 
 An asynchronous 1F1B pipeline takes the next batch before the gradients of the last one are back. Its fill is
-paid once in a training, so an iteration takes `m max_k t_k` and the synchronisation. Stage k of pp, from 0,
-keeps `pp - k` versions of its weights (PipeDream with weight stashing, Narayanan et al. 2019, SOSP, section
-3.3), or two (PipeDream-2BW, Narayanan et al. 2021, arXiv 2006.09503).
+paid once in a training, so an iteration takes `m max_k t_k` and the synchronisation. With at least as many
+micro-batches as stages two versions of the weights are enough (PipeDream-2BW, Narayanan et al. 2021, arXiv
+2006.09503).
 """
 
 from dataclasses import replace
@@ -38,29 +38,17 @@ def with_versions(
     table: CostTable,
     model: Model,
     training: TrainingConfig,
-    *,
-    stashed: bool,
 ) -> CostTable:
     """Return a table with the memory of a pipeline that does not wait; it may have no outer choice left.
 
     Args:
         table: Of one stage a device.
-        stashed: Whether stage k keeps `pp - k` versions of its weights; else every stage keeps two, which
-            takes at least as many micro-batches as stages.
     """
-    enough = table.num_micro_batches >= (1 if stashed else table.pp)
+    enough = table.num_micro_batches >= table.pp
     table = table.select(enough.nonzero().flatten())
     tp = torch.tensor([choice.tp for choice in table.choices], dtype=torch.float64)
     whole = torch.tensor([choice.zero_stage <= WHOLE for choice in table.choices])
     vocabulary = model.config.vocab_size
     numbers = [parameters_per_rank(layer, vocabulary, tp) for layer in model.layers]
     version = element_bytes(training) * torch.stack(numbers)
-    # a micro-batch of the next batch follows at once, however few a batch has
-    in_flight = torch.arange(table.pp, 0, -1, dtype=torch.float64)
-    return replace(
-        table,
-        allowed=table.allowed & whole,
-        in_flight=in_flight.expand(table.num_outer, -1),
-        activation=table.activation + version if stashed else table.activation,
-        static=table.static - version if stashed else table.static + version,
-    )
+    return replace(table, allowed=table.allowed & whole, static=table.static + version)

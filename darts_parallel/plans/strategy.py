@@ -316,7 +316,7 @@ class Plan:
         if data.get("asynchronous"):
             raise PlanError(
                 f"plan: asynchronous={data['asynchronous']} must be null, as no trainer runs it; try the "
-                "plan of bilevel.asynchronous=[]."
+                "plan of bilevel.asynchronous=false."
             )
         fields = Fields(data)
         boundaries = read_boundaries(data)

@@ -4,16 +4,15 @@ import random
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from darts_parallel.bilevel._trainer import WeightTrainer
-from darts_parallel.bilevel.asynchronous import BUFFERED, STASHED, StaleWeights
 from darts_parallel.bilevel.loop import BilevelLoop
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum, verify
-from darts_parallel.bilevel.space import EXACT, JointSpace, TrainingMode
-from darts_parallel.config.bilevel import REPAIRS
+from darts_parallel.bilevel.space import ASYNCHRONOUS, EXACT, JointSpace, TrainingMode
 from darts_parallel.cost.asynchronous import ENDLESS, with_versions
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
@@ -23,10 +22,11 @@ from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import Problem
 from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
 
-GIVEN = {"tp_bits": (16, 4), "grad_bits": (16, 4), "space_pp": (1, 2, 4)}
+GIVEN: dict[str, Any] = {"tp_bits": (16, 4), "grad_bits": (16, 4), "space_pp": (1, 2, 4)}
+GIVEN["space_num_micro_batches"] = (1, 2, 4)
 PROBLEM = tiny_problem(num_blocks=2, **GIVEN)
-SPACE = JointSpace.build(PROBLEM, [8], ["prediction"])
-ASYNCHRONOUS = [mode for mode in SPACE.free.by_mode if mode.pipeline]
+SPACE = JointSpace.build(PROBLEM, [8], asynchronous=True)
+MODES = [mode for mode in SPACE.free.by_mode if mode.pp]
 
 
 def steady_period(forward: list[float], backward: list[float]) -> float:
@@ -78,7 +78,7 @@ def random_plans(table: int, count: int) -> HardPlans:
     return HardPlans(outer, choices, torch.arange(own.pp).expand(count, -1))
 
 
-@pytest.mark.parametrize("mode", ASYNCHRONOUS, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_its_price_is_that_of_its_micro_batches_and_synchronisation(mode: TrainingMode) -> None:
     (number,) = SPACE.of_mode(mode)
     table = SPACE.tables[number]
@@ -89,7 +89,7 @@ def test_its_price_is_that_of_its_micro_batches_and_synchronisation(mode: Traini
     per_iteration = cost.iteration_time - cost.pipeline_end[:, 0] - cost.sync_seconds.amax(1)
     wanted = counts * slowest + cost.sync_seconds.amax(1) + per_iteration
     torch.testing.assert_close(cost.iteration_time, wanted, rtol=1e-5, atol=0.0)
-    assert int(counts.min()) >= (1 if mode.pipeline == STASHED else mode.pp)
+    assert int(counts.min()) >= mode.pp
     for index in range(4):
         priced = SPACE.price(number, plans[index : index + 1], SPACE.free)
         if priced is None:
@@ -117,13 +117,28 @@ def test_stages_hold_their_versions_of_the_weights() -> None:
     # bf16 weights
     numbers = [2.0 * layer.parameters(256) for layer in problem.model.layers]
     weights = torch.tensor([*numbers[:3], sum(numbers[3:])], dtype=torch.float64)
-    for stashed, versions in ((True, [3.0, 2.0, 1.0, 0.0]), (False, [1.0] * 4)):
-        own = with_versions(table, problem.model, problem.training, stashed=stashed)
-        found = evaluate_batch(own, plan).memory[0]
-        torch.testing.assert_close(found - waits, weights * torch.tensor(versions))
+    own = with_versions(table, problem.model, problem.training)
+    found = evaluate_batch(own, plan).memory[0]
+    torch.testing.assert_close(found - waits, weights)
+    few = table.select([0])
+    fewer = replace(few, num_micro_batches=few.num_micro_batches - 1)
+    assert with_versions(fewer, problem.model, problem.training).num_outer == 0
 
 
-@pytest.mark.parametrize("mode", ASYNCHRONOUS, ids=lambda mode: mode.name)
+def test_no_version_of_the_weights_is_sharded() -> None:
+    pins = {"space_num_micro_batches": (4,), "space_zero_stage": (0, 1, 2, 3)}
+    problem = tiny_problem(space_pp=2, tp_bits=(16,), grad_bits=(16,), **pins)
+    (table,) = build_tables(problem)
+    own = with_versions(table, problem.model, problem.training)
+    before, after = (
+        {choice.zero_stage for choice, legal in zip(t.choices, t.allowed[0], strict=True) if legal}
+        for t in (table, own)
+    )
+    assert before == {0, 1, 2, 3}
+    assert after == {0, 1}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_dynamic_programming_finds_what_brute_force_does(mode: TrainingMode) -> None:
     (number,) = SPACE.of_mode(mode)
     table = SPACE.tables[number]
@@ -150,57 +165,55 @@ def test_dynamic_programming_finds_what_brute_force_does(mode: TrainingMode) -> 
     assert all(entry.gap <= 1e-6 for entry in verify(SPACE, prices, found, 30.0) if entry.plan)
 
 
-def trained(stale: StaleWeights | None, steps: int = 5) -> WeightTrainer:
-    settings = tiny_settings()
-    trainer = WeightTrainer(settings, 8, 0, measure_noise=False)
-    trainer.stale = stale
+def trained(stale: bool, steps: int) -> WeightTrainer:
+    trainer = WeightTrainer(tiny_settings(), 8, 0, measure_noise=False, stale=stale)
     for _ in range(steps):
         trainer.learn_plan(trainer.next_batch(corpus().train), (EXACT,) * 2)
     return trainer
 
 
-@pytest.mark.parametrize("repair", REPAIRS)
-def test_without_delay_training_is_synchronous_to_the_last_bit(repair: str) -> None:
-    plain, own = trained(None).weights, trained(StaleWeights((0,) * 5, repair)).weights
+def test_the_first_batch_sees_the_newest_weights_and_later_ones_older_ones() -> None:
+    plain, own = trained(False, 1).weights, trained(True, 1).weights
     assert all(torch.equal(plain[name], own[name]) for name in plain)
-    late = trained(StaleWeights((2, 1, 1, 0, 0), repair)).weights
-    assert not torch.equal(plain["embedding.table.weight"], late["embedding.table.weight"])
+    late = trained(True, 3).weights["head.norm.weight"]
+    assert not torch.equal(trained(False, 3).weights["head.norm.weight"], late)
 
 
-def test_each_stage_sees_the_version_of_its_delay() -> None:
-    stale = StaleWeights((3, 2, 1, 0, 0), "none")
-    names = ["embedding.table.weight", "blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"]
-    names.append("head.norm.weight")
-    for step in range(6):
-        seen = stale.seen({name: torch.full((1,), float(step)) for name in names})
-        assert [float(seen[name]) for name in names] == [max(step - d, 0) for d in (3, 2, 1, 0)]
+def seen(trainer: WeightTrainer, value: float) -> float:
+    trainer.weights = {"w": torch.full((1,), value)}
+    return float(trainer.seen()["w"])
 
 
-def test_weights_that_move_evenly_are_predicted_exactly() -> None:
-    stale = StaleWeights((2, 1, 1, 1, 1), "prediction")
-    ahead = StaleWeights((2, 1, 1, 1, 1), "nesterov")
-    for step in range(6):
-        now = {"embedding.table.weight": torch.full((1,), 3.0 * step)}
-        seen = float(stale.seen(now)["embedding.table.weight"])
-        point = float(ahead.seen(now)["embedding.table.weight"])
-    assert seen == 15.0
-    assert point == pytest.approx(9.0 + 0.9 * 3.0)
-    assert StaleWeights((2, 1, 1, 1, 0), "rate").rate_share("embedding.x") == pytest.approx(1 / 3)
+def test_weights_are_those_before_the_last_update_moved_ahead_by_the_update_that_made_them() -> (
+    None
+):
+    trainer = trained(True, 0)
+    # 1 + (1 - 0), 4 + (4 - 1), 9 + (9 - 4), 16 + (16 - 9)
+    assert [seen(trainer, step**2) for step in range(6)] == [0.0, 0.0, 2.0, 7.0, 14.0, 23.0]
+    # weights that move evenly are predicted exactly
+    assert [seen(trainer, 25.0 + 3 * step) for step in range(4)][-1] == 34.0
+    # versions from before a synchronous part are forgotten
+    trainer.stale = False
+    assert seen(trainer, 50.0) == 50.0
+    trainer.stale = True
+    assert [seen(trainer, own) for own in (60.0, 61.0, 62.0)] == [60.0, 60.0, 62.0]
 
 
-def test_the_delays_of_a_plan_are_those_of_its_stages() -> None:
-    for mode in ASYNCHRONOUS:
-        found = find_optimum(SPACE, SPACE.free.at_bits(16, 16), mode, 30.0)
-        assert found is not None
-        assert found.stale is not None
-        ages = [mode.pp - 1 - stage for stage in found.plan.stage_of_layer]
-        wanted = ages if mode.pipeline == STASHED else [1] * len(ages)
-        assert list(found.stale.delays) == wanted
-        assert f"{mode.pipeline} (prediction)" in found.describe()
+def test_without_delay_training_is_synchronous_to_the_last_bit() -> None:
+    """Weights that do not change are their own prediction: frozen steps measure the same losses."""
+    losses = []
+    for stale in (False, True):
+        trainer = trained(stale, 2)
+        trainer.versions.clear()
+        trainer.weights = trained(False, 2).weights
+        trainer.frozen = True
+        batches = [trainer.next_batch(corpus().train) for _ in range(3)]
+        losses.append([trainer.learn_plan(own, (EXACT,) * 2).loss for own in batches])
+    assert losses[0] == losses[1]
 
 
 def loop_of(problem: Problem) -> BilevelLoop:
-    settings = replace(tiny_settings(), asynchronous=["prediction"], look_ahead_every=1)
+    settings = replace(tiny_settings(), asynchronous=True, look_ahead_every=1)
     return BilevelLoop(settings, problem, corpus())
 
 
@@ -210,12 +223,12 @@ def test_old_weights_give_the_pipeline_degree_a_gradient(monkeypatch: pytest.Mon
     lost = {mode: 2.0 for mode in loop.space.free.by_mode}
 
     def loss(_: BilevelLoop, trainer: WeightTrainer, __: torch.Tensor) -> float:
-        return 3.0 if trainer is loop.trainer else lost[STASHED if trainer.stale else ""]
+        return 3.0 if trainer is loop.trainer else lost[ASYNCHRONOUS if trainer.stale else ""]
 
     monkeypatch.setattr(BilevelLoop, "_validate", loss)
     weights = []
     for gain in (1.9, 2.9):
-        lost.update({STASHED: gain, "": 2.0})
+        lost.update({ASYNCHRONOUS: gain, "": 2.0})
         own = loop_of(tiny_problem(tp_bits=(16,), grad_bits=(16,)))
         own.tried = own.space.free
         loop = own
@@ -223,17 +236,17 @@ def test_old_weights_give_the_pipeline_degree_a_gradient(monkeypatch: pytest.Mon
             record = own.step()
         assert record.upper is not None
         weights.append(record.upper.outer_weights)
-        stale = own.leader is not None and bool(own.leader.mode.pipeline)
-        assert (own.trainer.stale is not None) == stale
-    assert weights[0][STASHED] > weights[1][STASHED]
+        stale = own.leader is not None and bool(own.leader.mode.pp)
+        assert own.trainer.stale == stale
+    assert weights[0].get(ASYNCHRONOUS, 0.0) > weights[1].get(ASYNCHRONOUS, 0.0)
     assert weights[0]["pp 2"] > weights[1]["pp 2"]
 
 
 def test_no_other_part_reads_such_a_plan(tmp_path: Path) -> None:
-    found = find_optimum(SPACE, SPACE.free.at_bits(16, 16), ASYNCHRONOUS[0], 30.0)
+    found = find_optimum(SPACE, SPACE.free.at_bits(16, 16), MODES[0], 30.0)
     assert found is not None
     names = [layer.name for layer in PROBLEM.model.layers]
     data = found.plan.to_dict(names, range(8))
     assert Plan.from_dict(data | {"asynchronous": None}) == found.plan
     with pytest.raises(PlanError, match=r"asynchronous=PipeDream-2BW must be null.*try"):
-        Plan.from_dict(data | {"asynchronous": BUFFERED})
+        Plan.from_dict(data | {"asynchronous": ASYNCHRONOUS})

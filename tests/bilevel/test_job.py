@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel.bilevel import job
+from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.job import (
     REFERENCE,
     SCHEDULE,
@@ -20,9 +21,10 @@ from darts_parallel.bilevel.job import (
 )
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
 from darts_parallel.bilevel.retrain import Retrained, Retraining
-from darts_parallel.bilevel.space import TrainingMode
+from darts_parallel.bilevel.space import ASYNCHRONOUS, TrainingMode
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.export.__main__ import main as export
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from experiments import bilevel
@@ -271,3 +273,44 @@ def test_the_paired_interval_is_exact_and_an_unreached_target_counts_as_the_late
     # mean 0.2, standard error 0.1, t of one degree of freedom 12.706
     assert f"1.221 ({exp(0.2 - 1.2706):.3f} to {exp(0.2 + 1.2706):.3f}) | 2 of 2" in text
     assert "| never | inf | 2.000 (2.000 to 2.000) | 2 of 2 | 1 of 2 |" in text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
+def test_an_asynchronous_plan_is_reported_and_refused_by_every_other_reader(
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loss(loop: BilevelLoop, trainer: WeightTrainer, _: torch.Tensor) -> float:
+        if trainer is loop.trainer:
+            return 3.0
+        return 0.1 if trainer.stale else 2.0
+
+    monkeypatch.setattr(BilevelLoop, "_validate", loss)
+    exact = ["space.tp_comm_bits=16", "space.grad_comm_bits=16", "bilevel.asynchronous=true"]
+    done = command(*OVERRIDES, *exact, f"hydra.run.dir={tmp_path}")
+    assert done.status == 0, done.err
+    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert data["asynchronous"] == ASYNCHRONOUS
+    assert data["training_phases"][0]["asynchronous"] is None
+    assert data["training_phases"][-1]["asynchronous"] == data["asynchronous"]
+    predicted = data["predicted"]
+    synchronisation = sum(
+        predicted["breakdown_s"][name]
+        for name in ("gradient_sync", "optimizer", "tied_embedding_sync")
+    )
+    pace = data["num_micro_batches"] * max(predicted["stage_times_s"])
+    assert predicted["iteration_time_s"] == pytest.approx(pace + synchronisation)
+    assert predicted["breakdown_s"]["pipeline_bubble"] == 0.0
+    programme = data["verification"]["dynamic_programming"]
+    assert programme["proven"]
+    assert programme["gap"] == pytest.approx(0.0, abs=1e-5)
+    assert f"no trainer here runs {ASYNCHRONOUS}" in done.out
+    assert f"batch 8 {data['asynchronous']} pp 2" in done.out
+    assert export([str(tmp_path / "plan.json"), "--to", "megatron"]) == 2
+    exported = capsys.readouterr().err
+    refused = command(*OVERRIDES, f"plan={tmp_path / 'plan.json'}")
+    assert refused.status == 2
+    for text in (exported, refused.err):
+        assert f"asynchronous={data['asynchronous']} must be null" in text

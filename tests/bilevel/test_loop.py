@@ -78,7 +78,7 @@ def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned
     loop.run()
     (phase,) = loop.phases()
     found = phase.plan
-    assert (phase.from_step, found.global_batch_size, found.proven) == (0, 8, True)
+    assert (phase.from_step, found.mode, found.proven) == (0, MODE, True)
     assert evaluate(found.plan, loop.problem).iteration_time_s == pytest.approx(found.seconds)
     steps = loop.prices.of_plan(found.blocks, MODE)
     assert steps == pytest.approx(found.log_slowdown, abs=1e-12)
@@ -119,10 +119,10 @@ def test_a_look_ahead_decides_the_batch_and_the_batch_the_plan_phase_by_phase(
     first, last = loop.phases()
     assert first.from_step == 0
     assert last.from_step == 5
-    assert [phase.plan.global_batch_size for phase in (first, last)] == [8, 64]
+    assert [phase.plan.mode.batch for phase in (first, last)] == [8, 64]
     for phase in (first, last):
         here = phase.plan.problem(loop.problem)
-        assert here.training.global_batch_size == phase.plan.global_batch_size
+        assert here.training.global_batch_size == phase.plan.mode.batch
         seconds = evaluate(phase.plan.plan, here).iteration_time_s
         assert seconds == pytest.approx(phase.plan.seconds)
 
@@ -220,7 +220,7 @@ def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
         (["space.tp_comm_bits=[16,5]"], "space.tp_comm_bits=5 must be one of"),
         (["training.global_batch_size=12"], "must be a multiple of the 8 GPUs.*try 16"),
         (["model.vocab_size=300"], "model.vocab_size=300 must be 256"),
-        (["model.gated_mlp=true"], "model.gated_mlp=True must be False"),
+        (["model.num_kv_heads=2"], "model.num_kv_heads=2 must be 4"),
         (["space=uniform"], "space.kind=uniform is not searched.*try layerwise"),
         (["space.cp=null"], "space.cp=null is not searched.*try 1"),
         (["space.cp=[1,2]"], r"space.cp=\[1, 2\] is not searched"),
@@ -229,6 +229,7 @@ def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
         (["cost.pipeline=simulated"], "cost.pipeline=simulated is not searched.*try closed_form"),
         (["search.relaxation=gumbel"], "search.relaxation=gumbel is not searched.*try softmax"),
         (["export=megatron"], "export=megatron is not searched"),
+        (["search.num_steps=7"], "search.num_steps=7 is not searched.*bilevel.num_steps.*try 300"),
     ],
 )
 def test_illegal_settings_and_what_is_not_searched_are_refused(

@@ -7,7 +7,8 @@ from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import Candidate
 from darts_parallel.bilevel.transformer import Toy, Weights, mixed_reduce
-from tests.support.bilevel_tiny import corpus, tiny_problem, tiny_settings
+from darts_parallel.problem.problem import load_problem
+from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_problem, tiny_settings
 
 PROBLEM = tiny_problem(width=32, context=16)
 PAIRS = ((1, 16), (4, 16), (2, 8), (4, 4), (4, 2))
@@ -58,6 +59,19 @@ def test_a_mixture_weights_gradient_is_the_inner_product_with_what_its_candidate
         expected = (lossy_sum(ranks, bits) * upstream).sum()
         torch.testing.assert_close(by_weight[index], expected)
     torch.testing.assert_close(by_partial, upstream.expand_as(partials))
+
+
+def test_blocks_of_other_models_train_with_sums_at_few_bits() -> None:
+    llama = ["gated_mlp=true", "ffn_hidden_size=24", "norm_bias=false", "learned_positions=false"]
+    changes = [f"model.{change}" for change in [*llama, "linear_bias=true"]]
+    settings = BilevelSettings.of(load_problem([*OVERRIDES, *changes]))
+    trainer = WeightTrainer(settings, 8, 0, measure_noise=False)
+    before = {name: weight.clone() for name, weight in trainer.weights.items()}
+    assert "embedding.positions.weight" not in before
+    for _ in range(3):
+        trainer.learn_plan(trainer.next_batch(corpus().train), (Candidate(2, 4, 8, 8),) * 2)
+    for name in ("blocks.0.mlp.gate.weight", "blocks.1.attention.out.bias", "head.norm.weight"):
+        assert not torch.equal(before[name], trainer.weights[name])
 
 
 def test_a_short_training_beats_the_unigram_entropy() -> None:
