@@ -75,8 +75,9 @@ def closest(value: object, members: Iterable[Any]) -> Any:
 
     Members that begin with the text come first: `llama4` means `llama4_maverick`.
     """
-    if isinstance(value, (int, float)):
-        numbers = [member for member in members if member is not None]
+    members = list(members)
+    numbers = [member for member in members if isinstance(member, (int, float))]
+    if isinstance(value, (int, float)) and numbers:
         return min(numbers, key=lambda member: (abs(member - value), member))
     names = list(map(str, members))
     longer = [name for name in names if value and name.startswith(str(value))]

@@ -61,6 +61,8 @@ def check_fields(key: str, config: Any) -> None:
             if "range" in entry.metadata:
                 require_within(place, value, *entry.metadata["range"])
             if "members" in entry.metadata:
+                if isinstance(getattr(config, entry.name), dict):
+                    place, _, value = place.rpartition(".")
                 require_member(place, value, entry.metadata["members"])
 
 

@@ -230,7 +230,8 @@ class SpaceConfig:
     """Expert tensor-parallel degree; null: every one that a node and the experts' width allow."""
     offload: Any = one_of(None, OFFLOADS)
     """Kinds of state of which a share may lie in host memory; null: nothing. The shares are
-    continuous, one of each kind a device of the pipeline."""
+    continuous, one of each kind a device of the pipeline. A mapping such as `{optimizer: 1.0}` gives
+    the shares of all devices."""
     node_orders: str = one_of("auto", ("auto", "all", "shifts", "adjacent", "given"))
     """Orders of unequal nodes along the pipeline. `adjacent`: equal nodes side by side; `shifts`:
     also rotated; `all`: every order; `given`: the order of the file; `auto`: `all` if there are
@@ -250,6 +251,10 @@ class SpaceConfig:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
+            whole = getattr(self, entry.name)
+            plain = entry.name == "offload" or not isinstance(whole, dict)
+            shown = f"space.{entry.name}={whole}".replace("'", "")
+            require(plain, shown, "be null, a value or a list of values, not a mapping", "null")
             for value in self.pinned(entry.name) or ():
                 if entry.name in WHOLE:
                     self._require_whole(entry.name, value)
@@ -277,20 +282,41 @@ class SpaceConfig:
                 require_members(f"space.{key}", self.pinned(key) or (), COMM_BITS[:1])
 
     def _settle_offload(self) -> None:
-        """Give kinds of offloaded state one order."""
-        offload = self.pinned("offload")
-        if offload is not None:
-            self.offload = sorted(set(offload), key=OFFLOADS.index)
-            rule = "be null with space.executable or space.trainer, which run none of its shares"
-            free = not self.executable and self.trainer is None
-            require(free, f"space.offload={self.offload}", rule, "null")
+        """Give kinds of offloaded state one order, and refuse shares that the trainer cannot set."""
+        kinds = self.pinned("offload")
+        if kinds is None:
+            return
+        for kind, share in zip(OFFLOADS, self.shares, strict=False):
+            legal = type(share) in (int, float) and 0 <= share <= 1
+            require(legal, f"space.offload.{kind}={share}", "be a number from 0 to 1", "1.0")
+        if not self.shares:
+            self.offload = sorted(set(kinds), key=OFFLOADS.index)
+        shown = f"space.offload={self.offload}".replace("'", "")
+        rule = "be null with space.executable, which runs none of its shares"
+        require(not self.executable, shown, rule, "null")
+        settable = set(kinds) if self.trainer is None else set(read_trainer(self.trainer).offloads)
+        near = f"{{{min(settable)}: 1.0}}" if settable else "null"
+        rule = (
+            f"be one share that files of {self.trainer} set"
+            if settable
+            else f"be null with space.trainer={self.trainer}, which runs none of its shares"
+        )
+        given = self.trainer is None or bool(self.shares)
+        require(given and set(kinds) <= settable, shown, rule, near)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares in host memory that the user gives, of all `OFFLOADS`; empty: they are searched."""
+        if not isinstance(self.offload, dict):
+            return ()
+        return tuple(self.offload.get(kind, 0.0) for kind in OFFLOADS)
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """Return the values that the user allows for `key`, or None where all are."""
         value = getattr(self, key)
         if value is None:
             return None
-        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        values = tuple(value) if isinstance(value, (list, tuple, dict)) else (value,)
         require(
             bool(values), f"space.{key}=[]", "list at least one value", "null, which leaves it free"
         )

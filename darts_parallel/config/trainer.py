@@ -119,6 +119,8 @@ class Trainer:
     """Bits of gradients that can be sent besides whole ones, by ZeRO stage."""
     model_parts: list[str] = field(default_factory=list)
     """Keys of unusual parts that its own models have."""
+    offloads: list[str] = field(default_factory=list)
+    """Kinds of state of which its files set one share in host memory."""
     switches: dict[str, list[Any]] = field(default_factory=dict)
     """Values of keys of `training` that its files can set; the first is what they set of a null."""
     software: list[str] = field(default_factory=list)

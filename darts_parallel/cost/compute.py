@@ -256,6 +256,21 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
             total = total + device.streaming_factor * streamed
         for gemm in part.gemms:
             total = total + gemm_seconds(gemm, tokens, choices.tp, device, stage.width)
+        if part.module == "mlp":
+            total = total - unread_seconds(stage, layer)
+    return total
+
+
+def unread_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
+    """Return the seconds of products that recomputation leaves out, shape `(O, C)`."""
+    tokens = stage.choices.tokens
+    total = torch.zeros_like(tokens)
+    if stage.software.prunes_recomputation:
+        for gemm in layer.gemms:
+            if gemm.module == "linear_fc2":
+                total = total + gemm_seconds(
+                    gemm, tokens, stage.choices.tp, stage.device, stage.width
+                )
     return total
 
 

@@ -15,6 +15,7 @@ from darts_parallel.cost.compute import (
     exposed,
     recomputed_seconds,
     stream_seconds,
+    unread_seconds,
     weight_cast_seconds,
 )
 from darts_parallel.cost.memory import (
@@ -311,7 +312,8 @@ def _micro_batch_seconds(
     selective = (stage.choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
     full = (stage.choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
     none = torch.zeros_like(kernels.attention)
-    again = torch.where(full, forward, torch.where(selective, selected, none))
+    whole = forward - unread_seconds(stage, layer)
+    again = torch.where(full, whole, torch.where(selective, selected, none))
     forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, full)
     terms = dict.fromkeys(TIME_TERMS[:-1], none)
     terms["compute"] = forward + backward

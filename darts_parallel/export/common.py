@@ -322,9 +322,11 @@ class Request:
                 )
 
     def _require_no_offload(self) -> None:
+        settable = read_trainer(self.target).offloads
         for number, kind in enumerate(OFFLOADS):
-            most = max((shares[number] for shares in self.plan.offload), default=0.0)
-            if most > 0:
+            own = {shares[number] for shares in self.plan.offload}
+            most = max(own, default=0.0)
+            if most > 0 and (len(own) > 1 or kind not in settable):
                 self.refuse(
                     f"up to {most:.3g} of a stage's {WORDS[kind]} lie in host memory, and this trainer "
                     "has no setting for stage by stage",

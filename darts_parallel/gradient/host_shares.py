@@ -34,14 +34,16 @@ ROOM = 1.0 - 1e-9
 def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tuple[Plan, float]:
     """Return a plan with the best shares of all devices, and its seconds.
 
-    Plans without offloading, of simulated or interleaved pipelines and under own terms stay as they are.
+    Plans without offloading or with given shares, of simulated or interleaved pipelines and under own
+    terms stay as they are.
 
     Args:
         plan: The plan that the entry holds.
     """
     simple = table.virtual_stages == 1 and table.own is None
     closed = simple and not table.pipeline.simulated
-    if not plan.offload or not closed:
+    given_shares = table.host is not None and table.host.fractions is not None
+    if not plan.offload or not closed or given_shares:
         return plan, entry.time
     given = torch.tensor(plan.offload, dtype=torch.float64)
     programme = _Programme(table, entry.plan)

@@ -248,6 +248,8 @@ class RestartBatch:
         host = self.table.host
         if self.fraction_logits is None or host is None:
             return None
+        if host.fractions is not None:
+            return host.fractions.expand_as(self.fraction_logits)
         offloaded = torch.tensor([kind in host.kinds for kind in OFFLOADS])
         return torch.sigmoid(self.fraction_logits) * offloaded
 

@@ -298,8 +298,9 @@ def _whole_spaces(
         experts = expert_degrees(space, model, cluster, size)
         choices = tuple(layer_choices(space, model, seq_len, degrees, experts))
         for virtual_stages, schedule in schedule_choices(space, model, pp):
-            yield OuterSpace(
-                pp, (), choices, cp, virtual_stages, schedule=schedule, offload=offload
+            outer = OuterSpace(pp, (), choices, cp, virtual_stages, schedule=schedule)
+            yield replace(
+                outer, offload=offload, shares=(space.shares,) * pp if space.shares else ()
             )
 
 

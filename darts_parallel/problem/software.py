@@ -33,6 +33,7 @@ HABITS = (
     "fused_loss_bytes",
     "gathered_inputs",
     "gate_kept",
+    "prunes_recomputation",
     "runs",
 )
 OFFSETS = "offsets"
@@ -94,6 +95,8 @@ class Software:
     part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
+    prunes_recomputation: bool = False
+    """Recomputation leaves out the last product of an MLP, whose result backward does not read."""
     partitioned_checkpoints: bool = False
     """Full recomputation keeps a rank's part of a block's input (DeepSpeed's
     `partition_activations`)."""

@@ -76,7 +76,9 @@ LORA_TARGETS = ("linear_qkv",)
 ADAPTERS = ("lora_rank", "lora_targets", "lora_dropout", "frozen_bits")
 CHECKPOINTS = ("cpu_checkpointing", "partition_activations")
 FLAGS = ("tp_comm_overlap", "compiled", "dropout", *CHECKPOINTS)
-SWITCHES = ("attention_kernel", *FLAGS, "loss", "optimizer", "host_GiB", *ADAPTERS)
+RECIPES = ("recompute", "recompute_modules", "zero_stage")
+"""Facts of a plan that a recipe says where the cells leave them out."""
+SWITCHES = ("attention_kernel", *FLAGS, "loss", "optimizer", "host_GiB", *ADAPTERS, *RECIPES)
 """Keys of `training` that a row or a recipe says, and facts of its model (dropout), plan (DeepSpeed's
 activation checkpointing) and machine."""
 TORCHTITAN_SEQ_LEN = 4096
@@ -222,12 +224,13 @@ def _switches(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
     for key in SWITCHES:
         if key in ADAPTERS and not lora:
             continue
-        if row.text(key):
+        if row.text(key) and key not in RECIPES:
             known[key] = _switch_cell(row, key)
             origin[key] = "printed"
         for entry in word_tables()["switches"]:
             if key in entry["set"] and key not in known and named.matches(entry["when"]):
-                known[key] = entry["set"][key]
+                value = entry["set"][key]
+                known[key] = tuple(value) if isinstance(value, list) else value
                 origin[key] = entry["by"]
     if not framework.get("fused_attention", True) and "attention_kernel" not in known:
         known["attention_kernel"] = "unfused"
