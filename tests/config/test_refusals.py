@@ -46,6 +46,18 @@ NODE, RACK, LORA = (
             "search.method=exact must go with space.offload=null",
         ),
         ("space.offload=[optimizer] space=executable", "must be null with space.executable"),
+        ("space.offload={weights:1}", "space.offload=weights must be one of activation, optimizer"),
+        ("space.offload={optimizer:2}", "space.offload.optimizer=2 must be a number from 0 to 1"),
+        (
+            "space.offload={optimizer:yes}",
+            "space.offload.optimizer=yes must be a number from 0 to 1",
+        ),
+        (
+            "space.offload=[optimizer] trainer=deepspeed",
+            "files of deepspeed set; try {optimizer: 1.0}",
+        ),
+        ("space.offload={optimizer:1} trainer=megatron", "null with space.trainer=megatron"),
+        ("space.schedules={gpipe:1}", "must be null, a value or a list of values, not a mapping"),
         (f"{LORA}rank=-1", r"training.lora_rank=-1 must be at least 0; try 0\."),
         (f"{LORA}rank=100000", r"must be at most \d+; try \d+\."),
         (f"{LORA}rank=4 space.executable=true", r"must not go with space.executable, .*try 0\."),

@@ -1,11 +1,13 @@
-"""DeepSpeed's ZeRO-3 has buffers of fixed size, and gathers each matrix of an expert by itself."""
+"""Facts of frameworks: DeepSpeed's buffers and gathers of ZeRO-3, and products that XLA does not repeat."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from darts_parallel.cost import evaluate
+from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem, load_problem
 
@@ -39,3 +41,26 @@ def test_each_matrix_of_an_expert_is_gathered_by_itself() -> None:
     matrices = sum(own.count * (1 + own.inputs / own.width) for own in experts)
     # gathered in forward and in backward, and a second hides nothing that counts
     assert slow - bare == pytest.approx(2.0 * matrices, rel=0.01)
+
+
+@pytest.mark.parametrize("modules", [None, ["mlp"]])
+def test_xla_does_not_repeat_the_last_product_of_an_mlp(modules: list[str] | None) -> None:
+    problem, plan = job("toy")
+    kind = "selective" if modules else "full"
+    if modules:
+        training = replace(problem.training, recompute_modules=modules)
+        problem = replace(problem, training=training)
+    strategy = LayerStrategy(1, problem.cluster.num_devices, 0, kind, False)
+    plan = replace(plan, layers=(strategy,) * problem.num_layers)
+
+    def repeated(own: Problem) -> float:
+        return evaluate(plan, own).breakdown_s["recompute"]
+
+    gemm = next(g for g in problem.model.layers[1].gemms if g.module == "linear_fc2")
+    tokens = problem.training.global_batch_size * problem.training.seq_len
+    rows = torch.tensor(tokens / problem.cluster.num_devices, dtype=torch.float64)
+    device = problem.cluster.groups[0].device
+    product = float(gemm_seconds(gemm, rows, torch.tensor(1.0), device, 2))
+    blocks = sum(layer.recomputable for layer in problem.model.layers)
+    pruned = repeated(with_fact(problem, prunes_recomputation=True))
+    assert repeated(problem) - pruned == pytest.approx(blocks * product, rel=1e-6)

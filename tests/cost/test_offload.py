@@ -1,5 +1,6 @@
 """Shares of activations and of optimizer state in host memory."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -196,3 +197,39 @@ def test_the_state_that_may_leave_is_that_of_the_node_type_with_most() -> None:
         return build_tables(load_problem([*given, *factors]))[0].host.state
 
     assert torch.equal(state(1.0), state(2.0))
+
+
+def test_given_shares_hold_on_every_device_whatever_fits_and_cost_their_transfer() -> None:
+    given = [*TOY, "search.num_steps=12", "search.num_restarts=2"]
+    problem = load_problem([*given, "space.offload={optimizer: 0.5}"])
+    plan = search(problem, 0).plan
+    assert plan.offload == ((0.0, 0.5),) * 2
+    bare = replace(plan, offload=())
+    device = problem.cluster.groups[0].device
+    found, without = evaluate(plan, problem), evaluate(bare, problem)
+    state = float(
+        build_tables(load_problem([*TOY, "space.offload=[optimizer]"]))[0].host.state.max()
+    )
+    assert state > 0
+    for stage, size in enumerate(found.memory_bytes):
+        assert size < without.memory_bytes[stage]
+    moved = (without.memory_bytes[0] - found.memory_bytes[0]) / float(device.host_bandwidth)
+    assert found.iteration_time_s - without.iteration_time_s >= moved * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("share", "stage", "ratio"), [("1.0", 1, 1.0), ("0.25", 3, 0.25)])
+def test_deepspeed_is_told_the_given_share_and_refuses_what_it_does_not_take(
+    share: str, stage: int, ratio: float
+) -> None:
+    words = ["model=toy", "cluster=toy", "training=toy", "trainer=deepspeed", "space.tp=1"]
+    words += ["space.pp=1", "search.num_steps=8", f"space.offload={{optimizer: {share}}}"]
+    problem = load_problem([*words, f"space.zero_stage={stage}"])
+    plan = search(problem, 0).plan
+    settings = json.loads(export_plan(problem, plan, "deepspeed").files["deepspeed.json"])
+    told = settings["zero_optimization"]["offload_optimizer"]
+    assert told == {"device": "cpu", "pin_memory": True, "ratio": ratio}
+    # torch's optimizers may then stay: DeepSpeed asks for its own otherwise
+    assert settings["zero_force_ds_cpu_optimizer"] is False
+    lower = load_problem([*words, f"space.zero_stage={0 if stage == 1 else 2}"])
+    with pytest.raises(UnsupportedError, match=r"which it takes with ZeRO .* try|zero_stage="):
+        export_plan(lower, search(lower, 0).plan, "deepspeed")

@@ -365,6 +365,25 @@ def test_what_measured_releases_alone_did_is_no_habit_of_todays_plans() -> None:
     assert not read_software("nanotron").gathered_inputs
 
 
+def test_a_recipe_says_what_a_plan_recomputes_and_shards_and_what_ran_without_deepspeed() -> None:
+    maxtext = run_of(
+        source="github NVIDIA/dgxc-benchmarking maxtext/README_70b.md @v24.11.1", notes="JAX"
+    )
+    assert maxtext.recompute == "selective"
+    assert maxtext.recompute_modules == ("core_attn", "layernorm", "mlp")
+    pax = "NVIDIA/JAX-Toolbox @ddf1b9914e7b^ rosetta/projects/pax/README.md paxml"
+    assert run_of(source=pax, model="GPT3-175B").recompute == "full"
+    assert run_of(source=pax, model="GPT3-126M").attention_kernel == "unfused"
+    trainer = "HF Trainer, FlashAttention 2, torch 2.0"
+    qwen = {"source": "QwenLM/Qwen @2df8e8ac450f README.md hf trainer"}
+    alone = run_of(model="Qwen-7B LoRA", notes=f"{trainer}; LoRA", **qwen)
+    assert (alone.framework, alone.zero_stage) == ("hf", 1)
+    sharded = run_of(model="Qwen-72B LoRA", notes=f"{trainer}; LoRA; DeepSpeed ZeRO-3", **qwen)
+    assert sharded.framework == "deepspeed_hf"
+    whole = run_of(model="Qwen-1.8B", notes=trainer, zero="0", **qwen)
+    assert (whole.framework, whole.zero_stage) == ("deepspeed_hf", 3)
+
+
 def test_switches_are_printed_or_of_a_recipe_or_unknown() -> None:
     plain = run_of(source="somebody's own runs of mcore", gpu="H100", notes="")
     assert plain.attention_kernel is None
