@@ -252,9 +252,9 @@ class SpaceConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             whole = getattr(self, entry.name)
-            plain = entry.name == "offload" or not isinstance(whole, dict)
-            shown = f"space.{entry.name}={whole}".replace("'", "")
-            require(plain, shown, "be null, a value or a list of values, not a mapping", "null")
+            if isinstance(whole, dict) and entry.name != "offload":
+                rule = "be null, a value or a list of values, not a mapping"
+                require(False, f"space.{entry.name}={whole}", rule, "null")
             for value in self.pinned(entry.name) or ():
                 if entry.name in WHOLE:
                     self._require_whole(entry.name, value)
@@ -286,30 +286,28 @@ class SpaceConfig:
         kinds = self.pinned("offload")
         if kinds is None:
             return
-        for kind, share in zip(OFFLOADS, self.shares, strict=False):
+        for kind, share in zip(OFFLOADS, self.shares or (), strict=False):
             legal = type(share) in (int, float) and 0 <= share <= 1
             require(legal, f"space.offload.{kind}={share}", "be a number from 0 to 1", "1.0")
-        if not self.shares:
-            self.offload = sorted(set(kinds), key=OFFLOADS.index)
         shown = f"space.offload={self.offload}".replace("'", "")
-        rule = "be null with space.executable, which runs none of its shares"
-        require(not self.executable, shown, rule, "null")
-        settable = set(kinds) if self.trainer is None else set(read_trainer(self.trainer).offloads)
-        near = f"{{{min(settable)}: 1.0}}" if settable else "null"
+        if self.shares is None:
+            self.offload = sorted(set(kinds), key=OFFLOADS.index)
+        if self.trainer is None and not self.executable:
+            return
+        settable = read_trainer(self.trainer or "torch").offloads
+        near = f"{{{settable[0]}: 1.0}}" if settable else "null"
         rule = (
-            f"be one share that files of {self.trainer} set"
-            if settable
-            else f"be null with space.trainer={self.trainer}, which runs none of its shares"
+            "be null with space.executable or space.trainer, or shares that the trainer's files set"
         )
-        given = self.trainer is None or bool(self.shares)
-        require(given and set(kinds) <= settable, shown, rule, near)
+        require(self.shares is not None and set(kinds) <= set(settable), shown, rule, near)
 
     @property
-    def shares(self) -> tuple[float, ...]:
-        """Shares in host memory that the user gives, of all `OFFLOADS`; empty: they are searched."""
+    def shares(self) -> tuple[float, float] | None:
+        """Shares in host memory that the user gives, of all `OFFLOADS`; None: they are searched."""
         if not isinstance(self.offload, dict):
-            return ()
-        return tuple(self.offload.get(kind, 0.0) for kind in OFFLOADS)
+            return None
+        activation, optimizer = (self.offload.get(kind, 0.0) for kind in OFFLOADS)
+        return activation, optimizer
 
     def pinned(self, key: str) -> tuple[Any, ...] | None:
         """Return the values that the user allows for `key`, or None where all are."""

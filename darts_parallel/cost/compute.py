@@ -263,15 +263,10 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
 
 def unread_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     """Return the seconds of products that recomputation leaves out, shape `(O, C)`."""
-    tokens = stage.choices.tokens
-    total = torch.zeros_like(tokens)
-    if stage.software.prunes_recomputation:
-        for gemm in layer.gemms:
-            if gemm.module == "linear_fc2":
-                total = total + gemm_seconds(
-                    gemm, tokens, stage.choices.tp, stage.device, stage.width
-                )
-    return total
+    left_out = [gemm for gemm in layer.gemms if gemm.module == "linear_fc2"]
+    pruned = left_out if stage.software.prunes_recomputation else []
+    choices = stage.choices
+    return products_seconds(pruned, choices.tokens, choices.tp, stage.device, stage.width)
 
 
 def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:

@@ -118,12 +118,11 @@ def _offloaded(job: Request) -> float:
 def _require_offload(job: Request, strategy: LayerStrategy) -> None:
     """Refuse shares in host memory that `offload_config.py` does not take."""
     share = _offloaded(job)
-    stages = "3" if share < 1.0 else "[1,2,3]"
-    least = 3 if share < 1.0 else 1
+    least = 1 if share == 1.0 else 3
     if share and (strategy.zero_stage < least or job.plan.pp > 1):
         what = f"{100 * share:.3g} % of the optimizer state lie in host memory"
-        why = f"{what}, which it takes with ZeRO {stages} and without a pipeline"
-        job.refuse(why, f"space=uniform space.zero_stage={stages} space.pp=1")
+        why = f"{what}, which it takes from ZeRO-{least} on and without a pipeline"
+        job.refuse(why, f"space=uniform space.zero_stage={least} space.pp=1")
 
 
 def _precision(job: Request, strategy: LayerStrategy) -> dict[str, Any]:

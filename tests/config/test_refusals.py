@@ -54,9 +54,12 @@ NODE, RACK, LORA = (
         ),
         (
             "space.offload=[optimizer] trainer=deepspeed",
-            "files of deepspeed set; try {optimizer: 1.0}",
+            "or shares that the trainer's files set; try {optimizer: 1.0}",
         ),
-        ("space.offload={optimizer:1} trainer=megatron", "null with space.trainer=megatron"),
+        (
+            "space.offload={optimizer:1} trainer=megatron",
+            "or shares that the trainer's files set; try null",
+        ),
         ("space.schedules={gpipe:1}", "must be null, a value or a list of values, not a mapping"),
         (f"{LORA}rank=-1", r"training.lora_rank=-1 must be at least 0; try 0\."),
         (f"{LORA}rank=100000", r"must be at most \d+; try \d+\."),

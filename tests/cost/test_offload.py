@@ -207,10 +207,6 @@ def test_given_shares_hold_on_every_device_whatever_fits_and_cost_their_transfer
     bare = replace(plan, offload=())
     device = problem.cluster.groups[0].device
     found, without = evaluate(plan, problem), evaluate(bare, problem)
-    state = float(
-        build_tables(load_problem([*TOY, "space.offload=[optimizer]"]))[0].host.state.max()
-    )
-    assert state > 0
     for stage, size in enumerate(found.memory_bytes):
         assert size < without.memory_bytes[stage]
     moved = (without.memory_bytes[0] - found.memory_bytes[0]) / float(device.host_bandwidth)
@@ -231,5 +227,7 @@ def test_deepspeed_is_told_the_given_share_and_refuses_what_it_does_not_take(
     # torch's optimizers may then stay: DeepSpeed asks for its own otherwise
     assert settings["zero_force_ds_cpu_optimizer"] is False
     lower = load_problem([*words, f"space.zero_stage={0 if stage == 1 else 2}"])
-    with pytest.raises(UnsupportedError, match=r"which it takes with ZeRO .* try|zero_stage="):
+    with pytest.raises(
+        UnsupportedError, match=f"from ZeRO-{stage} on .*space.zero_stage={stage} space.pp=1"
+    ):
         export_plan(lower, search(lower, 0).plan, "deepspeed")
