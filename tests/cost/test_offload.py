@@ -218,6 +218,7 @@ def test_deepspeed_is_told_the_given_share_and_refuses_what_it_does_not_take(
     share: str, stage: int, ratio: float
 ) -> None:
     words = ["model=toy", "cluster=toy", "training=toy", "trainer=deepspeed", "space.tp=1"]
+    words += ["training.software=null"]
     words += ["space.pp=1", "search.num_steps=8", f"space.offload={{optimizer: {share}}}"]
     problem = load_problem([*words, f"space.zero_stage={stage}"])
     plan = search(problem, 0).plan
