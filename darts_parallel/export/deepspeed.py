@@ -116,7 +116,7 @@ def _offloaded(job: Request) -> float:
 
 
 def _require_offload(job: Request, strategy: LayerStrategy) -> None:
-    """Refuse shares in host memory that `offload_config.py` does not take."""
+    """Refuse shares in host memory that `offload_optimizer` of DeepSpeed does not take."""
     share = _offloaded(job)
     least = 1 if share == 1.0 else 3
     if share and (strategy.zero_stage < least or job.plan.pp > 1):
