@@ -67,7 +67,7 @@ def plans_of(words: list[str], pp: int) -> list[tuple[CostTable, PricedPlan]]:
 SMALL = ["model=gpt2_xl", "cluster=a10_4x4", "space.tp=1"]
 CASES = {
     "gpt2_xl, 6 GiB": ([*SMALL, "cluster.devices.a10.memory_GiB=6"], 4),
-    "gpt2_xl, 5 GiB": ([*SMALL, "cluster.devices.a10.memory_GiB=5"], 8),
+    "gpt2_xl, 8 stages": ([*SMALL, "cluster.devices.a10.memory_GiB=6"], 8),
     "llama2_7b": (["model=llama2_7b", "cluster=a10_4x4", "space.tp=4"], 4),
 }
 
