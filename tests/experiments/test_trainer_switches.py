@@ -9,7 +9,7 @@ from experiments import trainer_switches
 def test_every_value_has_seconds_and_lines_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_switches, "MODELS", ("toy",))
     monkeypatch.setattr(trainer_switches, "PINNED", {})
-    search = ("cluster=toy", "cluster.devices.toy.memory_GiB=4", "search=exact", "space.pp=1")
+    search = ("cluster=toy", "cluster.devices.toy.memory_GiB=6", "search=exact", "space.pp=1")
     search += ("space.zero_stage=1",)
     monkeypatch.setattr(trainer_switches, "SEARCH", search)
     rows = {row.switch: row for row in trainer_switches.read_trainer_rows("megatron")}
