@@ -54,7 +54,8 @@ class TrainingConfig:
     them exists at a time. `fused`: head and loss are one kernel; in Megatron-LM the loss alone is.
     null: the trainer's files decide; without a trainer it is the average of measured runs."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
-    """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`)."""
+    """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`).
+    torchtitan repeats every second product of dense blocks instead."""
     moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
     moe_load_imbalance: float = ranged(1.1, 1.0, 1e6)

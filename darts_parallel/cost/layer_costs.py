@@ -309,12 +309,10 @@ def _micro_batch_seconds(
     forward = stage.measured_figure(layer, "forward", forward)
     backward = stage.measured_figure(layer, "backward", backward)
     of_weights = share_of_weights * backward
-    selective = (stage.choices.recompute == RECOMPUTE.index("selective")) & layer.recomputable
-    full = (stage.choices.recompute == RECOMPUTE.index("full")) & layer.recomputable
+    whole, parts = _repeated(stage, layer)
     none = torch.zeros_like(kernels.attention)
-    whole = forward - unread_seconds(stage, layer)
-    again = torch.where(full, whole, torch.where(selective, selected, none))
-    forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, full)
+    again = whole * (forward - unread_seconds(stage, layer)) + parts * selected
+    forward_tp, backward_tp = _tensor_parallel_seconds(stage, layer, whole)
     terms = dict.fromkeys(TIME_TERMS[:-1], none)
     terms["compute"] = forward + backward
     terms["recompute"] = again
@@ -322,12 +320,26 @@ def _micro_batch_seconds(
     forward = forward + forward_tp
     backward = backward + again + backward_tp
     for sent in messages:
-        repeated = full | selective if sent.module in modules else full
-        in_backward = sent.backward + torch.where(repeated, sent.forward, 0.0)
+        repeated = whole + parts if sent.module in modules else whole
+        in_backward = sent.backward + repeated * sent.forward
         forward = forward + sent.forward
         backward = backward + in_backward
         terms[sent.name] = terms[sent.name] + (sent.forward + in_backward)
     return _MicroBatch(forward, backward, of_weights, terms)
+
+
+def _repeated(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+    """Return the shares of the whole layer and of the job's modules that backward repeats, `(C,)` each."""
+    kinds = [stage.choices.recompute == RECOMPUTE.index(kind) for kind in ("full", "selective")]
+    full, selective = ((kind & layer.recomputable).double() for kind in kinds)
+    if _by_products(stage, layer):
+        return full + selective / 2.0, torch.zeros_like(full)
+    return full, selective
+
+
+def _by_products(stage: StageContext, layer: LayerSpec) -> bool:
+    """Return whether selective recomputation counts the products of a layer."""
+    return stage.software.alternate_products and layer.experts is None
 
 
 @dataclass(frozen=True)
@@ -364,12 +376,12 @@ def _messages(
 
 
 def _tensor_parallel_seconds(
-    stage: StageContext, layer: LayerSpec, full: Tensor
+    stage: StageContext, layer: LayerSpec, repeated: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the exposed seconds of tensor-parallel collectives in forward and backward, `(O, C)`.
 
     Args:
-        full: Strategies that compute all of the layer again, bool.
+        repeated: Share of the layer that backward computes again, `(C,)`.
     """
     sent = wire_bytes(stage.width, stage.choices.tp_comm_bits, stage.lossy_block)
     exact = torch.full_like(sent, stage.width)
@@ -379,7 +391,7 @@ def _tensor_parallel_seconds(
     # only the forward sums are rounded: those of backward are gradients of the straight-through estimate
     reduced = layer.tp_collectives_backward * _hidden_reduced(stage, layer, exact)
     backward = shown * stage.measured_figure(layer, "tp_backward", reduced)
-    return forward, backward + torch.where(full, forward, 0.0)
+    return forward, backward + repeated * forward
 
 
 def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Tensor:
@@ -446,4 +458,6 @@ def _activations(
     if layer.captured:
         stored["none"] = factor * stored["none"]
         stored["selective"] = stored["none"]
+    elif _by_products(stage, layer):
+        stored["selective"] = (stored["none"] + stored["full"]) / 2.0
     return stored

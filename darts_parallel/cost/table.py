@@ -180,9 +180,10 @@ def _tables_of_equal_stages(
     tables = []
     for own in placed:
         table = _place(unplaced, own, kinds, links)
+        tied = tied_seconds(priced[0], own.arranged, own.stages)
         table = replace(
             table,
-            per_iteration=tied_seconds(priced[0], own.arranged, own.stages),
+            per_iteration=tied.expand(len(counts), -1, -1),
             capacity=capacities(own.arranged, own.stages, margin),
         )
         if own.space.cuts:

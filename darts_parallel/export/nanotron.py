@@ -121,7 +121,7 @@ def _check(job: Request) -> None:
     if config.head_dim not in (None, config.hidden_size // config.num_heads):
         what = f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another"
         job.refuse(what, "a model with heads of hidden_size / num_heads")
-    if why := own_stage_refusal(job.problem.model, job.plan):
+    if why := own_stage_refusal(config, job.plan):
         job.refuse(why, "space=uniform space.pp=1")
 
 

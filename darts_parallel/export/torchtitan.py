@@ -61,7 +61,7 @@ def export(job: Request) -> Exported:
     _check(job)
     job.shard_degrees(strategy)
     job.settle()
-    recompute = "FullAC" if job.recompute() == "full" else ""
+    recompute = {"full": "FullAC", "selective": "SelectiveAC"}.get(job.recompute(), "")
     pipeline = job.plan.pp > 1
     files: dict[str, str] = {}
     lines = _assignments("parallelism", parallelism_fields(job, strategy))

@@ -27,8 +27,8 @@ from darts_parallel.cost import (
 )
 from darts_parallel.schedules import find
 
-SLICE = 2**20
-"""Layers of plans that are priced at once by the closed form: 8 MB a tensor."""
+SLICE = 2**18
+"""Layers of plans that are priced at once: 2 MB a tensor, of which offloading needs some sixty."""
 FIRST_BATCH = 32
 """Plans that are simulated at first; each further batch is twice as large."""
 MAX_PATHS = 12
@@ -80,16 +80,19 @@ class MoveEvaluator:
             plans: B plans.
             best: Seconds of the plan that they change.
         """
-        if self.table.pipeline.simulated:
-            return self._simulated_seconds(plans, best)
-        size = max(SLICE // self.table.num_layers, 1)
-        slices = range(0, len(plans) or 1, size)
-        return torch.cat([self._closed_form(plans[i : i + size]) for i in slices])
+        simulated = self.table.pipeline.simulated
+        price = self._simulated_seconds if simulated else self._closed_form
+        result = torch.full((len(plans),), torch.inf, dtype=torch.float64)
+        for rows in torch.arange(len(plans)).split(max(SLICE // self.table.num_layers, 1)):
+            if self.stop():
+                break
+            result[rows] = price(plans[rows], best)
+            if simulated and bool((result[rows] < best).any()):
+                break
+        return result
 
-    def _closed_form(self, plans: HardPlans) -> Tensor:
-        """Price a slice of plans by the closed form, `(B,)`; infinite where the time is over."""
-        if self.stop():
-            return torch.full((len(plans),), torch.inf, dtype=torch.float64)
+    def _closed_form(self, plans: HardPlans, _: float) -> Tensor:
+        """Price a slice of plans by the closed form, `(B,)`."""
         cost = evaluate_batch(self.table, plans)
         self.simulated += len(plans)
         return cost.fitting_seconds

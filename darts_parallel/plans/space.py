@@ -341,7 +341,7 @@ def _with_own_stages(outer: OuterSpace, model: Model) -> OuterSpace | None:
     nanotron's 1F1B asserts at least pp - 1 micro-batches.
     """
     counts = tuple(count for count in outer.num_micro_batches if count >= outer.pp - 1)
-    cuts = own_cuts(model, outer.pp)
+    cuts = own_cuts(model.config, outer.pp)
     return replace(outer, num_micro_batches=counts, cuts=cuts) if counts and cuts else None
 
 

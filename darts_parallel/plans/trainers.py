@@ -108,7 +108,7 @@ def trainer_runs_plan(rules: Trainer, job: dict[str, Any], model: Model, plan: P
         return plan.cp == 1
     if len(strategies) > 1 and not rules.layerwise:
         return False
-    if rules.own_stages and own_stage_refusal(model, plan):
+    if rules.own_stages and own_stage_refusal(model.config, plan):
         return False
     pipeline = (plan.pp, plan.cp, plan.schedule_name)
     return all(trainer_runs(rules, job, *pipeline, own) for own in strategies)

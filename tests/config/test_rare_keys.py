@@ -143,7 +143,7 @@ def runs(rules: Trainer, problem: Problem, strategy: LayerStrategy, pp: int, cp:
 def test_trainers_that_cut_stages_or_group_context_ranks_themselves(toy_problem: Problem) -> None:
     model, count = toy_problem.model, toy_problem.num_layers
     job = job_facts(model, toy_problem.training, toy_problem.software)
-    (cut,) = own_cuts(model, 2)
+    (cut,) = own_cuts(model.config, 2)
     for rules, first, takes in (("why", cut, True), ("why", cut - 1, False), ("", cut - 1, True)):
         plan = Plan(4, (0, first, count), (LayerStrategy(4, 1),) * count)
         assert trainer_runs_plan(Trainer(own_stages=rules), job, model, plan) is takes

@@ -15,7 +15,6 @@ from torch import nn
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import TARGETS, export_plan
-from darts_parallel.plans.own_stages import balanced_stages as stages
 from darts_parallel.plans.own_stages import own_cuts, own_stage_refusal
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -239,9 +238,9 @@ def test_deepspeed_batches_multiply_and_its_stages_are_the_plans(
 def test_nanotron_cuts_llama3_8b_as_its_author_prints_it() -> None:
     # T. Hidalgo, "4D parallelism with nanotron": Llama3-8B on 8 stages, printed stage by stage
     config = load_problem(["model=llama3_8b", "training=llama3_8b"]).config.model
-    own = stages(config, 8)
-    assert own[:1] + own[3:] == [5, 5, 4, 4, 4, 2]
-    assert sum(own) == 32
+    cuts = own_cuts(config, 8)
+    blocks = [end - first for first, end in pairwise((1, *cuts, 33))]
+    assert blocks[:1] + blocks[3:] == [5, 5, 4, 4, 4, 2]
 
 
 def test_stages_that_are_not_nanotrons_own_are_refused(llama: Problem) -> None:
@@ -253,11 +252,11 @@ def test_stages_that_are_not_nanotrons_own_are_refused(llama: Problem) -> None:
 def test_nanotrons_1f1b_wants_pp_minus_1_micro_batches() -> None:
     """huggingface/nanotron#347, and case 14: batch_accumulation_per_replica is at least pp - 1."""
     problem = load_problem(["model=llama3_8b", "cluster=h100_1x8"])
-    cuts = own_cuts(problem.model, 4)
+    cuts = own_cuts(problem.config.model, 4)
     layers = (LayerStrategy(1, 2),) * problem.num_layers
     for count, runs in ((2, False), (4, True)):
         plan = Plan(count, (0, *cuts, problem.num_layers), layers)
-        why = own_stage_refusal(problem.model, plan)
+        why = own_stage_refusal(problem.config.model, plan)
         assert bool(why) is not runs
         assert runs or "2 micro-batches, and its 1F1B wants at least pp - 1 = 3" in why
 

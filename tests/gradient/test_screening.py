@@ -5,6 +5,7 @@ from darts_parallel import load_problem
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_tables
+from darts_parallel.gradient import screening
 from darts_parallel.gradient.polishing import polish
 from darts_parallel.gradient.screening import MoveEvaluator
 from darts_parallel.plans.space import outer_spaces
@@ -14,7 +15,8 @@ TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_sta
 
 
 def table_of(schedule: str) -> CostTable:
-    problem = load_problem([*TOY, f"space.schedules=[{schedule}]"])
+    named = [f"space.schedules=[{schedule}]"] if schedule else []
+    problem = load_problem([*TOY, *named])
     return build_tables(problem, [outer_spaces(problem)[0]])[0]
 
 
@@ -53,3 +55,27 @@ def test_a_polished_plan_of_a_simulated_pipeline_has_no_better_neighbour() -> No
     )
     cost = evaluate_batch(table, others)
     assert (cost.iteration_time[cost.feasible] >= seconds * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("schedule", ["", "zero_bubble_h1"])
+def test_slices_of_plans_have_true_seconds_and_end_at_a_gain(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(schedule)
+    plans = random_plans(table, 50, torch.Generator().manual_seed(2))
+    cost = evaluate_batch(table, plans)
+    true = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
+    size = 7
+    monkeypatch.setattr(screening, "SLICE", size * table.num_layers)
+    best = float(true.median())
+    seconds = MoveEvaluator(table).seconds(plans, best)
+    found = seconds.isfinite()
+    torch.testing.assert_close(seconds[found], true[found])
+    first = int((true < best).nonzero()[0]) // size
+    if table.pipeline.simulated:  # the first slice with a faster plan is the last
+        assert set((found.nonzero().flatten() // size).tolist()) == {first}
+    else:
+        assert torch.equal(seconds, true)
+    late = MoveEvaluator(table, stop=lambda: True)
+    assert not late.seconds(plans, best).isfinite().any()
+    assert late.simulated == 0

@@ -93,6 +93,32 @@ def test_nanotron_names_its_own_stages() -> None:
         outer_spaces(problem("model=llama2_7b", "trainer=nanotron", *pins))
 
 
+def test_torchtitans_selective_repeats_every_second_product() -> None:
+    """Its SelectiveAC, the default of its Llama 3: half of a block's seconds and bytes, near enough.
+
+    Runs of torchtitan whose table says selective are priced as full recomputation of every second
+    block (`experiments/data/runs.py`).
+    """
+    pins = ("space.tp=2", "space.dp=4", "space.zero_stage=3", "space.shard_size=0")
+    job = problem("model=llama3_8b", "training=llama3_8b", "trainer=torchtitan", *pins)
+    (table,) = build_tables(job)
+    kinds = {choice.recompute: c for c, choice in enumerate(table.choices)}
+    assert set(kinds) == {"none", "selective", "full"}
+    block = [layer.kind for layer in job.model.layers].index("block")
+    for name in ("backward", "activation"):
+        figures = getattr(table, name)[..., block, :].flatten()
+        none, selective, full = (float(figures[kinds[kind]]) for kind in kinds)
+        assert none != full
+        assert selective == pytest.approx((none + full) / 2, rel=1e-3), name
+    given = ("trainer=torchtitan", "space.recompute=selective")
+    pinned = problem(*pins, "model=llama3_8b", *given, "training.global_batch_size=32")
+    files = export_plan(pinned, plan(pinned).plan, "torchtitan").files
+    assert "config.activation_checkpoint = SelectiveAC.Config()" in files["torchtitan_plan.py"]
+    experts = problem("model=qwen3_30b_a3b", *given)
+    with pytest.raises(ConfigError, match="selective checkpointing saves of experts has no price"):
+        outer_spaces(experts)
+
+
 def test_unlike_gpus_are_only_searched_as_stages() -> None:
     with pytest.raises(ConfigError, match="data and tensor parallelism over unlike GPUs are not"):
         outer_spaces(load_problem(["model=toy", "cluster=toy_mixed", "space.pp=1"]))
