@@ -1,4 +1,4 @@
-"""What users' jobs must give: each test quotes an answer that was published, or is the trainer's own rule."""
+"""Check answers that users published, or that the trainer's own rules give."""
 
 import json
 from pathlib import Path
