@@ -40,7 +40,7 @@ def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Modu
     setting = f"{key}={path}"
     make = load_function(key, path)
     function = path.partition(":")[2]
-    torch.compiler.list_backends()  # PyTorch 2.6 cannot import its compiler inside `torch.device`
+    torch.compiler.list_backends()  # PyTorch 2.7 cannot import its compiler inside `torch.device`
     try:
         with torch.device(device):
             made = make()
