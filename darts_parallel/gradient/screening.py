@@ -83,7 +83,8 @@ class MoveEvaluator:
         simulated = self.table.pipeline.simulated
         price = self._simulated_seconds if simulated else self._closed_form
         result = torch.full((len(plans),), torch.inf, dtype=torch.float64)
-        for rows in torch.arange(len(plans)).split(max(SLICE // self.table.num_layers, 1)):
+        size = max(SLICE // self.table.num_layers, 1)
+        for rows in torch.split(torch.arange(len(plans)), size):
             if self.stop():
                 break
             result[rows] = price(plans[rows], best)
