@@ -33,11 +33,8 @@ HABITS = (
     "fused_loss_bytes",
     "gathered_inputs",
     "gate_kept",
-<<<<<<< HEAD
     "prunes_recomputation",
-=======
     "alternate_products",
->>>>>>> acc97a60 (Moves are priced in slices: Qwen3 235B in 2.4 GB; torchtitan's SelectiveAC is searched, priced and written; users' cases as tests; PyTorch 2.6 imports its compiler before a device)
     "runs",
 )
 OFFSETS = "offsets"
@@ -99,14 +96,11 @@ class Software:
     part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
-<<<<<<< HEAD
     prunes_recomputation: bool = False
     """Recomputation leaves out the last product of an MLP, whose result backward does not read."""
-=======
     alternate_products: bool = False
     """Selective recomputation repeats every second product of a dense block and what lies between
     (torchtitan's `SelectiveAC`), priced as full recomputation of half of the block."""
->>>>>>> acc97a60 (Moves are priced in slices: Qwen3 235B in 2.4 GB; torchtitan's SelectiveAC is searched, priced and written; users' cases as tests; PyTorch 2.6 imports its compiler before a device)
     partitioned_checkpoints: bool = False
     """Full recomputation keeps a rank's part of a block's input (DeepSpeed's
     `partition_activations`)."""
