@@ -131,7 +131,7 @@ def _gather_seconds(
 def tied_seconds(
     context: StageContext, cluster: Cluster, stages: Sequence[StageTopology]
 ) -> Tensor:
-    """Return the seconds to all-reduce the gradient of tied tables between their stages, `(1, L, C)`.
+    """Return the seconds to all-reduce the gradient of tied tables between their stages, `(O, L, C)`.
 
     A ring over the stages that hold a copy (Megatron-LM's embedding group), charged to the first
     layer; at most one copy a stage. The slowest end decides: the first or the last stage, or any
@@ -140,7 +140,7 @@ def tied_seconds(
     model = context.model
     choices = context.choices
     num_layers = len(model.layers)
-    result = torch.zeros(1, num_layers, len(choices.tp), dtype=torch.float64)
+    result = torch.zeros(len(choices.tokens), num_layers, len(choices.tp), dtype=torch.float64)
     copies = min(sum(layer.tied for layer in model.layers), len(stages))
     if copies < 2 or model.lora_rank:  # frozen tables have no gradient
         return result

@@ -332,14 +332,9 @@ def _repeated(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]:
     """Return the shares of the whole layer and of the job's modules that backward repeats, `(C,)` each."""
     kinds = [stage.choices.recompute == RECOMPUTE.index(kind) for kind in ("full", "selective")]
     full, selective = ((kind & layer.recomputable).double() for kind in kinds)
-    if _by_products(stage, layer):
+    if stage.software.alternate_products and layer.experts is None:
         return full + selective / 2.0, torch.zeros_like(full)
     return full, selective
-
-
-def _by_products(stage: StageContext, layer: LayerSpec) -> bool:
-    """Return whether selective recomputation counts the products of a layer."""
-    return stage.software.alternate_products and layer.experts is None
 
 
 @dataclass(frozen=True)
@@ -458,6 +453,6 @@ def _activations(
     if layer.captured:
         stored["none"] = factor * stored["none"]
         stored["selective"] = stored["none"]
-    elif _by_products(stage, layer):
+    elif stage.software.alternate_products and layer.experts is None:
         stored["selective"] = (stored["none"] + stored["full"]) / 2.0
     return stored

@@ -180,10 +180,9 @@ def _tables_of_equal_stages(
     tables = []
     for own in placed:
         table = _place(unplaced, own, kinds, links)
-        tied = tied_seconds(priced[0], own.arranged, own.stages)
         table = replace(
             table,
-            per_iteration=tied.expand(len(counts), -1, -1),
+            per_iteration=tied_seconds(priced[0], own.arranged, own.stages),
             capacity=capacities(own.arranged, own.stages, margin),
         )
         if own.space.cuts:

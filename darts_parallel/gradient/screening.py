@@ -80,23 +80,21 @@ class MoveEvaluator:
             plans: B plans.
             best: Seconds of the plan that they change.
         """
-        simulated = self.table.pipeline.simulated
-        price = self._simulated_seconds if simulated else self._closed_form
         result = torch.full((len(plans),), torch.inf, dtype=torch.float64)
         size = max(SLICE // self.table.num_layers, 1)
         for rows in torch.split(torch.arange(len(plans)), size):
             if self.stop():
                 break
-            result[rows] = price(plans[rows], best)
-            if simulated and bool((result[rows] < best).any()):
-                break
+            some = plans[rows]
+            if self.table.pipeline.simulated:
+                result[rows] = self._simulated_seconds(some, best)
+                if bool((result[rows] < best).any()):
+                    break
+            else:
+                cost = evaluate_batch(self.table, some)
+                self.simulated += len(some)
+                result[rows] = cost.iteration_time.masked_fill(~cost.feasible, torch.inf)
         return result
-
-    def _closed_form(self, plans: HardPlans, _: float) -> Tensor:
-        """Price a slice of plans by the closed form, `(B,)`."""
-        cost = evaluate_batch(self.table, plans)
-        self.simulated += len(plans)
-        return cost.fitting_seconds
 
     def _simulated_seconds(self, plans: HardPlans, best: float) -> Tensor:
         shape = (len(plans),)

@@ -12,10 +12,9 @@ def own_cuts(config: ModelConfig, pp: int) -> tuple[int, ...]:
     """Return the first layers of all stages but the first; empty where a stage would lack blocks."""
     heads = config.num_heads * (config.head_dim or config.hidden_size // config.num_heads)
     ffn = config.ffn_hidden_size or 4 * config.hidden_size
-    block = 4 * heads * config.hidden_size + 3 * ffn * config.hidden_size
-    head = config.vocab_size * config.hidden_size
+    block = 4 * heads + 3 * ffn
     # embedding, blocks, final norm, head: the rest costs nothing and follows the head
-    costs = [0, *[block] * config.num_layers, 0, head]
+    costs = [0, *[block] * config.num_layers, 0, config.vocab_size]
     passed = 0
     cuts: list[int] = []
     for index, cost in enumerate(costs):
