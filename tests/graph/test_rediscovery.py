@@ -71,7 +71,7 @@ class QueryAttention(nn.Module):
 
 
 def test_megatrons_mlp() -> None:
-    plan = planned(MLP, (2, 2048, 2048))
+    plan = planned(MLP, (4, 2048, 2048))
     assert labels(plan, "linear") == ["columns", "inner"]
     assert kinds(plan) == {("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1}
     assert not kinds(plan, "parameter") - Counter({("backward", "all_reduce"): 1})
