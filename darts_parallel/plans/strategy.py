@@ -221,7 +221,7 @@ class Plan:
         parts += self._recomputation()
         if count := sum(layer.sequence_parallel for layer in self.layers):
             whole = count == len(self.layers)
-            parts.append("sequence parallel" if whole else f"sp ({count} layers)")
+            parts.append("sequence parallel" if whole else f"sp {_layers(count)}")
         return " · ".join(parts + self._refinements())
 
     def _span(self, key: str) -> str:
@@ -239,7 +239,7 @@ class Plan:
         parts = []
         for kind in ("selective", "full"):
             count = sum(layer.recompute == kind for layer in self.layers)
-            some = "" if count == len(self.layers) else f" ({count} layers)"
+            some = "" if count == len(self.layers) else f" {_layers(count)}"
             if count:
                 parts.append(f"recompute {kind}{some}")
         return parts
@@ -343,6 +343,10 @@ def span(values: Sequence[int]) -> str:
     first = min(values)
     last = max(values)
     return str(first) if first == last else f"{first}-{last}"
+
+
+def _layers(count: int) -> str:
+    return "(1 layer)" if count == 1 else f"({count} layers)"
 
 
 def _schedule(fields: Fields) -> str | None:

@@ -56,7 +56,6 @@ def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> 
     console.print(stage_table(outcome))
     console.print(Text(_times(outcome)))
     if outcome.answers:
-        console.print()
         console.print(checks_table(outcome.answers))
     if outcome.result is not None:
         console.print(Text(f"search: {_search_words(outcome, outcome.result)}"))

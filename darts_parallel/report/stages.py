@@ -30,19 +30,19 @@ MEMORY_WARNING = 0.95
 
 
 class _StageLine(NamedTuple):
-    """A line of the table of stages; equal stages share it."""
+    """A line of the table of stages; stages that compute alike share it, whatever bytes they hold."""
 
     device: str
     counts: tuple[tuple[str, int], ...]
     """Layers of every kind."""
     strategies: str
     time: str
-    memory: str
-    chance: str
 
 
 def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
-    """Return a line for all stages that are equal; of many lines the first, last, slowest and fullest.
+    """Return a line for all stages that compute alike, with the memory of the fullest of them.
+
+    Of many lines the first, last, slowest and fullest are left.
 
     Args:
         every: Each stage has a line of its own.
@@ -53,10 +53,8 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
         line = _stage_line(outcome, stage, every)
         lines.setdefault((stage * every, line), []).append(stage)
     rows = [(line, stages) for (_, line), stages in lines.items()]
+    full = [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
     if len(rows) > MOST_STAGES and not every:
-        full = [
-            used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
-        ]
         shown = {0, outcome.plan.pp - 1, full.index(max(full))}
         if cost.stage_times_s:
             shown.add(cost.stage_times_s.index(max(cost.stage_times_s)))
@@ -64,10 +62,16 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
     columns = ["stage>", "ranks>", "layers", "strategies"]
     columns += ["micro-batch>"] * bool(cost.stage_times_s)
     columns.append("memory>")
-    risky = any(line.chance for _, line in lines)
+    risks = [] if outcome.sure is None else outcome.sure.out_of_memory
+    risky = max(risks, default=0.0) >= NOTABLE_RISK
     table = table_of("\nStages" if every else None, *columns, *["risk>"] * risky)
     for line, stages in rows:
-        table.add_row(*_stage_cells(outcome, line, stages)[: len(table.columns)])
+        fullest = max(stages, key=lambda stage: full[stage])
+        cells = _stage_cells(outcome, line, stages)
+        cells.append(_memory_cell(outcome, fullest, alone=len({full[k] for k in stages}) == 1))
+        if risky:
+            cells.append(percent(risks[fullest], 0))
+        table.add_row(*cells)
     hidden = len(lines) - len(rows)
     if hidden:
         table.add_row("", "", one_line(f"{hidden} more in report.html"), style="dim")
@@ -76,28 +80,31 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
 
 def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:
     """Return what the report says of a stage."""
-    plan, cost, sure = outcome.plan, outcome.cost, outcome.sure
+    plan, cost = outcome.plan, outcome.cost
     layers = _layers_of(plan, [stage])
     kinds = Counter(outcome.problem.model.layers[i].kind for i in layers)
-    time = chance = ""
-    if cost.stage_times_s:
-        time = seconds(cost.stage_times_s[stage])
-    if sure is not None and max(sure.out_of_memory) >= NOTABLE_RISK:
-        chance = percent(sure.out_of_memory[stage], 0)
+    time = seconds(cost.stage_times_s[stage]) if cost.stage_times_s else ""
     cluster = outcome.problem.cluster.arranged(plan.node_order)
     device = "" if cluster.homogeneous else f" {cluster.stage_group(stage, plan.pp).device.name}"
     labels = Counter(plan.layers[i].label() for i in layers)
     strategies = ", ".join(f"{count} × {label}" for label, count in labels.most_common())
     if every:
         strategies = run_lengths([plan.layers[i] for i in layers])
-    unit, unit_bytes = memory_unit(cost.capacity_bytes[stage])
-    used = cost.memory_bytes[stage]
-    memory = f"{used / unit_bytes:.1f} {unit} {percent(used / cost.capacity_bytes[stage], 0):>5}"
-    return _StageLine(device, tuple(kinds.items()), strategies, time, memory, chance)
+    return _StageLine(device, tuple(kinds.items()), strategies, time)
+
+
+def _memory_cell(outcome: Outcome, stage: int, *, alone: bool) -> Text:
+    """Return the memory of a stage; `≤` where stages with less share its line."""
+    capacity = outcome.cost.capacity_bytes[stage]
+    used = outcome.cost.memory_bytes[stage]
+    unit, unit_bytes = memory_unit(capacity)
+    most = "" if alone else "≤ "
+    words = f"{most}{used / unit_bytes:.1f} {unit} {percent(used / capacity, 0):>5}"
+    return Text(words, _memory_colour(used / capacity))
 
 
 def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> list[str | Text]:
-    """Return the cells of stages that share a line."""
+    """Return the cells of stages that share a line, up to their memory."""
     plan, cost, first = outcome.plan, outcome.cost, stages[0]
     cluster = outcome.problem.cluster.arranged(plan.node_order)
     size = cluster.num_devices // plan.pp
@@ -111,12 +118,10 @@ def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> l
         layers,
         one_line(line.strategies),
     ]
-    times: list[str | Text] = []
     if cost.stage_times_s:
         slowest = cost.stage_times_s[first] == max(cost.stage_times_s)
-        times.append(Text(line.time, "bold" if slowest else ""))
-    colour = _memory_colour(cost.memory_bytes[first] / cost.capacity_bytes[first])
-    return [*cells, *times, Text(line.memory, colour), line.chance]
+        cells.append(Text(line.time, "bold" if slowest else ""))
+    return cells
 
 
 def _layers_of(plan: Plan, stages: Iterable[int]) -> list[int]:
