@@ -169,7 +169,8 @@ def verify(
     answers.append(every.verification(tables, spent, "dynamic_programming", "layerwise"))
     entries = []
     for answer in answers:
-        shown: dict[str, Any] = {"note": f"{answer.note}, at the learned prices"}
+        noted = [] if answer.proven else [answer.note]
+        shown: dict[str, Any] = {"note": ", ".join([*noted, "at the learned prices"])}
         shown["iteration_time_s"] = answer.iteration_time_s - paid
         shown["lower_bound_s"] = answer.lower_bound_s - paid
         entries.append(replace(answer, **shown).with_gap(found.seconds))
