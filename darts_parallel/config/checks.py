@@ -133,8 +133,13 @@ def require_within(key: str, value: float, least: float, most: float) -> None:
 def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
     """Refuse `value` of `key` that is none of `members` (at least one), naming the closest one."""
     if value not in members:
-        names = ", ".join(map(as_yaml, members))
-        raise ConfigError(f"{key}={value} must be one of {names}; try {closest(value, members)}.")
+        raise ConfigError(member_sentence(key, value, members))
+
+
+def member_sentence(key: str, value: Any, members: tuple[Any, ...]) -> str:
+    """Return the sentence that names the members, and the one closest to a value of `key`."""
+    names = ", ".join(map(as_yaml, members))
+    return f"{key}={value} must be one of {names}; try {closest(value, members)}."
 
 
 def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -> None:

@@ -11,6 +11,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import errors
 
 from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
+from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
 from darts_parallel.config.words import SYNONYMS
@@ -147,6 +148,10 @@ def _value_sentence(
         return f"{shown} must change an entry that {place} has, counted from 0; try {first}."
     value = given.get(key, str(error.value))
     holder = error.object_type
+    known = fields(holder) if is_dataclass(holder) else ()
+    for entry in known:
+        if entry.name == error.key and "members" in entry.metadata:
+            return member_sentence(key, value, entry.metadata["members"])
     kind = type_at(str(error.key), holder) if is_dataclass(holder) else type_at(dotted, schema)
     return f"{key}={value} {_must_be(kind, value)}"
 

@@ -222,7 +222,8 @@ class Request:
     @cached_property
     def _job_facts(self) -> dict[str, Any]:
         problem = self.problem
-        return job_facts(problem.model, self.training, problem.software)
+        offloaded = self.plan.offloaded_optimizer
+        return job_facts(problem.model, self.training, problem.software, offloaded)
 
     def facts(self, strategy: LayerStrategy) -> dict[str, Any]:
         """Return the settings of a strategy that the rules of `conf/trainer/` may name."""

@@ -69,7 +69,6 @@ def export(job: Request) -> Exported:
     strategy = job.uniform()
     job.require_precision(("bf16", "fp16", "fp32"), "its settings cannot say")
     job.recompute()
-    _require_offload(job, strategy)
     job.settle()
     files = {"deepspeed.json": json.dumps(settings(job, strategy), indent=2) + "\n"}
     notes = [
@@ -93,7 +92,7 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
         zero["zero_quantized_gradients"] = True
     values: dict[str, Any] = {}
-    if share := _offloaded(job):
+    if share := job.plan.offloaded_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": share}
         values["zero_force_ds_cpu_optimizer"] = False
     if strategy.tp == 1:
@@ -108,21 +107,6 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     if training.optimizer != "adam" and strategy.zero_stage:
         values["zero_allow_untested_optimizer"] = True
     return values | _precision(job, strategy)
-
-
-def _offloaded(job: Request) -> float:
-    """Return the share of the optimizer's state in host memory."""
-    return max((optimizer for _, optimizer in job.plan.offload), default=0.0)
-
-
-def _require_offload(job: Request, strategy: LayerStrategy) -> None:
-    """Refuse shares in host memory that `offload_optimizer` of DeepSpeed does not take."""
-    share = _offloaded(job)
-    least = 1 if share == 1.0 else 3
-    if share and (strategy.zero_stage < least or job.plan.pp > 1):
-        what = f"{100 * share:.3g} % of the optimizer state lie in host memory"
-        why = f"{what}, which it takes from ZeRO-{least} on and without a pipeline"
-        job.refuse(why, f"space=uniform space.zero_stage={least} space.pp=1")
 
 
 def _precision(job: Request, strategy: LayerStrategy) -> dict[str, Any]:

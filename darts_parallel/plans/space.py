@@ -133,7 +133,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     tensor = tensor_degrees(space, model, cluster, problem.measured).tried
     require_legal_pins(space, model, cluster, training, tensor)
     require_expert_pins(space, model, cluster)
-    job = job_facts(model, training, problem.software)
+    _, offloaded = space.shares or (0.0, 0.0)
+    job = job_facts(model, training, problem.software, offloaded)
     rules = config.abilities(space.trainer) if space.trainer else None
     runs = partial(trainer_runs, rules, job) if rules else None
     result: list[OuterSpace] = []

@@ -176,6 +176,11 @@ class Plan:
         return tuple(devices[chunk] for chunk in self.chunk_of_layer)
 
     @property
+    def offloaded_optimizer(self) -> float:
+        """Largest share of a device's optimizer state that lies in host memory."""
+        return max((optimizer for _, optimizer in self.offload), default=0.0)
+
+    @property
     def schedule_name(self) -> str:
         """The schedule; where the plan names none, the usual one of its chunks."""
         return self.passes.name

@@ -49,8 +49,14 @@ def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
     return (*NAMES, SEARCHED) if trainer.schedules is None else tuple(trainer.schedules)
 
 
-def job_facts(model: Model, training: TrainingConfig, software: Software) -> dict[str, Any]:
-    """Return the settings of a job that the rules of `conf/trainer/` may name."""
+def job_facts(
+    model: Model, training: TrainingConfig, software: Software, offloaded: float = 0.0
+) -> dict[str, Any]:
+    """Return the settings of a job that the rules of `conf/trainer/` may name.
+
+    Args:
+        offloaded: Given share of the optimizer's state in host memory.
+    """
     config = model.config
     job = {key: getattr(config, key) for key in MODEL_FACTS}
     for key in TRAINING_FACTS:
@@ -60,6 +66,8 @@ def job_facts(model: Model, training: TrainingConfig, software: Software) -> dic
     pattern = config.hybrid_override_pattern or ""
     job["mamba_layers"] = pattern.count(MAMBA)
     job["hybrid_layers"] = len(pattern)
+    job["offloaded_optimizer"] = offloaded
+    job["partly_offloaded"] = offloaded < 1.0 and offloaded
     return job
 
 

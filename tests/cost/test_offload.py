@@ -13,7 +13,7 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.table import build_tables
-from darts_parallel.errors import InfeasibleError, PlanError, UnsupportedError
+from darts_parallel.errors import ConfigError, InfeasibleError, PlanError, UnsupportedError
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.export import export_plan
@@ -227,8 +227,13 @@ def test_deepspeed_is_told_the_given_share_and_refuses_what_it_does_not_take(
     assert told == {"device": "cpu", "pin_memory": True, "ratio": ratio}
     # torch's optimizers may then stay: DeepSpeed asks for its own otherwise
     assert settings["zero_force_ds_cpu_optimizer"] is False
-    lower = load_problem([*words, f"space.zero_stage={0 if stage == 1 else 2}"])
+    lower = f"space.zero_stage={0 if stage == 1 else 2}"
+    with pytest.raises(ConfigError, match=r"trainer=deepspeed runs no plan of this job.*offload"):
+        search(load_problem([*words, lower]), 0)
+    free = [word for word in words if word != "trainer=deepspeed"]
+    other = load_problem([*free, "space=uniform", lower])
     with pytest.raises(
-        UnsupportedError, match=f"from ZeRO-{stage} on .*space.zero_stage={stage} space.pp=1"
+        UnsupportedError,
+        match=r"offloaded\S*=\S+ with zero_stage=",
     ):
-        export_plan(lower, search(lower, 0).plan, "deepspeed")
+        export_plan(other, search(other, 0).plan, "deepspeed")
