@@ -31,6 +31,8 @@ from darts_parallel.problem import Cluster, Device, Link, NodeGroup, Problem
 MEMORY = "memory"
 STEP = 1.1
 """Factor of memory whose worth is asked."""
+MOST_LAYERS = 300
+"""Layers up to which moves say what memory is worth: 1,000 layers took 7 GB and four minutes."""
 MOST_SIMULATED = 4_000
 """Micro-batches times stages of a simulated plan whose moves are tried: a second or so for all of them."""
 NO_SECONDS = ("memory", "reserved", "state_factor", "activation_factor", "half_share")
@@ -160,10 +162,13 @@ def _link_name(groups: Sequence[NodeGroup], index: int) -> str:
 def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     """Return the elasticity in the memory of every device, by what local moves gain.
 
-    None where the plan does not fit, and where moves would be simulated through too many passes.
+    None where the plan does not fit, where moves would be simulated through too many passes, and
+    where there are more than `MOST_LAYERS`.
     The moves keep the pipeline configuration but the number of micro-batches. They are tried with
     the present memory first, so that only what memory buys is counted.
     """
+    if len(plan.layers) > MOST_LAYERS:
+        return None
     space = _useful_space(plan, problem)
     (table,) = build_tables(problem, [space])
     if table.pipeline.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:

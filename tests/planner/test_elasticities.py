@@ -153,3 +153,12 @@ def test_the_command_writes_them_into_the_plan_and_the_page(tmp_path: Path) -> N
         f'<td>toy peak flops</td><td class="r">{change:+.2f} %'
         in (tmp_path / "report.html").read_text()
     )
+
+
+def test_the_worth_of_memory_is_left_out_where_moves_would_be_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, plan = load_problem(TOY), PLANS["two stages"]
+    assert "memory" in sensitivity(plan, problem)
+    monkeypatch.setattr("darts_parallel.planner.elasticities.MOST_LAYERS", LAYERS - 1)
+    assert set(sensitivity(plan, problem)) == set(time_elasticities(plan, problem))
