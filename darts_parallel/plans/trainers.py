@@ -67,7 +67,7 @@ def job_facts(
     job["mamba_layers"] = pattern.count(MAMBA)
     job["hybrid_layers"] = len(pattern)
     job["offloaded_optimizer"] = offloaded
-    job["partly_offloaded"] = offloaded < 1.0 and offloaded
+    job["partly_offloaded"] = 0.0 if offloaded == 1.0 else offloaded
     return job
 
 
