@@ -43,7 +43,9 @@ def main(chromium: str = "chromium") -> None:
         board = [sys.executable, "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT)]
         with subprocess.Popen(board, stderr=subprocess.DEVNULL) as server:
             time.sleep(20)  # TensorBoard reads the file before it answers
-            photograph(chromium, f"http://localhost:{PORT}/", "tensorboard", 1400, 1000)
+            # this tab draws lines without WebGL, which a browser without a screen may lack
+            page = f"http://localhost:{PORT}/#scalars"
+            photograph(chromium, page, "tensorboard", 1100, 780)
             server.terminate()
 
 
