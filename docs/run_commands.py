@@ -1,8 +1,10 @@
-"""Run the commands of the documents: `python docs/run_commands.py [PAGE]`, or `make docs-test`.
+"""Run the commands of the documents: `python docs/run_commands.py [--write] [PAGE]`, or `make docs-test`.
 
-Every command of README runs, and every block of another page below the line `<!-- run -->`. They run in a new
-folder that holds the `plan.json` of the default job and the examples. What each one prints is written to
-`build/docs_output.json`, from which the site shows it. The exit status is 1 if a command fails.
+Every command of README runs, and every block of another page below the line `<!-- run -->`. They run
+in a new folder that holds the `plan.json` of the default job, the examples, a log of a run and a
+histogram of lengths. What each one prints is written to `build/docs_output.json`, from which the site
+shows it. With `--write` the lines that a page shows below `<!-- lines FIRST to LAST -->` are written into
+it. The exit status is 1 if a command fails.
 """
 
 import json
@@ -20,6 +22,12 @@ OUTPUT = ROOT / "build" / "docs_output.json"
 BLOCK = re.compile(r"<!-- run -->\n\n((?:    .+\n)+)")
 """An indented block below a line that no reader sees."""
 OF_README = re.compile(r"^(?:    |\| .*?`)(darts-parallel [^`\n]+)", re.MULTILINE)
+SHOWN = re.compile(
+    r"<!-- run -->\n\n((?:    .+\n)+)\n<!-- lines (-?\d+) to (-?\d+) -->\n\n```text\n([\s\S]*?)\n```"
+)
+"""A block that runs, and the lines of its output that the page shows; negative ones count from the end."""
+LENGTHS = {512: 5000, 1024: 3000, 2048: 1500, 4096: 400, 8192: 100}
+"""Sequences by their length, in `lengths.csv`."""
 LIMIT = 240.0
 """Seconds of one block."""
 WORKERS = 2
@@ -55,15 +63,48 @@ def run(text: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout.replace(str(folder), ".")
 
 
-def main(pages: list[str]) -> int:
+def supply(folder: Path) -> None:
+    """Write the files that commands of the pages read."""
+    for name in ("examples", "conf"):
+        (folder / name).symlink_to(ROOT / name)
+    run("darts-parallel hydra.run.dir=.", folder)
+    rows = "".join(f"{length},{count}\n" for length, count in LENGTHS.items())
+    (folder / "lengths.csv").write_text(f"length,count\n{rows}", encoding="utf-8")
+    steps = (
+        f" iteration {i}/ 100 | elapsed time per iteration (ms): {131e3 + i}" for i in range(12)
+    )
+    (folder / "train.log").write_text("\n".join(steps), encoding="utf-8")
+
+
+def write_shown(page: Path, printed: dict[str, str]) -> None:
+    """Write the lines of outputs that a page shows, without seconds of wall-clock and dates."""
+
+    def filled(match: re.Match[str]) -> str:
+        command = "\n".join(line.removeprefix("    ") for line in match[1].rstrip().splitlines())
+        if command not in printed:
+            return match[0]
+        lines = [line.rstrip() for line in printed[command].splitlines()]
+        first, last = (
+            len(lines) + int(at) if int(at) < 0 else int(at) - 1 for at in match.group(2, 3)
+        )
+        shown = "\n".join(lines[first : last + 1])
+        shown = re.sub(r"(?<= %; )[0-9.]+ s\b", "… s", shown)
+        shown = re.sub(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(_\d+)?", "outputs/DATE/TIME", shown)
+        begin = match.start(4) - match.start()
+        return f"{match[0][:begin]}{shown}\n```"
+
+    text = page.read_text(encoding="utf-8")
+    page.write_text(SHOWN.sub(filled, text), encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
     """Run the blocks of some pages, or of all, two at a time; print a line for each."""
+    pages = [name for name in arguments if name != "--write"]
     printed: dict[str, str] = {}
     failed = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name in ("examples", "conf"):
-            (folder / name).symlink_to(ROOT / name)
-        run("darts-parallel hydra.run.dir=.", folder)
+        supply(folder)
 
         def timed(block: tuple[str, str]) -> tuple[float, int, str]:
             began = time.monotonic()
@@ -78,6 +119,9 @@ def main(pages: list[str]) -> int:
                 failed += status != 0
                 words = "ok" if status == 0 else f"exit status {status}: {output[-400:]}"
                 print(f"{page:<28} {seconds:6.1f} s  {text[:90]!r} {words}", flush=True)
+    if "--write" in arguments:
+        for page in (ROOT / "docs").glob("**/*.md"):
+            write_shown(page, printed)
     OUTPUT.parent.mkdir(exist_ok=True)
     OUTPUT.write_text(json.dumps(printed, indent=1), encoding="utf-8")
     print(f"{len(found)} blocks, {failed} failed")

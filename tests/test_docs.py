@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import sys
+from typing import Any
 
 import pytest
 
@@ -62,11 +63,30 @@ def test_the_page_of_what_trainers_cannot_run_is_what_their_files_say() -> None:
     _assert_written("write_trainer_limits")
 
 
-def _assert_written(name: str) -> None:
-    """Compare a page with what `python docs/NAME.py` writes."""
+def _script(name: str) -> Any:
+    """Import `docs/NAME.py`."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        script = importlib.import_module(name)
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
+
+
+def _assert_written(name: str) -> None:
+    """Compare a page with what `python docs/NAME.py` writes."""
+    script = _script(name)
     assert script.PAGE.read_text(encoding="utf-8") == script.page(), f"python docs/{name}.py"
+
+
+def test_the_pages_of_trainers_show_what_their_exporters_write() -> None:
+    script = _script("write_excerpts")
+    for name in script.EXCERPTS:
+        written = (script.FOLDER / name).read_text(encoding="utf-8")
+        assert written == script.page(name), "python docs/write_excerpts.py"
+
+
+def test_the_errors_of_predictions_are_those_of_the_validation() -> None:
+    script = _script("write_accuracy")
+    assert script.PAGE.read_text(encoding="utf-8") == script.page(), "python docs/write_accuracy.py"
+    written = script.README.read_text(encoding="utf-8")
+    assert written == script.readme(), "python docs/write_accuracy.py"

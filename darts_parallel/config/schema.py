@@ -191,9 +191,9 @@ class SpaceConfig:
     dp: Any = ranged(None)
     """Data-parallel degree; null: every one that fits the stage."""
     tp: Any = ranged(None)
-    """Tensor-parallel degree, a divisor of the heads, the key-value heads and the GPUs of a node
-    (Megatron-LM also takes a multiple of the key-value heads); null: every one up to max(8, GPUs of
-    a node)."""
+    """Tensor-parallel degree, a divisor of the heads and the key-value heads (Megatron-LM also takes
+    a multiple of these) that divides the GPUs of a node or fills whole nodes; null: every one up to
+    max(8, GPUs of a node)."""
     zero_stage: Any = one_of(None, (0, 1, 2, 3))
     """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); null:
     all four."""

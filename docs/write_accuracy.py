@@ -1,0 +1,104 @@
+"""Write the figures of `docs/explanation/accuracy.md` and of README from `experiments/results/validation.md`.
+
+`python docs/write_accuracy.py`, after `experiments.validate_cost_model` wrote its page.
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VALIDATION = ROOT / "experiments" / "results" / "validation.md"
+PAGE = Path(__file__).parent / "explanation" / "accuracy.md"
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(?<=<!-- figures -->\n\n).*?(?=\n\n<!-- end of figures -->)", re.DOTALL)
+MEDIAN = re.compile(r"(?<=The median error is )[0-9.]+ %")
+LEFT_OUT = {"source": "the source", "house": "the publisher and its software"}
+
+
+def rows(text: str) -> dict[tuple[str, str, str], list[str]]:
+    """Return the cells of the summary rows by fold, name of the row and figure."""
+    found = {}
+    for fold in LEFT_OUT:
+        part = text.partition(f"Held out by {fold}.")[2].partition("Held out by")[0]
+        for line in part.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if cells[0].startswith("all"):
+                found[fold, cells[0], cells[1]] = cells[2:]
+    return found
+
+
+def other_cells(text: str, fold: str, name: str) -> list[str]:
+    """Return the cells of a row of the tables of intervals and refusals, which begin with the fold."""
+    match = re.search(rf"^\| {fold} \| {re.escape(name)} \|(.+)\|$", text, re.MULTILINE)
+    assert match is not None, (fold, name)
+    return [cell.strip() for cell in match[1].split("|")]
+
+
+def tables(text: str) -> str:
+    """Return the tables of errors, and of how often an interval or a refusal is right."""
+    found = rows(text)
+    kinds = ("all dense", "all mixtures", "all")
+    lines = [
+        "| new to the calibration | figure | dense models | MoE models | all |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for figure in ("seconds", "memory"):
+        for fold, words in LEFT_OUT.items():
+            medians = [f"{found[fold, kind, figure][1]} %" for kind in kinds]
+            lines.append(f"| {words} | {figure} | {' | '.join(medians)} |")
+            if figure == "seconds":
+                names = [f"{kind}, averaged frameworks" for kind in kinds]
+                medians = [f"{found[fold, name, figure][1]} %" for name in names]
+                lines.append(
+                    f"| {words}; average efficiencies | {figure} | {' | '.join(medians)} |"
+                )
+    simple = [f"{found['source', f'{kind}, one MFU a device', 'seconds'][1]} %" for kind in kinds]
+    lines += [f"| the source; one MFU for each GPU type | seconds | {' | '.join(simple)} |", ""]
+    lines += ["| question | source new | publisher new |", "| --- | ---: | ---: |"]
+    asked = {
+        "Runs inside the interval `±`, which should be 80 %": ("seconds, all", 2),
+        "Half the width of this interval (median)": ("seconds, all", 9),
+        "Runs that fitted, of those with a 90 % chance to fit": ("memory, all", 8),
+        "Runs that are refused although they ran": ("all", 2),
+    }
+    for question, (name, index) in asked.items():
+        cells = [f"{other_cells(text, fold, name)[index]} %" for fold in LEFT_OUT]
+        lines.append(f"| {question} | {' | '.join(cells)} |")
+    regrets = [
+        re.search(rf"Held out by {fold}\..*?regret of the first choice ([0-9.]+) %", text)
+        for fold in LEFT_OUT
+    ]
+    cells = [f"{match[1]} %" for match in regrets if match]
+    lines.append(
+        f"| First choice against the fastest measured plan (mean of 22 jobs) | {' | '.join(cells)} |"
+    )
+    date = re.search(r"^Commit \w+, ([0-9-]+)", text, re.MULTILINE)
+    used = re.search(r"^(\d+) of (\d+) rows used", text, re.MULTILINE)
+    assert date is not None
+    assert used is not None
+    seconds, memory = (found["source", "all", figure][0] for figure in ("seconds", "memory"))
+    ran = other_cells(text, "source", "all")[0]
+    lines += [
+        "",
+        f"The figures are of {date[1]}. Of {used[2]} collected runs {used[1]} can be used:",
+        f"{seconds} print their seconds and {memory} their memory.",
+        f"{ran} of them ran; the others ran out of memory.",
+    ]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """Return the text of the page."""
+    text = VALIDATION.read_text(encoding="utf-8")
+    return BLOCK.sub(lambda _: tables(text), PAGE.read_text(encoding="utf-8"))
+
+
+def readme() -> str:
+    """Return README with the median error."""
+    error = rows(VALIDATION.read_text(encoding="utf-8"))["source", "all", "seconds"][1]
+    return MEDIAN.sub(f"{error} %", README.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")
