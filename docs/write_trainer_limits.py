@@ -24,8 +24,9 @@ trainer lacks. A plan or a job that has it is refused in a sentence with the rea
 
 ## At a glance
 
-Each cell lists what the written files can say. *-*: nothing but the default. The rows of a trainer below
-name the combinations that it lacks.
+Each cell lists what the written files can say. *-*: nothing but the default. For the models of the last row
+files are written; torchtitan needs a configuration of the model's sizes. The rows of a trainer below name the
+combinations that it lacks.
 
 """
 DEFAULTS = """
