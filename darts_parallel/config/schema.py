@@ -72,8 +72,8 @@ class CostConfig:
     `zero_bubble` (ZB-H1; pp of them). Plans with virtual stages are interleaved. This key counts
     only if `space.schedules` is null."""
     p2p: str = one_of("blocking", ("blocking", "overlapped"))
-    """Messages of stages occupy the later one (`blocking`) or only take time (`overlapped`, if
-    simulated)."""
+    """Messages between stages. `blocking`: the later stage waits for its message. `overlapped`: messages
+    run next to compute, if the pipeline is simulated."""
     lossy_block: int = one_of(64, (16, 32, 64, 128, 256))
     """Numbers that share one scale of 16 bits where a collective sends few bits."""
     term: Any = None
@@ -118,8 +118,9 @@ class ObjectiveConfig:
     name: str = one_of(
         "time", ("time", "goodput", "cost", "time_under_budget", "cost_under_deadline")
     )
-    """Minimise the seconds of a step, seconds a useful step where GPUs fail, dollars, seconds under a
-    budget, or dollars before a deadline."""
+    """What is minimised. `time`: seconds of a step. `goodput`: seconds of a useful step where GPUs fail.
+    `cost`: dollars. `time_under_budget`: seconds under a budget. `cost_under_deadline`: dollars before
+    a deadline."""
     num_iterations: float | None = ranged(None, 1e-6, 1e15)
     """Optimizer steps of the job; dollars need them. null: unknown, which `objective=time` allows."""
     budget_usd: float | None = ranged(None, 1e-6, 1e15)
@@ -221,8 +222,8 @@ class SpaceConfig:
     """Where stages may begin: at any layer, or also between attention and MLP of a block, which
     then are layers of their own."""
     cp: Any = ranged(1)
-    """Context-parallel degree; null: every one that divides the halved sequence (its chunks are
-    balanced)."""
+    """Context-parallel degree; null: every one that divides half of the sequence, since each rank gets
+    two chunks of equal work."""
     ep: Any = ranged(None)
     """Expert-parallel degree of layers with experts; null: every one that divides them and the
     stage."""
@@ -334,7 +335,7 @@ class VerificationConfig:
     enabled: bool = True
     """Check the plan by the exact methods."""
     max_seconds: float = ranged(60.0, 0.0, 1e8)
-    """An oracle that needs longer stops, and the report says so with the bound it reached."""
+    """An exact method that needs longer stops, and the report gives the bound that it reached."""
 
     def __post_init__(self) -> None:
         check_fields("verification", self)

@@ -48,8 +48,9 @@ class SearchConfig:
     `searched`; the next seeds follow until `search.max_seconds`, or until three gain nothing. 0
     skips the local search."""
     tie: float = ranged(0.01, 0.0, 0.2)
-    """Relative seconds that a plan may cost which is easier to run: more trainers take it, then a lower
-    ZeRO stage, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact` does."""
+    """Slowdown that is accepted for a plan that is easier to run (0.01: 1 %): more trainers take it, then
+    a lower ZeRO level, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact`
+    does."""
     max_seconds: float = ranged(120.0, 1e-3, 1e8)
     """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
 

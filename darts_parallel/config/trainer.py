@@ -106,7 +106,7 @@ class Trainer:
     own_model: bool = True
     """Whether the model is the trainer's own; the user brings any other one."""
     own_stages: str = ""
-    """Why no other stages are run, where the trainer cuts pipelines itself; empty: all are."""
+    """Reason why only the stages run that the trainer itself cuts; empty: any stages run."""
     replicated_key_values: bool = False
     """Whether tp may be a multiple of the key-value heads, of which each rank then has a copy."""
     whole_context_groups: bool = False

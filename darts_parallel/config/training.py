@@ -59,8 +59,8 @@ class TrainingConfig:
     moe_token_dispatcher_type: str = one_of("alltoall", ("alltoall", "flex"))
     """`alltoall`, or `flex`: a token travels once to every NVLink domain (DeepEP, HybridEP)."""
     moe_load_imbalance: float = ranged(1.1, 1.0, 1e6)
-    """Rows of the busiest expert-parallel rank, divided by its rows under an even load. It is 1
-    where routing is forced to balance. Dropless routing measured 1.08 to 1.25 times as long."""
+    """Tokens on the busiest expert-parallel rank, divided by the tokens of a rank if balanced. 1: routing
+    is forced to balance. Dropless routing measured 1.08 to 1.25 times as long."""
     overlap_moe_expert_parallel_comm: bool = False
     """The experts' all-to-all runs next to another micro-batch's compute (Megatron-LM's flag)."""
     moe_shared_expert_overlap: bool = False
@@ -99,8 +99,8 @@ class TrainingConfig:
     """Sizes of the groups of ranks under dynamic context parallelism. `powers_of_two`: the ranks
     that share gradients must be a power of two, too. `any`: Megatron-LM's PR 6801 (not merged)."""
     software: str | None = None
-    """Trainer whose measured habits and efficiencies hold (a file of conf/software); null: what is
-    common."""
+    """Framework whose measured efficiencies count (a file of conf/software); null: the average of all
+    frameworks."""
 
     @property
     def launches(self) -> float:
