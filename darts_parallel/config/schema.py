@@ -118,9 +118,9 @@ class ObjectiveConfig:
     name: str = one_of(
         "time", ("time", "goodput", "cost", "time_under_budget", "cost_under_deadline")
     )
-    """What is minimised. `time`: seconds of a step. `goodput`: seconds of a useful step where GPUs fail.
-    `cost`: dollars. `time_under_budget`: seconds under a budget. `cost_under_deadline`: dollars before
-    a deadline."""
+    """Choose what is minimised. `time`: seconds of a step. `goodput`: seconds of a useful step where
+    GPUs fail. `cost`: dollars. `time_under_budget`: seconds under a budget. `cost_under_deadline`:
+    dollars before a deadline."""
     num_iterations: float | None = ranged(None, 1e-6, 1e15)
     """Optimizer steps of the job; dollars need them. null: unknown, which `objective=time` allows."""
     budget_usd: float | None = ranged(None, 1e-6, 1e15)
