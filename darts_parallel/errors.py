@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+REFUSED = 2
+"""Exit status after an error that the user can correct."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
 MOST_SAID = 2000
@@ -171,7 +173,7 @@ def begin_command() -> None:
 def fail(sentence: str, name: str = "darts-parallel") -> NoReturn:
     """End a command with one sentence and exit status 2."""
     print(f"{name}: {one_line(sentence)}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(REFUSED)
 
 
 def _end_quietly(number: int, frame: FrameType | None) -> None:

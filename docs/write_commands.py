@@ -1,8 +1,11 @@
 """Write `docs/reference/commands.md` from the help of every command: `python docs/write_commands.py`."""
 
-import subprocess
 import sys
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
+
+from darts_parallel.cli import main
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 COMMANDS = ("price", "explain", "tune", "graph", "design", "profile")
@@ -19,9 +22,15 @@ Exit status is 0, or 2 with one sentence if something that you gave cannot be us
 
 def help_of(*words: str) -> str:
     """Return the help that the command prints behind these words."""
-    command = [sys.executable, "-m", "darts_parallel", *words, "--help"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    given = sys.argv
+    sys.argv = ["darts-parallel", *words, "--help"]
+    said = StringIO()
+    try:
+        with redirect_stdout(said), suppress(SystemExit):
+            main()
+    finally:
+        sys.argv = given
+    return "\n".join(line.rstrip() for line in said.getvalue().strip().splitlines())
 
 
 def page() -> str:

@@ -4,10 +4,11 @@ What a run has finished (a plan, a checkpoint, a table) is never removed, whatev
 """
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from darts_parallel.errors import ConfigError
@@ -116,10 +117,15 @@ class RunFolder:
         with suppress(OSError):
             (self.path / CURVES).rmdir()
         if self.fresh:
-            _remove_empty(self.path)
+            remove_empty(self.path)
+
+    def leave(self, overrides: Sequence[str]) -> None:
+        """Leave what a sweep gave this job, for the sweep's table, and nothing else."""
+        replace(self, fresh=False).restore()
+        (self.path / OVERRIDES).write_text(json.dumps(list(overrides)), encoding="utf-8")
 
 
-def _remove_empty(path: Path) -> None:
+def remove_empty(path: Path) -> None:
     """Remove empty folders from here up to the working folder; a sweep's listing may go."""
     here = Path.cwd()
     for folder in (path, *path.parents):
@@ -134,4 +140,4 @@ def forget_sweeps(began: float) -> None:
     """Remove the sweep folders in which no job has begun since `began` (wall-clock seconds)."""
     for listing in Path("multirun").absolute().glob(f"*/*/{LISTING}"):
         if listing.stat().st_mtime >= began:
-            _remove_empty(listing.parent)
+            remove_empty(listing.parent)

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from darts_parallel.cli._run_folder import OVERRIDES
+from darts_parallel.cli._run_folder import OVERRIDES, remove_empty
 from darts_parallel.plans import span, write_text
 from darts_parallel.report import (
     csv_text,
@@ -38,24 +38,29 @@ Job = dict[str, Any]
 
 
 def read_job(folder: Path) -> Job:
-    """Read a job from its folder; degrees are ranges where layers differ."""
+    """Read a job from its folder; degrees are ranges where layers differ, or say that no plan is there."""
+    given = override_values(json.loads((folder / OVERRIDES).read_text(encoding="utf-8")))
+    if not (folder / "plan.json").exists():
+        return {**given, **dict.fromkeys(TITLES), DEGREES: "no plan"}
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    given = json.loads((folder / OVERRIDES).read_text(encoding="utf-8"))
     search = plan["search"] or {}
     gaps = {stage["name"]: stage["gap"] for stage in search.get("stages", ())}
     degrees = [span([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
     found = {**plan["predicted"], "seconds": search.get("seconds")}
     found |= {"repaired_gap": gaps.get("repaired"), "gap": gaps.get("chosen")}
     found[DEGREES] = "/".join([*degrees, str(plan["pp"])])
-    return {**override_values(given), **{name: found[name] for name in TITLES}}
+    return {**given, **{name: found[name] for name in TITLES}}
 
 
 def write_sweep(config: DictConfig) -> None:
     """Read all jobs; print their table and write `results.csv` and `results.md`."""
     folder = Path(config.hydra.sweep.dir)
     folders = [path.parent for path in sorted(folder.glob(f"*/{OVERRIDES}"))]
-    jobs = [read_job(own) for own in folders if (own / "plan.json").exists()]
-    if not jobs:
+    jobs = [read_job(own) for own in folders]
+    if all(job[SECONDS] is None for job in jobs):
+        for own in folders:
+            (own / OVERRIDES).unlink()
+            remove_empty(own)
         return
     keys = swept_keys(jobs)
     seeds = SEED in keys

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from math import inf
 from pathlib import Path
 
 import hydra
@@ -29,7 +30,14 @@ from darts_parallel.config import (
     with_own_job,
     with_own_software,
 )
-from darts_parallel.errors import fail, long_imports, package_version, replace_closed_outputs
+from darts_parallel.errors import (
+    REFUSED,
+    DartsParallelError,
+    fail,
+    long_imports,
+    package_version,
+    replace_closed_outputs,
+)
 
 CONFIG_DIR = "--config-dir="
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
@@ -109,11 +117,16 @@ def _answer(given: Sequence[str], began: float) -> None:
 
         sys.argv += derived_keys(sys.argv[1:])
 
+    found = []
+
     def task(composed: DictConfig) -> float:
-        return run_task(composed, began, held)
+        found.append(run_task(composed, began, held))
+        return found[-1]
 
     try:
         hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+        if found and min(found) == inf:
+            raise SystemExit(REFUSED)
     except BaseException:
         forget_sweeps(began)
         raise
@@ -129,7 +142,8 @@ def _print_whatever_comes() -> None:
 def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
     """Run one job of the command; return the seconds per iteration, which sweepers minimise.
 
-    A refused job ends the command here: Hydra would print its own lines about an exception.
+    A refused job ends the command here: Hydra would print its own lines about an exception. A sweep
+    goes on with its next job, and this one takes infinitely long.
 
     Args:
         began: Wall-clock seconds at which the command began.
@@ -142,8 +156,13 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     named = any(override.startswith(FOLDERS) for override in settings.overrides.hydra)
     entered = RunFolder.enter(Path(settings.runtime.output_dir), began)
     swept = settings.mode == RunMode.MULTIRUN
-    with user_errors("darts-parallel", given), entered.own(named=named) as folder:
-        return _run_in(folder, composed, given, swept=swept)
+    try:
+        with user_errors("darts-parallel", given), entered.own(named=named) as folder:
+            return _run_in(folder, composed, given, swept=swept)
+    except SystemExit as end:
+        if not swept or end.code != REFUSED:
+            raise
+    return inf
 
 
 def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, swept: bool) -> float:
@@ -153,6 +172,9 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, sw
         with long_imports():
             from darts_parallel.cli._task import run_in
         return run_in(folder, config, given, swept=swept)
-    except BaseException:
-        folder.restore()
+    except BaseException as error:
+        if swept and isinstance(error, DartsParallelError):
+            folder.leave(given)
+        else:
+            folder.restore()
         raise

@@ -173,8 +173,6 @@ class GradientSearch:
         self.step = 0
         self.settling_step = config.num_steps
         """Step from which stage boundaries are whole; none where it is the number of steps."""
-        self.unsettled: RoundedRestart | None = None
-        """The best restart when boundaries became whole."""
         if can_settle(self.pool.tables, space_kind):
             step = int(SETTLE_FROM * config.num_steps)
             self.settling_step = max(step, 1)
@@ -430,9 +428,6 @@ class GradientSearch:
         if any(group.averages is None for group in self.groups):
             return
         chosen = settled(self.groups, self.merits, self.pool.tables)
-        best = min(chosen, key=attrgetter("merit"))
-        group = self.groups[best.kept.group]
-        self.unsettled = RoundedRestart(best.merit, group, 0, best.plan)
         self._select([entry.kept for entry in chosen])
         for group, entry in zip(self.groups, chosen, strict=True):
             aims = [start.aim for start in entry.starts]
@@ -477,8 +472,6 @@ class GradientSearch:
         if not self.merits:
             return []
         best = self._best_rounding()
-        if self.unsettled is not None:
-            best = min(best, self.unsettled, key=attrgetter("merit"))
         index, relaxed = best.group.table_index, best.plan
         table = self.pool.tables[index]
         # an exchange of one layer leaves the other spaces

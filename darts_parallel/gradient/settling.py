@@ -7,7 +7,6 @@ weights of strategies, the slowest stage, bytes of every device.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -58,10 +57,6 @@ class Settled(NamedTuple):
     """First layers of their stages, `(O', R', K)`."""
     starts: tuple[Start, ...]
     """How each of the R' begins."""
-    plan: HardPlans
-    """The best rounded plan before the last steps."""
-    merit: float
-    """Rank of that plan; lower is better."""
 
 
 class _Configuration(NamedTuple):
@@ -97,8 +92,7 @@ def settled(
         restarts = torch.stack([entry.restarts for entry in found])
         first_layers = torch.stack([entry.first_layers for entry in found])
         kept = KeptRestarts(index, torch.tensor(rows), restarts)
-        best = min(found, key=attrgetter("merit"))
-        result.append(Settled(kept, first_layers, starts, best.plan, best.merit))
+        result.append(Settled(kept, first_layers, starts))
     return result
 
 
@@ -115,16 +109,12 @@ def _close_configurations(merits: Sequence[Tensor]) -> list[_Configuration]:
 
 
 class _Roundings(NamedTuple):
-    """Roundings of one configuration, one for each start, and the best of them."""
+    """Roundings of one configuration, one for each start."""
 
     restarts: Tensor
     """Shape `(R',)`."""
     first_layers: Tensor
     """Shape `(R', K)`."""
-    plan: HardPlans
-    """The best one, as a plan of the whole table."""
-    merit: float
-    """Rank of that plan; lower is better."""
 
 
 def _roundings(
@@ -138,17 +128,14 @@ def _roundings(
         priced, found = group.rounding(row * size + restart, table).descend()
         plans.append(priced)
         ranks.append(found)
-    every = torch.cat(ranks)
-    order = every.argsort(stable=True)
+    order = torch.cat(ranks).argsort(stable=True)
     counts = torch.tensor([len(found) for found in ranks])
     restarts = torch.arange(size).repeat_interleave(counts)[order]
-    ordered = HardPlans.concatenate(plans)[order]
-    first_layers = ordered.first_layers
+    first_layers = HardPlans.concatenate(plans).first_layers[order]
     seen: dict[tuple[int, ...], int] = {}
     for place, first in enumerate(first_layers.tolist()):
         seen.setdefault(tuple(first), place)
     best = list(seen.values())
     # few boundaries have few roundings
     chosen = torch.tensor([best[min(start.rounding, len(best) - 1)] for start in starts])
-    merit = float(every[order[0]])
-    return _Roundings(restarts[chosen], first_layers[chosen], ordered[:1], merit)
+    return _Roundings(restarts[chosen], first_layers[chosen])

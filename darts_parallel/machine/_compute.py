@@ -205,9 +205,8 @@ def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float]
             candidates.append(
                 replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
             )
-    errors = [_error(gemms, candidate) for candidate in candidates]
-    least = min(errors)
-    return candidates[errors.index(least)], least
+    best = min(candidates, key=partial(_error, gemms))
+    return best, _error(gemms, best)
 
 
 def _fastest(gemms: Sequence[GemmTime]) -> float:

@@ -30,14 +30,6 @@ def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
     return total / machine.ranks_per_node, resident * 1024.0
 
 
-def machine_words(machine: MeasuredMachine) -> str:
-    """Name the machine that was measured."""
-    name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads a process"
-    if machine.has_gpu:
-        name = torch.cuda.get_device_name(machine.device)
-    return f"{name}, torch {torch.__version__}"
-
-
 def device_yaml(
     compute: ComputeProfile, machine: MeasuredMachine, memory: tuple[float, float], when: str
 ) -> str:
@@ -49,11 +41,13 @@ def device_yaml(
     device = compute.device
     total, taken = memory
     peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.peaks.items())
+    processor = f"{platform.machine()} CPU, {torch.get_num_threads()} threads a process"
     hidden = "none, gloo sends on the cores that compute"
     if machine.has_gpu:
+        processor = torch.cuda.get_device_name(machine.device)
         hidden = "not measured, the defaults"
     return f"""\
-# {machine_words(machine)}; measured {when} by darts-parallel profile on {machine.world} processes at once.
+# {processor}, torch {torch.__version__}; measured {when} by darts-parallel profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one, but
 # at most {MOST_EXTRAPOLATED:g} times the fastest: measure larger products if that is too little.
 # gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.error:.1%}.

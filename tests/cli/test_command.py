@@ -56,11 +56,27 @@ def test_a_refused_run_leaves_the_files_of_an_earlier_one_alone(
     assert (command.folder / "here/plan.json").read_bytes() == before
 
 
-def test_a_sweep_with_a_bad_value_ends_in_one_sentence(command: Command) -> None:
-    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=0,5")
+def test_a_sweep_without_any_plan_ends_in_a_sentence_a_job(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "search.num_steps=0,-1")
     assert outcome.status == 2
-    assert outcome.err == "darts-parallel: search.num_steps=0 must be at least 1; try 1.\n"
+    rule = "must be at least 1; try 1.\n"
+    said = [f"darts-parallel: search.num_steps={number} {rule}" for number in (0, -1)]
+    assert outcome.err == "".join(said)
     assert outcome.files == ()
+
+
+def test_a_sweep_goes_on_after_a_refused_job_and_its_table_says_so(command: Command) -> None:
+    outcome = command(*TOY, *QUIET, "--multirun", "space.pp=3,2", "search.num_steps=2")
+    assert outcome.status == 0
+    assert outcome.err.startswith("darts-parallel: space.pp=3 must")
+    (table,) = command.folder.rglob("results.csv")
+    keys, refused, planned = table.read_text().splitlines()
+    assert keys.startswith("space.pp,")
+    assert keys.endswith(",dp_tp_pp")
+    assert refused.startswith("3,")
+    assert refused.endswith(",no plan")
+    assert planned.startswith("2,")
+    assert planned.endswith("/2")
 
 
 @pytest.mark.parametrize("flag", ["--version", "--help"])

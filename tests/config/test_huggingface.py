@@ -339,7 +339,12 @@ def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
     file.write_text(json.dumps({"model_type": "qwen3_next"}))
     assert command("model=hf").status == 2
     file.write_text(json.dumps({"model_type": "qwen3", **SIZES, "head_dim": 16}))
-    few = ("search.num_steps=10", "search.num_restarts=2", "verification.enabled=false")
+    few = (
+        "space=uniform",
+        "search.num_steps=2",
+        "search.num_restarts=2",
+        "verification.enabled=false",
+    )
     outcome = command("model=hf", "cluster=toy", "training=toy", "output.tensorboard=false", *few)
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())

@@ -8,8 +8,10 @@ import ast
 import io
 import sys
 import tokenize
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from radon.complexity import cc_visit
@@ -42,6 +44,7 @@ DATA_NODES = (
     ast.expr_context,
 )
 """Nodes of a table of data next to records: literals and names, no functions, no arithmetic."""
+Place = tuple[int, int]
 MAX_STATEMENT = 40
 """Tokens of a statement outside tables of data; of a compound statement the header counts."""
 COMPLEX = 11
@@ -106,10 +109,16 @@ def counted_tokens(text: str, tree: ast.AST) -> list[tokenize.TokenInfo]:
     return [t for t in every if t.type not in LAYOUT and t.start[0] not in ignored]
 
 
+@cache
+def parsed(text: str) -> tuple[ast.Module, list[tokenize.TokenInfo]]:
+    """Return the tree and the counted tokens of a source text; several tests ask for them."""
+    tree = ast.parse(text)
+    return tree, counted_tokens(text, tree)
+
+
 def size_of(text: str) -> Size:
     """Measure one source text."""
-    tree = ast.parse(text)
-    tokens = counted_tokens(text, tree)
+    tree, tokens = parsed(text)
     lines = {token.start[0] for token in tokens}
     skips = text.count("fmt: skip") + text.count("fmt: off")
     return Size(len(tokens), len(lines), len(counted_statements(tree)), skips)
@@ -129,25 +138,31 @@ def is_data(node: ast.AST) -> bool:
     return isinstance(node, DATA_NODES)
 
 
-def statement_tokens(statement: ast.stmt, tokens: list[tokenize.TokenInfo]) -> int:
-    """Count the tokens of a statement; of a compound one those before its body."""
+def statement_tokens(statement: ast.stmt, starts: list[Place], ends: list[Place]) -> int:
+    """Count the tokens of a statement; of a compound one those before its body.
+
+    Args:
+        starts: Line and column at which each token of the file starts, in order.
+        ends: And ends.
+    """
     start = (statement.lineno, statement.col_offset)
     end = (statement.end_lineno or 0, statement.end_col_offset or 0)
     body = getattr(statement, "body", None) or getattr(statement, "cases", None)
     if isinstance(body, list):
         end = (getattr(body[0], "lineno", body[0]), getattr(body[0], "col_offset", 0))
-    return sum(start <= token.start and token.end <= end for token in tokens)
+    return bisect_right(ends, end) - bisect_left(starts, start)
 
 
 def long_statements(text: str) -> list[tuple[int, int]]:
     """List (line, tokens) of statements above `MAX_STATEMENT` that are no tables of data."""
-    tree = ast.parse(text)
-    tokens = counted_tokens(text, tree)
+    tree, tokens = parsed(text)
+    starts = [token.start for token in tokens]
+    ends = [token.end for token in tokens]
     found = []
     for statement in counted_statements(tree):
         if is_table_of_data(statement):
             continue
-        count = statement_tokens(statement, tokens)
+        count = statement_tokens(statement, starts, ends)
         if count > MAX_STATEMENT:
             found.append((statement.lineno, count))
     return sorted(found)
