@@ -47,7 +47,8 @@ def device_yaml(
         processor = torch.cuda.get_device_name(machine.device)
         hidden = "not measured, the defaults"
     return f"""\
-# {processor}, torch {torch.__version__}; measured {when} by darts-parallel profile on {machine.world} processes at once.
+# {processor}, torch {torch.__version__}.
+# Measured {when} by darts-parallel profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one, but
 # at most {MOST_EXTRAPOLATED:g} times the fastest: measure larger products if that is too little.
 # gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.error:.1%}.
