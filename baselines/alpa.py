@@ -17,7 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines._planner import Incumbent, on_tables
 from baselines._stage_costs import OuterChoice, cheapest_split, promising
-from darts_parallel.cost import Array, Index, OuterCosts
+from darts_parallel.cost import Array, Index
 from darts_parallel.exact import StageSegments
 
 
@@ -30,16 +30,12 @@ def offer_plans(incumbent: Incumbent) -> None:
 solve = on_tables(offer_plans, layerwise=True)
 
 
-def layer_starts(costs: OuterCosts) -> list[int]:
-    """Return the first layers of all units, and the number of layers: every unit is a cluster."""
-    units = np.flatnonzero(~costs.fused_to_previous)
-    return [*units.tolist(), costs.num_layers]
-
-
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     """Solve the inter-operator program over all segments, each solved by the intra-operator program."""
     costs = outer.costs
-    edges = layer_starts(costs)
+    # every unit is a cluster
+    units = np.flatnonzero(~costs.fused_to_previous)
+    edges = [*units.tolist(), costs.num_layers]
     number = len(edges) - 1
     program = _IntraOperator(outer, edges)
     segments = StageSegments.legal(costs.pp, np.zeros(number, dtype=bool))

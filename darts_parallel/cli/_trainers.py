@@ -103,7 +103,7 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         try:
-            if lacking := model_refusals(problem, name):
+            if lacking := model_refusals(own_problem(problem, name), name):
                 yield Offer(name, None, why=lacking[0][0])
             elif refused and not search:
                 yield Offer(name, None, why=refused[0][0])

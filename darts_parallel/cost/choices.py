@@ -54,7 +54,7 @@ class ChoiceTensors:
         micro_batches = float_tensor(list(counts)).unsqueeze(1)
         tokens = iteration_tokens / (micro_batches * ranks)
         recompute = torch.tensor([RECOMPUTE.index(choice.recompute) for choice in choices])
-        sequence_shards = column(_sequence_shards)
+        sequence_shards = column(lambda choice: choice.tp if choice.sequence_parallel else 1)
         columns = {name: column(attrgetter(name)) for name in READ}
         shards = column(lambda choice: _zero_shards(choice, cp))
         expert_replicas = column(lambda choice: _expert_replicas(choice, cp))
@@ -68,10 +68,6 @@ class ChoiceTensors:
             tokens=tokens,
             **columns,
         )
-
-
-def _sequence_shards(choice: LayerStrategy) -> int:
-    return choice.tp if choice.sequence_parallel else 1
 
 
 def _zero_shards(choice: LayerStrategy, cp: int) -> int:

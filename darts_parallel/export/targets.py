@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from darts_parallel.config import EXPORTS, HALF_BLOCK, read_trainer
+from darts_parallel.config import EXPORTS, HALF_BLOCK, ModelConfig, read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export.common import Exported, Price, Request
 from darts_parallel.plans import BatchPhase, LayerStrategy, Plan, parts_beyond, write_text
@@ -60,9 +60,9 @@ def _express(job: Request) -> Exported:
     if job.trainer.own_model:
         for key, words in parts_beyond(config, job.trainer.model_parts):
             raise job.refuse(
-                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), and its models "
-                "have none",
-                f"export={_trainer_with(key, experts=config.num_experts is not None)}",
+                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), which its models "
+                "lack",
+                f"export={_trainer_with_parts(config)}",
             )
     if job.half_blocks and not job.trainer.half_blocks:
         raise job.refuse(
@@ -73,15 +73,15 @@ def _express(job: Request) -> Exported:
     return TARGETS[job.target](job)
 
 
-def _trainer_with(part: str, *, experts: bool) -> str:
-    """Name a trainer for a part of a model: the one with most parts, or one that wraps models."""
+def _trainer_with_parts(config: ModelConfig) -> str:
+    """Name a trainer for all parts of a model: the one with most parts, or one that wraps models."""
     trainers = [read_trainer(name) for name in EXPORTS]
     widest = max(trainers, key=lambda trainer: len(trainer.model_parts))
-    if part in widest.model_parts:
+    if not any(parts_beyond(config, widest.model_parts)):
         return widest.name
     for trainer in trainers:
         lacks_experts = any(lack.when == {"num_experts": "some"} for lack in trainer.lacks)
-        if not trainer.own_model and not (experts and lacks_experts):
+        if not trainer.own_model and not (config.num_experts and lacks_experts):
             return trainer.name
     return widest.name
 

@@ -30,8 +30,8 @@ from darts_parallel.graph.operators import (
 
 SOURCE_KINDS = {InputKind.PARAMETER: PARAMETER, InputKind.USER_INPUT: INPUT}
 """Kinds of sources; further ones are constants."""
-NO_GRADIENT = getattr(torch.ops.higher_order, "wrap_with_set_grad_enabled", None)
-"""Region of a graph without gradients, where its first argument is False; None before torch 2.7."""
+NO_GRADIENT = torch.ops.higher_order.wrap_with_set_grad_enabled
+"""Region of a graph without gradients, where its first argument is False."""
 
 
 def detach_regions(exported: ExportedProgram) -> None:

@@ -40,7 +40,6 @@ def load_module(path: str, key: str = "module", device: str = "meta") -> nn.Modu
     setting = f"{key}={path}"
     make = load_function(key, path)
     function = path.partition(":")[2]
-    torch.compiler.list_backends()  # PyTorch 2.7 cannot import its compiler inside `torch.device`
     try:
         with torch.device(device):
             made = make()
@@ -94,6 +93,8 @@ class _KeptNumbers(TorchFunctionMode):
         if func in INDEXING:
             tensor, index, *values = args
             args = (tensor, _kept_index(index), *values)
+        if func is nn.functional.embedding and args[0].is_floating_point():
+            raise TypeError("indices must be of the scalar types: Long")  # PyTorch 2.12 says so
         device = named.pop("device", None) if func is torch.tensor else None
         made = func(*args, **named)
         return made if device is None else made.to(device)

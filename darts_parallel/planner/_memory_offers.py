@@ -40,7 +40,7 @@ def memory_offers(problem: Problem) -> Iterator[str]:
         found = find_uniform_plan(tables, deadline=deadline).best
         if found is not None:
             chance = out_of_memory(found.to_plan(tables), own) or 0.0
-            yield f"{words} ({found.time:.3g} s, fits: {100 * (1 - chance):.0f} %)"
+            yield f"{words} ({found.time:.2f} s, fits: {100 * (1 - chance):.0f} %)"
 
 
 def _changed(config: Config, group: str, changes: dict[str, Any]) -> Config:

@@ -114,7 +114,7 @@ def simplest_within(
     alike = list(dict.fromkeys([*as_fast, *merged]))
     evened = [even for own in alike for even in _evened(own, asked)]
     alike += _within(evened, asked, limit)
-    return min(alike, key=lambda own: (*_effort(own, problem), asked.seconds(own)))
+    return min(alike, key=lambda own: (*effort(own, problem), asked.seconds(own)))
 
 
 def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
@@ -128,7 +128,7 @@ def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
             yield replace(plan, boundaries=(*starts, len(plan.layers)))
 
 
-def _effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:
+def effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:
     """Return what makes a plan hard to run, the weightiest first."""
     strategies = set(plan.layers)
     job = job_facts(problem.model, problem.training, problem.software)

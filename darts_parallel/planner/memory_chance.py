@@ -21,15 +21,15 @@ from darts_parallel.cost import CostTable, build_tables, evaluate, with_memory, 
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
-from darts_parallel.planner._simplest import TIE, simplest_within, with_one_end
+from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import Posterior, posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
 from darts_parallel.problem import Cluster, Problem
 
-SURE = 0.01
-"""Chance of running out of memory below which no other plan is offered as safer."""
+SURE = 0.015
+"""Chance of running out of memory below which no other plan is offered as safer: both fit with 99 %."""
 SAFER = 0.5
 """Share of the chosen plan's chance that a safe plan has at most."""
 MOST_EXTRA = 0.15
@@ -204,7 +204,7 @@ class _ChanceSearch:
         chance = found.out_of_memory
         if chance is None or chance > self.allowed / 2.0:
             return False
-        return self._gains(found) if last or chance < SURE / 100.0 else True
+        return self._gains(found) if last or chance < 1e-4 else True
 
     def _gains(self, found: Planned) -> bool:
         """Return whether exact methods know a faster plan whose median peak fits."""
@@ -285,8 +285,8 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     that is met with at most half the chosen plan's chance of running out of memory (`SAFER`); it is
     left out where the chosen one fits with 99 % (`SURE`), or where such a plan costs more than
     `MOST_EXTRA`. The simplest is easiest to run of the plans that the model cannot tell from the
-    chosen one; it is left out where that one is. The others come from the exact methods, each
-    within `RUNG_SECONDS`, where plans are checked at all.
+    chosen one; it is left out where none is easier than that one. The others come from the exact
+    methods, each within `RUNG_SECONDS`, where plans are checked at all.
     """
     tight, result = planned.problem, planned.result
     if tight is None or result is None or planned.out_of_memory is None:
@@ -320,7 +320,7 @@ def _simplest_rung(
     plan = simplest_within([chosen.plan, *known, *others], asked, tight, limit)
     chance = asked.functions.chance(plan)
     if (
-        plan == chosen.plan
+        effort(plan, tight) >= effort(chosen.plan, tight)
         or chance is None
         or chance > max(chosen.chance, tight.config.space.out_of_memory)
     ):

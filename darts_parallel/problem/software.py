@@ -173,11 +173,6 @@ def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
     return Software(name, owner_broadcast=of_owner, module_gather=of_module, **habits)
 
 
-def software_names() -> list[str]:
-    """Return the names of the files of `conf/software`."""
-    return group_names("software")
-
-
 def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Software:
     """Read the framework of a name; the common one for None.
 
@@ -191,7 +186,7 @@ def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Sof
         return COMMON
     if own:
         return _software(name, dict(own))
-    names = software_names()
+    names = group_names("software")
     if name not in names:
         near = closest(name, names)
         raise ConfigError(

@@ -57,8 +57,12 @@ def kind_counts(kinds: Sequence[str], first: int, end: int) -> str:
     return f" ({counts})" if counts else ""
 
 
+MOST_RANGES = 4
+"""Ranges up to which all are named: more would leave no room for the other columns of a table."""
+
+
 def rank_ranges(ranks: Sequence[int]) -> str:
-    """Return ranks with consecutive ones joined, e.g. `0-3` or `4-7,0-3`."""
+    """Return ranks with consecutive ones joined, e.g. `0-3`, `4-7,0-3` or `1,3,…,31`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -68,6 +72,8 @@ def rank_ranges(ranks: Sequence[int]) -> str:
     labels = []
     for run in runs:
         labels.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    if len(labels) > MOST_RANGES:
+        labels[2:-1] = "…"
     return ",".join(labels)
 
 

@@ -1,7 +1,7 @@
 """Solve one problem of `compare` by every method."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -9,7 +9,6 @@ import torch
 
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members
-from darts_parallel.cost import CostTable
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
 from darts_parallel.gradient import search_tables
 from darts_parallel.planner import solve
@@ -115,7 +114,7 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
     limit = options.oracle_seconds
     oracle = contest.plan(ORACLE, find_layerwise_plan, limit)
     if UNIFORM in options.methods:
-        contest.plan(UNIFORM, _uniform_plan, limit)
+        contest.plan(UNIFORM, lambda tables, _, **given: find_uniform_plan(tables, **given), limit)
     if AUTO in options.methods:
         contest.runs.append(_auto(contest, options.search))
     budget = options.budget
@@ -135,10 +134,6 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
             contest.plan(method, rival, budget, seed=seed)
     reference = oracle.cost if oracle.proven else oracle.lower_bound
     return [run.against(reference) for run in contest.runs]
-
-
-def _uniform_plan(tables: Sequence[CostTable], space: str, deadline: float) -> TableResult:
-    return find_uniform_plan(tables, deadline=deadline)
 
 
 def _auto(contest: Contest, search: SearchConfig) -> MethodRun:

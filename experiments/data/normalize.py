@@ -476,14 +476,11 @@ def _product(row: TableRow, *keys: str) -> int:
     return prod(row.count(key) or 1 for key in keys)
 
 
-def _usual_etp(row: TableRow, tp: int) -> int:
-    return tp if row.says("grok") or row.says("folding") else 1
-
-
 def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
     """Fill the fields of a mixture."""
     ep = row.count("ep") or 1
-    etp = row.count("etp") or _usual_etp(row, tp)
+    usual = tp if row.says("grok") or row.says("folding") else 1
+    etp = row.count("etp") or usual
     stage = tp * _product(row, "dp", "cp")
     if stage % (ep * etp):
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")

@@ -57,6 +57,15 @@ def test_a_row_is_the_trainers_own_optimum_by_its_own_efficiencies() -> None:
     assert found["megatron"].seconds != pytest.approx(best, rel=1e-3)
 
 
+def test_what_one_trainer_sets_refuses_no_other() -> None:
+    """DeepSpeed reduces gradients in 16 bits; the rows of other trainers are about their own jobs."""
+    job = [*LLAMA, "space=uniform", "search=exact", "cluster.devices.toy.memory_GiB=16"]
+    problem = load_problem([*job, "trainer=deepspeed"])
+    planned = plan(problem)
+    found = list(offers(planned.problem, planned, 1.0))
+    assert all(offer.plan for offer in found), [offer.why for offer in found]
+
+
 def test_a_pin_that_a_trainer_cannot_run_is_a_row_with_its_reason() -> None:
     problem = load_problem([*LLAMA, "space=uniform", "space.cp=2"])
     planned = plan(problem)

@@ -173,3 +173,15 @@ def test_a_trainer_with_models_of_its_own_refuses_parts_that_they_lack() -> None
     assert exported(windowed, plan)
     assert not exported(windowed, plan, model_parts=[])
     assert exported(windowed, plan, model_parts=[], own_model=False)
+
+
+@pytest.mark.parametrize(("norms", "trainer"), [(None, "megatron"), (4, "accelerate")])
+def test_the_trainer_that_a_refusal_names_has_all_parts_of_the_model(
+    norms: int | None, trainer: str
+) -> None:
+    """Gemma 2 was sent from torchtitan to Megatron-LM, which lacks its norms."""
+    problem, plan = CASES["uneven_pipeline"].build()
+    model = replace(problem.config.model, sliding_window=16, block_norms=norms)
+    windowed = Problem.from_config(replace(problem.config, model=model))
+    with pytest.raises(UnsupportedError, match=f"which its models lack; try export={trainer}"):
+        export_plan(windowed, plan, "torchtitan")

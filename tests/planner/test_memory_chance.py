@@ -9,7 +9,8 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.planner._simplest import TIE, _effort
+from darts_parallel.planner import memory_chance
+from darts_parallel.planner._simplest import TIE, effort
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.memory_chance import (
     MOST_EXTRA,
@@ -61,9 +62,24 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
                 resolution = exp(posterior(problem).difference)
                 assert rung.seconds <= chosen * resolution * (1.0 + 1e-9)
                 assert rung.chance <= max(chance, allowed)
-                assert _effort(rung.plan, problem) < _effort(found.plan, problem)
+                assert effort(rung.plan, problem) < effort(found.plan, problem)
             if rung.name == "fastest":
                 assert rung.seconds < chosen * (1.0 - 2.0 * TIE)
+
+
+def test_a_plan_no_easier_than_the_chosen_one_is_not_offered_as_simplest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Balancing costs the chosen plan a little, so that an equally easy one may be faster."""
+    problem = tight_toy(0.3, "space.pp=2", "space=uniform")
+    found = plan(problem)
+    middle = found.plan.boundaries[1]
+    other = replace(
+        found.plan, boundaries=(0, len(found.plan.layers) - middle, len(found.plan.layers))
+    )
+    assert other != found.plan
+    monkeypatch.setattr(memory_chance, "simplest_within", lambda *_: other)
+    assert "simplest" not in {rung.name for rung in ladder(found, problem)}
 
 
 MONOTONE = [

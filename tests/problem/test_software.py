@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from darts_parallel.config.composition import load_config
+from darts_parallel.config.trainer import group_names
 from darts_parallel.cost.compute import CAST_BYTES, weight_cast_seconds
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from darts_parallel.problem.software import ANY, COMMON, Software, read_software, software_names
+from darts_parallel.problem.software import ANY, COMMON, Software, read_software
 
 JOB = ["model=toy", "cluster=toy", "training=toy", "cluster.nodes.0.count=1"]
 
@@ -28,12 +29,14 @@ def seconds(problem: Problem, software: Software, zero: int = 1) -> float:
 
 def test_every_shipped_software_is_read_and_changes_a_device() -> None:
     device = load_config(["cluster=h100_1x8"]).cluster.devices["h100"]
-    for name in software_names():
+    for name in group_names("software"):
         software = read_software(name)
         assert software.name == name
         assert software.on("h100", device) != device
     assert COMMON.on("h100", device) is device
-    assert {"megatron_core", "nemo", "torchtitan", "deepspeed", "nanotron"} <= set(software_names())
+    assert {"megatron_core", "nemo", "torchtitan", "deepspeed", "nanotron"} <= set(
+        group_names("software")
+    )
 
 
 def test_offsets_belong_to_the_device_else_to_any() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from darts_parallel import load_problem, plan
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.report.format import rank_ranges
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
@@ -25,6 +26,12 @@ def test_the_default_job_prints_at_most_32_lines_and_readme_shows_them(tmp_path:
     assert REPORT.read_text(encoding="utf-8") == report_page(lines), (
         "python -m tests.support.screen"
     )
+
+
+def test_many_ranges_leave_room_for_the_other_columns() -> None:
+    """Two kinds of stages that alternate, 32 in all, had a table without columns."""
+    assert rank_ranges(range(1, 32, 2)) == "1,3,…,31"
+    assert rank_ranges([0, 2, 4, 5, 7]) == "0,2,4-5,7"
 
 
 JOBS = {
