@@ -85,6 +85,15 @@ def test_the_pages_of_trainers_show_what_their_exporters_write() -> None:
         assert written == script.page(name), "python docs/write_excerpts.py"
 
 
+def test_every_block_of_printed_lines_is_filled() -> None:
+    shown = _script("run_commands").SHOWN
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = [match[4] for match in shown.finditer(text)]
+        assert len(blocks) == text.count("<!-- lines "), page
+        assert all(len(block) > 1 for block in blocks), page
+
+
 def test_the_errors_of_predictions_are_those_of_the_validation() -> None:
     script = _script("write_accuracy")
     assert script.PAGE.read_text(encoding="utf-8") == script.page(), "python docs/write_accuracy.py"
