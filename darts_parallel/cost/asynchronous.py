@@ -17,10 +17,11 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.memory import parameters_per_rank
 from darts_parallel.problem import Model
 
-ENDLESS = 2**20
+ENDLESS = 2**40
 """Iterations that share one fill: so many times the micro-batches, each in so small a part of its seconds.
 
-All exact methods and searches read such a table as any other; the fill is a millionth of its seconds.
+All exact methods and searches read such a table as any other. The fill is 1e-12 of its seconds, below what
+they count as a difference; a power of two rounds no seconds.
 """
 PER_MICRO_BATCH = ("forward", "backward", "weight_gradient", "reshard", "p2p")
 """Fields of a table that are seconds of one micro-batch."""
