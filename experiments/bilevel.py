@@ -39,7 +39,6 @@ from darts_parallel.bilevel import (
 )
 from darts_parallel.config import guarded
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import ConfigError
 from darts_parallel.planner import tightened
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import load_problem
@@ -89,8 +88,6 @@ def searched(
     """
     job = ["experiment=bilevel", *TOY, *overrides, f"bilevel.control={control}"]
     problem = tightened(load_problem(job))
-    if problem.config.bilevel is None:
-        raise ConfigError("bilevel=null leaves nothing to search; try bilevel=default.")
     tried = None if known is None else known.tried
     loop = BilevelLoop(BilevelSettings.of(problem), problem, corpus, tried)
     loop.run()

@@ -138,17 +138,15 @@ def log_delay(
 def _least_squares(place: Sequence[float], loss: Sequence[float]) -> tuple[float, float, float]:
     """Fit a line and a parabola: the slope of the line, and slope (at 0) and bend of the parabola.
 
-    Orthogonal polynomials and exact sums serve, since LAPACK's solution of equal numbers differs in the last
-    bit with the place of its arrays in memory, and equal seeds must give equal plans.
+    Lines and exact sums serve, since LAPACK's solution of equal numbers differs in the last bit with the
+    place of its arrays in memory, and equal seeds must give equal plans.
 
     Args:
         place: At least three different numbers.
     """
-    middle = fsum(place) / len(place)
-    first = [x - middle for x in place]
-    squares = fsum(x * x for x in first)
-    mean_square, skew = squares / len(first), fsum(x**3 for x in first) / squares
-    second = [x * x - skew * x - mean_square for x in first]
-    line = fsum(x * y for x, y in zip(first, loss, strict=True)) / squares
-    bend = fsum(x * y for x, y in zip(second, loss, strict=True)) / fsum(x * x for x in second)
-    return line, line - bend * (2.0 * middle + skew), bend
+    line = linear_regression(place, loss).slope
+    chord = linear_regression(place, [x * x for x in place])
+    # what squares have beyond a line
+    rest = [x * x - chord.slope * x - chord.intercept for x in place]
+    bend = fsum(x * y for x, y in zip(rest, loss, strict=True)) / fsum(x * x for x in rest)
+    return line, line - bend * chord.slope, bend

@@ -3,13 +3,15 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
@@ -18,10 +20,19 @@ from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retrai
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import ASYNCHRONOUS, TrainingMode
 from darts_parallel.cost import LOSSLESS, evaluate
-from darts_parallel.gradient import PlanStage, SearchResult
-from darts_parallel.plans import megatron_schedule, write_json
+from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
+from darts_parallel.plans import megatron_schedule, write_json, write_text
 from darts_parallel.problem import Problem
-from darts_parallel.report import Outcome, Tracker, markdown_table, plan_dict, render
+from darts_parallel.report import (
+    Outcome,
+    Tracker,
+    filled_table,
+    percent,
+    plan_dict,
+    print_line,
+    render,
+    report_page,
+)
 
 INTERRUPTED = "darts-parallel: interrupted; plan.json is the best plan so far."
 CONTROLS = (
@@ -29,6 +40,12 @@ CONTROLS = (
     "python -m experiments.bilevel"
 )
 NO_TRAINER = f"no trainer here runs {ASYNCHRONOUS}, and no exporter writes it"
+MANY_PLANS = (
+    "no trainer changes its plan with the batch, so each phase is a run of its own; pins of the "
+    "degrees and space.micro_batch_size keep one plan, which Megatron-LM can follow"
+)
+MOST_COLUMNS = 7
+"""Steps that the table of probabilities shows, next to the last."""
 QUARTERS = 4
 """Lines that a long part prints where there is no terminal to draw a bar on."""
 PLAN_FIELDS = ("pp", "num_micro_batches", "stages", "layers", "parallelism", "predicted")
@@ -54,22 +71,16 @@ def judged(loop: BilevelLoop, schedules: Schedules, index: int = 0) -> dict[str,
     interval = settings.evaluate_every * reference[0].plan.seconds
     retraining = Retraining(settings, loop.corpus, seed, interval)
     found = {REFERENCE: retraining.train(reference, seconds)}
-    target = found[REFERENCE].final_loss
-    known: dict[tuple[TrainingPhase, ...], Retrained] = {}
-    for name, phases in schedules.items():
-        same = tuple(phases)
-        if name != REFERENCE:
-            if same not in known:
-                known[same] = retraining.train(phases, seconds * settings.retrain_factor, target)
-            found[name] = known[same]
-    return found
+    most = seconds * settings.retrain_factor
+    # equal schedules are trained once
+    train = cache(partial(retraining.train, seconds=most, target=found[REFERENCE].final_loss))
+    others = {name: tuple(phases) for name, phases in schedules.items() if name != REFERENCE}
+    return found | {name: train(phases) for name, phases in others.items()}
 
 
 def times(found: Mapping[str, Retrained]) -> dict[str, float]:
     """Return predicted seconds to the reference's last loss by name; `inf` where it is not reached."""
-    target = found[REFERENCE].final_loss
-    reached = {name: run.seconds_to(target) for name, run in found.items()}
-    return {name: float("inf") if own is None else own for name, own in reached.items()}
+    return {name: run.seconds_to(found[REFERENCE].final_loss) for name, run in found.items()}
 
 
 def compared(
@@ -106,6 +117,7 @@ class BilevelJob:
     tracker: Tracker | None
     update: Callable[[int, str], None]
     quarter: tuple[str, int] = ("", 0)
+    records: list[StepRecord] = field(default_factory=list)
 
     def run(self) -> float:
         """Search, write `plan.json`, judge the plan and report.
@@ -121,23 +133,38 @@ class BilevelJob:
         data = plan_dict(outcome)
         data["training_phases"] = [self._phase(phase) for phase in phases]
         data["asynchronous"] = ASYNCHRONOUS if phases[-1].plan.mode.pp else None
-        write_json(self.folder / "plan.json", data)
-        render(replace(outcome, elasticities=data["sensitivity"]), self.console)
-        self._print("\n".join(self._phase_lines(phases)))
+        file = self.folder / "plan.json"
+        write_json(file, data)
+        outcome = replace(outcome, elasticities=data["sensitivity"])
+        tables = render(outcome, self.console)
+        tables.append(phase_table(phases))
+        self.console.print(tables[-1])
+        lines = self._trainer_lines(phases)
+        for line in lines:
+            print_line(self.console, line)
         runs: list[dict[str, Retrained]] = []
-        if finished:
-            finished = self._judge(loop, phases, runs)
+        finished = finished and self._judge(loop, phases, runs)
         if runs:
             seconds = summary(runs)
             known = {name: own if isfinite(own) else None for name, own in seconds.items()}
-            write_json(self.folder / "plan.json", data | {"time_to_target_s": known})
-            self._print("\n".join(table(runs)))
-            self._print(CONTROLS)
+            write_json(file, data | {"time_to_target_s": known})
+            tables.append(time_table(runs))
+            self.console.print(tables[-1])
+            print_line(self.console, CONTROLS)
         if not finished:
             print(INTERRUPTED, file=sys.stderr)
         elif self.tracker is not None:
             self.tracker.finish(outcome)
-        self._print(f"plan: {self.folder / 'plan.json'}")
+        if self.records:
+            tables.append(probability_table(self.records))
+        if data["asynchronous"]:
+            # the picture of an iteration is that of a pipeline that waits
+            outcome = replace(outcome, cost=replace(outcome.cost, stage_times_s=()))
+        page = report_page(
+            outcome, tables, [*lines, f"all curves: tensorboard --logdir {self.folder}"]
+        )
+        write_text(file.with_name("report.html"), page)
+        print_line(self.console, f"plan: {file} · report.html lies next to it")
         return summary(runs)[SCHEDULE] if runs else outcome.cost.iteration_time_s
 
     def _search(self, loop: BilevelLoop) -> bool:
@@ -160,7 +187,7 @@ class BilevelJob:
         try:
             schedules = compared(loop, phases)
             if REFERENCE not in schedules:
-                self._print("no plan at 16 bits fits: nothing to compare with")
+                print_line(self.console, "no plan at 16 bits fits: nothing to compare with")
                 return True
             for index in range(count):
                 self._show("trainings from scratch", index, count)
@@ -208,67 +235,56 @@ class BilevelJob:
         here = phase.plan.problem(self.problem)
         plan = phase.plan.plan
         whole = plan_dict(Outcome(here, plan, evaluate(plan, here)))
-        data: dict[str, Any] = {"from_step": phase.from_step}
-        data["global_batch_size"] = phase.plan.mode.batch
-        data["asynchronous"] = ASYNCHRONOUS if phase.plan.mode.pp else None
-        return data | {"plan": {name: whole[name] for name in PLAN_FIELDS}}
+        mode = phase.plan.mode
+        return {
+            "from_step": phase.from_step,
+            "global_batch_size": mode.batch,
+            "asynchronous": ASYNCHRONOUS if mode.pp else None,
+            "plan": {name: whole[name] for name in PLAN_FIELDS},
+        }
 
-    def _phase_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
-        """Name the phases, and say which trainer can follow them."""
-        lines = []
-        for phase in phases:
-            plan = phase.plan
-            step = f"{1e3 * plan.seconds:.3f} ms a step"
-            batch = f"batch {plan.mode.batch}"
-            lines.append(f"from step {phase.from_step}: {batch}, {plan.describe()}, {step}")
+    def _trainer_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
+        """Say which trainer can follow the phases."""
         if any(phase.plan.mode.pp for phase in phases):
-            return [*lines, NO_TRAINER]
+            return [NO_TRAINER]
         known = [phase.without_prices for phase in phases]
         schedule = megatron_schedule(known, self.problem.training.seq_len)
         if schedule is not None:
-            file = self.folder / "plan.json"
-            lines.append(
+            return [
                 f'Megatron-LM from 0.18 on follows these phases (--step-batch-size-schedule "{schedule}"): '
-                f"python -m darts_parallel.export {file} --to megatron"
-            )
-        elif len(phases) > 1:
-            lines.append(
-                "no trainer changes its plan with the batch, so each phase is a run of its own; pins of the "
-                "degrees and space.micro_batch_size keep one plan, which Megatron-LM can follow"
-            )
-        return lines
+                f"python -m darts_parallel.export {self.folder / 'plan.json'} --to megatron"
+            ]
+        return [MANY_PLANS] if len(phases) > 1 else []
 
     def _on_record(self, record: BilevelRecord) -> None:
-        """Show progress, and write the curves of a step."""
+        """Show progress, keep the step of the logits, and write the curves of a step."""
+        if record.upper is not None:
+            self.records.append(record.upper)
         if self.tracker is not None:
             self._curves(self.tracker, record)
         self._show("loop", record.step, self.settings.num_steps)
 
     def _curves(self, tracker: Tracker, record: BilevelRecord) -> None:
         """Write both losses, batch and noise scale, and the probabilities of a logit step."""
-        values: dict[str, float | None] = {"loss/train": record.training_loss}
-        values["loss/validation"] = record.validation_loss
-        values["search/noise_scale_sequences"] = record.noise_sequences
+        values = {"loss/train": record.training_loss}
+        values["loss/validation"] = record.validation_loss or nan
+        values["search/noise_scale_sequences"] = record.noise_sequences or nan
         values["search/batch"] = float(record.batch)
         if record.upper is not None:
             tracker.record(record.upper)
             for name, weight in record.upper.outer_weights.items():
                 values[f"probability_of/{name}"] = weight
-        known = {tag: value for tag, value in values.items() if value is not None}
-        tracker.scalars(known, record.step)
+        tracker.scalars(values, record.step)
 
     def _show(self, text: str, done: int, total: int) -> None:
         """Move the bar, or print a line at every quarter."""
         self.update(done, f"{text}, {done} of {total}")
-        quarter = (text, QUARTERS * done // max(total, 1))
+        quarter = (text, QUARTERS * done // total)
         if self.console.is_terminal or not self.problem.config.output.progress:
             return
         if quarter != self.quarter:
             self.quarter = quarter
-            self._print(f"{text}, {done} of {total}")
-
-    def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            print_line(self.console, f"{text}, {done} of {total}")
 
 
 def summary(runs: Sequence[Mapping[str, Retrained]]) -> dict[str, float]:
@@ -279,7 +295,18 @@ def summary(runs: Sequence[Mapping[str, Retrained]]) -> dict[str, float]:
     return medians | {"best_constant_batch": min(constant)}
 
 
-def table(runs: Sequence[Mapping[str, Retrained]]) -> list[str]:
+def phase_table(phases: Sequence[TrainingPhase]) -> Table:
+    """Tabulate the phases: first step, global batch size, plan, and seconds of a step."""
+    rows = []
+    for phase in phases:
+        plan = phase.plan
+        step = f"{1e3 * plan.seconds:.3f}"
+        rows.append([str(phase.from_step), str(plan.mode.batch), plan.describe(), step])
+    header = ["from step", "batch", "plan", "ms a step"]
+    return filled_table("\nPhases of the training", header, rows, left=(2,))
+
+
+def time_table(runs: Sequence[Mapping[str, Retrained]]) -> Table:
     """Tabulate what was trained: seconds to the target, over those of the found plan, and steps."""
     medians = summary(runs)
     rows = []
@@ -288,5 +315,15 @@ def table(runs: Sequence[Mapping[str, Retrained]]) -> list[str]:
         steps = median(run[name].steps for run in runs)
         ratio = seconds / medians[SCHEDULE]
         rows.append([name, f"{seconds:.3f}", f"{ratio:.3f}", f"{steps:.0f}"])
-    header = ["training", "predicted time to target (s)", "ratio to found", "weight steps"]
-    return markdown_table(header, rows)
+    header = ["training", "seconds to target", "over found", "weight steps"]
+    return filled_table("\nPredicted time to the target loss", header, rows)
+
+
+def probability_table(records: Sequence[StepRecord]) -> Table:
+    """Tabulate the probabilities of batch sizes and pipelines at about eight steps of the logits."""
+    shown = [*records[: -1 : -(-len(records) // MOST_COLUMNS)], records[-1]]
+    header = ["", *(f"step {record.step}" for record in shown)]
+    rows = []
+    for name in records[0].outer_weights:
+        rows.append([name, *(percent(record.outer_weights[name], 0) for record in shown)])
+    return filled_table("\nProbabilities by step of the logits", header, rows)

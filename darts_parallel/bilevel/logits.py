@@ -8,6 +8,7 @@ batch size, pipeline degree, micro-batches, degrees, ZeRO stage, recomputation a
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Any
 
 import torch
@@ -35,9 +36,6 @@ from darts_parallel.gradient import (
     repair,
     surrogate,
 )
-
-MAX_REPAIRS = 2
-"""Infeasible plans of a table that are repaired when plans are rounded."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class UpperLevel:
         now: dict[str, Any] = {"step": self.step_number, "schedules": self._schedules()}
         now["seconds"] = time.perf_counter() - self.began
         now["outer_weights"] = self._outer_weights(weights.tolist())
-        record = self._lead(priced).record(**now, best_time_s=float("nan"))
+        record = self._lead(priced).record(**now, best_time_s=nan)
         if move:
             self.optimizer.step()
         self.step_number += 1
@@ -135,16 +133,13 @@ class UpperLevel:
         with torch.no_grad():
             priced = self._priced(prices)
         best: JointPlan | None = None
-        for group, relaxed, merit in zip(self.groups, priced.relaxed, priced.merits, strict=True):
+        for group, relaxed in zip(self.groups, priced.relaxed, strict=True):
             number = group.table_index
             if self.space.modes[number] != mode:
                 continue
             plans = group.hard_plans(relaxed).plans
-            found = self.space.price(number, plans, prices)
-            if found is None:
-                promising = plans[merit.flatten().argsort()[:MAX_REPAIRS]]
-                fixed, _ = repair(self.space.tables[number], promising, float("inf"))
-                found = self.space.price(number, fixed, prices)
+            fixed, _ = repair(self.space.tables[number], plans, inf)
+            found = self.space.price(number, fixed, prices)
             if found is not None and (best is None or found.value < best.value):
                 best = found
         return best

@@ -138,8 +138,7 @@ class BilevelLoop:
             self.outcome = self._weight_step(tokens)
         outcome = self.outcome
         self.curve.append((step + 1, outcome.loss))
-        upper = None
-        loss = None
+        upper = loss = None
         if warm and (step - settings.warmup_steps) % settings.logit_every == 0:
             loss = self._price(tokens, outcome)
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
@@ -268,10 +267,11 @@ class BilevelLoop:
             self.gains[mode] = mean + (gain - mean) * NEWEST
         whole = self.gains[given]
         if whole > 0.0:
-            lost = {mode: 1.0 - gain / whole for mode, gain in self.gains.items()}
-            pace = {mode: log(plan.seconds / first.seconds) for mode, plan in plans.items()}
-            steps = {mode: own - pace[mode] for mode, own in lost.items()}
-            self.prices = replace(self.prices, by_mode=self.prices.by_mode | steps)
+            steps = dict(self.prices.by_mode)
+            for mode, plan in plans.items():
+                pace = log(plan.seconds / first.seconds)
+                steps[mode] = 1.0 - self.gains[mode] / whole - pace
+            self.prices = replace(self.prices, by_mode=steps)
             self.measured[self.trainer.step] = self.prices.by_mode
 
     def _validate(self, trainer: WeightTrainer, held_out: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 
 import torch
 
@@ -32,8 +32,8 @@ class Retrained:
         """Test loss at the end, nats."""
         return self.curve[-1][1]
 
-    def seconds_to(self, target: float) -> float | None:
-        """Return the predicted seconds until the loss is at or below `target`; None where it never is.
+    def seconds_to(self, target: float) -> float:
+        """Return the predicted seconds until the loss is at or below `target`; `inf` where it never is.
 
         Between two test losses it lies on a line over the logarithm of seconds.
         """
@@ -43,7 +43,7 @@ class Retrained:
                 share = 1.0 if high <= low else (high - target) / (high - low)
                 share = min(max(share, 0.0), 1.0)
                 return exp(log(before) + share * (log(after) - log(before)))
-        return None
+        return inf
 
 
 @dataclass(frozen=True)

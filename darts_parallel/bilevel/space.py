@@ -135,21 +135,21 @@ class LogSlowdown:
         mode: TrainingMode,
     ) -> float:
         """Price a hard plan: one candidate for each block, and a training mode."""
-        sums = [self.forward_pairs.index(block.forward_pair) for block in blocks]
-        sent = [self.gradient_pairs.index(block.gradient_pair) for block in blocks]
-        rows = range(len(blocks))
-        by_blocks = self.forward[rows, sums].sum() + self.gradient[rows, sent].sum()
-        return float(by_blocks) + self.by_mode[mode]
+        return float(self._on_blocks(blocks).trace()) + self.by_mode[mode]
+
+    def _on_blocks(self, candidates: Sequence[Candidate]) -> Tensor:
+        """Price every block under each of C candidates, shape `(blocks, C)`."""
+        sums = [self.forward_pairs.index(candidate.forward_pair) for candidate in candidates]
+        sent = [self.gradient_pairs.index(candidate.gradient_pair) for candidate in candidates]
+        return self.forward[:, sums] + self.gradient[:, sent]
 
     def on_choices(self, table: CostTable) -> Tensor:
         """Price every layer under every strategy of a table by its bits, shape `(L, C)`."""
         candidates = [Candidate.of(choice) for choice in table.choices]
-        sums = torch.tensor([self.forward_pairs.index(c.forward_pair) for c in candidates])
-        sent = torch.tensor([self.gradient_pairs.index(c.gradient_pair) for c in candidates])
         edge = [0.0 if candidate.lossless else EDGE_PRICE for candidate in candidates]
         result = torch.tensor([edge] * table.num_layers, dtype=torch.float64)
         end = FIRST_BLOCK + len(self.forward)
-        result[FIRST_BLOCK:end] = self.forward[:, sums] + self.gradient[:, sent]
+        result[FIRST_BLOCK:end] = self._on_blocks(candidates)
         return result
 
 

@@ -8,6 +8,7 @@ from darts_parallel.report.ending import shown_path as shown_path
 from darts_parallel.report.explanation import memory_table as memory_table
 from darts_parallel.report.format import fits_label as fits_label
 from darts_parallel.report.format import one_line as one_line
+from darts_parallel.report.format import percent as percent
 from darts_parallel.report.format import print_line as print_line
 from darts_parallel.report.format import seconds as seconds
 from darts_parallel.report.format import table_of as table_of

@@ -263,6 +263,8 @@ def _search_lines(outcome: Outcome, result: SearchResult) -> Iterator[str]:
     if result.why:
         who = "" if descended is not None else f"{result.method.replace('_', ' ')}: "
         yield f"{who}{result.why}"
+    if not result.plans_evaluated:
+        return
     if descended is None:
         yield f"{result.plans_evaluated:,} plans or parts of plans in {result.seconds:.1f} s"
         return

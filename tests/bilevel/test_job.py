@@ -74,7 +74,20 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
     }
     assert "fits: " in done.out
     assert "optimal in the model (layerwise" in done.out
-    assert "time to target" in done.out
+    assert "Predicted time to the target loss" in done.out
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for title in (
+        "Schedule",
+        "Phases of the training",
+        "Predicted time to the target loss",
+        "Probabilities by step of the logits",
+    ):
+        assert f"<h2>{title}</h2>" in page
+    # steps 0 to 5 of the logits, and the names of what is chosen
+    for cell in ("step\n0", "step\n5", "batch 16", "pp 2", f"tensorboard --logdir {tmp_path}"):
+        assert page.count(cell) == 1 or not cell.startswith("step"), cell
+        assert cell in page
+    assert "0 plans or parts" not in page
     assert "greedy by sensitivity): python -m experiments.bilevel" in done.out
     assert "loop, 12 of 12" in done.out  # progress without a terminal
     run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -181,7 +194,7 @@ def test_time_to_target_is_that_of_the_first_crossing() -> None:
     whole = Retrained(curve, 8)
     assert whole.seconds_to(1.5) == pytest.approx(2.0 * 2**0.5)
     assert whole.seconds_to(3.5) == pytest.approx(1.0)
-    assert whole.seconds_to(0.5) is None
+    assert whole.seconds_to(0.5) == inf
     runs = {REFERENCE: whole, SCHEDULE: Retrained(curve[:2], 2)}
     assert times(runs) == {REFERENCE: pytest.approx(4.0), SCHEDULE: inf}
 
@@ -212,9 +225,9 @@ def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> No
     calls = []
     real = Retraining.train
 
-    def counted(*arguments: Any) -> Retrained:
+    def counted(*arguments: Any, **named: Any) -> Retrained:
         calls.append(arguments)
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(Retraining, "train", counted)
     found = judged(loop, schedules)
@@ -309,6 +322,10 @@ def test_an_asynchronous_plan_is_reported_and_refused_by_every_other_reader(
     assert "\noptimal in the model (layerwise" in done.out
     assert "faster than the optimal uniform plan" not in done.out
     assert f"no trainer here runs {ASYNCHRONOUS}" in done.out
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"no trainer here runs {ASYNCHRONOUS}" in page
+    assert ASYNCHRONOUS in page.partition("Phases of the training")[2]
+    assert "<h2>Schedule</h2>" not in page  # it would show a pipeline that waits
     assert f"batch 8 {data['asynchronous']} pp 2" in done.out
     assert export([str(tmp_path / "plan.json"), "--to", "megatron"]) == 2
     exported = capsys.readouterr().err
