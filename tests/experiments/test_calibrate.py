@@ -30,6 +30,7 @@ from experiments.calibration.folds import (
     job_rankings,
     rankings_csv,
     regret,
+    spreads,
     standardized,
     width_of,
 )
@@ -309,6 +310,17 @@ def test_widths_hold_the_share_that_they_promise_and_grow_with_the_distance(
     assert np.mean(
         np.abs(standardized(held, "source", "seconds")["all dense"][:, 0]) < NORMAL
     ) == pytest.approx(0.8, abs=0.05)
+
+
+def test_bytes_count_models_that_were_left_out_and_seconds_do_not(case: MeasuredCase) -> None:
+    for part, wide in (("seconds", False), ("memory", True)):
+        held = {
+            kind: [replace(held_out(case, f"{n}", error), part=part) for n in range(9)]
+            for kind, error in (("house", 0.01), ("source", 0.01), ("model", 0.2))
+        }
+        found = spreads(held)[part]["own"]
+        assert (found > 0.2 / NORMAL * 0.95) == wide
+        assert wide or found == FLOOR
 
 
 def test_one_mfu_a_device_is_the_median_of_the_other_folds(case: MeasuredCase) -> None:
