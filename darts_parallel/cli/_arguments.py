@@ -26,6 +26,8 @@ PRINTED = ("plan", "export", "explain", "price", "output")
 """Root keys that change only what is written and printed, not the problem."""
 VERBS = {"tune": "the plan of the job", "price": "a plan", "explain": "a plan"}
 """Verbs of the command, and the plan that each names; `price` takes degrees of its own, too."""
+UNQUOTED = re.compile(r"^([^=]+=)(?!['\"\[{])(.*[^\x00-\x7f].*)$")
+"""An override with letters such as ü, which Hydra takes in quotes alone."""
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
@@ -105,7 +107,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     for override in overrides:
         if not OVERRIDE.match(override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
-    return [*words, *overrides]
+    return [*words, *(UNQUOTED.sub(r"\1'\2'", override) for override in overrides)]
 
 
 def _without_verb(given: list[str]) -> list[str]:

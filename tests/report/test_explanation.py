@@ -103,6 +103,8 @@ def test_every_term_names_a_formula_and_the_print_holds_every_line(toy_problem: 
 
 
 def test_the_command_explains(command: Command) -> None:
+    assert flags_first(["explain", "é/a.json"])[0] == "plan='é/a.json'"
+    assert flags_first(["plan='é'", "model.path=é", "seq=1"])[:2] == ["plan='é'", "model.path='é'"]
     assert flags_first([*TOY, "--explain"]) == flags_first([*TOY, "explain=true"])
     outcome = command("--explain", *TOY, *QUIET)
     assert outcome.status == 0, outcome.err
