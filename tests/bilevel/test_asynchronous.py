@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from darts_parallel.bilevel._trainer import WeightTrainer
-from darts_parallel.bilevel.loop import BilevelLoop
+from darts_parallel.bilevel.loop import BilevelLoop, TrainingPhase
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum, verify
+from darts_parallel.bilevel.retrain import Retraining
 from darts_parallel.bilevel.space import ASYNCHRONOUS, EXACT, JointSpace, TrainingMode
 from darts_parallel.cost.asynchronous import ENDLESS, with_versions
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
@@ -181,6 +182,18 @@ def test_the_first_batch_sees_the_newest_weights_and_later_ones_older_ones() -> 
     assert all(torch.equal(plain[name], own[name]) for name in plain)
     late = trained(True, 3).weights["head.norm.weight"]
     assert not torch.equal(trained(False, 3).weights["head.norm.weight"], late)
+
+
+def test_the_trainings_that_judge_have_old_weights_from_the_phase_on_that_does_not_wait() -> None:
+    plan = find_optimum(SPACE, SPACE.free.at_bits(16, 16), MODES[0], 30.0)
+    assert plan is not None
+    waits = replace(plan, mode=TrainingMode(8))
+    retraining = Retraining(tiny_settings(), corpus(), 3, plan.seconds)
+    schedules = [[TrainingPhase(0, waits)], [TrainingPhase(0, waits), TrainingPhase(3, plan)]]
+    known, own = (retraining.train(phases, 7.5 * plan.seconds).curve for phases in schedules)
+    # the first batch of the phase has no older weights
+    assert own[:4] == known[:4]
+    assert own[4:] != known[4:]
 
 
 def seen(trainer: WeightTrainer, value: float) -> float:

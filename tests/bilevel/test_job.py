@@ -226,7 +226,7 @@ def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> No
     real = Retraining.train
 
     def counted(*arguments: Any, **named: Any) -> Retrained:
-        calls.append(arguments)
+        calls.append(named)
         return real(*arguments, **named)
 
     monkeypatch.setattr(Retraining, "train", counted)
@@ -234,6 +234,9 @@ def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(found) == {SCHEDULE, REFERENCE, "batch 8"}
     assert found[SCHEDULE] is found["batch 8"]
     assert len(calls) == 2
+    reference = loop.settings.retrain_steps * schedules[REFERENCE][0].plan.seconds
+    assert calls[1]["seconds"] == pytest.approx(loop.settings.retrain_factor * reference)
+    assert calls[1]["target"] == found[REFERENCE].final_loss
 
 
 def test_the_experiment_compares_the_loop_with_its_controls(

@@ -195,6 +195,18 @@ def test_weights_train_with_the_batch_that_leads() -> None:
         leads = loop.leader.mode.batch if loop.leader else leads
 
 
+def test_a_mixture_of_gradients_leaves_out_what_weighs_nothing_and_sums_to_one() -> None:
+    loop = tiny_loop(estimator="mixture", tp=(1,), space_pp=(1,))
+    leader = loop.upper.leader(loop.prices)
+    lossy = torch.tensor([c.grad_comm_bits < 16 for c in leader.candidates])
+    kinds = torch.tensor([1.0, 9e-4]).double()[lossy.long()]
+    counts = torch.tensor([int((~lossy).sum()), int(lossy.sum())])[lossy.long()]
+    weights = (kinds / counts * 0.9).expand_as(leader.weights)
+    for pairs, weight in loop._gradient_mixtures(replace(leader, weights=weights)):
+        assert {bits for _, bits in pairs} == {16}
+        assert float(weight.sum()) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("order", ["first", "second", "one_level"])
 def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
     loop = tiny_loop(num_steps=10, estimator="mixture", order=order)

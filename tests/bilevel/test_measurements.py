@@ -37,6 +37,13 @@ def test_the_exchange_rate_of_a_power_law_in_steps_is_its_slope() -> None:
     assert exchange == pytest.approx(0.35)
 
 
+def test_the_exchange_rate_is_that_of_the_last_half() -> None:
+    curve = [
+        (step, 5.0 - (2.0 * log(step) if step < 50 else 0.3 * log(step))) for step in range(1, 101)
+    ]
+    assert nats_per_efold(curve) == pytest.approx(0.3)
+
+
 def test_no_exchange_rate_without_points_or_without_progress() -> None:
     assert nats_per_efold([]) is None
     assert nats_per_efold([(1, 3.0), (2, 2.0)]) is None
