@@ -88,7 +88,7 @@ def write_shown(page: Path, printed: dict[str, str]) -> None:
             len(lines) + int(at) if int(at) < 0 else int(at) - 1 for at in match.group(2, 3)
         )
         shown = "\n".join(lines[first : last + 1])
-        shown = re.sub(r"(?<= %; )[0-9.]+ s\b", "… s", shown)
+        shown = re.sub(r"((?: %|variables)[;,] )[0-9.]+ s\b", r"\1… s", shown)
         shown = re.sub(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(_\d+)?", "outputs/DATE/TIME", shown)
         begin = match.start(4) - match.start()
         return f"{match[0][:begin]}{shown}\n```"
