@@ -1,6 +1,6 @@
-"""Write the figures of `docs/explanation/accuracy.md` and of README from `experiments/results/validation.md`.
+"""Write the figures of `docs/explanation/accuracy.md` and of README from pages of `experiments/results`.
 
-`python docs/write_accuracy.py`, after `experiments.validate_cost_model` wrote its page.
+`python docs/write_accuracy.py`, after `experiments.validate_cost_model` or `experiments.answers` wrote its page.
 """
 
 import re
@@ -11,6 +11,8 @@ VALIDATION = ROOT / "experiments" / "results" / "validation.md"
 PAGE = Path(__file__).parent / "explanation" / "accuracy.md"
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(?<=<!-- figures -->\n\n).*?(?=\n\n<!-- end of figures -->)", re.DOTALL)
+ANSWERS = ROOT / "experiments" / "results" / "answers.md"
+PLANNED = re.compile(r"are \d+ pairs; \[\d+ have a plan\]")
 MEDIAN = re.compile(r"(?<=The median error is )[0-9.]+ %")
 LEFT_OUT = {"source": "the source", "house": "the publisher and its software"}
 
@@ -94,9 +96,14 @@ def page() -> str:
 
 
 def readme() -> str:
-    """Return README with the median error."""
+    """Return README with the median error, and with the number of pairs that have a plan."""
     error = rows(VALIDATION.read_text(encoding="utf-8"))["source", "all", "seconds"][1]
-    return MEDIAN.sub(f"{error} %", README.read_text(encoding="utf-8"))
+    pairs = re.search(r"(\d+) of (\d+) pairs have a plan", ANSWERS.read_text(encoding="utf-8"))
+    assert pairs is not None
+    text = PLANNED.sub(
+        f"are {pairs[2]} pairs; [{pairs[1]} have a plan]", README.read_text(encoding="utf-8")
+    )
+    return MEDIAN.sub(f"{error} %", text)
 
 
 if __name__ == "__main__":
