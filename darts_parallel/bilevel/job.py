@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import isfinite, nan
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -300,9 +301,9 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
     rows = []
     for phase in phases:
         plan = phase.plan
-        step = f"{1e3 * plan.seconds:.3f}"
-        rows.append([str(phase.from_step), str(plan.mode.batch), plan.describe(), step])
-    header = ["from step", "batch", "plan", "ms a step"]
+        seconds = f"{1e3 * plan.seconds:.3f}"
+        rows.append([str(phase.from_step), str(plan.mode.batch), plan.describe(), seconds])
+    header = ["from step", "batch", "plan", "ms/step"]
     return filled_table("\nPhases of the training", header, rows, left=(2,))
 
 
@@ -313,8 +314,8 @@ def time_table(runs: Sequence[Mapping[str, Retrained]]) -> Table:
     for name in runs[0]:
         seconds = medians[name]
         steps = median(run[name].steps for run in runs)
-        ratio = seconds / medians[SCHEDULE]
-        rows.append([name, f"{seconds:.3f}", f"{ratio:.3f}", f"{steps:.0f}"])
+        over_found = f"{seconds / medians[SCHEDULE]:.3f}"
+        rows.append([name, f"{seconds:.3f}", over_found, f"{steps:.0f}"])
     header = ["training", "seconds to target", "over found", "weight steps"]
     return filled_table("\nPredicted time to the target loss", header, rows)
 
@@ -324,6 +325,7 @@ def probability_table(records: Sequence[StepRecord]) -> Table:
     shown = [*records[: -1 : -(-len(records) // MOST_COLUMNS)], records[-1]]
     header = ["", *(f"step {record.step}" for record in shown)]
     rows = []
-    for name in records[0].outer_weights:
+    # by the first letter: batch sizes, then pipelines
+    for name in sorted(records[0].outer_weights, key=itemgetter(0)):
         rows.append([name, *(percent(record.outer_weights[name], 0) for record in shown)])
     return filled_table("\nProbabilities by step of the logits", header, rows)
