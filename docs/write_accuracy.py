@@ -1,6 +1,7 @@
 """Write the figures of `docs/explanation/accuracy.md` and of README from pages of `experiments/results`.
 
-`python docs/write_accuracy.py`, after `experiments.validate_cost_model` or `experiments.answers` wrote its page.
+`python docs/write_accuracy.py`, after `experiments.validate_cost_model` or `experiments.answers` wrote
+its page.
 """
 
 import re
