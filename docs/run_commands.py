@@ -120,8 +120,8 @@ def main(arguments: list[str]) -> int:
                 words = "ok" if status == 0 else f"exit status {status}: {output[-400:]}"
                 print(f"{page:<28} {seconds:6.1f} s  {text[:90]!r} {words}", flush=True)
     if "--write" in arguments:
-        for page in (ROOT / "docs").glob("**/*.md"):
-            write_shown(page, printed)
+        for path in (ROOT / "docs").glob("**/*.md"):
+            write_shown(path, printed)
     OUTPUT.parent.mkdir(exist_ok=True)
     OUTPUT.write_text(json.dumps(printed, indent=1), encoding="utf-8")
     print(f"{len(found)} blocks, {failed} failed")
