@@ -38,7 +38,7 @@ from darts_parallel.planner import (
     tightened,
 )
 from darts_parallel.planner import plan as find_plan
-from darts_parallel.plans import Plan, write_json, write_text
+from darts_parallel.plans import Plan, read_phases, write_json, write_text
 from darts_parallel.problem import Problem, bill, choose
 from darts_parallel.report import (
     Outcome,
@@ -329,7 +329,9 @@ class Job(Watcher):
         if target is None:
             return [], ""
         try:
-            exported = export_plan(self.problem, plan, target, self._seconds)
+            path = self.problem.config.plan
+            phases = read_phases(path) if path else ()
+            exported = export_plan(self.problem, plan, target, self._seconds, phases)
         except UnsupportedError as error:
             return [], str(error)
         return export_lines(target, exported, write_export(exported, self.folder)), ""

@@ -190,6 +190,9 @@ def test_calibration_rewrites_the_devices_of_data_sheets_and_no_invented_one(
     for name in written:
         text = (tmp_path / "device" / f"{name}.yaml").read_text()
         assert text.split(MARK)[0] == shipped[name].split(MARK)[0]
+    clusters = (Path(config_dir()) / "cluster").glob("*.yaml")
+    listed = {file.name for file in clusters if ", efficiency: " in file.read_text()}
+    assert {file.name for file in (tmp_path / "cluster").iterdir()} == listed
     for file in (tmp_path / "cluster").iterdir():
         assert not any(f"device: {name}," in file.read_text() for name in invented), file.stem
     for file in tmp_path.glob("*/*.yaml"):  # one that the last fit did not rewrite is stale

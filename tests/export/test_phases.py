@@ -18,6 +18,7 @@ from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report import Outcome, plan_dict
 from tests.export.test_megatron import flags_of
+from tests.support.commands import QUIET, Command
 from tests.support.export_plans import LLAMA, plan_of
 
 STEPS = [(0, 8), (10, 16), (15, 32), (20, 16)]
@@ -107,8 +108,8 @@ def test_files_that_do_not_follow_the_phases_are_for_the_last_one_and_say_so(
     assert not any("phases" in note for note in one.notes)
 
 
-def test_export_reads_the_phases_of_a_plan_file(
-    tmp_path: Path, llama: Problem, capsys: pytest.CaptureFixture[str]
+def test_both_commands_that_export_read_the_phases_of_a_plan_file(
+    tmp_path: Path, llama: Problem, capsys: pytest.CaptureFixture[str], command: Command
 ) -> None:
     phases = phases_of_sizes(llama)
     entries = [
@@ -125,8 +126,10 @@ def test_export_reads_the_phases_of_a_plan_file(
     assert "give --train-samples" in capsys.readouterr().out
     tokens = llama.training.seq_len
     schedule = " ".join(f"{samples * tokens}:{batch}" for samples, batch in SAMPLES)
-    script = (tmp_path / "megatron.sh").read_text()
-    assert f'    --step-batch-size-schedule "{schedule}"\n' in script
+    done = command(f"plan={file}", "export=megatron", "hydra.run.dir=run", *QUIET)
+    assert done.status == 0, done.err
+    for script in (tmp_path / "megatron.sh", command.folder / "run" / "megatron.sh"):
+        assert f'    --step-batch-size-schedule "{schedule}"\n' in script.read_text()
     file.write_text(json.dumps(entries[-1]["plan"] | {"training_phases": entries[1:]}))
     assert main([str(file), "--to", "megatron"]) == 2
     assert "from_step=[10, 15, 20] must rise from 0; try [0, 1, 2]" in capsys.readouterr().err
