@@ -126,7 +126,7 @@ def _note(job: Request) -> str:
     config = job.model
     return (
         f"give apply_plan a configuration of {config.name}'s sizes: {config.num_layers} layers, hidden size "
-        f"{config.hidden_size}, {config.num_heads} heads; torchtitan has Llama 3 and Qwen 3, not Mistral"
+        f"{config.hidden_size}, {config.num_heads} heads; the file is for its Llama 3 and Qwen 3"
     )
 
 
