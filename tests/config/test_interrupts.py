@@ -49,10 +49,10 @@ def test_a_child_does_not_hear_ctrl_c_and_the_parent_hears_it_later() -> None:
 
 
 IDLE = """
-import os, time
+import os, sys, time
 from darts_parallel.run.workers import Workers
 with Workers(2) as workers:
-    print(*workers.run(os.getpid), flush=True)
+    print(*workers.run(os.getpid), flush=True, file=sys.stderr)
     time.sleep(60)
 """
 
@@ -66,8 +66,11 @@ def runs(pid: int) -> bool:
 
 
 def test_idle_workers_end_when_the_process_that_asked_for_them_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", IDLE], stdout=subprocess.PIPE, text=True) as asked:
-        workers = {int(pid) for pid in asked.stdout.readline().split()}
+    # Gloo of PyTorch 2.10 prints on standard output
+    command = [sys.executable, "-c", IDLE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True) as asked:
+        workers = {int(pid) for pid in asked.stderr.readline().split()}
         assert len(workers) == 2
         assert asked.pid not in workers
         asked.kill()
