@@ -142,8 +142,8 @@ def _print_whatever_comes() -> None:
 def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
     """Run one job of the command; return the seconds per iteration, which sweepers minimise.
 
-    A refused job ends the command here: Hydra would print its own lines about an exception. A sweep
-    goes on with its next job, and this one takes infinitely long.
+    A refused job prints its sentence here, since Hydra would print its own lines about an exception.
+    It takes infinitely long, so a sweep goes on with its next job.
 
     Args:
         began: Wall-clock seconds at which the command began.
@@ -160,7 +160,7 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
         with user_errors("darts-parallel", given), entered.own(named=named) as folder:
             return _run_in(folder, composed, given, swept=swept)
     except SystemExit as end:
-        if not swept or end.code != REFUSED:
+        if end.code != REFUSED:
             raise
     return inf
 
