@@ -69,7 +69,7 @@ KEYS = {
 COMPILED = "training.compiled=true"
 LORA = "training.lora_rank=16"
 OVERLAP = "training.tp_comm_overlap=true"
-FLAGS = {
+FLAGS: dict[str, list[list[str]]] = {
     "`training.compiled=true`": [[COMPILED]],
     "`training.tp_comm_overlap=true`": [[OVERLAP], [OVERLAP, COMPILED]],
     "LoRA": [[LORA]],
@@ -165,7 +165,7 @@ def defaults() -> str:
 def abilities(name: str) -> dict[str, Any]:
     """Return the record of a trainer in `conf/trainer`."""
     text = (ROOT / "conf" / "trainer" / f"{name}.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)["trainer"]
+    found: dict[str, Any] = yaml.safe_load(text)["trainer"]  # type: ignore[no-untyped-call]
     return found
 
 

@@ -229,7 +229,9 @@ class BilevelJob:
         told["seed"] = loop.settings.seed
         told["why"] = "least learned time to target, at the batch size of the last phase"
         result = SearchResult(chosen.plan, chosen.seconds, raw.plan, raw.seconds, **told)
-        return Outcome(here, chosen.plan, evaluate(chosen.plan, here), result, answers)
+        cost = evaluate(chosen.plan, here)
+        words = chosen.describe()
+        return Outcome(here, chosen.plan, cost, result, answers, words=words)
 
     def _phase(self, phase: TrainingPhase) -> dict[str, Any]:
         """Return a phase as `plan.json` has it; its plan has the fields of a plan."""

@@ -13,6 +13,7 @@ from darts_parallel.config import (
     WORDS,
     composed_config,
     given_values,
+    group_names,
     require,
     require_clear_machine,
     with_box,
@@ -24,13 +25,19 @@ COMPOSED = ("output", "tune", "verification")
 """Root keys that always come from the command."""
 PRINTED = ("plan", "export", "explain", "price", "output")
 """Root keys that change only what is written and printed, not the problem."""
-VERBS = {"tune": "the plan of the job", "price": "a plan", "explain": "a plan"}
+VERBS = {
+    "tune": "the plan of the job",
+    "price": "a plan, or degrees such as tp=2",
+    "explain": "a plan",
+}
 """Verbs of the command, and the plan that each names; `price` takes degrees of its own, too."""
 UNQUOTED = re.compile(r"^([^=]+=)(?!['\"\[{])(.*[^\x00-\x7f].*)$")
 """An override with letters such as ü, which Hydra takes in quotes alone."""
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
+GROUPS = ("model", "cluster", "trainer")
+"""Groups whose names users give alone."""
 TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 SWITCH = {"action": "store_const", "const": True}
 FLAGS: dict[str, dict[str, Any]] = {
@@ -73,7 +80,8 @@ class FlagParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the flags in one sentence."""
-        raise ConfigError(f"{message}; try darts-parallel --help, which lists the flags.")
+        ways = "keys without dashes, such as tp=4, or --help, which lists the flags"
+        raise ConfigError(f"{message}; try {ways}.")
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -105,6 +113,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         require(goes, f"{flag} {value}", "go with the verb tune", near)
         overrides.append(f"{key}={'true' if value is True else value}")
     for override in overrides:
+        for group in GROUPS:
+            if override in group_names(group):
+                raise ConfigError(f"{override} lacks its group; try {group}={override}.")
         if not OVERRIDE.match(override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
     return [*words, *(UNQUOTED.sub(r"\1'\2'", override) for override in overrides)]

@@ -17,7 +17,6 @@ from darts_parallel.cli._trainers import (
     Offer,
     offers,
     start_command,
-    trainer_sentences,
     trainers_table,
 )
 from darts_parallel.cli._tune import run_tuning
@@ -195,6 +194,10 @@ class Job(Watcher):
         if ANY in self.overrides and missing:
             batch = f"{training.global_batch_size:,} × {training.seq_len:,} tokens"
             yield f"assumed: {batch}; set {' and '.join(missing)}"
+        space = problem.config.space
+        if problem.config.price and problem.config.plan is None and space.pins:
+            pins = ", ".join(space.pins)
+            yield f"assumed: the fastest {space.kind} plan with {pins}, whatever its risk"
         if BOX in self.overrides:
             yield from self._assumed_links(problem.config.cluster)
 
@@ -218,10 +221,8 @@ class Job(Watcher):
             self._print_line(f"{what} is missing: {one_line(str(error))}")
 
     def _start_lines(self, findings: Findings) -> list[str]:
-        """Return the command that starts the plan, where a trainer takes it."""
+        """Return the command that starts the plan, or that no trainer takes it."""
         outcome = findings.outcome
-        if not any(offer.takes for offer in findings.offers):
-            return []
         return [start_command(outcome.problem, outcome.plan, self._file("plan.json"))]
 
     def _file(self, name: str) -> Path:
@@ -245,7 +246,6 @@ class Job(Watcher):
             *self._start_lines(findings),
             f"darts-parallel plan={file} --explain",
             f"darts-parallel tune {file} --top 3",
-            *self._next_lines(problem, findings.offers, findings.rungs),
         ]
         page = report_page(outcome, [*tables, trainers], lines)
         write_text(self.folder / "report.html", page)
@@ -273,17 +273,6 @@ class Job(Watcher):
         """Price a plan; infinite where it does not fit."""
         cost = evaluate(plan, self.problem)
         return cost.iteration_time_s if cost.feasible else float("inf")
-
-    def _next_lines(
-        self, problem: Problem, found: Sequence[Offer], rungs: Sequence[Rung]
-    ) -> list[str]:
-        """Print and return the commands to go on."""
-        lines = trainer_sentences(found, self.overrides)
-        others = [rung for rung in rungs if rung.name != CHOSEN]
-        lines += [f"{r.name}: {start_command(problem, r.plan, self._file(r.file))}" for r in others]
-        for line in lines if problem.config.output.verbose else ():
-            self._print_line(line)
-        return lines
 
     def _sensitivity(self, plan: Plan, problem: Problem) -> dict[str, float]:
         """Return what the plan's time depends on; nothing after Ctrl-C, the plan stays."""

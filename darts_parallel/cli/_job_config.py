@@ -4,11 +4,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from darts_parallel.config import Config, Imported, refuse_silent_overrides, to_config
-from darts_parallel.errors import ConfigError
-
-SOURCES = {"tune.from": "tries plans of its own", "plan": "evaluates a given one"}
-"""Keys that name a plan, and what the command does with it."""
+from darts_parallel.config import Config, Imported, refuse_silent_overrides, require, to_config
 
 
 def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
@@ -22,15 +18,9 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
         ConfigError, PlanError: a value breaks a rule, or a plan file does not fit.
     """
     refuse_silent_overrides(given)
-    tuned, plan = (OmegaConf.select(composed, key) for key in SOURCES)
+    tuned, plan = (OmegaConf.select(composed, key) for key in ("tune.from", "plan"))
     if tuned is not None and plan is not None:
-        named = [f"tune.from={tuned}", f"plan={plan}"]
-        first, second = (
-            f"{name} {does}" for name, does in zip(named, SOURCES.values(), strict=True)
-        )
-        raise ConfigError(
-            f"{first}, and {second}: one command does one of both; try {named[0]} alone."
-        )
+        require(False, f"tune.from={tuned}", f"go without plan={plan}", f"tune.from={tuned} alone")
     problem_named = any(override.startswith("experiment=") for override in given)
     if tuned is None and (plan is None or problem_named):
         return to_config(composed, given, _check_imported)

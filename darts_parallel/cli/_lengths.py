@@ -1,5 +1,6 @@
 """Plans for `training.lengths`: their table, and the first one's file."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,17 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import DYNAMIC, EXPORTS, PACKINGS, PADDED, TrainingConfig
+from darts_parallel.config import DYNAMIC, PACKINGS, PADDED, TrainingConfig
 from darts_parallel.cost import evaluate
-from darts_parallel.export import packing_flags, refusals
+from darts_parallel.export import packing_flags, taken_by
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
-from darts_parallel.plans import Plan, write_json
+from darts_parallel.plans import write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, fits_label, plan_dict, print_line, table_of
 from darts_parallel.report import seconds as seconds_label
 
+SHOWN = 3
+"""Plans of a packing that the table shows."""
 COLUMNS = ("seconds>", "95 %>", "tokens/s>", "bound>", "fits>")
 
 
@@ -33,9 +36,12 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
         "seconds of a step: mean, 95 %, bound of any packing; fits: its fullest micro-batch; packing: tokens "
         "of a rank"
     )
-    table = table_of(title, *COLUMNS, "packing", "from", "plan")
+    table = table_of(title, *COLUMNS, "packing", "plan")
+    rows: Counter[str] = Counter()
     for own in found.plans:
-        table.add_row(*_cells(own, training.global_batch_size))
+        rows[own.packing.scheduler] += 1
+        if rows[own.packing.scheduler] <= SHOWN or config.output.verbose:
+            table.add_row(*_cells(own, training.global_batch_size))
     console.print(table)
     best = found.plans[0]
     job = _job(problem, best)
@@ -55,9 +61,7 @@ def _cells(own: LengthPlan, batch: int) -> list[str]:
     speed = f"{own.tokens_per_s:,.0f}"
     bound = seconds_label(own.bound)
     fits = fits_label(own.chance)
-    source = f"main search, {own.place}" if own.place else "even uniform"
-    words = own.plan.describe(batch)
-    return [mean, quantile, speed, bound, fits, _knobs(own), source, words]
+    return [mean, quantile, speed, bound, fits, _knobs(own), own.plan.describe(batch)]
 
 
 def _knobs(own: LengthPlan) -> str:
@@ -84,7 +88,8 @@ def _training(problem: Problem, own: LengthPlan) -> TrainingConfig:
 
 def _job(problem: Problem, own: LengthPlan) -> Problem:
     """Return the job with the settings of a packing."""
-    return problem.with_config(training=_training(problem, own))
+    training = _training(problem, own)
+    return Problem.from_config(replace(problem.config, training=training))
 
 
 def _entry(problem: Problem, own: LengthPlan) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def _named(record: NamedTuple) -> dict[str, Any]:
 
 
 def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:
-    """Yield what holds of every packing, and the trainers that cannot run it."""
+    """Yield what holds of every packing, and the trainers that run it."""
     yield (
         "A packed micro-batch holds at most its budget, whatever the lengths: the chance to fit is the "
         "same in every step."
@@ -110,24 +115,8 @@ def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:
         if not rows:
             yield f"{scheduler}: no plan fits."
             continue
-        able, unable = _trainers(_job(problem, rows[0]), rows[0].plan)
-        runs = ", ".join(able) or "no trainer here"
-        others = "; ".join(f"not with {', '.join(names)}: {why}" for why, names in unable.items())
-        yield f"{scheduler}: its first plan runs with {runs}; {others or 'with all of them'}."
-
-
-def _trainers(job: Problem, plan: Plan) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the trainers that run a plan, and the others by a reason, which is packing where it is one."""
-    able = []
-    unable: dict[str, list[str]] = {}
-    for name in EXPORTS:
-        reasons = [why for why, _ in refusals(job, plan, name)]
-        if reasons:
-            named = [why for why in reasons if "sequence_packing_scheduler" in why]
-            unable.setdefault([*named, *reasons][0], []).append(name)
-        else:
-            able.append(name)
-    return able, unable
+        takers = taken_by(_job(problem, rows[0]), rows[0].plan)
+        yield f"{scheduler}: its first plan runs with {', '.join(takers) or 'no trainer here'}."
 
 
 def _main_search(found: LengthPlans) -> Iterator[str]:

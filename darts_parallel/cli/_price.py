@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import OTHER_WORDS, WORDS, SpaceConfig
+from darts_parallel.config import SpaceConfig
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import plan as find_plan
@@ -23,12 +23,9 @@ def distance_to_best(
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
     """
     own = problem.config
-    usual = SpaceConfig()
     file = folder / "plan_best.json"
     space = own.space
-    keys = [key.partition(".") for key in (*WORDS.values(), *OTHER_WORDS.values())]
-    pins = [name for group, _, name in keys if group == "space"]
-    if any(getattr(space, key) != getattr(usual, key) for key in pins):
+    if space.pins:
         space = SpaceConfig(trainer=space.trainer, executable=space.executable)
     free = replace(
         own, plan=None, export=None, space=space, search=replace(own.search, method="auto")

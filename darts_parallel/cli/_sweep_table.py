@@ -114,5 +114,7 @@ def _cell(values: Sequence[Any], name: str, *, spread: bool) -> str:
         return "-"
     if name.endswith("gap"):
         return f"{100 * median(known) + 0.0:.3f} %"
+    middle = median(known)
     slower = f" + {100 * (max(known) / min(known) - 1.0):.2f} %"
-    return f"{median(known):.5g}" + (slower if spread and name == SECONDS else "")
+    text = f"{middle:,.0f}" if middle >= 1e5 else f"{middle:.5g}"
+    return text + (slower if spread and name == SECONDS else "")

@@ -59,7 +59,7 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
     for name in (named, *fitted, "torch", *taken):
         if name in taken:
             return f"darts-parallel plan={file} export={name}"
-    return f"no trainer takes {file}"
+    return f"no trainer takes {file}; plan with trainer=NAME"
 
 
 def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Table:
@@ -78,15 +78,6 @@ def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Ta
         time = "" if offer.seconds is None else seconds_label(offer.seconds)
         table.add_row(offer.name, one_line(words), time, fits_label(offer.chance))
     return table
-
-
-def trainer_sentences(found: Sequence[Offer], given: Sequence[str]) -> list[str]:
-    """Say how a trainer gets its plan."""
-    if not any(offer.plan is not None and not offer.takes for offer in found):
-        return []
-    kept = [override for override in given if not override.startswith("trainer=")]
-    again = " ".join(["darts-parallel", *kept, "trainer=NAME"])
-    return [f"best plan for another trainer: {again}"]
 
 
 def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer]:
@@ -111,7 +102,8 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
                 yield rows.row(name, problem, takes=not refused, search=search)
         except DartsParallelError as error:
             why = str(error).removeprefix(f"space.trainer={name} ")
-            yield Offer(name, None, why=why.rstrip("."))
+            reason = why.partition(" GPUs: ")[2] or why
+            yield Offer(name, None, why=reason.rstrip("."))
 
 
 @dataclass(frozen=True)
@@ -176,15 +168,8 @@ class _TrainerRows:
 
 def own_problem(problem: Problem, name: str) -> Problem:
     """Return the problem of a trainer: uniform plans that it runs, by its own efficiencies."""
-    config = problem.config
-    known = config.abilities(name).software
-    software = config.training.software
-    if software not in known:
-        software = known[0] if known else None
-    space = replace(config.space, trainer=name, executable=False, kind="uniform")
-    training = replace(config.training, software=software)
-    own = Problem.from_config(replace(config, space=space, training=training))
-    return replace(own, headroom=problem.headroom)
+    config = problem.config.for_trainer(name, executable=False, kind="uniform")
+    return replace(Problem.from_config(config), headroom=problem.headroom)
 
 
 def _restricted(tables: Sequence[CostTable], own: Problem) -> Iterator[CostTable]:

@@ -76,8 +76,8 @@ def type_at(key: str, schema: Any) -> Any:
 def closest_key(key: str, schema: Any) -> str:
     """Return the existing key that an unknown one most likely means.
 
-    A key of the same last name elsewhere (`pp`), or with these initials (`search.lr`), comes before
-    one of similar spelling at the same place.
+    A key of the same last name elsewhere (`pp`), perhaps after `num_`, or with these initials
+    (`search.lr`), comes before one of similar spelling at the same place.
     """
     parts = key.split(".")
     known = list(walk(key, schema))[: len(parts) - 1]
@@ -86,7 +86,9 @@ def closest_key(key: str, schema: Any) -> str:
     for old in OLD_KEYS:
         if old.new_name is not None and old.key == key:
             return f"{place}.{old.new_name}"
-    meant = [k for k in every if parts[-1] in (_name(k), _initials(k))]
+    meant = [
+        k for k in every if parts[-1] in (_name(k), _name(k).removeprefix("num_"), _initials(k))
+    ]
     if meant:
         return min(meant, key=lambda k: k.partition(".")[0] != parts[0])
     kind = plain_type(known[-1][1]) if known else schema

@@ -22,6 +22,8 @@ LONGEST = 4096
 MAX_SIZE = 2**24
 """Largest width, vocabulary, sequence or batch: beyond, a slip of the pen is likelier than a
 model."""
+USUAL = {"training.global_batch_size": 512, "training.seq_len": 4096}
+"""Values to try in place of one that is too small, where the least one helps nobody."""
 MAX_PROCESSES = 256
 """More on one machine are a slip of the keyboard."""
 
@@ -115,7 +117,7 @@ def require_at_least(key: str, value: float, minimum: float, *, strict: bool = F
     valid = finite and (value > minimum or (value == minimum and not strict))
     rule = f"{'' if finite else 'a finite number '}{'above' if strict else 'at least'} {_shown(minimum)}"
     near = f"a value above {minimum:g}" if strict else _shown(minimum)
-    require(valid, f"{key}={_shown(value)}", f"be {rule}", near)
+    require(valid, f"{key}={_shown(value)}", f"be {rule}", USUAL.get(key, near))
 
 
 def require_at_most(key: str, value: float, maximum: float) -> None:
@@ -139,7 +141,7 @@ def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
 def member_sentence(key: str, value: Any, members: tuple[Any, ...]) -> str:
     """Return the sentence that names the members, and the one closest to a value of `key`."""
     names = ", ".join(map(as_yaml, members))
-    return f"{key}={value} must be one of {names}; try {closest(value, members)}."
+    return f"{key}={as_yaml(value)} must be one of {names}; try {closest(value, members)}."
 
 
 def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
 from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
-from darts_parallel.config.words import SYNONYMS
+from darts_parallel.config.words import SYNONYMS, WORDS
 from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
@@ -32,6 +32,9 @@ PLUGINS = {
 it."""
 NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)")
 """The start of a text that is a number of moderate size."""
+UNITS = {"k": 1024.0, "K": 1024.0, "%": 0.01, "Gb": 0.125, "Gbps": 0.125}
+"""Signs after a number, and what they multiply it by."""
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.")
 UNKNOWN_KEY = re.compile(r"(?:override|delete from config\.) '([^'=]+)")
 WRONG_GROUP = re.compile(r"In '([^']+)/[^']+': ValidationError")
@@ -119,8 +122,14 @@ def _shown(key: str, given: dict[str, str]) -> str:
 
 
 def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
-    word = SYNONYMS.get(key)
+    word = SYNONYMS.get(key.replace("-", "_"))
+    if schema is not Config and (key in WORDS or type_at(key, Config)):
+        place = "of the command that plans, not of this one"
+        near = f"darts-parallel {_shown(key, given)}, or --help for the keys of this one"
+        return f"{_shown(key, given)} is a key {place}; try {near}."
     near = f"{word}={given.get(key, '...')}" if word else closest_key(key, schema)
+    if key.endswith("Gbps"):
+        near += ", of bytes: an eighth"
     return f"{_shown(key, given)} is not a key of the configuration; try {near}."
 
 
@@ -177,9 +186,10 @@ def _must_be(kind: Any, value: str) -> str:
 def _closest_number(kind: Any, value: str) -> str:
     """Return the number with which a text begins, or a small one."""
     number = NUMBER.match(value)
-    if kind is int:
-        return "1" if number is None else str(round(float(number[0])))
-    return "0.5" if number is None else number[0]
+    if number is None:
+        return "1" if kind is int else "0.5"
+    scaled = float(number[0]) * UNITS.get(value[number.end() :], 1.0)
+    return str(round(scaled)) if kind is int else f"{scaled:g}"
 
 
 def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
@@ -187,6 +197,8 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
     if match := SEVERAL_VALUES.search(text):
         key, values = match.groups()
         first = values.partition(",")[0]
+        if THOUSANDS.fullmatch(values):
+            first = values.replace(",", "")
         ways = f"{key}={first}, {key}=[{values}] for a list, or --multirun for one run with each"
         return f"{key}={values} gives several values; try {ways}."
     if match := UNKNOWN_KEY.search(text):

@@ -11,6 +11,7 @@ from darts_parallel import schedules
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.checks import (
     MAX_SIZE,
+    as_yaml,
     check_fields,
     one_of,
     ranged,
@@ -31,6 +32,7 @@ from darts_parallel.config.trainer import NONE, Trainer, read_trainer
 from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
+from darts_parallel.config.words import OTHER_WORDS, WORDS
 
 TUNE: dict[str, Any] = {
     "from": None,
@@ -303,6 +305,18 @@ class SpaceConfig:
         require(self.shares is not None and set(kinds) <= set(settable), shown, rule, near)
 
     @property
+    def pins(self) -> list[str]:
+        """Values other than the default of keys that have a short word, e.g. `tp=2`."""
+        usual = SpaceConfig()
+        words = {key: word for word, key in {**OTHER_WORDS, **WORDS}.items()}
+        found = []
+        for entry in fields(self):
+            word, value = words.get(f"space.{entry.name}"), getattr(self, entry.name)
+            if word and value not in (None, getattr(usual, entry.name)):
+                found.append(f"{word}={as_yaml(value)}")
+        return found
+
+    @property
     def shares(self) -> tuple[float, float] | None:
         """Shares in host memory that the user gives, of all `OFFLOADS`; None: they are searched."""
         if not isinstance(self.offload, dict):
@@ -350,7 +364,7 @@ class OutputConfig:
     progress: bool = True
     """Show a progress bar in a terminal."""
     verbose: bool = False
-    """Print all tables of the report and all next commands."""
+    """Print all tables of the report."""
 
 
 @dataclass
@@ -421,6 +435,19 @@ class Config:
     def abilities(self, name: str) -> Trainer:
         """Return what a trainer of `EXPORTS` can run, by the group where that is its."""
         return self.trainer if self.trainer.name == name else read_trainer(name)
+
+    def for_trainer(self, name: str, **space: Any) -> "Config":
+        """Return the configuration of a trainer with its own efficiencies, and other keys of the space.
+
+        Errors:
+            ConfigError: the trainer forbids a key.
+        """
+        known = self.abilities(name).software
+        software = self.training.software
+        if software not in known:
+            software = known[0] if known else None
+        training = replace(self.training, software=software)
+        return replace(self, space=replace(self.space, trainer=name, **space), training=training)
 
     def job(self, target: str | None) -> TrainingConfig:
         """Return the job with switches that are null as a trainer's files set them."""
@@ -502,7 +529,7 @@ class Config:
                 self.space.kind if layerwise else "uniform"
             )  # its mixtures have one strategy
         longest = self.model.max_seq_len
-        rule = f"be at most model.max_seq_len={longest}"
+        rule = f"be at most model.max_seq_len={longest}, which can be set, too"
         require(
             self.training.seq_len <= longest,
             f"training.seq_len={self.training.seq_len}",

@@ -39,7 +39,6 @@ FOLDER = Path(config_dir()) / "trainer"
 NONE = "none"
 EXPORTS = tuple(name for name in group_names("trainer") if name != NONE)
 """Names of the trainers."""
-WHOLE_ENDS = ("never", "hybrids", "always")
 ABOVE = {"some": 0, "many": 1}
 
 

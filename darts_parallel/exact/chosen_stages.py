@@ -109,7 +109,9 @@ def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
     seconds = segments.sums(layers.numpy(), table.stage_kind.numpy())
     longest = segments.least_maximum(seconds)
     _, starts = segments.split_below(seconds, longest)
-    return HardPlans.one(outer, [choice] * table.num_layers, starts)
+    choices = torch.full((1, table.num_layers), choice)
+    first_layers = torch.tensor([starts])
+    return HardPlans(torch.tensor([outer]), choices, first_layers)
 
 
 def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> HardPlans | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from darts_parallel.config import OFFLOADS, Config
+from darts_parallel.config import EXPORTS, Config
 from darts_parallel.cost import build_tables, without_dominated
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import find_uniform_plan
@@ -16,24 +16,25 @@ from darts_parallel.problem import Problem
 SECONDS = 3.0
 """Wall-clock seconds of all searches together."""
 LORA_RANK = 16
+TRAINER = "trainer"
 
 
 def memory_offers(problem: Problem) -> Iterator[str]:
     """Yield changes with which some plan fits, with the seconds and the chance to fit of the fastest found.
 
-    Only what the trainer of the space can write is tried.
+    Only what the trainer of the space can write is tried; without one, what some trainer can.
     """
     deadline = time.monotonic() + SECONDS
     for words, group, changes in _changes(problem.config):
         if time.monotonic() > deadline:
             return
         try:
-            part = replace(getattr(problem.config, group), **changes)
-            own = problem.with_config(**{group: part})
+            config = _changed(problem.config, group, changes)
+            own = replace(Problem.from_config(config), headroom=problem.headroom)
             tables = [without_dominated(table) for table in build_tables(own)]
         except DartsParallelError:  # another rule forbids the change
             continue
-        if own.config.space.offload is not None:
+        if config.space.offload is not None:
             if any_fits(tables, "uniform"):
                 yield words
             continue
@@ -41,6 +42,18 @@ def memory_offers(problem: Problem) -> Iterator[str]:
         if found is not None:
             chance = out_of_memory(found.to_plan(tables), own) or 0.0
             yield f"{words} ({found.time:.2f} s, fits: {100 * (1 - chance):.0f} %)"
+
+
+def _changed(config: Config, group: str, changes: dict[str, Any]) -> Config:
+    """Return the configuration with other keys of one group, or with another trainer.
+
+    Errors:
+        ConfigError: another rule forbids the change.
+    """
+    if group == TRAINER:
+        return config.for_trainer(**changes)
+    own: Any = {group: replace(getattr(config, group), **changes)}
+    return replace(config, **own)
 
 
 def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -54,5 +67,10 @@ def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield f"training.lora_rank={LORA_RANK}", "training", {"lora_rank": LORA_RANK}
     if 3 not in (space.pinned("zero_stage") or (3,)):
         yield "space.zero_stage=3", "space", {"zero_stage": 3}
-    if space.offload is None and rules is None and config.search.method != "exact":
-        yield f"space.offload=[{','.join(OFFLOADS)}]", "space", {"offload": list(OFFLOADS)}
+    if space.offload is None and config.search.method != "exact":
+        for name in (space.trainer,) if space.trainer else EXPORTS:
+            shares = dict.fromkeys(config.abilities(name).offloads, 1.0)
+            words = ", ".join(f"{kind}: {share}" for kind, share in shares.items())
+            changes = {"name": name, "kind": "uniform", "offload": shares}
+            if shares:
+                yield f"trainer={name} 'space.offload={{{words}}}'", TRAINER, changes

@@ -50,7 +50,14 @@ FAMILIES = {
 }
 """Devices whose calibrated figures are one."""
 KINDS = {
-    "intra": {150.0: "nvlink2", 300.0: "nvlink3", 450.0: "nvlink4", 900.0: "nvlink5"},
+    "intra": {
+        150.0: "nvlink2",
+        300.0: "nvlink3",
+        448.0: "xgmi",
+        450.0: "nvlink4",
+        537.6: "xgmi",
+        900.0: "nvlink5",
+    },
     "inter": {200.0: "infiniband", 400.0: "infiniband"},
 }
 """Calibrated link by the data sheet's 10^9 bytes/s."""

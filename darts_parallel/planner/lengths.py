@@ -126,8 +126,6 @@ class LengthPlan(NamedTuple):
     """Mean seconds that no packing of these sequences on the plan's ranks can beat."""
     chance: float | None = None
     """Probability that the job runs out of memory."""
-    place: int = 0
-    """Place among the plans of the main search, from 1; 0: an even uniform plan."""
 
 
 class LengthPlans(NamedTuple):
@@ -169,7 +167,10 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
             f"training.lengths={problem.training.lengths}: {rule}; try {longest // 2:,}."
         )
     allowed = problem.config.space.out_of_memory
-    plans = [own._replace(chance=_chance(problem, own)) for own in plans]
+    # the main search may have met an even uniform plan, too: its fastest price counts
+    plans.sort(key=lambda own: own.seconds, reverse=True)
+    met = {(own.plan, own.packing): own for own in plans}
+    plans = [own._replace(chance=_chance(problem, own)) for own in met.values()]
 
     def order(own: LengthPlan) -> tuple[bool, float]:
         return (own.chance or 0.0) > allowed, own.seconds[0]
@@ -282,20 +283,20 @@ class _PackingSearch:
         for scheduler in self.schedulers:
             best = self._best_uniform(scheduler)
             found += [self._row(tried) for tried in best]
-        for place, plan in enumerate(given, 1):
+        for plan in given:
             for prices in self.prices:
                 if plan in prices.given:
-                    found += self._given_row(prices.given_plan(plan), place)
+                    found += self._given_row(prices.given_plan(plan))
         return found
 
-    def _given_row(self, own: PlanAtLengths, place: int) -> list[LengthPlan]:
+    def _given_row(self, own: PlanAtLengths) -> list[LengthPlan]:
         """Return a plan of the main search with its best packing, where one fits."""
         tried = [self._tried(own.alone, self._first(own, name)) for name in self.schedulers]
         fitting = [one for one in tried if one is not None]
         if not fitting:
             return []
         best = min(fitting, key=lambda one: one.seconds)
-        return [self._row(best)._replace(place=place)]
+        return [self._row(best)]
 
     def _best_uniform(self, scheduler: str) -> list[_Tried]:
         """Return the best plans with a packing, one for each pipeline and tensor-parallel degree."""

@@ -11,6 +11,8 @@ from darts_parallel.problem import Problem
 from darts_parallel.report.explanation import explain, render_explanation
 from darts_parallel.report.format import fits_label, print_line, seconds, table_of
 
+FASTER_TOO = "safe is faster, too: seconds within search.tie of each other count as equal"
+
 
 def render_ladder(rungs: Sequence[Rung], console: Console) -> list[Table]:
     """Print, and return, a table of the plans from the fastest to the safest, where there are several."""
@@ -28,6 +30,8 @@ def render_ladder(rungs: Sequence[Rung], console: Console) -> list[Table]:
         table.add_row("safe", "none found", f"up to +{100 * MOST_EXTRA:.0f} %", "", "")
     console.print()
     console.print(table)
+    if any(rung.name == "safe" and rung.seconds < chosen.seconds for rung in rungs):
+        print_line(console, FASTER_TOO)
     return [table]
 
 

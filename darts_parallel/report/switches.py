@@ -58,7 +58,8 @@ def _saving(
 def _switched(problem: Problem, key: str, value: Any) -> Problem:
     """Return the problem with another value of a key of `training`."""
     training = replace(problem.config.training, **{key: value})
-    return problem.with_config(training=training)
+    changed = Problem.from_config(replace(problem.config, training=training))
+    return replace(changed, headroom=problem.headroom)
 
 
 def _runs(problem: Problem, plan: Plan) -> bool:

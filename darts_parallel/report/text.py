@@ -93,24 +93,6 @@ STOPPED = {
 """Sentences of the report by what stopped a search."""
 
 
-def layerwise_sentence(
-    problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]
-) -> str | None:
-    """Say what the freedom of the space saves over uniform plans; None where nothing was compared."""
-    kind = problem.config.space.kind
-    known = [v for v in verifications if v.space == "uniform" and isfinite(v.iteration_time_s)]
-    if kind == "uniform" or not known:
-        return None
-    freedom = {"layerwise": "layer-wise", "stagewise": "stage-wise"}[kind] + " freedom"
-    best = min(known, key=lambda v: v.iteration_time_s)
-    uniform = "the best uniform plan" if best.proven else "the best uniform plan found"
-    saved = 1.0 - cost.iteration_time_s / best.iteration_time_s
-    if saved > NOTABLE:
-        return f"{freedom} saves {_percent(saved)} over {uniform}"
-    pace = f"is {_percent(-saved)} faster" if saved < -NOTABLE else "is as fast"
-    return f"{freedom} brings nothing: {uniform} {pace}"
-
-
 def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verification]) -> str:
     """Say what is proven of the plan over the whole space, in one clause."""
     kind = problem.config.space.kind
@@ -142,7 +124,7 @@ def _best_bound(answers: Sequence[Verification]) -> float:
 def _space_words(problem: Problem, name: str) -> str:
     """Describe the space that was searched: its name, what was left out, the memory left free."""
     missing = left_out(problem.config, problem.model, problem.cluster, problem.measured)
-    words = [name, *(f"no {part}" for part in missing)]
+    words = [name, *problem.config.space.pins, *(f"no {part}" for part in missing)]
     if problem.headroom:
         words.append(f"{_percent(problem.headroom, 0)} of memory free")
     return ", ".join(words)
@@ -181,9 +163,6 @@ def report_notes(outcome: Outcome) -> Iterator[str]:
     yield from averaged_switches(outcome.problem)
     if outcome.result is not None:
         yield from _search_lines(outcome, outcome.result)
-    sentence = layerwise_sentence(outcome.problem, outcome.cost, outcome.answers)
-    if sentence is not None:
-        yield f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _indistinguishable(outcome: Outcome) -> Iterator[str]:

@@ -8,7 +8,7 @@ size are divided by columns, those back by rows, vocabulary tables by rows of th
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -166,8 +166,12 @@ def head_index(problem: Problem) -> int:
     return kinds.index("head")
 
 
-PlacedLayer = tuple[str, nn.Module, LayerStrategy]
-"""A layer of a chunk and its name."""
+class PlacedLayer(NamedTuple):
+    """A layer of a chunk."""
+
+    name: str
+    module: nn.Module
+    strategy: LayerStrategy
 
 
 class StageChunk(nn.Module):
@@ -186,8 +190,9 @@ class StageChunk(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.names, modules, self.strategies = zip(*layers, strict=True)
-        self.layers = nn.ModuleList(modules)
+        self.names = [layer.name for layer in layers]
+        self.layers = nn.ModuleList([layer.module for layer in layers])
+        self.strategies = [layer.strategy for layer in layers]
         self.before = before
         self.meshes = meshes
         self.dtype = dtype
@@ -242,7 +247,7 @@ def build(
             module = _module(problem, name, strategy, meshes, seed, device)
             if name not in apart:
                 units |= _units(name, module, strategy, meshes, dtype)
-            layers.append((name, module, strategy))
+            layers.append(PlacedLayer(name, module, strategy))
         before = Layout.of(plan.layers[first - 1]) if first else None
         chunks[place] = StageChunk(layers, before, meshes, dtype)
     if shared:

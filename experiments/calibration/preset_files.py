@@ -24,7 +24,7 @@ FAST_NETWORK = 100.0
 """10^9 bytes/s out of a node from which a network between nodes is taken for InfiniBand."""
 LINK = re.compile(
     r"(?P<place>intra|inter)_node: "
-    r"\{bandwidth_GBps: (?P<rate>[\d.]+), latency_us: [\d.e+]+, efficiency: [\d.]+\}"
+    r"\{bandwidth_GBps: (?P<rate>[\d.]+), latency_us: [\d.e+]+, efficiency: [\d.]+"
 )
 OF_DEVICES = tuple(q for q in QUANTITIES if not q.name.startswith(LINK_PREFIXES))
 
@@ -109,7 +109,7 @@ def _link(found: re.Match[str], fitted: Calibrated) -> str:
     )
     return (
         f"{place}_node: {{bandwidth_GBps: {found['rate']}, latency_us: {latency:.1f}, "
-        f"efficiency: {efficiency:.3g}}}"
+        f"efficiency: {efficiency:.3g}"
     )
 
 

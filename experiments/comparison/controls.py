@@ -17,6 +17,7 @@ from darts_parallel.gradient import (
     GradientSearch,
     MoveEvaluator,
     StepRecord,
+    TablePlans,
     polish,
     polish_pool,
     repair,
@@ -100,7 +101,7 @@ class NoDescent(GradientSearch):
             evaluator = MoveEvaluator(table, self.over)
             plan, _, evaluated = polish(table, entry.plan, self.space_kind, evaluator=evaluator)
             self.pool.evaluated += evaluated
-            self.pool.add(entry.table, plan)
+            self.pool.add(TablePlans(entry.table, plan))
 
 
 CONTROLS: dict[str, type[GradientSearch]] = {"no_gradient": NoGradient, "no_descent": NoDescent}

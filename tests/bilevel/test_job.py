@@ -323,6 +323,8 @@ def test_an_asynchronous_plan_is_reported_and_refused_by_every_other_reader(
     assert programme["proven"]
     assert programme["gap"] == pytest.approx(0.0, abs=1e-9)
     assert "\noptimal in the model (layerwise" in done.out
+    plan_line = next(line for line in done.out.splitlines() if line.startswith("dp "))
+    assert plan_line.endswith(" · PipeDream-2BW")
     assert "faster than the optimal uniform plan" not in done.out
     assert f"no trainer here runs {ASYNCHRONOUS}" in done.out
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -35,6 +35,9 @@ def test_a_priced_plan_stands_next_to_the_best_of_its_space(command: Command) ->
     assert entry["slower_by"] == pytest.approx(seconds / entry["seconds"] - 1.0)
     assert entry["chance"] <= 0.2
     assert f"({100 * entry['slower_by']:.1f} %) slower." in done.out
+    pins = "pp=2, mbs=1, tp=1"
+    words = f"assumed: the fastest uniform plan with {pins}, whatever its risk"
+    assert done.out.splitlines()[1] == words
     assert "█ state" in done.out
     again = command("price", "own/plan_best.json", *QUIET, "hydra.run.dir=again")
     assert "(0.0 %) slower." in again.out, again.err

@@ -82,3 +82,9 @@ def test_a_plugin_that_is_missing_is_named_with_its_extra(
         f"darts-parallel: {option} needs a Hydra plugin that is not installed; try basic, or "
         f"pip install -e '.[{extra}]'.\n"
     )
+
+
+def test_large_speeds_are_written_without_an_exponent() -> None:
+    ((_, *cells),) = joined_seeds([job(0.005, model="toy")], ["model"], seeds=False)
+    assert cells[4] == "200,000"
+    assert cells[0] == "0.005"

@@ -11,6 +11,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.export import export_plan, taken_by
 from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.report import shown_path
 from tests.support.commands import TOY, Command
 
 LLAMA = [
@@ -75,6 +76,10 @@ def test_a_pin_that_a_trainer_cannot_run_is_a_row_with_its_reason() -> None:
     assert found["torch"].plan is None
     assert found["torch"].why.startswith("space.cp=2 must be one of 1")
     assert found["megatron"].takes
+    pinned = load_problem([*LLAMA, "space=uniform", "space.pp=2", "space.tp=2"])
+    planned = plan(pinned)
+    found = {offer.name: offer for offer in offers(planned.problem, planned, 1.0)}
+    assert found["accelerate"].why.startswith("pp=2, and it has no pipeline;")
 
 
 def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Command) -> None:
@@ -113,4 +118,15 @@ def test_a_plan_is_started_by_a_trainer_that_takes_it_and_no_other() -> None:
         start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
     )
     nobody = load_problem([*TOY, "training.loss=chunked", "training.attention_kernel=triton"])
-    assert start_command(nobody, chosen, Path("p.json")) == "no trainer takes p.json"
+    sentence = "no trainer takes p.json; plan with trainer=NAME"
+    assert start_command(nobody, chosen, Path("p.json")) == sentence
+
+
+def test_the_report_says_that_no_trainer_takes_the_plan(command: Command) -> None:
+    done = command(*LLAMA, "space.tp_comm_bits=8", "space.tp=2", "output.tensorboard=false")
+    assert done.status == 0, done.err
+    last = done.out.splitlines()[-1]
+    assert (
+        last
+        == f"start it: no trainer takes {shown_path(command.plan_file())}; plan with trainer=NAME"
+    )

@@ -355,6 +355,20 @@ def test_bad_input_is_one_sentence(
     assert (said in sentence, "try" in sentence, sentence.count("\n")) == (True, True, 1)
 
 
+def test_a_key_of_the_planner_is_answered_with_the_command_that_takes_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for key in ("model=llama3_8b", "tp=2"):
+        with pytest.raises(SystemExit) as ended:
+            main([key])
+        assert ended.value.code == 2
+        assert f"{key} is a key of the command that plans" in (said := capsys.readouterr().err)
+        assert f"try darts-parallel {key}, or --help" in said
+    with pytest.raises(SystemExit):
+        main(["budgte=2"])
+    assert "budgte=2 is not a key of the configuration; try budget." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -61,7 +61,7 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
             if rung.name == "simplest":
                 resolution = exp(posterior(problem).difference)
                 assert rung.seconds <= chosen * resolution * (1.0 + 1e-9)
-                assert rung.chance <= max(chance, allowed)
+                assert rung.chance <= (allowed if allowed < 0.5 else chance)
                 assert effort(rung.plan, problem) < effort(found.plan, problem)
             if rung.name == "fastest":
                 assert rung.seconds < chosen * (1.0 - 2.0 * TIE)
@@ -80,6 +80,27 @@ def test_a_plan_no_easier_than_the_chosen_one_is_not_offered_as_simplest(
     assert other != found.plan
     monkeypatch.setattr(memory_chance, "simplest_within", lambda *_: other)
     assert "simplest" not in {rung.name for rung in ladder(found, problem)}
+
+
+def test_the_simplest_plan_keeps_the_limit_and_is_no_riskier_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`price tp=2` offered a plan with a chance of 62 % as the simplest one."""
+    for allowed, most in ((0.3, 0.3), (0.5, None)):
+        problem = tight_toy(0.3, "space.pp=2", "space=uniform", f"space.out_of_memory={allowed}")
+        found = plan(problem)
+        assert found.asked is not None
+        assert found.out_of_memory is not None
+        limit = found.out_of_memory if most is None else most
+        other = replace(found.plan, boundaries=(0, 2, len(found.plan.layers)))
+        assert other != found.plan
+        monkeypatch.setattr(memory_chance, "effort", lambda own, _, first=other: own != first)
+        monkeypatch.setattr(memory_chance, "simplest_within", lambda *_, first=other: first)
+        for chance, shown in ((limit - 0.001, True), (limit + 0.001, False)):
+            functions = replace(found.asked.functions, chance=lambda _, own=chance: own)
+            asked = replace(found.asked, job=functions)
+            names = {rung.name for rung in ladder(replace(found, asked=asked), problem)}
+            assert ("simplest" in names) == shown
 
 
 MONOTONE = [

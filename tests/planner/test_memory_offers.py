@@ -45,6 +45,19 @@ def test_only_what_the_trainer_writes_is_offered() -> None:
     assert "space.offload" not in sentence
 
 
+@pytest.mark.parametrize("trainer", ["none", "deepspeed", "torch", "galvatron"])
+def test_offloading_is_offered_in_the_words_of_a_trainer_that_writes_it(trainer: str) -> None:
+    """DeepSpeed writes one share of the optimizer's state; no other trainer writes any."""
+    job = ("model=llama3_8b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT)
+    offer = "trainer=deepspeed 'space.offload={optimizer: 1.0}'"
+    with pytest.raises(InfeasibleError) as caught:
+        plan(load_problem([*job, f"trainer={trainer}"]))
+    assert (offer in str(caught.value)) == (trainer in ("none", "deepspeed"))
+    assert str(caught.value).count("space.offload") <= 1
+    found = plan(load_problem([*job, *offer.replace("'", "").split(" ", 1), "export=deepspeed"]))
+    assert found.plan.offloaded_optimizer == 1.0
+
+
 def test_a_choice_that_is_free_is_not_offered() -> None:
     config = load_problem(["model=toy", "training=toy", "cluster=toy"]).config
     for pinned, offered in ((None, False), (1, True), ([0, 3], False)):

@@ -2,12 +2,16 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from darts_parallel import load_problem, plan
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.planner import Rung
+from darts_parallel.report.ending import render_ladder
 from darts_parallel.report.format import rank_ranges
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
@@ -26,6 +30,17 @@ def test_the_default_job_prints_at_most_32_lines_and_readme_shows_them(tmp_path:
     assert REPORT.read_text(encoding="utf-8") == report_page(lines), (
         "python -m tests.support.screen"
     )
+
+
+def test_the_table_of_risks_says_where_the_safe_plan_is_faster_too() -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy", *FEW])
+    found = plan(problem).plan
+    for seconds, said in ((0.995, True), (1.0, False), (1.02, False)):
+        rungs = [Rung("safe", found, seconds, 0.01), Rung("chosen", found, 1.0, 0.15)]
+        console = Console(width=100, record=True, file=StringIO())
+        render_ladder(rungs, console)
+        words = "safe is faster, too: seconds within search.tie of each other count as equal"
+        assert (words in console.export_text()) == said
 
 
 def test_many_ranges_leave_room_for_the_other_columns() -> None:

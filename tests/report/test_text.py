@@ -16,7 +16,6 @@ from darts_parallel.report.screen import render
 from darts_parallel.report.text import (
     MAX_ALTERNATIVES,
     claim,
-    layerwise_sentence,
     why_it_loses,
 )
 from tests.report.conftest import FoundPlan
@@ -66,8 +65,7 @@ def test_the_report_says_everything_once(found: FoundPlan) -> None:
         f"repaired {found.result.raw_iteration_time_s:.6f} s",
         "-1.28 %",
         "· took [a] while.",
-        "optimal in the model (layerwise)",
-        "Layer-wise freedom saves 1.3 % over the best uniform plan.",
+        "optimal in the model (layerwise, pp=4)",
     ):
         assert text.count(words) == 1, words
 
@@ -82,7 +80,7 @@ def test_no_line_is_wider_than_100_columns_and_none_has_colour_codes(found: Foun
 def test_a_given_plan_is_reported_without_a_search(found: FoundPlan) -> None:
     text = render_text(*found._replace(result=None), [])
     assert "given plan, not searched" in text
-    for words in ("polish", "Alternatives", "Verification", "freedom"):
+    for words in ("polish", "Alternatives", "Verification"):
         assert words not in text
 
 
@@ -109,32 +107,6 @@ def test_why_it_loses_names_the_term_that_grows_most(found: FoundPlan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "proven", "sentence"),
-    [
-        (1.25, True, "layer-wise freedom saves 20.0 % over the best uniform plan"),
-        (1.25, False, "layer-wise freedom saves 20.0 % over the best uniform plan found"),
-        (1.0, True, "layer-wise freedom brings nothing: the best uniform plan is as fast"),
-        (0.8, True, "layer-wise freedom brings nothing: the best uniform plan is"),
-    ],
-)
-def test_the_sentence_on_freedom_is_honest(
-    found: FoundPlan, factor: float, proven: bool, sentence: str
-) -> None:
-    said = layerwise_sentence(
-        found.problem, found.cost, [entry(found, "uniform", factor, proven=proven)]
-    )
-    assert said.startswith(sentence)
-    assert ("25.0 % faster" in said) == (factor == 0.8)
-    assert ("as fast" in said) == (factor == 1.0)
-
-
-def test_there_is_no_sentence_on_freedom_without_a_uniform_plan(found: FoundPlan) -> None:
-    none = replace(entry(found, "uniform", 1.0), plan=None, iteration_time_s=INF, gap=NAN)
-    assert layerwise_sentence(found.problem, found.cost, [none]) is None
-    assert layerwise_sentence(found.problem, found.cost, []) is None
-
-
-@pytest.mark.parametrize(
     ("factor", "proven", "words"),
     [
         (1.0, True, "optimal in the model"),
@@ -148,7 +120,7 @@ def test_a_claim_is_optimal_only_where_proven(
 ) -> None:
     assert (
         claim(found.problem, found.cost, [entry(found, "layerwise", factor, proven=proven)])
-        == f"{words} (layerwise)"
+        == f"{words} (layerwise, pp=4)"
     )
 
 
@@ -156,7 +128,7 @@ def test_a_close_lower_bound_is_named(found: FoundPlan) -> None:
     seconds = found.cost.iteration_time_s
     answer = replace(entry(found, "layerwise", 1.0, proven=False), lower_bound_s=seconds / 1.04)
     said = claim(found.problem, found.cost, [answer])
-    assert said == "best found; 4.00 % above a proven lower bound (layerwise)"
+    assert said == "best found; 4.00 % above a proven lower bound (layerwise, pp=4)"
 
 
 def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(
