@@ -53,7 +53,7 @@ def read_trainer_rows(name: str) -> list[Row]:
             switch = f"{key}={str(value).lower()}"
             training = replace(problem.config.training, **{key: value})
             try:
-                changed = Problem.from_config(replace(problem.config, training=training))
+                changed = problem.with_config(training=training)
                 own = _lines(changed, found, name)
             except DartsParallelError as error:
                 reason = str(error).partition(": ")[2].partition(";")[0]

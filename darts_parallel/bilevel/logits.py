@@ -34,7 +34,6 @@ from darts_parallel.gradient import (
     StepRecord,
     SurrogateCost,
     repair,
-    surrogate,
 )
 
 
@@ -137,7 +136,7 @@ class UpperLevel:
             number = group.table_index
             if self.space.modes[number] != mode:
                 continue
-            plans = group.hard_plans(relaxed).plans
+            plans = group.hard_plans(relaxed)
             fixed, _ = repair(self.space.tables[number], plans, inf)
             found = self.space.price(number, fixed, prices)
             if found is not None and (best is None or found.value < best.value):
@@ -166,7 +165,7 @@ class UpperLevel:
         priced = _PricedPlans([], [], [], [])
         for group in self.groups:
             relaxed = group.relax(schedules, None)
-            cost = surrogate(relaxed, group.table, schedules.sharpness)
+            cost = group.price(relaxed, schedules.sharpness)
             steps = (relaxed.choices * prices.on_choices(group.table)).sum((-1, -2))
             steps = steps + prices.by_mode[self.space.modes[group.table_index]]
             priced.relaxed.append(relaxed)

@@ -156,8 +156,7 @@ class LogSlowdown:
 def at_batch(problem: Problem, global_batch_size: int) -> Problem:
     """Set another global batch size."""
     training = replace(problem.training, global_batch_size=global_batch_size)
-    changed = Problem.from_config(replace(problem.config, training=training))
-    return replace(changed, headroom=problem.headroom)
+    return problem.with_config(training=training)
 
 
 @dataclass(frozen=True)

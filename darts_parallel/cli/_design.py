@@ -24,10 +24,10 @@ from darts_parallel.plans import read_plan, required_config, write_json, write_t
 from darts_parallel.problem import Problem
 from darts_parallel.report import (
     Outcome,
+    SearchCurves,
     csv_text,
     markdown_table,
     plan_dict,
-    write_scalars,
 )
 
 HELP = f"""\
@@ -122,7 +122,10 @@ def design_lines(design: Design, out: Path) -> list[str]:
     for file, content in {**plans, "design.json": found}.items():
         write_json(out / file, content)
     write_text(out / "pareto.csv", _front_csv(front))
-    write_scalars(out / "tensorboard", steps)
+    curves = SearchCurves(out / "tensorboard")
+    for step, scalars in enumerate(steps):
+        curves.scalars(scalars, step)
+    curves.writer.close()
     return report_lines(answer, found)
 
 

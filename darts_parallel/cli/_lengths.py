@@ -88,8 +88,7 @@ def _training(problem: Problem, own: LengthPlan) -> TrainingConfig:
 
 def _job(problem: Problem, own: LengthPlan) -> Problem:
     """Return the job with the settings of a packing."""
-    training = _training(problem, own)
-    return Problem.from_config(replace(problem.config, training=training))
+    return problem.with_config(training=_training(problem, own))
 
 
 def _entry(problem: Problem, own: LengthPlan) -> dict[str, Any]:

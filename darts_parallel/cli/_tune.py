@@ -143,7 +143,7 @@ def _with_stored_figures(problem: Problem) -> Problem:
     stored = load_config([f"cluster={path.stem}"], str(path.parents[1])).cluster
     pairs = zip(stored.nodes, own.nodes, strict=False)
     nodes = [replace(old, count=new.count) for old, new in pairs]
-    return Problem.from_config(replace(problem.config, cluster=replace(stored, nodes=nodes)))
+    return problem.with_config(cluster=replace(stored, nodes=nodes))
 
 
 def _store(problem: Problem, said: str) -> list[str]:

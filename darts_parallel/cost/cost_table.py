@@ -174,20 +174,8 @@ class CostTable:
         return "" if schedule in USUAL else find(schedule).name
 
     @property
-    def label(self) -> str:
-        """Name of its outer choices in sentences, e.g. `pp 4` or `pp 4, cp 2`."""
-        parts = [f"pp {self.pp}"]
-        if self.virtual_stages > 1:
-            parts.append(f"{self.virtual_stages} chunks")
-        if self.schedule_name:
-            parts.append(f"schedule {self.schedule_name}")
-        if self.cp > 1:
-            parts.append(f"cp {self.cp}")
-        return ", ".join(parts)
-
-    @property
     def name(self) -> str:
-        """Name of its outer choices in curves, e.g. pp4 or pp4 v2 cp2."""
+        """Name of its outer choices, e.g. pp4 or pp4 v2 cp2."""
         parts = [f"pp{self.pp}"]
         if self.virtual_stages > 1:
             parts.append(f"v{self.virtual_stages}")

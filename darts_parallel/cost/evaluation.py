@@ -410,9 +410,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     else:
         table = with_memory(known_table, problem.cluster, problem.margin)
     index = {choice: c for c, choice in enumerate(table.choices)}
-    outer = torch.zeros(1, dtype=torch.long)
-    choices = torch.tensor([[index[layer] for layer in plan.layers]])
-    hard = HardPlans(outer, choices, first_layers=torch.tensor([plan.boundaries[:-1]]))
+    hard = HardPlans.one(0, [index[layer] for layer in plan.layers], plan.boundaries[:-1])
     cost = evaluate_batch(table, hard)
     # a graph of gradients can be walked once only
     if not cost.iteration_time.requires_grad:

@@ -30,12 +30,20 @@ class HardPlans:
         return len(self.outer)
 
     @staticmethod
+    def one(outer: int, choices: Sequence[int], first_layers: Sequence[int]) -> "HardPlans":
+        """Return a batch of one plan."""
+        return HardPlans(*(torch.tensor([own]) for own in (outer, choices, first_layers)))
+
+    @staticmethod
     def concatenate(parts: list["HardPlans"]) -> "HardPlans":
         """Return all plans of `parts`, in order."""
-        outer = torch.cat([part.outer for part in parts])
-        choices = torch.cat([part.choices for part in parts])
-        first_layers = torch.cat([part.first_layers for part in parts])
-        return HardPlans(outer, choices, first_layers)
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return HardPlans(*map(torch.cat, columns))
+
+    def repeated(self, count: int) -> "HardPlans":
+        """Return the one plan `count` times."""
+        choices = self.choices.expand(count, -1)
+        return HardPlans(self.outer.expand(count), choices, self.first_layers.expand(count, -1))
 
     def stages(self) -> Tensor:
         """Return the stage of every layer, shape `(B, L)`."""

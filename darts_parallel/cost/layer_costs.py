@@ -106,14 +106,14 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
         return _half(*costs)
     added = {term: term.layer_cost(stage, layer) for term in terms_of(layer)}
     shards = shard_groups(stage, layer, counts_table=counts_table)
-    seconds = _micro_batch_seconds(stage, layer, added)
-    accumulation = _accumulation_seconds(stage, shards).expand_as(seconds.backward)
-    backward = seconds.backward + accumulation
-    sync = sharding_seconds(stage, shards, seconds.forward, backward)
-    terms = seconds.terms | {"sharding": sync["forward"] + sync["backward"]}
+    forward, backward, of_weights, terms = _micro_batch_seconds(stage, layer, added)
+    accumulation = _accumulation_seconds(stage, shards).expand_as(backward)
+    backward = backward + accumulation
+    sync = sharding_seconds(stage, shards, forward, backward)
+    terms["sharding"] = sync["forward"] + sync["backward"]
     terms["compute"] = terms["compute"] + accumulation
-    timed = {"forward": seconds.forward + sync["forward"], "backward": backward + sync["backward"]}
-    timed["weight_gradient"] = seconds.weight_gradient + accumulation
+    timed = {"forward": forward + sync["forward"], "backward": backward + sync["backward"]}
+    timed["weight_gradient"] = of_weights + accumulation
     timed["gradient_sync"] = sync["iteration"]
     timed["optimizer"] = _optimizer_seconds(stage, layer, shards).expand_as(backward)
     stored = _stored_bytes(stage, layer, shards, added)
@@ -274,22 +274,15 @@ def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -
     return groups
 
 
-@dataclass(frozen=True)
-class _MicroBatch:
-    """Seconds of a micro-batch without data-parallel communication, each `(O, C)`."""
-
-    forward: Tensor
-    backward: Tensor
-    weight_gradient: Tensor
-    """Part of `backward` that is gradients of weights."""
-    terms: dict[str, Tensor]
-    """`forward + backward` by cause."""
-
-
 def _micro_batch_seconds(
     stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
-) -> _MicroBatch:
-    """Price kernels, recomputation and messages inside the layer."""
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Price kernels, recomputation and messages inside the layer.
+
+    Returns:
+        Seconds of a micro-batch without data-parallel communication, each `(O, C)`: forward, backward, the
+        part of it that is gradients of weights, and forward + backward by cause.
+    """
     modules = stage.training.recompute_modules
     kernels = computation_seconds(stage, layer)
     forward = kernels.forward
@@ -325,7 +318,7 @@ def _micro_batch_seconds(
         forward = forward + sent.forward
         backward = backward + in_backward
         terms[sent.name] = terms[sent.name] + (sent.forward + in_backward)
-    return _MicroBatch(forward, backward, of_weights, terms)
+    return forward, backward, of_weights, terms
 
 
 def _repeated(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]:

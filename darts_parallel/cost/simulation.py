@@ -54,12 +54,7 @@ class PassSeconds:
     """From a stage to the next, one way; devices compute meanwhile, `(B, S - 1)`."""
 
     def __getitem__(self, index: Tensor | slice) -> "PassSeconds":
-        return PassSeconds(
-            self.forward[index],
-            self.backward[index],
-            self.weight_gradient[index],
-            self.message[index],
-        )
+        return PassSeconds(*(seconds[index] for seconds in vars(self).values()))
 
     def blocking(self) -> "PassSeconds":
         """Add messages to the passes of the later stage, which they occupy in both directions."""
@@ -325,14 +320,9 @@ def _critical_paths(
 class Criticalities:
     """How often the longest paths of B plans take each stage's passes, messages and synchronisation."""
 
-    forward: Tensor
-    """Times that the stage's forward pass lies on the path, `(B, S)`."""
-    backward: Tensor
-    weight_gradient: Tensor
-    message: Tensor
-    """Shape `(B, S - 1)`."""
-    sync: Tensor
-    """Shape `(B, pp)`; 1 for the device that the iteration waits for."""
+    times: tuple[Tensor, ...]
+    """Times that each of `PassSeconds` lies on the path; last of the synchronisation, `(B, pp)`: 1 for the
+    device that the iteration waits for."""
 
     @staticmethod
     def of(
@@ -350,19 +340,16 @@ class Criticalities:
         gradients = torch.autograd.grad(
             total.sum(), leaves, allow_unused=True, materialize_grads=True
         )
-        return Criticalities(*gradients)
+        return Criticalities(gradients)
 
     def seconds(self, passes: PassSeconds, sync: Tensor) -> Tensor:
         """Return the seconds along the paths, at most the seconds of the schedule, `(B,)`."""
-        total = (self.forward * passes.forward).sum(-1)
-        total = total + (self.backward * passes.backward).sum(-1)
-        total = total + (self.weight_gradient * passes.weight_gradient).sum(-1)
-        total = total + (self.message * passes.message).sum(-1)
-        return total + self.awaited(sync)
+        parts = zip(self.times, (*vars(passes).values(), sync), strict=True)
+        return sum(((times * own).sum(-1) for times, own in parts), torch.zeros(()))
 
     def awaited(self, sync: Tensor) -> Tensor:
         """Return the synchronisation seconds on the path, `(B,)`."""
-        return (self.sync * sync).sum(-1)
+        return (self.times[-1] * sync).sum(-1)
 
 
 @dataclass

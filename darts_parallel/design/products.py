@@ -47,7 +47,7 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
         least what local moves gain with 10 % more.
     """
     space = replace(problem.config.space, kind="uniform", offload=None)
-    uniform = Problem.from_config(replace(problem.config, space=space))
+    uniform = problem.with_config(space=space)
     cluster = problem.cluster
     names = list(FIGURES)
     if len(cluster.groups) > 1:

@@ -154,7 +154,11 @@ def outer_bound(
     return bound
 
 
-def _work_bounds(table: CostTable, space_kind: str, late: Callable[[], bool]) -> Tensor:
+def _work_bounds(
+    table: CostTable,
+    space_kind: str,
+    late: Callable[[], bool],
+) -> Tensor:
     """Return bounds that hold for any schedule, `(O,)`: a device computes its share of all micro-batches.
 
     One stage a device: stages are whole layers and fit the memory, and the first micro-batch crosses the

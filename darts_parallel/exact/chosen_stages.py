@@ -109,9 +109,7 @@ def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
     seconds = segments.sums(layers.numpy(), table.stage_kind.numpy())
     longest = segments.least_maximum(seconds)
     _, starts = segments.split_below(seconds, longest)
-    choices = torch.full((1, table.num_layers), choice)
-    first_layers = torch.tensor([starts])
-    return HardPlans(torch.tensor([outer]), choices, first_layers)
+    return HardPlans.one(outer, [choice] * table.num_layers, starts)
 
 
 def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> HardPlans | None:

@@ -1,5 +1,6 @@
 """Which segments can be a stage of a plan that costs at most a limit, and what they may cost."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,15 +17,11 @@ MAX_ROUNDS = 6
 class Completions:
     """Least values of the stages before and after a segment; arrays `(K + 1, L + 1)`.
 
-    `*_before[k, j]`: stages 0 to k - 1 hold layers [0, j). `*_after[k, j]`: stages k to K - 1 hold [j, L).
+    `before`[k, j]: stages 0 to k - 1 hold layers [0, j). `after`[k, j]: stages k to K - 1 hold [j, L).
     """
 
-    sum_before: Array
-    sum_after: Array
-    slowest_before: Array
-    slowest_after: Array
-    sync_before: Array
-    sync_after: Array
+    before: "OtherStages"
+    after: "OtherStages"
 
     @staticmethod
     def build(
@@ -34,30 +31,28 @@ class Completions:
         sync: Array,
     ) -> "Completions":
         """Build from bounds of the possible segments, each `(N,)`."""
-        sum_before = stages.before(summed, np.add)
-        sum_after = stages.after(summed, np.add)
-        slowest_before = _finite(stages.before(seconds, np.maximum))
-        slowest_after = _finite(stages.after(seconds, np.maximum))
-        sync_before = _finite(stages.before(sync, np.maximum))
-        sync_after = _finite(stages.after(sync, np.maximum))
-        return Completions(
-            sum_before, sum_after, slowest_before, slowest_after, sync_before, sync_after
-        )
+
+        def walked(walk: Callable[[Array, np.ufunc], Array]) -> OtherStages:
+            total = walk(summed, np.add)
+            slowest = _finite(walk(seconds, np.maximum))
+            largest = _finite(walk(sync, np.maximum))
+            return OtherStages(total, slowest, largest)
+
+        return Completions(walked(stages.before), walked(stages.after))
 
     def outside(self, stages: StageSegments) -> "OtherStages":
         """Return the least values of all stages but one, for every stage."""
         before = (stages.stage, stages.first)
         after = (stages.stage + 1, stages.end)
-        total = self.sum_before[before] + self.sum_after[after]
-        slowest_before = self.slowest_before[before]
-        slowest = np.maximum(slowest_before, self.slowest_after[after])
-        sync = np.maximum(self.sync_before[before], self.sync_after[after])
+        total = self.before.total[before] + self.after.total[after]
+        slowest = np.maximum(self.before.slowest[before], self.after.slowest[after])
+        sync = np.maximum(self.before.sync[before], self.after.sync[after])
         return OtherStages(total, slowest, sync)
 
 
 @dataclass(frozen=True)
 class OtherStages:
-    """Least values of the stages that a plan has next to a given one; arrays `(N,)`."""
+    """Least values of the stages that a plan has next to some; arrays of one shape."""
 
     total: Array
     """Sum of their seconds."""

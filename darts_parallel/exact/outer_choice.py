@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from darts_parallel.cost import (
     COST_TOLERANCE,
@@ -120,9 +119,10 @@ class Partition:
         later = costs.num_micro_batches - 1.0
         self._weights = np.array([1.0, later, 1.0])
         # one plan may replace another if its sum makes up for larger maxima
-        self._worth = np.array(
-            [[1.0, 1.0, 1.0, 1.0], [0.0, later, 0.0, later], [0.0, 0.0, 1.0, 1.0]]
-        )
+        of_total = [1.0, 1.0, 1.0, 1.0]
+        of_slowest = [0.0, later, 0.0, later]
+        of_sync = [0.0, 0.0, 1.0, 1.0]
+        self._worth = np.array([of_total, of_slowest, of_sync])
         self._boundary = end_penalties(costs)
         self.labels_made = 0
         self.fronts: dict[Segment, Front] = {}
@@ -137,7 +137,7 @@ class Partition:
 
     def solve(self) -> Arrangement | None:
         """Return the cheapest plan within the limit; None where there is none."""
-        if not np.isfinite(self._rest.sum_after[0, 0]):
+        if not np.isfinite(self._rest.after.total[0, 0]):
             return None
         reached: list[dict[int, _Partials]] = [{0: _Partials.empty()}]
         for stage in range(self.costs.pp):
@@ -186,12 +186,11 @@ class Partition:
         values = values.reshape(-1, 3)
         # less than what later stages give the two maxima is no advantage
         place = (stage + 1, end)
-        later_slowest = self._rest.slowest_after[place]
-        later_sync = self._rest.sync_after[place]
-        floors = [-np.inf, later_slowest, later_sync]
+        later = self._rest.after
+        floors = [-np.inf, later.slowest[place], later.sync[place]]
         np.maximum(values, floors, out=values)
         self.labels_made += len(values)
-        least = values @ self._weights + self._rest.sum_after[place]
+        least = values @ self._weights + self._rest.after.total[place]
         kept = np.flatnonzero(least <= self._limit)
         parent, row = np.divmod(kept, max(len(front), 1))
         first_layer = np.full(len(kept), first)
@@ -301,11 +300,7 @@ class OuterChoiceSolver:
 
     def _verified(self, plan: Arrangement) -> PricedPlan:
         """Return the plan with its true cost, which must agree with the label's."""
-        hard = HardPlans(
-            torch.tensor([self.outer]),
-            torch.tensor([plan.choices]),
-            torch.tensor([plan.first_layers]),
-        )
+        hard = HardPlans.one(self.outer, plan.choices, plan.first_layers)
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])
         agrees = abs(true - plan.cost) <= AGREEMENT * true

@@ -223,7 +223,11 @@ class StageSegments:
         """
         return self.splits_below(values, [limit])[0]
 
-    def splits_below(self, values: Array, limits: Sequence[float]) -> list[tuple[float, list[int]]]:
+    def splits_below(
+        self,
+        values: Array,
+        limits: Sequence[float],
+    ) -> list[tuple[float, list[int]]]:
         """Return `split_below` of several limits; close ones share most segments, and one program."""
         small = values <= max(limits)
         segments = self

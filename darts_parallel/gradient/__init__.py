@@ -12,15 +12,14 @@ from darts_parallel.gradient.infeasibility import proven_infeasible as proven_in
 from darts_parallel.gradient.polishing import polish as polish
 from darts_parallel.gradient.polishing import repartitioned as repartitioned
 from darts_parallel.gradient.pool import PlanPool as PlanPool
-from darts_parallel.gradient.pool import TablePlans as TablePlans
 from darts_parallel.gradient.pool_polishing import at_cut as at_cut
 from darts_parallel.gradient.pool_polishing import polish_pool as polish_pool
 from darts_parallel.gradient.relaxation import BOUNDARY_RATE as BOUNDARY_RATE
 from darts_parallel.gradient.relaxation import Schedules as Schedules
 from darts_parallel.gradient.relaxation import geometric as geometric
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans as RelaxedPlans
+from darts_parallel.gradient.relaxed_cost import Surrogate as Surrogate
 from darts_parallel.gradient.relaxed_cost import SurrogateCost as SurrogateCost
-from darts_parallel.gradient.relaxed_cost import surrogate as surrogate
 from darts_parallel.gradient.restarts import INITIAL_NOISE as INITIAL_NOISE
 from darts_parallel.gradient.restarts import INITIAL_PREFERENCE as INITIAL_PREFERENCE
 from darts_parallel.gradient.restarts import RestartBatch as RestartBatch
@@ -31,4 +30,3 @@ from darts_parallel.gradient.step_record import LeadingPlan as LeadingPlan
 from darts_parallel.gradient.step_record import PlanStage as PlanStage
 from darts_parallel.gradient.step_record import SearchResult as SearchResult
 from darts_parallel.gradient.step_record import StepRecord as StepRecord
-from darts_parallel.gradient.winner import WinnerHistory as WinnerHistory

@@ -33,11 +33,6 @@ class Rounding:
     weights: Tensor
     edges: Tensor
 
-    def search(self) -> tuple[HardPlans, float]:
-        """Return the plan in which no move of boundaries helps, and its merit; lower is better."""
-        plans, found = self.descend()
-        return plans[:1], float(found[0])
-
     def descend(self) -> tuple[HardPlans, Tensor]:
         """Return all plans that the search prices, the best first, and their merits `(B,)`."""
         units = unit_starts(self.table.fused_to_previous)

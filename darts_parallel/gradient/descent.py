@@ -38,8 +38,7 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
-from typing import NamedTuple
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -64,12 +63,11 @@ from darts_parallel.gradient.boundary_rounding import merits
 from darts_parallel.gradient.host_shares import with_finished_shares
 from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.orders import OrderSearch
-from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.pool_polishing import polish_pool
 from darts_parallel.gradient.relaxation import BOUNDARY_RATE, OuterLogits, Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import (
-    INITIAL_PREFERENCE,
     KeptRestarts,
     RestartBatch,
 )
@@ -81,19 +79,14 @@ from darts_parallel.gradient.settling import (
     settled,
 )
 from darts_parallel.gradient.step_record import LeadingPlan, PlanStage, SearchResult, StepRecord
-from darts_parallel.gradient.winner import Histories
 from darts_parallel.problem import Problem
 
-SNAPSHOTS = 100
-"""Snapshots of the winning restart's weights that are kept for the plot."""
 TOLERANCE = 1.0 + 1e-9
 """Factor on the best plan's seconds up to which a lower bound excludes nothing: above rounding."""
 THIN_AT = (0.05, 0.15, 0.3, 0.5)
 """Shares of the steps after which the worse half of the restarts is dropped."""
 AVERAGED_FROM = 2 / 3
 """Share of the steps from which weights and stage boundaries are averaged."""
-ROUNDED_RESTARTS = 8
-"""Restarts whose stage boundaries are rounded by a search at the end."""
 UNFIT_PENALTY = 0.005
 """Log-seconds by which a rounded plan that exchanges must make fit ranks behind its repaired seconds."""
 HARD_EVERY = 10
@@ -111,17 +104,6 @@ START_SHARE = 0.5
 plans and bounds help it, and large problems with offloading have no end of them."""
 POLISH_SHARE = 0.5
 """Share of the time limit that is left for polishing: an unpolished plan is worth little."""
-
-
-class RoundedRestart(NamedTuple):
-    """Hold the plan of a restart at the end."""
-
-    merit: float
-    """Rank of the plan; lower is better."""
-    group: RestartBatch
-    row: int
-    """Number of the restart among the `O * R` of its group."""
-    plan: HardPlans
 
 
 OnRecord = Callable[[StepRecord], None]
@@ -162,12 +144,8 @@ class GradientSearch:
         self.pool = PlanPool(list(tables), space_kind, self.clock)
         self._add_first_plans()
         self.bounds = self._lower_bounds()
-        starts = self._add_simulated_plans()
+        self._add_simulated_plans()
         self.groups = self._initial_groups()
-        for group in self.groups:
-            for entry in starts:
-                if entry.table == group.table_index:
-                    group.initialize_from(entry.plan, INITIAL_PREFERENCE)
         self.outer_logits = OuterLogits(self._live_keys())
         self.optimizer = self._new_optimizer()
         self.step = 0
@@ -177,7 +155,6 @@ class GradientSearch:
             step = int(SETTLE_FROM * config.num_steps)
             self.settling_step = max(step, 1)
         self.thinning_steps = {max(int(share * config.num_steps), 1) for share in THIN_AT}
-        self.histories = Histories(max(config.num_steps // SNAPSHOTS, 1))
         self.merits: list[Tensor] = []
         """Rankings of all groups at the last step, `(O, R)` each."""
         self.stopped_by: str | None = None
@@ -188,8 +165,8 @@ class GradientSearch:
         for index, table in enumerate(self.pool.tables):
             if self.pool.best is not None and self._late(START_SHARE / 2):
                 return
-            self.pool.add(TablePlans(index, lightest_plans([table], self.space_kind)[0]))
-            self.pool.add(TablePlans(index, even_uniform_plans(table)))
+            self.pool.add(index, lightest_plans([table], self.space_kind)[0])
+            self.pool.add(index, even_uniform_plans(table))
 
     def _late(self, share: float = 1.0) -> bool:
         """Return whether a share of the seconds of the descent is over."""
@@ -206,15 +183,13 @@ class GradientSearch:
         """Return which lower bounds the best plan does not exclude, bool of the same shape."""
         return bounds <= self.pool.best_time * TOLERANCE
 
-    def _add_simulated_plans(self) -> list[PricedPlan]:
-        """Add plans of balanced stages to simulated tables; return the best of each configuration."""
+    def _add_simulated_plans(self) -> None:
+        """Add plans of balanced stages to simulated tables."""
         tables = self.pool.tables
         for index, table in enumerate(tables):
             if table.pipeline.simulated and not self._late(START_SHARE):
                 alive = torch.nonzero(self._may_win(self.bounds[index])).flatten()
                 self.pool.add_balanced(index, alive.tolist())
-        entries = self.pool.by_outer()
-        return [entry for entry in entries if tables[entry.table].pipeline.simulated]
 
     def _initial_groups(self) -> list[RestartBatch]:
         """Make parameters of every configuration whose lower bound the best plan does not exclude."""
@@ -293,7 +268,6 @@ class GradientSearch:
         for group, relaxed in zip(self.groups, weights, strict=True):
             costs.append(group.price(relaxed, schedules.sharpness, group.paths))
         self._find_gradients(costs)
-        self.histories.record(self.step, weights)
         averaged = self._averaged_steps()
         if averaged > 0:
             for group, relaxed in zip(self.groups, weights, strict=True):
@@ -418,7 +392,6 @@ class GradientSearch:
         self.groups = groups
         self.outer_logits.keep(self._live_keys())
         self.merits = [kept.of(self.merits[kept.group]) for kept in parts]
-        self.histories.keep(parts)
         steps = self.optimizer.steps
         self.optimizer = self._new_optimizer()
         self.optimizer.restore(moments, steps)
@@ -449,7 +422,8 @@ class GradientSearch:
         """Round every relaxed plan, keep the best, repair the most promising that do not fit."""
         for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
             score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
-            self.pool.add(group.hard_plans(relaxed), score, fitting=self.config.fitting)
+            plans = group.hard_plans(relaxed)
+            self.pool.add(group.table_index, plans, score, fitting=self.config.fitting)
 
     def polish(self) -> None:
         """Polish the best plans, then search pass orders; nothing after Ctrl-C."""
@@ -471,8 +445,7 @@ class GradientSearch:
         """
         if not self.merits:
             return []
-        best = self._best_rounding()
-        index, relaxed = best.group.table_index, best.plan
+        index, relaxed = self._best_rounding()
         table = self.pool.tables[index]
         # an exchange of one layer leaves the other spaces
         layerwise = self.space_kind == "layerwise"
@@ -485,29 +458,20 @@ class GradientSearch:
             found.append((stage, PricedPlan(index, plan, seconds)))
         return found
 
-    def _best_rounding(self) -> RoundedRestart:
-        """Return the restart whose rounded plan has the least merit.
-
-        The closest whole boundaries rank all restarts. Those of the best ones are then searched.
-        """
-        ranked: list[RoundedRestart] = []
+    def _best_rounding(self) -> tuple[int, HardPlans]:
+        """Return the table and the plan of the restart whose rounded plan has the least merit."""
+        ranked = []
         for group in self.groups:
             if group.averages is None:
                 group.remember(group.relax(self.schedules(), None), 1)
-            plans = group.average_plans().plans
+            plans = group.average_plans()
             found = merits(self.pool.tables[group.table_index], plans)
             if group.aims is not None:
                 found = self._exchanged_merits(group.table_index, plans, found)
-            for row, merit in enumerate(found.tolist()):
-                plan = plans[row : row + 1]
-                ranked.append(RoundedRestart(merit, group, row, plan))
-        ranked.sort(key=attrgetter("merit"))
-        best = ranked[0]
-        simulated = best.group.table.pipeline.simulated
-        moving = best.group.aims is None
-        if moving and self.space_kind == "layerwise" and not simulated:
-            best = min(map(self._searched, ranked[:ROUNDED_RESTARTS]), key=attrgetter("merit"))
-        return best
+            row = int(found.argmin())
+            ranked.append((float(found[row]), group.table_index, plans[row : row + 1]))
+        _, index, plan = min(ranked, key=itemgetter(0))
+        return index, plan
 
     def _exchanged_merits(self, index: int, plans: HardPlans, found: Tensor) -> Tensor:
         """Rank plans that do not fit by the plans that exchanges make of them, `(B,)`."""
@@ -516,14 +480,6 @@ class GradientSearch:
         better = merits(table, exchanged) + UNFIT_PENALTY
         better = torch.minimum(found, better)
         return torch.where(cost.feasible, better, found)
-
-    def _searched(self, restart: RoundedRestart) -> RoundedRestart:
-        """Return a restart with its stage boundaries rounded by a search."""
-        group = restart.group
-        table = self.pool.tables[group.table_index]
-        rounding = group.rounding(restart.row, table)
-        plan, merit = rounding.search()
-        return restart._replace(plan=plan, merit=merit)
 
     def result(self, fitted: PricedPlan, records: list[StepRecord]) -> SearchResult:
         """Describe the search that has ended.
@@ -558,8 +514,7 @@ class GradientSearch:
             gradient_iteration_time_s=seconds,
             history=tuple(records),
         )
-        winner = self.histories.winner(self.groups, self.merits, best)
-        found = replace(found, winner=winner, stages=tuple(stages), stopped_by=self.stopped_by)
+        found = replace(found, stages=tuple(stages), stopped_by=self.stopped_by)
         return replace(
             found,
             seconds=self.clock.seconds,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.functional import jacobian
 
 from darts_parallel.config import OFFLOADS
 from darts_parallel.cost import Array, BatchCost, CostTable, HardPlans, PricedPlan, evaluate_batch
@@ -70,7 +71,6 @@ class _Programme:
     def __init__(self, table: CostTable, plan: HardPlans) -> None:
         self.table = table
         self.plan = plan
-        self.size = 2 * table.pp
         self.rest = float(table.num_micro_batches[plan.outer[0]]) - 1.0
         self.scale = 1.0
         """Seconds at the start, which make all values relative."""
@@ -82,85 +82,40 @@ class _Programme:
 
         table = self.table
         assert table.host is not None
-        flat = shares.numpy().ravel()
-        values, _ = self._costs(flat)
-        stages, syncs, _ = np.split(values, 3)
-        slowest = stages.max()
-        longest = syncs.max()
-        start = np.append(flat, [slowest, longest])
-        total = stages.sum() + self.rest * slowest + longest
-        self.scale = float(total)
+        cost = _priced(table, self.plan, shares)
+        longest = [cost.stage_seconds.amax(1), cost.sync_seconds.amax(1)]
+        start = torch.cat([shares.flatten(), *longest])
+        self.scale = float(self._outcome(start)[0])
         most = [float(kind in table.host.kinds) for kind in OFFLOADS]
         high = most * table.pp
         high += [np.inf, np.inf]
-        settings: dict[str, Any] = {}
-        settings["method"] = "SLSQP"
-        settings["jac"] = True
+        at = self._known_at
+        limits: dict[str, Any] = {"type": "ineq", "fun": lambda x: at(x)[0][1:]}
+        limits["jac"] = lambda x: at(x)[1][1:]
+        settings: dict[str, Any] = {"constraints": [limits]}
+        settings["jac"] = lambda x: at(x)[1][0]
         settings["bounds"] = Bounds(0.0, np.array(high))
-        limits: dict[str, Any] = {"type": "ineq"}
-        limits["fun"] = self._slack
-        limits["jac"] = self._slack_slopes
-        settings["constraints"] = [limits]
-        options = {"maxiter": MAX_STEPS, "ftol": PRECISION}
-        settings["options"] = options
-        found = minimize(self._seconds, start, **settings)
-        ended = found.x[: self.size].reshape(-1, 2)
+        settings["options"] = {"maxiter": MAX_STEPS, "ftol": PRECISION}
+        found = minimize(lambda x: at(x)[0][0], start, method="SLSQP", **settings)
+        ended = found.x[:-2].reshape(-1, 2)
         ended = ended.clip(0.0, 1.0)
         return torch.from_numpy(ended)
 
-    def _costs(self, x: Array) -> tuple[Array, Array]:
-        """Return stage seconds, synchronisation and filled shares `(3 pp,)`, and slopes `(3 pp, 2 pp)`."""
-        own = x[: self.size]
-        key = own.tobytes()
+    def _known_at(self, x: Array) -> tuple[Array, Array]:
+        """Return the values of `_outcome` and their slopes; the solver asks for both several times."""
+        key = x.tobytes()
         if key not in self._known:
-            shares = torch.tensor(own.reshape(-1, 2), requires_grad=True)
-            cost = _priced(self.table, self.plan, shares)
-            filled = cost.memory[0] / self.table.capacity
-            parts = (cost.stage_seconds[0], cost.sync_seconds[0], filled)
-            slopes = []
-            for part in parts:
-                # the costs of a device depend on its own shares alone
-                total = part.sum()
-                (slope,) = torch.autograd.grad(total, shares, retain_graph=True)
-                slopes.append(_block_diagonal(slope.numpy()))
-            values = torch.cat(parts)
-            self._known = {key: (values.detach().numpy(), np.concatenate(slopes))}
+            given = torch.from_numpy(x)
+            slopes = jacobian(self._outcome, given, vectorize=True)  # type: ignore[no-untyped-call]
+            self._known = {key: (self._outcome(given).numpy(), slopes.numpy())}
         return self._known[key]
 
-    def _seconds(self, x: Array) -> tuple[float, Array]:
-        """Return seconds relative to those at the start, and their slopes."""
-        values, slopes = self._costs(x)
-        pp = self.table.pp
-        stages = values[:pp]
-        total = stages.sum() + self.rest * x[-2] + x[-1]
-        slope = slopes[:pp].sum(axis=0)
-        slope = np.append(slope, [self.rest, 1.0])
-        return float(total) / self.scale, slope / self.scale
-
-    def _slack(self, x: Array) -> Array:
-        """Return what is left below all limits, `(3 pp,)`."""
-        values, _ = self._costs(x)
-        stages, syncs, filled = np.split(values, 3)
-        stages = (x[-2] - stages) / self.scale
-        syncs = (x[-1] - syncs) / self.scale
-        return np.concatenate([stages, syncs, ROOM - filled])
-
-    def _slack_slopes(self, x: Array) -> Array:
-        """Return the slopes of `_slack`, `(3 pp, 2 pp + 2)`."""
-        _, slopes = self._costs(x)
-        pp = self.table.pp
-        limits = np.zeros((3 * pp, 2))
-        limits[:pp, 0] = 1.0
-        limits[pp : 2 * pp, 1] = 1.0
-        result = np.concatenate([-slopes, limits], axis=1)
-        result[: 2 * pp] /= self.scale
-        return result
-
-
-def _block_diagonal(slopes: Array) -> Array:
-    """Return the slopes of every device's cost, `(pp, 2 pp)`, from those by its own shares `(pp, 2)`."""
-    count = len(slopes)
-    result = np.zeros((count, count, 2))
-    devices = np.arange(count)
-    result[devices, devices] = slopes
-    return result.reshape(count, -1)
+    def _outcome(self, x: torch.Tensor) -> torch.Tensor:
+        """Return seconds relative to those at the start, then what is left below all limits."""
+        slowest, longest = x[-2], x[-1]
+        cost = _priced(self.table, self.plan, x[:-2].reshape(-1, 2))
+        stages = cost.stage_seconds[0]
+        total = stages.sum() + self.rest * slowest + longest
+        seconds = [total.reshape(1), slowest - stages, longest - cost.sync_seconds[0]]
+        room = ROOM - cost.memory[0] / self.table.capacity
+        return torch.cat([torch.cat(seconds) / self.scale, room])

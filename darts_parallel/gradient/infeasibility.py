@@ -200,7 +200,7 @@ def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
         index = int(excess.argmin())
         if float(excess[index]) < best.excess:
             count = int(table.num_micro_batches[plans.outer[index]])
-            detail = f"{table.label}, {count} micro-batches"
+            detail = f"{table.name}, {count} micro-batches"
             best = _Lightest(table, over[index], detail)
     return best
 

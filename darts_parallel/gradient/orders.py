@@ -23,7 +23,7 @@ from torch import Tensor
 from darts_parallel.config import SPACES, SearchConfig
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, PricedPlan
 from darts_parallel.exact import unknown_costs
-from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, Schedule, find, order_code
 
 Array = NDArray[np.float64]
@@ -74,7 +74,7 @@ class Order:
     """Strategies of layers, `(L,)`."""
     split: bool
     """Backward passes are in two parts."""
-    seconds: float
+    seconds: float = np.inf
     """Infinite where it deadlocks or does not fit."""
 
 
@@ -93,6 +93,8 @@ class OrderProblem:
     table: CostTable
     outer: int
     space_kind: str
+    number: int = 0
+    """Index in the pool of the table."""
 
     @cached_property
     def kernel(self) -> Any:
@@ -155,15 +157,12 @@ class OrderProblem:
         passes = self.table.num_stages * batches
         return 3 * (passes + self.table.num_layers) + MOVE_PASSES
 
-    def timed(
-        self, words: Indices, lengths: Indices, first: Indices, choices: Indices, split: bool
-    ) -> Order:
+    def timed(self, order: Order) -> Order:
         """Return the order with its seconds."""
-        order = Order(words, lengths, first, choices, split, np.inf)
-        figures = self.figures[split]
+        figures = self.figures[order.split]
         stages, once = self.stages(order)
         end = np.zeros((len(figures.sources), figures.batches))
-        seconds = self.kernel.timed(figures, words, lengths, stages, once, end)
+        seconds = self.kernel.timed(figures, order.words, order.lengths, stages, once, end)
         return replace(order, seconds=seconds) if seconds < self.kernel.NEVER else order
 
     def stages(self, order: Order) -> tuple[Any, float]:
@@ -188,7 +187,7 @@ class OrderProblem:
         words = np.zeros(shape, dtype=np.int64)
         for word, symbols in zip(words, rows, strict=True):
             word[: len(symbols)] = symbols
-        return self.timed(words, lengths, first, choices, split)
+        return self.timed(Order(words, lengths, first, choices, split))
 
     def starts(self, plan: HardPlans) -> list[Order]:
         """Return the orders of all rules of the placement that fit, and the heuristic's."""
@@ -227,14 +226,14 @@ class OrderProblem:
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
         none = np.zeros((0, 0), dtype=np.int64)
-        unordered = Order(none, none, first, choices, True, np.inf)
+        unordered = Order(none, none, first, choices, True)
         stages, _ = self.stages(unordered)
         found = []
         for values in product(range(3), GAPS, (False, True)):
             policy = self.kernel.Policy(*values)
             words, lengths = self.kernel.dispatch(self.figures[1], stages, policy)
             if lengths.all():
-                found.append(self.timed(words, lengths, first, choices, True))
+                found.append(self.timed(replace(unordered, words=words, lengths=lengths)))
         return fastest(found)
 
     def annealed(self, order: Order, moves: int, state: State) -> Order:
@@ -294,19 +293,8 @@ STALE = 3
 class FoundOrder:
     """An order and its problem."""
 
-    table: int
-    """Index in the pool of the table that the problem was made of."""
     problem: OrderProblem
     order: Order
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Orders to begin with, fastest first."""
-
-    table: int
-    problem: OrderProblem
-    orders: list[Order]
 
 
 @dataclass
@@ -342,9 +330,7 @@ class OrderSearch:
         """Call the kernel once before any move, so that compiling it takes none of the seconds."""
         with self.pool.clock.paused():
             for entry in self._bases()[:1]:
-                problem = OrderProblem(
-                    self.pool.tables[entry.table], entry.outer[1], self.space_kind
-                )
+                problem = self._problem(entry)
                 for order in problem.starts(entry.plan)[:1]:
                     problem.annealed(order, 1, np.ones(1, dtype=np.uint64))
 
@@ -381,12 +367,14 @@ class OrderSearch:
         """Anneal orders of the best plans of every placement, then the best orders repeatedly."""
         begun = []
         for entry in self._bases():
-            start = self._begun(entry)
-            if start.orders:
-                begun.append(start)
-        begun = sorted(begun, key=lambda start: start.orders[0].seconds)[:ANNEALED]
+            problem = self._problem(entry)
+            orders = problem.starts(entry.plan)
+            self._add(problem, orders[:1])
+            if orders:
+                begun.append((problem, orders))
+        begun = sorted(begun, key=lambda start: start[1][0].seconds)[:ANNEALED]
         share = int(passes * FIRST_SHARE)
-        settled = [self._halve(start, share // len(begun)) for start in begun]
+        settled = [self._halve(*start, share // len(begun)) for start in begun]
         self.settled = all(settled)
         if not self.settled:
             self._anneal_again(int(passes * (1.0 - FIRST_SHARE)))
@@ -421,29 +409,25 @@ class OrderSearch:
         table = self.pool.tables[entry.table]
         return table.pipeline.free and table.pp > 1 and not unknown_costs([table])
 
-    def _begun(self, entry: PricedPlan) -> _Start:
-        """Return the orders to begin with from a plan; there may be none."""
-        table = self.pool.tables[entry.table]
-        problem = OrderProblem(table, entry.outer[1], self.space_kind)
-        orders = problem.starts(entry.plan)
-        self._add(entry.table, problem, orders[:1])
-        return _Start(entry.table, problem, orders)
+    def _problem(self, entry: PricedPlan) -> OrderProblem:
+        number, outer = entry.outer
+        return OrderProblem(self.pool.tables[number], outer, self.space_kind, number)
 
-    def _halve(self, start: _Start, passes: int) -> bool:
+    def _halve(self, problem: OrderProblem, orders: list[Order], passes: int) -> bool:
         """Improve orders by successive halving, the best of them longest.
 
         Returns:
             Whether half of the first round gained the same seconds: there is nothing left to gain.
         """
         count = 2 ** (HALVINGS - 1)
-        left = (start.orders * count)[:count]
+        left = (orders * count)[:count]
         started = min((order.seconds for order in left), default=0.0)
         first = True
         while left and not self.late:
-            moves = max(passes // (HALVINGS * len(left) * start.problem.work), 1)
-            improved = [start.problem.annealed(order, moves, self.state) for order in left]
+            moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
+            improved = [problem.annealed(order, moves, self.state) for order in left]
             left = sorted(improved, key=by_seconds)
-            self._add(start.table, start.problem, left[:2])
+            self._add(problem, left[:2])
             best, alike = left[0].seconds, left[len(left) // 2 - 1].seconds
             gained = best < started * (1.0 - GAIN_TOLERANCE)
             if first and gained and alike <= best * (1.0 + GAIN_TOLERANCE):
@@ -462,14 +446,14 @@ class OrderSearch:
             chosen = self.found[min(place, len(self.found) - 1)]
             moves = passes // ROUNDS // chosen.problem.work
             improved = chosen.problem.annealed(chosen.order, moves, self.state)
-            self._add(chosen.table, chosen.problem, [improved])
+            self._add(chosen.problem, [improved])
 
-    def _add(self, table: int, problem: OrderProblem, orders: list[Order]) -> None:
+    def _add(self, problem: OrderProblem, orders: list[Order]) -> None:
         """Keep the best orders, each time once."""
         known = {found.order.seconds for found in self.found}
         for order in orders:
             if order.seconds not in known:
-                self.found.append(FoundOrder(table, problem, order))
+                self.found.append(FoundOrder(problem, order))
         self._keep_best(self.found)
 
     def _keep_best(self, found: list[FoundOrder]) -> None:
@@ -478,7 +462,7 @@ class OrderSearch:
 
     def keep(self) -> None:
         """Add the best order's plan of every table to the pool, with a table of that order."""
-        best = {found.table: found for found in reversed(self.found)}
+        best = {found.problem.number: found for found in reversed(self.found)}
         for found in best.values():
             problem = found.problem
             code = problem.code(found.order)
@@ -487,4 +471,4 @@ class OrderSearch:
             outer = torch.zeros(1, dtype=torch.long)
             choices = torch.from_numpy(found.order.choices)[None]
             first = torch.from_numpy(found.order.first[:-1])[None]
-            self.pool.add(TablePlans(number, HardPlans(outer, choices, first)))
+            self.pool.add(number, HardPlans(outer, choices, first))

@@ -146,42 +146,31 @@ def _neighbourhoods(table: CostTable, space_kind: str, *, runs: bool) -> list[Ne
 def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:
     """Change strategies as in the space `space_kind`, boundaries as in `edges`, or the configuration."""
     changes = {"uniform": _whole, "stagewise": _per_stage, "layerwise": _every_run}
-    change = changes[space_kind]
-    outers = torch.arange(table.num_outer)
-    choices = plan.choices.expand(table.num_outer, -1)
-    starts = plan.first_layers.expand(table.num_outer, -1)
-    other_outers = HardPlans(outers, choices, starts)
-    strategies = change(table, plan)
+    choices = changes[space_kind](table, plan)
+    strategies = replace(plan.repeated(len(choices)), choices=choices)
+    number = table.num_outer
+    other_outers = replace(plan.repeated(number), outer=torch.arange(number))
     boundaries = _edge_moves(table, plan, edges)
     return HardPlans.concatenate([plan, strategies, *boundaries, other_outers])
 
 
-def _with_choices(plan: HardPlans, choices: Tensor) -> HardPlans:
-    """Return the plan with each of some strategies, `(B, L)`."""
-    count = len(choices)
-    starts = plan.first_layers.expand(count, -1)
-    return HardPlans(plan.outer.expand(count), choices, starts)
-
-
 def _with_starts(plan: HardPlans, starts: Tensor) -> HardPlans:
     """Return the plan with each of some stage starts, `(B, K)`."""
-    count = len(starts)
-    choices = plan.choices.expand(count, -1)
-    return HardPlans(plan.outer.expand(count), choices, starts)
+    return replace(plan.repeated(len(starts)), first_layers=starts)
 
 
-def _whole(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Return every strategy for the whole model."""
+def _whole(table: CostTable, plan: HardPlans) -> Tensor:
+    """Return every strategy for the whole model, as the following functions `(B, L)`."""
     every = torch.arange(len(table.choices)).unsqueeze(1)
-    return _with_choices(plan, every.expand(-1, table.num_layers))
+    return every.expand(-1, table.num_layers)
 
 
-def _per_stage(table: CostTable, plan: HardPlans) -> HardPlans:
+def _per_stage(table: CostTable, plan: HardPlans) -> Tensor:
     """Return every stage, and every stage with all later ones, with every strategy."""
     stages = plan.stages()[0]
     numbers = torch.arange(table.num_stages).unsqueeze(1)
     masks = torch.cat([stages == numbers, stages >= numbers])
-    return _with_choices(plan, _replace(table, plan, masks))
+    return _replace(table, plan, masks)
 
 
 def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
@@ -202,7 +191,7 @@ def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
     return np.ascontiguousarray(runs)
 
 
-def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
+def _every_run(table: CostTable, plan: HardPlans) -> Tensor:
     """Return every run of layers inside a stage, and the whole model, with every strategy."""
     layers = torch.arange(table.num_layers)
     whole = torch.tensor([[0, table.num_layers]])
@@ -210,7 +199,7 @@ def _every_run(table: CostTable, plan: HardPlans) -> HardPlans:
     runs = torch.cat([inside, whole])
     begun = layers >= runs[:, :1]
     masks = begun & (layers < runs[:, 1:])
-    return _with_choices(plan, _replace(table, plan, masks))
+    return _replace(table, plan, masks)
 
 
 def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
@@ -24,15 +23,6 @@ from darts_parallel.gradient.polishing import repartitioned
 from darts_parallel.gradient.rounding import fill, fit, repair
 from darts_parallel.gradient.screening import work_seconds
 from darts_parallel.plans import Plan
-
-
-@dataclass(frozen=True)
-class TablePlans:
-    """Hold hard plans of one table."""
-
-    table: int
-    plans: HardPlans
-
 
 SPLITS = 3
 """Other splits of a fitted plan that are tried, those of the fastest slowest stage."""
@@ -86,110 +76,107 @@ class PlanPool:
         return self.best.time if self.best else float("inf")
 
     def add(
-        self, candidate: TablePlans, repair_score: Tensor | None = None, *, fitting: str = "repair"
+        self,
+        number: int,
+        plans: HardPlans,
+        repair_score: Tensor | None = None,
+        *,
+        fitting: str = "repair",
     ) -> None:
-        """Evaluate plans and keep what is good.
+        """Evaluate plans of a table and keep what is good.
 
         Args:
             repair_score: Repair priority, lower is better, `(B,)`; the best infeasible plans of every
                 pipeline configuration are repaired. None keeps only plans that fit as they are.
             fitting: One of `config.search.FITTINGS`; what happens to the best plans besides repair.
         """
-        table = self.tables[candidate.table]
-        plans = candidate.plans
+        table = self.tables[number]
         if repair_score is None and table.pipeline.simulated:
-            self._keep_promising(candidate)
+            self._keep_promising(number, plans)
             return
         if repair_score is not None:
-            new = self._new(f"added, {fitting}", candidate, plans.choices)
-            if not len(new.plans):
+            new = self._new(f"added, {fitting}", number, plans, plans.choices)
+            if not len(new):
                 return
         cost = evaluate_batch(table, plans)
-        self._keep(candidate, cost)
+        self._keep(number, plans, cost)
         if repair_score is not None and self.space_kind == "layerwise":
-            self._fit(candidate, cost, repair_score, fitting)
+            self._fit(number, plans, cost, repair_score, fitting)
 
     def _fit(
-        self, candidate: TablePlans, cost: BatchCost, repair_score: Tensor, fitting: str
+        self, number: int, plans: HardPlans, cost: BatchCost, repair_score: Tensor, fitting: str
     ) -> None:
         """Make the most promising plans fit; then use the memory that is left, as `fitting` says."""
-        number = candidate.table
-        plans = candidate.plans
         hopeless = cost.feasible | (cost.iteration_time >= self.best_time)
-        repaired = self._repair(TablePlans(number, _lowest(plans, repair_score, hopeless)))
+        repaired = self._repair(number, _lowest(plans, repair_score, hopeless))
         if fitting == "repair":
             return
         parts = [repaired, _lowest(plans, cost.iteration_time, ~cost.feasible)]
         if fitting in ("prices", "splits"):
             promising = _lowest(plans, repair_score, torch.zeros_like(cost.feasible))
-            priced = self._fit_prices(TablePlans(number, promising))
+            priced = self._fit_prices(number, promising)
             parts.append(priced)
             if fitting == "splits" and self.tables[number].has_plain_stages:
-                parts.append(self._fit_splits(TablePlans(number, priced)))
-        self._fill(TablePlans(number, HardPlans.concatenate(parts)))
+                parts.append(self._fit_splits(number, priced))
+        self._fill(number, HardPlans.concatenate(parts))
 
-    def _repair(self, candidate: TablePlans) -> HardPlans:
+    def _repair(self, number: int, plans: HardPlans) -> HardPlans:
         """Repair and keep the plans that were not repaired before; return them."""
-        new = self._new("repair", candidate, candidate.plans.choices)
-        if not len(new.plans):
-            return new.plans
-        plans, cost = repair(self.tables[new.table], new.plans, self.best_time)
-        self._keep(TablePlans(new.table, plans), cost)
+        plans = self._new("repair", number, plans, plans.choices)
+        if len(plans):
+            plans, cost = repair(self.tables[number], plans, self.best_time)
+            self._keep(number, plans, cost)
         return plans
 
-    def _fit_prices(self, candidate: TablePlans) -> HardPlans:
+    def _fit_prices(self, number: int, plans: HardPlans) -> HardPlans:
         """Select strategies under a price of memory, for boundaries and layouts not seen before."""
-        table = self.tables[candidate.table]
-        new = self._new("prices", candidate, table.layout[candidate.plans.choices])
-        return fit(table, new.plans)
+        table = self.tables[number]
+        return fit(table, self._new("prices", number, plans, table.layout[plans.choices]))
 
-    def _fit_splits(self, candidate: TablePlans) -> HardPlans:
+    def _fit_splits(self, number: int, plans: HardPlans) -> HardPlans:
         """Split plans again, and select strategies again for the new stages."""
-        table = self.tables[candidate.table]
-        whole = self._new("splits", candidate, candidate.plans.choices).plans
+        table = self.tables[number]
+        whole = self._new("splits", number, plans, plans.choices)
         parts = [whole[:0]]
         for row in range(len(whole)):
             parts.append(repartitioned(table, whole[row : row + 1], SPLITS))
-        return self._fit_prices(TablePlans(candidate.table, HardPlans.concatenate(parts)))
+        return self._fit_prices(number, HardPlans.concatenate(parts))
 
-    def _fill(self, candidate: TablePlans) -> None:
+    def _fill(self, number: int, plans: HardPlans) -> None:
         """Spend memory that is left; keep the plans."""
-        table = self.tables[candidate.table]
-        new = self._new("fill", candidate, candidate.plans.choices)
-        plans = fill(table, new.plans)
+        table = self.tables[number]
+        plans = fill(table, self._new("fill", number, plans, plans.choices))
         if len(plans):
-            self._keep(TablePlans(candidate.table, plans), evaluate_batch(table, plans))
+            self._keep(number, plans, evaluate_batch(table, plans))
 
-    def add_balanced(self, table: int, outers: Sequence[int]) -> None:
+    def add_balanced(self, number: int, outers: Sequence[int]) -> None:
         """Add plans of equally long devices for some configurations, repaired in layer-wise spaces."""
-        balanced = balanced_plans(self.tables[table], outers)
+        balanced = balanced_plans(self.tables[number], outers)
         if balanced is not None:
             no_preference = torch.zeros(len(balanced), dtype=torch.float64)
-            self.add(TablePlans(table, balanced), no_preference)
+            self.add(number, balanced, no_preference)
 
-    def _new(self, step: str, candidate: TablePlans, values: Tensor) -> TablePlans:
+    def _new(self, step: str, number: int, plans: HardPlans, values: Tensor) -> HardPlans:
         """Return the plans that did not go through a step of fitting before.
 
         Plans of equal stages and equal `values` `(B, L)` count as the same.
         """
-        plans = candidate.plans
         columns = [plans.outer.unsqueeze(1), plans.first_layers, values]
         rows = []
         for row, features in enumerate(torch.cat(columns, dim=1).numpy()):
-            key = (step, candidate.table, features.tobytes())
+            key = (step, number, features.tobytes())
             if key not in self._seen:
                 self._seen.add(key)
                 rows.append(row)
-        return TablePlans(candidate.table, plans[torch.tensor(rows, dtype=torch.long)])
+        return plans[torch.tensor(rows, dtype=torch.long)]
 
-    def _keep_promising(self, candidate: TablePlans) -> None:
+    def _keep_promising(self, number: int, plans: HardPlans) -> None:
         """Keep the same plans as `_keep`, without simulating plans that do not fit or are too slow.
 
         No schedule is faster than the work of a device. So plans come in the order of this bound,
         until it exceeds the seconds of the plans that are kept of their pipeline configuration.
         """
-        plans = candidate.plans
-        table = self.tables[candidate.table]
+        table = self.tables[number]
         reading = table_reading(table, plans)
         least = work_seconds(table, plans, reading)
         least = least.masked_fill(~reading.feasible, torch.inf)
@@ -202,21 +189,20 @@ class PlanPool:
             chosen = []
             for outer in list(waiting):
                 rows = waiting.pop(outer)
-                rows = rows[least[rows] < self._slowest_kept(candidate.table, outer)]
+                rows = rows[least[rows] < self._slowest_kept(number, outer)]
                 chosen.append(rows[:at_once])
                 if len(rows) > at_once:
                     waiting[outer] = rows[at_once:]
             some = plans[torch.cat(chosen)]
-            self._keep(TablePlans(candidate.table, some), evaluate_batch(table, some))
+            self._keep(number, some, evaluate_batch(table, some))
 
     def _slowest_kept(self, table: int, outer: int) -> float:
         """Return the seconds that a plan must beat to be kept; infinite where there is room."""
         kept = self.entries.get((table, outer), [])
         return kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
 
-    def _keep(self, candidate: TablePlans, cost: BatchCost) -> None:
+    def _keep(self, number: int, plans: HardPlans, cost: BatchCost) -> None:
         """Keep the fastest plans that fit and lie in the space."""
-        plans = candidate.plans
         self.evaluated += len(plans)
         allowed = cost.feasible & plans.within(self.space_kind)
         times = cost.iteration_time.masked_fill(~allowed, torch.inf)
@@ -224,17 +210,12 @@ class PlanPool:
             rows = torch.nonzero(plans.outer == outer).squeeze(1)
             order = times[rows].argsort(stable=True)
             rows = rows[order[: self.PER_OUTER]]
-            self._keep_rows(candidate, outer, rows, times)
+            self._keep_rows((number, outer), plans, rows, times)
 
     def _keep_rows(
-        self,
-        candidate: TablePlans,
-        outer: int,
-        rows: Tensor,
-        times: Tensor,
+        self, key: tuple[int, int], plans: HardPlans, rows: Tensor, times: Tensor
     ) -> None:
         """Keep those of some rows, fastest first, that are faster than what is kept."""
-        key = (candidate.table, outer)
         kept = self.entries.get(key, [])
         limit = self._slowest_kept(*key)
         for row in rows.tolist():
@@ -242,8 +223,7 @@ class PlanPool:
             if seconds >= limit:
                 break
             if all(seconds != entry.time for entry in kept):
-                plan = candidate.plans[row : row + 1]
-                kept = [*kept, PricedPlan(candidate.table, plan, seconds)]
+                kept = [*kept, PricedPlan(key[0], plans[row : row + 1], seconds)]
         if kept:
             self.entries[key] = sorted(kept, key=by_time)[: self.PER_OUTER]
 

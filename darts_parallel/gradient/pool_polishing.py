@@ -24,7 +24,7 @@ from darts_parallel.exact import (
     outer_bound,
 )
 from darts_parallel.gradient.polishing import plan_key, polish
-from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.screening import MoveEvaluator
 
 POLISH_STARTS = 16
@@ -78,8 +78,7 @@ def polish_pool(
 ) -> str | None:
     """Polish the best plans by moves, then the best of those by segment programs.
 
-    The programs have `polish_labels`. With as many labels they then solve the configurations that are
-    still open: those whose lower bound is below the best plan.
+    The programs have `polish_labels`.
 
     Args:
         pool: Plans that the descent met.
@@ -108,8 +107,6 @@ class _PoolPolisher:
     bounds: Sequence[Tensor]
     late: bool = False
     """Whether the search's time is over."""
-    settled: set[tuple[int, int]] = field(default_factory=set)
-    """Table and row of the configurations that the programs have solved or excluded."""
     visited: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     """Plans of every table that quick descents came through."""
 
@@ -143,33 +140,20 @@ class _PoolPolisher:
         return bound is None or bound <= self.pool.best_time
 
     def by_programs(self) -> None:
-        """Solve the finalists' configurations, then those that are still open."""
-        self._solve_finalists()
-        work = Work(self.config.polish_labels, self.stop)
-        for bound, number, outer in self._by_bound():
-            if bound >= self.pool.best_time or self.stop():
-                break
-            self._solved(number, outer, work, bound)
-
-    def _solve_finalists(self) -> None:
         """Solve the finalists' configurations; of the best one at least the stages as they are."""
         work = Work(self.config.polish_labels, self.stop)
+        solved = set()
         for place, entry in enumerate(self.pool.top(FINALISTS)):
             if self.stop():
                 return
-            solved = self._solved(*entry.outer, work, self._bound(entry))
-            if not solved and place == 0:
+            if entry.outer in solved:
+                continue
+            if self._solved(entry, work):
+                solved.add(entry.outer)
+            elif place == 0:
                 with suppress(DeadlineError):
                     self._solve_cut(entry)
                 self.improve(entry)
-
-    def _by_bound(self) -> list[tuple[float, int, int]]:
-        """List bound, table and row of all configurations, lowest bound first."""
-        rows: list[tuple[float, int, int]] = []
-        for number, bounds in enumerate(self.bounds):
-            for outer, bound in enumerate(bounds.tolist()):
-                rows.append((bound, number, outer))
-        return sorted(rows)
 
     def improve(self, entry: PricedPlan) -> None:
         """Descend from a plan by moves."""
@@ -184,7 +168,7 @@ class _PoolPolisher:
         self.pool.evaluated += polished.evaluated
         if table.pipeline.simulated and not evaluator.stop():
             self.pool.local_optima[entry.table].add(plan_key(polished.plan))
-        self.pool.add(TablePlans(entry.table, polished.plan))
+        self.pool.add(entry.table, polished.plan)
 
     def _solve_cut(self, entry: PricedPlan) -> None:
         """Solve the stages of a plan together, as they are, where its configuration takes too long."""
@@ -209,7 +193,7 @@ class _PoolPolisher:
         finally:
             self.pool.evaluated += before - max(work.left, 0)
         if found is not None:
-            self.pool.add(TablePlans(case.table_index, found.plan))
+            self.pool.add(case.table_index, found.plan)
         return True
 
     def _has_program(self, table: CostTable) -> bool:
@@ -221,16 +205,13 @@ class _PoolPolisher:
         closed_form = closed_form and table.own is None
         return closed_form and self.space_kind != "uniform"
 
-    def _solved(self, number: int, outer: int, work: Work, bound: float | None) -> bool:
+    def _solved(self, entry: PricedPlan, work: Work) -> bool:
         """Return whether the segment programs found or excluded a better plan of a configuration."""
+        number, outer = entry.outer
         table = self.pool.tables[number]
         if not self._has_program(table) or work.left <= 0:
             return False
-        if (number, outer) in self.settled:
-            return True
+        bound = self._bound(entry)
         if bound is None:
             bound = outer_bound(table, outer, self.space_kind)
-        proven = self._solve(OuterChoiceSolver(table, number, outer, bound), work)
-        if proven:
-            self.settled.add((number, outer))
-        return proven
+        return self._solve(OuterChoiceSolver(table, number, outer, bound), work)

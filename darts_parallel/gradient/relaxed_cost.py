@@ -62,16 +62,6 @@ class SurrogateCost:
     """Bytes that a device of every stage can give, `(pp,)`."""
 
 
-def surrogate(
-    weights: RelaxedPlans,
-    table: CostTable,
-    sharpness: float | None = None,
-    paths: PathMemory | None = None,
-) -> SurrogateCost:
-    """Price relaxed plans once; `Surrogate` keeps what many steps need of the table."""
-    return Surrogate(table)(weights, sharpness, paths)
-
-
 class Surrogate:
     """Price relaxed plans of one table: at one-hot weights and exact maxima as `evaluate_batch`."""
 

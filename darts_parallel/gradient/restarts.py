@@ -9,7 +9,6 @@ from torch import Tensor
 from darts_parallel.config import OFFLOADS, SearchConfig
 from darts_parallel.cost import CostTable, HardPlans, PathMemory, unit_starts
 from darts_parallel.gradient.boundary_rounding import Rounding
-from darts_parallel.gradient.pool import TablePlans
 from darts_parallel.gradient.relaxation import (
     Schedules,
     gumbel_weights,
@@ -147,32 +146,6 @@ class RestartBatch:
             found.append(self.widths)
         return found
 
-    def initialize_from(self, plans: HardPlans, preference: float) -> None:
-        """Let the first half of the restarts of some configurations begin at hard plans."""
-        with torch.no_grad():
-            for row, outer in enumerate(self.outer_index.tolist()):
-                known = torch.nonzero(plans.outer == outer).flatten()
-                if len(known):
-                    index = int(known[0])
-                    starts = plans.first_layers[index]
-                    self._begin_at(row, starts, plans.choices[index], preference)
-
-    def _begin_at(self, row: int, starts: Tensor, choices: Tensor, preference: float) -> None:
-        """Let half of the restarts of one configuration prefer a plan's strategies and stages."""
-        half = max(self.logits.shape[1] // 2, 1)
-        strategies = {"uniform": choices[:1], "stagewise": choices[starts], "layerwise": choices}
-        wanted = strategies[self.space_kind].view(1, -1, 1)
-        wanted = wanted.expand(half, -1, -1)
-        logits = self.logits[row, :half]
-        logits.sub_(logits.amax(-1, keepdim=True).clamp(min=0.0))
-        strength = torch.full(wanted.shape, preference, dtype=logits.dtype)
-        logits.scatter_(-1, wanted, strength)
-        first = torch.searchsorted(self.units, starts)
-        end = torch.tensor([len(self.units)])
-        counts = torch.diff(first, append=end)
-        # the inverse of `stage_edges` but for its least width
-        self.widths[row, :half] = counts.double().log()
-
     def settle(self, first_layers: Tensor, aims: Tensor, whole: Tensor) -> None:
         """Fix the stages of all restarts; logits begin again at the mean weights of equal layers.
 
@@ -261,13 +234,13 @@ class RestartBatch:
         edges = before[1].lerp(now[1], 1.0 / steps)
         self.averages = (weights, edges)
 
-    def hard_plans(self, relaxed: RelaxedPlans) -> TablePlans:
+    def hard_plans(self, relaxed: RelaxedPlans) -> HardPlans:
         """Round all relaxed plans to plans of the whole table, `O * R` in the order of restarts."""
         weights = relaxed.choices.detach()
         plans = harden(weights, self.edges.detach(), self.table)
         return self._of_whole_table(plans)
 
-    def average_plans(self) -> TablePlans:
+    def average_plans(self) -> HardPlans:
         """Round the means to as many plans; equal layers of a stage share their expected counts."""
         assert self.averages is not None
         weights, edges = self.averages
@@ -284,13 +257,13 @@ class RestartBatch:
         outer = self.outer_index[row // self.logits.shape[1]]
         return Rounding(whole, int(outer), weights, edges)
 
-    def _of_whole_table(self, plans: HardPlans) -> TablePlans:
+    def _of_whole_table(self, plans: HardPlans) -> HardPlans:
         """Number pipeline configurations as the whole table; in stage-wise spaces first layers decide."""
         if self.space_kind == "stagewise":
             first = plans.first_layers.gather(1, plans.stages())
             plans = replace(plans, choices=plans.choices.gather(1, first))
         outer = self.outer_index[plans.outer]
-        return TablePlans(self.table_index, replace(plans, outer=outer))
+        return replace(plans, outer=outer)
 
     def merit(self, cost: SurrogateCost) -> Tensor:
         """Rank relaxed plans whatever their multipliers: log-seconds, lower is better, `(O, R)`."""
@@ -315,20 +288,15 @@ class RestartBatch:
 
     def select(self, kept: KeptRestarts) -> "RestartBatch":
         """Keep some pipeline configurations and restarts."""
-        fractions = self.fraction_logits
-        if fractions is not None:
-            fractions = kept.of(fractions.detach()).requires_grad_()
-        logits = kept.of(self.logits.detach()).requires_grad_()
-        widths = kept.of(self.widths.detach())
-        if self.aims is None:
-            widths.requires_grad_()
-        multipliers = kept.of(self.multipliers)
         table = self.table.select(kept.outer)
-        outer = self.outer_index[kept.outer]
-        settings = (self.table_index, outer, fractions)
-        part = RestartBatch(table, self.space_kind, logits, widths, multipliers, *settings)
-        part.aims = self.aims
-        part.peers = None if self.peers is None else kept.of(self.peers)
+        part = replace(self, table=table, outer_index=self.outer_index[kept.outer])
+        part.logits = kept.of(self.logits.detach()).requires_grad_()
+        part.widths = kept.of(self.widths.detach()).requires_grad_(self.aims is None)
+        part.multipliers = kept.of(self.multipliers)
+        if self.fraction_logits is not None:
+            part.fraction_logits = kept.of(self.fraction_logits.detach()).requires_grad_()
+        if self.peers is not None:
+            part.peers = kept.of(self.peers)
         if self.averages is not None:
             weights, edges = self.averages
             part.averages = (kept.of(weights), kept.of(edges))

@@ -274,13 +274,8 @@ def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
     units = unit_starts(table.fused_to_previous)
     places = torch.searchsorted(units, plan.first_layers[0])
     moved = moved_boundaries(places, len(units))
-    count = len(moved)
-    others = HardPlans(
-        outer=plan.outer.expand(count),
-        choices=plan.choices.expand(count, -1),
-        first_layers=units[moved],
-    )
-    if not count:  # one stage has no boundary to move
+    others = replace(plan.repeated(len(moved)), first_layers=units[moved])
+    if not len(moved):  # one stage has no boundary to move
         return others
     num_choices = len(table.choices)
     chosen = torch.nn.functional.one_hot(others.choices, num_choices)

@@ -170,9 +170,7 @@ class _Priced:
         return _Priced(plans.outer, passes, reading.sync[rows], reading.per_iteration[rows])
 
     def __getitem__(self, rows: Tensor) -> "_Priced":
-        passes = self.passes[rows]
-        per_iteration = self.per_iteration[rows]
-        return _Priced(self.outer[rows], passes, self.sync[rows], per_iteration)
+        return _Priced(*(values[rows] for values in vars(self).values()))
 
     def simulated(self, table: CostTable) -> Tensor:
         """Return seconds per iteration, `(B,)`."""

@@ -59,15 +59,6 @@ class Settled(NamedTuple):
     """How each of the R' begins."""
 
 
-class _Configuration(NamedTuple):
-    """Hold one pipeline configuration and the rank of its best restart."""
-
-    merit: float
-    group: int
-    row: int
-    """Number among the configurations of its group."""
-
-
 def can_settle(tables: Sequence[CostTable], space_kind: str) -> bool:
     """Return whether the best configurations alone may go on: polishing returns to the others."""
     plain = all(table.has_plain_stages and not table.pipeline.simulated for table in tables)
@@ -85,42 +76,32 @@ def settled(
     close = _close_configurations(merits)
     starts = STARTS[: len(STARTS) // len(close)]
     result = []
-    for index in sorted({entry.group for entry in close}):
+    for index in sorted({number for number, _ in close}):
         group = groups[index]
-        rows = sorted(entry.row for entry in close if entry.group == index)
+        rows = sorted(row for number, row in close if number == index)
         found = [_roundings(group, row, tables[group.table_index], starts) for row in rows]
-        restarts = torch.stack([entry.restarts for entry in found])
-        first_layers = torch.stack([entry.first_layers for entry in found])
+        restarts, first_layers = map(torch.stack, zip(*found, strict=True))
         kept = KeptRestarts(index, torch.tensor(rows), restarts)
         result.append(Settled(kept, first_layers, starts))
     return result
 
 
-def _close_configurations(merits: Sequence[Tensor]) -> list[_Configuration]:
-    """Return the best configurations, and those close behind, the best first."""
+def _close_configurations(merits: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return group and row of the best configurations, and of those close behind, the best first."""
     ranked = []
     for index, merit in enumerate(merits):
         for row, least in enumerate(merit.amin(1).tolist()):
-            ranked.append(_Configuration(least, index, row))
+            ranked.append((least, index, row))
     ranked.sort()
-    limit = ranked[0].merit + MARGIN
-    close = [entry for entry in ranked if entry.merit <= limit]
+    limit = ranked[0][0] + MARGIN
+    close = [(index, row) for merit, index, row in ranked if merit <= limit]
     return close[:CONFIGURATIONS]
-
-
-class _Roundings(NamedTuple):
-    """Roundings of one configuration, one for each start."""
-
-    restarts: Tensor
-    """Shape `(R',)`."""
-    first_layers: Tensor
-    """Shape `(R', K)`."""
 
 
 def _roundings(
     group: RestartBatch, row: int, table: CostTable, starts: Sequence[Start]
-) -> _Roundings:
-    """Return the roundings that are asked for."""
+) -> tuple[Tensor, Tensor]:
+    """Return restart `(R',)` and first layers `(R', K)` of a configuration's rounding for each start."""
     size = group.logits.shape[1]
     plans = []
     ranks = []
@@ -138,4 +119,4 @@ def _roundings(
     best = list(seen.values())
     # few boundaries have few roundings
     chosen = torch.tensor([best[min(start.rounding, len(best) - 1)] for start in starts])
-    return _Roundings(restarts[chosen], first_layers[chosen])
+    return restarts[chosen], first_layers[chosen]

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import RestartBatch, lowest
-from darts_parallel.gradient.winner import WinnerHistory
 from darts_parallel.plans import Plan
 
 
@@ -71,8 +70,6 @@ class SearchResult:
     """`user` (Ctrl-C) or `time_limit` where the search ended early; None where it completed."""
     method: str = "gradient"
     """Method that found the plan: `gradient`, or an exact one."""
-    winner: WinnerHistory | None = None
-    """History of the restart that led at the last step."""
     gradient_iteration_time_s: float | None = None
     """Seconds per iteration of the gradient search's own polished plan; None without a descent."""
     why: str = ""
@@ -105,40 +102,18 @@ class LeadingPlan:
         place = (merit, outer, restart)
         return LeadingPlan(groups[lead], weights[lead], costs[lead], *place)
 
-    def record(
-        self,
-        *,
-        step: int,
-        seconds: float,
-        schedules: Schedules,
-        best_time_s: float,
-        outer_weights: dict[str, float],
-    ) -> StepRecord:
-        """Return the state of the search at a step."""
+    def record(self, **now: Any) -> StepRecord:
+        """Return the state of the search at a step; `now` holds the fields that the loop alone knows."""
         probabilities = self.weights.choices[self.outer, self.restart].detach()
         memory = self.cost.memory[self.outer, self.restart].detach()
         fullest = float((memory / self.cost.capacity).max())
-        record_of = partial(
-            StepRecord,
-            step=step,
-            seconds=seconds,
-            schedules=schedules,
-            best_time_s=best_time_s,
-            outer_weights=outer_weights,
-        )
-        surrogate_time_s = self._value(self.cost.iteration_time)
-        record_of = partial(
-            record_of,
-            loss=self.merit,
-            surrogate_time_s=surrogate_time_s,
-            entropy=mean_entropy(probabilities),
+        now |= {"loss": self.merit, "entropy": mean_entropy(probabilities), "terms": self._terms()}
+        now |= {"pp": self.group.table.pp, "choices": self.group.choice_names}
+        return StepRecord(
+            **now,
+            surrogate_time_s=self._value(self.cost.iteration_time),
             memory_violation=max(fullest - 1.0, 0.0),
-        )
-        return record_of(
-            pp=self.group.table.pp,
-            choices=self.group.choice_names,
             probabilities=probabilities.clone(),
-            terms=self._terms(),
         )
 
     def _value(self, values: Tensor) -> float:

@@ -62,15 +62,6 @@ class ConstraintRow(NamedTuple):
     high: float
 
 
-class _SharedMoves(NamedTuple):
-    """Moves of a tensor that are paid once, however many consumers want them."""
-
-    variables: np.ndarray
-    """Variable of every produced state and layout."""
-    layout: np.ndarray
-    """Layout of every demanded state."""
-
-
 class GraphProgramme:
     """The programme of a space."""
 
@@ -131,7 +122,7 @@ class GraphProgramme:
         if len(fan.consumers) > 1:
             for table in fan.moves:
                 variables = self._grid(fan.count * table.seconds)
-                shared.append(_SharedMoves(variables, table.layout))
+                shared.append((variables, table.layout))
             paid = np.zeros_like(paid)
         for wanted, group in zip(fan.wanted, fan.consumers, strict=True):
             used = np.unique(wanted)
@@ -141,7 +132,7 @@ class GraphProgramme:
             for cells, state in zip(grid.T, used, strict=True):
                 self._marginal(cells, group, np.flatnonzero(wanted == state))
             for moves in shared:
-                self._pay_once(moves, grid, used)
+                self._pay_once(*moves, grid, used)
 
     def _grid(self, costs: np.ndarray) -> np.ndarray:
         """Add a variable for every cost of a table; return the indices in its shape."""
@@ -150,13 +141,19 @@ class GraphProgramme:
 
     def _pay_once(
         self,
-        moves: _SharedMoves,
+        variables: np.ndarray,
+        layout: np.ndarray,
         grid: np.ndarray,
         used: np.ndarray,
     ) -> None:
-        """Demand that a move is paid where a consumer wants its layout."""
-        for (p, target), variable in np.ndenumerate(moves.variables):
-            cells = grid[p, moves.layout[used] == target].tolist()
+        """Demand that a move is paid where a consumer wants its layout, once for all of them.
+
+        Args:
+            variables: Of every produced state and layout.
+            layout: Of every demanded state.
+        """
+        for (p, target), variable in np.ndenumerate(variables):
+            cells = grid[p, layout[used] == target].tolist()
             if cells and self.cost[variable] > 0:
                 self._at_least(int(variable), cells)
 

@@ -8,7 +8,7 @@ priced on one and on two sequences; a micro-batch of more takes as much longer f
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import hypot
 from typing import Any
@@ -57,14 +57,12 @@ def captured_block(config: Config, cluster: Cluster) -> tuple[LayerSpec, Measure
             f"try [{[1, *wanted]}]."
         )
     times = {}
-    block = None
     for group in reversed(cluster.groups):
         name = group.device.name
         node = Cluster(name, (replace(group, count=1),), cluster.inter_node)
-        block = _on_device(path, json.dumps(shapes), job.precision, job.launches, node)
-        times[name] = block.times
-    assert block is not None
-    return block.layer, MeasuredTimes(f"model.path={path}", times)
+        job_on_node = (json.dumps(shapes), job.precision, job.launches, node)
+        layer, times[name] = _on_device(path, *job_on_node)
+    return layer, MeasuredTimes(f"model.path={path}", times)
 
 
 def block_keys(tokens: int | str, hidden: int) -> list[str]:
@@ -124,12 +122,8 @@ def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
-@dataclass(frozen=True)
-class _PricedBlock:
-    """A block on one node: the layer, and its figures by kind and tensor-parallel degree."""
-
-    layer: LayerSpec
-    times: dict[tuple[str, int], Measured]
+Figures = dict[tuple[str, int], Measured]
+"""Figures of a block on a node, by kind and tensor-parallel degree."""
 
 
 @lru_cache(maxsize=8)
@@ -150,11 +144,11 @@ def _on_device(
     precision: str,
     launches: float,
     cluster: Cluster,
-) -> _PricedBlock:
-    """Plan and price the block for every tensor-parallel degree of one node."""
+) -> tuple[LayerSpec, Figures]:
+    """Plan and price the block on one node: its sizes, and figures by kind and tensor-parallel degree."""
     graphs = _graphs(path, shapes)
     gpus = cluster.groups[0].gpus
-    found: dict[tuple[str, int], Measured] = {}
+    found: Figures = {}
     plans: list[GraphPlan] = []
     for tp in range(1, gpus + 1):
         if gpus % tp:
@@ -166,7 +160,7 @@ def _on_device(
         if tp > 1:
             split = _plans(graphs, mesh, WIDTHS[precision], "d1")
             found[f"{KIND}+sp", tp] = _measured(split, launches)
-    return _PricedBlock(_spec(plans[0], plans[-1]), found)
+    return _spec(plans[0], plans[-1]), found
 
 
 def _plans(

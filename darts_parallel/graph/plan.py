@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from darts_parallel.config import require_member
-from darts_parallel.cost import LOSSLESS
 from darts_parallel.errors import ConfigError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
@@ -171,34 +170,6 @@ def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceM
     return DeviceMeshSpec(tuple(chosen), cluster)
 
 
-@dataclass(frozen=True)
-class GraphOptions:
-    """Freedom of a plan, and how it is searched."""
-
-    precision: str = "bf16"
-    """`bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors."""
-    memory: float | None = None
-    """GiB of a rank for parameters, their optimizer states and kept activations; None: any."""
-    ends: str = "replicated"
-    """`replicated`, or `free`: inputs and outputs of one shape share a placement, maybe a split."""
-    time_limit: float = 60.0
-    """Seconds for each of the two programmes."""
-    descent: int | None = None
-    """Seed of a search by gradient descent, too; None leaves it out."""
-    bits: tuple[int, ...] = (LOSSLESS,)
-    """Bits that sums may be reduced with, forward."""
-    sliced: bool | None = None
-    """Backward keeps slices of gathered inputs and gathers them again; None: with `memory` it may."""
-
-    def space(self, graph: ModuleGraph, mesh: DeviceMeshSpec) -> GraphSpace:
-        """Return the choices of a graph on a mesh."""
-        require_member("precision", self.precision, tuple(WIDTHS))
-        require_member("ends", self.ends, ENDS)
-        width = WIDTHS[self.precision]
-        memory = None if self.memory is None else self.memory * GIB
-        return GraphSpace(graph, mesh, width, memory, self.ends, self.bits, self.sliced)
-
-
 def plan_module(
     module: nn.Module,
     inputs: list[Tensor],
@@ -210,7 +181,7 @@ def plan_module(
     Args:
         module: Any module that `torch.export` captures; on the meta device nothing is computed.
         mesh: One or two axes of ranks, and their links (`make_mesh`).
-        options: Fields of `GraphOptions`.
+        options: Arguments of `plan_graph`.
 
     Errors:
         UnsupportedError: the module does not export.
@@ -219,12 +190,31 @@ def plan_module(
     return plan_graph(capture_module(module, inputs), mesh, **options)
 
 
-def plan_graph(graph: ModuleGraph, mesh: DeviceMeshSpec, **options: Any) -> PlannedGraph:
-    """Plan a captured module; `options` are fields of `GraphOptions`."""
+def plan_graph(
+    graph: ModuleGraph,
+    mesh: DeviceMeshSpec,
+    *,
+    time_limit: float = 60.0,
+    descent: int | None = None,
+    **freedom: Any,
+) -> PlannedGraph:
+    """Plan a captured module.
+
+    Args:
+        time_limit: Seconds for each of the two programmes.
+        descent: Seed of a search by gradient descent, too; None leaves it out.
+        freedom: `precision` (`bf16`, `fp16` or `fp32`: bytes and speed of all floating tensors), `memory`
+            (GiB of a rank for parameters, their optimizer states and kept activations; None: any), and
+            `ends`, `bits` and `sliced` of a `GraphJob`.
+    """
     began = time.perf_counter() - graph.seconds
-    chosen = GraphOptions(**options)
-    space = chosen.space(graph, mesh)
-    answer = GraphProgramme(space).solve(chosen.time_limit)
-    searched = None if chosen.descent is None else descend(space, chosen.descent)
+    precision = freedom.pop("precision", "bf16")
+    memory = freedom.pop("memory", None)
+    require_member("precision", precision, tuple(WIDTHS))
+    require_member("ends", freedom.get("ends", ENDS[0]), ENDS)
+    size = None if memory is None else memory * GIB
+    space = GraphSpace(graph, mesh, WIDTHS[precision], size, **freedom)
+    answer = GraphProgramme(space).solve(time_limit)
+    searched = None if descent is None else descend(space, descent)
     plan = GraphPlan(space, answer.assignment)
     return PlannedGraph(plan, answer, searched, time.perf_counter() - began)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from math import prod
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -176,13 +177,12 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> ComputeProfile:
     bounded in the same way.
 
     Args:
-        gemms: Of one precision or several; the first product's is the main one.
+        gemms: Of one precision or several, one after the other; the first is the main one.
     """
-    by_precision: dict[str, list[GemmTime]] = {}
-    for gemm in gemms:
-        by_precision.setdefault(gemm.precision, []).append(gemm)
+    grouped = groupby(gemms, attrgetter("precision"))
+    by_precision = {precision: list(some) for precision, some in grouped}
     main = next(iter(by_precision.values()))
-    best, error = _best_fit(main, device)
+    best = _best_fit(main, device)
     efficiency = min(float(best.peak_flops) / _fastest(main), 1.0)
     peaks = {}
     for precision, some in by_precision.items():
@@ -191,11 +191,11 @@ def fit_gemms(gemms: Sequence[GemmTime], device: Device) -> ComputeProfile:
         peaks[precision] = min(max(endless, fastest), MOST_EXTRAPOLATED * fastest)
     peak = peaks[gemms[0].precision]
     fitted = replace(best, peak_flops=peak, gemm_efficiency=efficiency)
-    return ComputeProfile(tuple(gemms), fitted, peaks, error)
+    return ComputeProfile(tuple(gemms), fitted, peaks, _error(main, best))
 
 
-def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float]:
-    """Return the allowed candidate of the smallest median error, and that error."""
+def _best_fit(gemms: Sequence[GemmTime], device: Device) -> Device:
+    """Return the allowed candidate of the smallest median error."""
     most = MOST_EXTRAPOLATED * _fastest(gemms)
     candidates = []
     for half in HALF_SIZES:
@@ -205,8 +205,7 @@ def _best_fit(gemms: Sequence[GemmTime], device: Device) -> tuple[Device, float]
             candidates.append(
                 replace(device, gemm_half_size=half, gemm_efficiency=1.0, peak_flops=rate)
             )
-    best = min(candidates, key=partial(_error, gemms))
-    return best, _error(gemms, best)
+    return min(candidates, key=partial(_error, gemms))
 
 
 def _fastest(gemms: Sequence[GemmTime]) -> float:

@@ -4,6 +4,7 @@ import os
 import platform
 import resource
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +20,18 @@ UNUSED = (
 """Words for a link inside nodes, and for one between them, that joins nothing."""
 
 
+@dataclass(frozen=True)
+class Profile:
+    """All that was measured."""
+
+    name: str
+    machine: MeasuredMachine
+    compute: ComputeProfile
+    links: Sequence[LinkProfile | None]
+    """Inside nodes, and between them."""
+    when: str
+
+
 def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
     """Return bytes of one device, and bytes that torch and its context hold already."""
     if machine.has_gpu:
@@ -30,14 +43,14 @@ def node_memory(machine: MeasuredMachine) -> tuple[float, float]:
     return total / machine.ranks_per_node, resident * 1024.0
 
 
-def device_yaml(
-    compute: ComputeProfile, machine: MeasuredMachine, memory: tuple[float, float], when: str
-) -> str:
+def device_yaml(profile: Profile, memory: tuple[float, float]) -> str:
     """Write the text of `device/NAME.yaml`.
 
     Args:
         memory: Bytes of one device, and bytes that are taken before any model.
     """
+    machine = profile.machine
+    compute = profile.compute
     device = compute.device
     total, taken = memory
     peaks = ", ".join(f"{name}: {value / 1e12:.6g}" for name, value in compute.peaks.items())
@@ -48,10 +61,11 @@ def device_yaml(
         hidden = "not measured, the defaults"
     return f"""\
 # {processor}, torch {torch.__version__}.
-# Measured {when} by darts-parallel profile on {machine.world} processes at once.
+# Measured {profile.when} by darts-parallel profile on {machine.world} processes at once.
 # Peaks: the fastest product of {len(compute.gemms)} measured, or the fitted rate of an endless one, but
 # at most {MOST_EXTRAPOLATED:g} times the fastest: measure larger products if that is too little.
-# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.error:.1%}.
+# gemm_*: fitted to the products of {compute.gemms[0].precision}, median error {compute.error:.1%}; above
+# 50 % measure again, on an idle machine.
 # memory_bandwidth: a copy; memory_efficiency: sum, GELU, layer norm against it; attention: causal.
 # layer_overhead: a block of one token. overlap_exponent, tp_hidden_share: {hidden}.
 memory_GiB: {total / GIB:.6g}
@@ -68,22 +82,15 @@ reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}
 """
 
 
-def cluster_yaml(
-    name: str,
-    machine: MeasuredMachine,
-    links: Sequence[LinkProfile | None],
-    compute: ComputeProfile,
-    when: str,
-) -> str:
-    """Write the text of `cluster/NAME.yaml`; an unused link gets the nearest link's figures.
-
-    Args:
-        links: Inside nodes, and between them.
-    """
+def cluster_yaml(profile: Profile) -> str:
+    """Write the text of `cluster/NAME.yaml`; an unused link gets the nearest link's figures."""
+    name = profile.name
+    machine = profile.machine
     backend = "nccl" if machine.has_gpu else "gloo"
-    figures = f"bandwidth_GBps: {float(compute.device.memory_bandwidth) / 1e9:.6g}, latency_us: 0.0"
+    bandwidth = float(profile.compute.device.memory_bandwidth)
+    figures = f"bandwidth_GBps: {bandwidth / 1e9:.6g}, latency_us: 0.0"
     texts = []
-    for link, words in zip(links, UNUSED, strict=True):
+    for link, words in zip(profile.links, UNUSED, strict=True):
         if link is not None:
             figures = (
                 f"bandwidth_GBps: {link.bandwidth / 1e9:.6g}, latency_us: {link.latency * 1e6:.6g}"
@@ -94,8 +101,9 @@ def cluster_yaml(
         texts += [figures, words]
     inside, intra_words, between, inter_words = texts
     return f"""\
-# {machine.nodes} x {machine.ranks_per_node} devices; {when}, by darts-parallel profile over {backend}.
-# Links: least squares on relative errors of all-reduce, all-gather and messages of all sizes.
+# {machine.nodes} x {machine.ranks_per_node} devices; {profile.when}, by darts-parallel profile, {backend}.
+# Links: least squares on relative errors of all-reduce, all-gather and messages of all sizes; above a
+# median error of 50 % measure again, on an idle machine.
 # intra_node: {intra_words}.
 # inter_node: {inter_words}.
 defaults:

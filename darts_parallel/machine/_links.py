@@ -1,7 +1,7 @@
 """Collectives and messages over a process group, and the alpha-beta figures that fit them best."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
 
@@ -25,11 +25,11 @@ class MessageTime:
     operation: str
     size: int
     """Bytes of the full tensor."""
-    seconds: float
     traffic: float
     """Bytes through the slowest link by `cost/collectives.py`."""
     steps: float
     """Latencies by `cost/collectives.py`."""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class LinkProfile:
     """Median of |fitted / measured - 1|."""
 
 
-Case = tuple[str, int, float, float, Callable[[], object]]
-"""Operation, bytes, traffic and steps as of `MessageTime`, and how to run it."""
+Case = tuple[MessageTime, Callable[[], object]]
+"""A collective or message that is to be timed, and how to run it."""
 
 
 def measure_link(
@@ -75,11 +75,9 @@ def measure_link(
         if size <= max(largest, SMALLEST):
             cases += _cases(machine, group, size, sharing)
     name = "links inside nodes" if inside else "links between nodes"
-    spent = machine.measure(name, [work for *_, work in cases], seconds)
-    times = []
-    for (operation, size, traffic, steps, _), took in zip(cases, spent, strict=True):
-        times.append(MessageTime(operation, size, took, traffic, steps))
-    return fit_link(times)
+    spent = machine.measure(name, [work for _, work in cases], seconds)
+    pairs = zip(cases, spent, strict=True)
+    return fit_link([replace(case, seconds=took) for (case, _), took in pairs])
 
 
 def fit_link(times: Sequence[MessageTime]) -> LinkProfile:
@@ -125,7 +123,7 @@ def _cases(
     steps = log2(len(ranks))
     all_reduce = partial(distributed.all_reduce, whole, group=group)
     all_gather = partial(distributed.all_gather, parts, mine, group=group)
-    reduced = ("all-reduce", size, 2.0 * ring, 2.0 * steps, all_reduce)
-    gathered = ("all-gather", size, ring, steps, all_gather)
-    exchanged = ("there and back", size, 2.0 * size * sharing, 2.0, there_and_back)
-    return [reduced, gathered, exchanged]
+    reduced = MessageTime("all-reduce", size, 2.0 * ring, 2.0 * steps)
+    gathered = MessageTime("all-gather", size, ring, steps)
+    exchanged = MessageTime("there and back", size, 2.0 * size * sharing, 2.0)
+    return [(reduced, all_reduce), (gathered, all_gather), (exchanged, there_and_back)]

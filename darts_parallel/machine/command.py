@@ -8,11 +8,10 @@ Every process measures its own device at the same time (matrix products by shape
 attention, launches); then the processes of a node, and those of equal place on
 all nodes, time all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Seconds
 are those of torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`,
-`cluster/NAME.yaml` and `profile.json` (every measurement) into `out`, and says how far the fits
-are from the measurements.
+`cluster/NAME.yaml` and `profile.json` (every measurement) into `out`, and prints the first two, which
+say how far the fits are from the measurements.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import inf
@@ -22,14 +21,12 @@ from typing import Any
 import torch
 
 from darts_parallel.config import check_fields, one_of, ranged, require, run_main
-from darts_parallel.machine._compute import DTYPES, ComputeProfile, measure_compute
-from darts_parallel.machine._files import cluster_yaml, device_yaml, node_memory
-from darts_parallel.machine._links import LinkProfile, measure_link
-from darts_parallel.machine._timing import MeasuredMachine, this_machine
+from darts_parallel.machine._compute import DTYPES, measure_compute
+from darts_parallel.machine._files import Profile, cluster_yaml, device_yaml, node_memory
+from darts_parallel.machine._links import measure_link
+from darts_parallel.machine._timing import this_machine
 from darts_parallel.plans import write_json, write_text
 
-ROUGH = 0.5
-"""Median relative error of a fit above which its figures are warned of."""
 COMPUTE_SHARE = 0.6
 """Share of the seconds for one device's kernels, where there are links to measure as well."""
 
@@ -90,53 +87,28 @@ def run(options: ProfileOptions) -> int:
             for inside in (True, False)
         ]
         if machine.rank == 0:
-            _write(folder, options.name, machine, compute, links)
-            print("\n".join(_summary(options, compute, links)))
+            when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+            profile = Profile(options.name, machine, compute, links, when)
+            _write(folder, profile)
     return 0
 
 
-def _write(
-    folder: Path,
-    name: str,
-    machine: MeasuredMachine,
-    compute: ComputeProfile,
-    links: Sequence[LinkProfile | None],
-) -> None:
-    """Write the files."""
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    device = device_yaml(compute, machine, node_memory(machine), when)
-    write_text(folder / f"device/{name}.yaml", device)
-    cluster = cluster_yaml(name, machine, links, compute, when)
-    write_text(folder / f"cluster/{name}.yaml", cluster)
-    page: dict[str, Any] = {"when": when, "gemms": [asdict(entry) for entry in compute.gemms]}
-    for place, link in zip(("intra_node", "inter_node"), links, strict=True):
+def _write(folder: Path, profile: Profile) -> None:
+    """Write the files; print those of the device and the cluster, and how to use them."""
+    device = device_yaml(profile, node_memory(profile.machine))
+    for part, text in (("device", device), ("cluster", cluster_yaml(profile))):
+        write_text(folder / f"{part}/{profile.name}.yaml", text)
+        print(text)
+    gemms = [asdict(entry) for entry in profile.compute.gemms]
+    page: dict[str, Any] = {"when": profile.when, "gemms": gemms}
+    for place, link in zip(("intra_node", "inter_node"), profile.links, strict=True):
         page[place] = link and asdict(link)
     write_json(folder / "profile.json", page)
-
-
-def _summary(
-    options: ProfileOptions, compute: ComputeProfile, links: Sequence[LinkProfile | None]
-) -> Iterator[str]:
-    """Yield the lines that the command prints."""
-    device = compute.device
-    peaks = ", ".join(f"{name} {value / 1e12:.3g}" for name, value in compute.peaks.items())
-    yield f"peak {peaks} TFLOP/s; products within {compute.error:.1%} (median) of the fitted curve"
-    overhead = f"{float(device.layer_overhead) * 1e6:.3g} us"
-    yield f"memory {float(device.memory_bandwidth) / 1e9:.3g} GB/s; a block of one token {overhead}"
-    errors = {"products": compute.error}
-    for words, link in zip(("links inside nodes", "links between nodes"), links, strict=True):
-        if link is not None:
-            errors[words] = link.error
-            speed = f"{link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us"
-            yield f"{words}: {speed}; within {link.error:.1%} (median) of the fit"
-    for name, error in errors.items():
-        if error > ROUGH:
-            advice = "measure again, on an idle machine"
-            yield f"warning: the fit of {name} is {error:.0%} off; {advice}"
+    peaks = profile.compute.peaks
     usable = ""
-    if "bf16" not in compute.peaks:
-        usable = f" model=bert_345m training.precision={next(iter(compute.peaks))}"
-    yield f"use: darts-parallel --config-dir {options.out} cluster={options.name}{usable}"
+    if "bf16" not in peaks:
+        usable = f" model=bert_345m training.precision={next(iter(peaks))}"
+    print(f"use: darts-parallel --config-dir {folder} cluster={profile.name}{usable}")
 
 
 def main() -> int:

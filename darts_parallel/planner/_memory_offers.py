@@ -29,12 +29,16 @@ def memory_offers(problem: Problem) -> Iterator[str]:
         if time.monotonic() > deadline:
             return
         try:
-            config = _changed(problem.config, group, changes)
-            own = replace(Problem.from_config(config), headroom=problem.headroom)
+            if group == TRAINER:
+                config = problem.config.for_trainer(**changes)
+                parts = {"space": config.space, "training": config.training}
+            else:
+                parts = {group: replace(getattr(problem.config, group), **changes)}
+            own = problem.with_config(**parts)
             tables = [without_dominated(table) for table in build_tables(own)]
         except DartsParallelError:  # another rule forbids the change
             continue
-        if config.space.offload is not None:
+        if own.config.space.offload is not None:
             if any_fits(tables, "uniform"):
                 yield words
             continue
@@ -42,18 +46,6 @@ def memory_offers(problem: Problem) -> Iterator[str]:
         if found is not None:
             chance = out_of_memory(found.to_plan(tables), own) or 0.0
             yield f"{words} ({found.time:.2f} s, fits: {100 * (1 - chance):.0f} %)"
-
-
-def _changed(config: Config, group: str, changes: dict[str, Any]) -> Config:
-    """Return the configuration with other keys of one group, or with another trainer.
-
-    Errors:
-        ConfigError: another rule forbids the change.
-    """
-    if group == TRAINER:
-        return config.for_trainer(**changes)
-    own: Any = {group: replace(getattr(config, group), **changes)}
-    return replace(config, **own)
 
 
 def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:

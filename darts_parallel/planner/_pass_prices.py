@@ -104,10 +104,7 @@ class SharedStrategies:
         """Return a plan of these strategies."""
         layers = [whole(layer, plan.cp) for layer in plan.layers]
         places = [self.space.choices.index(layer) for layer in layers]
-        outer = torch.zeros(1, dtype=torch.long)
-        choices = torch.tensor([places])
-        starts = torch.tensor([plan.boundaries[:-1]])
-        return HardPlans(outer, choices, starts)
+        return HardPlans.one(0, places, plan.boundaries[:-1])
 
 
 @dataclass(frozen=True)
@@ -272,9 +269,7 @@ class PlansAtLengths:
 
 def changed(problem: Problem, **training: Any) -> Problem:
     """Return the job with other values of `training`, and as much memory left free."""
-    own = replace(problem.training, **training)
-    config = replace(problem.config, training=own)
-    return replace(Problem.from_config(config), headroom=problem.headroom)
+    return problem.with_config(training=replace(problem.training, **training))
 
 
 def whole(strategy: LayerStrategy, cp: int) -> LayerStrategy:

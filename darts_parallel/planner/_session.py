@@ -3,23 +3,19 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-from darts_parallel.config import Config, CostConfig, SearchConfig
+from darts_parallel.config import CostConfig, SearchConfig
 from darts_parallel.cost import (
-    BatchCost,
     CostTable,
-    HardPlans,
     build_tables,
     hard_plan,
     with_memory,
     without_dominated,
 )
-from darts_parallel.errors import InfeasibleError
 from darts_parallel.exact import TableResult, Verification
-from darts_parallel.gradient import SearchResult, explain_infeasible
-from darts_parallel.planner.prediction_intervals import out_of_memory
+from darts_parallel.gradient import SearchResult
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
@@ -29,20 +25,6 @@ EXACT_SECONDS = "search.exact_seconds"
 SEARCH_SECONDS = "search.max_seconds"
 NamedPlan = tuple[float, Plan]
 """Seconds per iteration, and the plan."""
-
-
-@dataclass(frozen=True)
-class JobFunctions:
-    """Functions of a job that cost tables alone cannot answer."""
-
-    price: Callable[[Plan], tuple[CostTable, HardPlans, BatchCost]]
-    """Price a plan, whether or not the tables of the search hold it."""
-    explain: Callable[..., InfeasibleError]
-    """Name the constraint that leaves no plan in some tables, and what would help."""
-    chance: Callable[[Plan], float | None]
-    """Probability that the job runs out of memory; None where the cost model has no memory."""
-    closed_form: Callable[[], "Asked"]
-    """Ask for the same job priced by the closed form, which knows the usual schedules alone."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +39,7 @@ class Asked:
     """Seconds of wall-clock by the key that gives them."""
     whole: Sequence[CostTable] = ()
     """The tables with the strategies that others dominate."""
-    job: JobFunctions | None = None
+    job: Problem | None = None
     """None where cost tables are all that is known."""
     simulated: bool = False
     """Whether a schedule prices the plans, and no closed form."""
@@ -73,19 +55,13 @@ class Asked:
         whole = build_tables(problem) if tables is None else tables
         if tables is None:
             tables = [without_dominated(table) for table in whole]
-        job = JobFunctions(
-            partial(hard_plan, problem=problem),
-            partial(explain_infeasible, problem),
-            partial(out_of_memory, problem=problem),
-            partial(_closed_form, config),
-        )
         blocks = None
         if space.trainer and config.abilities(space.trainer).whole_ends == "always":
             blocks = tuple(layer.recomputable for layer in problem.model.layers)
         checks = config.verification
         limits = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)
         simulated = config.cost.pipeline == "simulated"
-        question = Asked(tables, space.kind, config.search, limits, whole, job)
+        question = Asked(tables, space.kind, config.search, limits, whole, problem)
         return replace(question, simulated=simulated, schedules=space.schedules, blocks=blocks)
 
     def at(self, problem: Problem) -> "Asked":
@@ -97,27 +73,21 @@ class Asked:
         return replace(Asked.of(problem, tables), whole=whole)
 
     @property
-    def functions(self) -> JobFunctions:
-        """Functions of the job, for methods that are asked about jobs alone."""
+    def problem(self) -> Problem:
+        """The job, for methods that are asked about jobs alone."""
         assert self.job is not None
         return self.job
 
     def seconds(self, plan: Plan) -> float:
         """Return the seconds of a plan, whether or not it fits."""
-        return float(self.functions.price(plan)[2].iteration_time[0])
+        return float(hard_plan(plan, self.problem)[2].iteration_time[0])
 
     def price(self, plan: Plan) -> float:
         """Return the seconds of a plan by the job's own cost model; infinite where it has none."""
         if self.schedules is not None and plan.schedule_name not in self.schedules:
             return float("inf")
-        fits = bool(self.functions.price(plan)[2].feasible[0])
+        fits = bool(hard_plan(plan, self.problem)[2].feasible[0])
         return self.seconds(plan) if fits else float("inf")
-
-
-def _closed_form(config: Config) -> Asked:
-    """Ask for the same job priced by the closed form."""
-    space = replace(config.space, schedules=None)
-    return Asked.of(Problem.from_config(replace(config, cost=CostConfig(), space=space)))
 
 
 def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:
@@ -231,8 +201,11 @@ class Session:
 
     @cached_property
     def closed_form(self) -> "Session":
-        """A session about the same job priced by the closed form."""
-        return Session(self.asked.functions.closed_form(), self.methods)
+        """A session about the same job priced by the closed form, which knows the usual schedules alone."""
+        config = self.asked.problem.config
+        space = replace(config.space, schedules=None)
+        closed = Problem.from_config(replace(config, cost=CostConfig(), space=space))
+        return Session(Asked.of(closed), self.methods)
 
     def result(self, plan: Plan, seconds: float, others: Iterable[NamedPlan]) -> SearchResult:
         """Return a plan as the result of a search that took no steps."""

@@ -18,6 +18,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     even_starts,
     even_uniform_plans,
+    hard_plan,
 )
 from darts_parallel.errors import PlanError
 from darts_parallel.exact import unknown_costs
@@ -36,7 +37,7 @@ def _within(plans: Iterable[Plan], asked: Asked, limit: float = float("inf")) ->
     """Yield the plans of the space that fit and take at most so many seconds."""
     for plan in plans:
         try:
-            cost = asked.functions.price(plan)[2]
+            cost = hard_plan(plan, asked.problem)[2]
         except PlanError:  # a stage may not begin everywhere
             continue
         fits = bool(cost.feasible[0]) and plan.within(asked.space_kind)
@@ -52,7 +53,7 @@ def _merged(
     """Return the plan with as few of its strategies as the limit of seconds allows, by the cheapest steps."""
     if plan.offload:
         return plan
-    table, hard, _ = asked.functions.price(plan)
+    table, hard, _ = hard_plan(plan, asked.problem)
     while changed := _with_one_strategy_less(hard):
         seconds = evaluate_batch(table, changed).fitting_seconds
         best = int(seconds.argmin())
@@ -73,9 +74,7 @@ def _with_one_strategy_less(hard: HardPlans) -> HardPlans | None:
     ]
     if not rows:
         return None
-    count = len(rows)
-    starts = hard.first_layers.expand(count, -1)
-    return HardPlans(hard.outer.expand(count), torch.cat(rows), starts)
+    return replace(hard.repeated(len(rows)), choices=torch.cat(rows))
 
 
 def recomputed_first(plan: Plan, asked: Asked) -> Plan:
@@ -85,7 +84,7 @@ def recomputed_first(plan: Plan, asked: Asked) -> Plan:
     """
     if plan.offload:
         return plan
-    table, hard, cost = asked.functions.price(plan)
+    table, hard, cost = hard_plan(plan, asked.problem)
     chosen = torch.nn.functional.one_hot(hard.choices, len(table.choices)).double()
     ordered = round_counts(chosen, hard, table)
     seconds = float(evaluate_batch(table, ordered).fitting_seconds[0])
@@ -121,7 +120,7 @@ def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
     """Yield a plan with stages, or chunks, of equal numbers of layers, the ends aside or not."""
     if len(plan.boundaries) == 2 or plan.offload:
         return
-    table = asked.functions.price(plan)[0]
+    table = hard_plan(plan, asked.problem)[0]
     for apart in (True, False):
         starts = even_starts(table, ends_apart=apart)[0].tolist()
         if sorted(set(starts)) == starts:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import GAIN_TOLERANCE, BatchCost, evaluate_batch
+from darts_parallel.cost import GAIN_TOLERANCE, BatchCost, evaluate_batch, hard_plan
 from darts_parallel.exact import ChosenStages, DeadlineError
 from darts_parallel.planner._session import Asked
 from darts_parallel.plans import Plan
@@ -39,7 +39,7 @@ def balance_stages(plan: Plan, asked: Asked, tolerance: float = GAIN_TOLERANCE) 
     """
     if not _movable(plan, asked):
         return plan
-    table, hard, cost = asked.functions.price(plan)
+    table, hard, cost = hard_plan(plan, asked.problem)
     try:
         stages, seconds = ChosenStages.of(table, hard).fitting()
     except DeadlineError:  # too many layers to cut

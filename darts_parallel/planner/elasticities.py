@@ -176,9 +176,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     outer = space.num_micro_batches.index(plan.num_micro_batches)
     index = {choice: number for number, choice in enumerate(table.choices)}
     choices = [index[layer] for layer in plan.layers]
-    starts = plan.boundaries[:-1]
-    outers = torch.tensor([outer])
-    best = HardPlans(outers, torch.tensor([choices]), torch.tensor([starts]))
+    best = HardPlans.one(outer, choices, plan.boundaries[:-1])
     if not bool(evaluate_batch(table, best).feasible[0]):
         return None
     kind = problem.config.space.kind

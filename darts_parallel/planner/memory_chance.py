@@ -25,6 +25,7 @@ from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import Posterior, posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
+from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
 from darts_parallel.problem import Cluster, Problem
 
@@ -318,7 +319,7 @@ def _simplest_rung(
     known = [answer.plan for answer in planned.answers if answer.plan is not None]
     others = [plan for _, plan in result.alternatives]
     plan = simplest_within([chosen.plan, *known, *others], asked, tight, limit)
-    chance = asked.functions.chance(plan)
+    chance = out_of_memory(plan, asked.problem)
     if effort(plan, tight) >= effort(chosen.plan, tight) or chance is None:
         return []
     allowed = tight.config.space.out_of_memory
@@ -400,7 +401,7 @@ def _rung(
         return None
     balanced = balance_stages(best.plan, asked)
     plan = with_one_end(balanced, session.found.uniform_plans, asked)
-    chance = asked.functions.chance(plan)
+    chance = out_of_memory(plan, asked.problem)
     if chance is None:
         return None
     return Rung(name, plan, asked.seconds(plan), chance)

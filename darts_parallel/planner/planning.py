@@ -25,6 +25,7 @@ from darts_parallel.planner.first_blocks import first_blocks_plan
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
 from darts_parallel.planner.node_choice import Rental, rent
+from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import read_plan
@@ -110,7 +111,7 @@ def _searched(
     if asked is not None:
         result = _with_first_blocks(result, session, tight)
         answers = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
-    chance = session.asked.functions.chance(result.plan)
+    chance = out_of_memory(result.plan, tight)
     return Planned(
         result.plan,
         result,

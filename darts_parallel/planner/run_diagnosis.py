@@ -135,6 +135,5 @@ def _explanation(figure: Figure, value: float, needed: float) -> NeededFigure:
 
 def _predicted(problem: Problem, cluster: ClusterConfig, plan: Plan, quantity: str) -> float:
     """Return the logarithm of a plan's seconds, or of the bytes of its fullest device."""
-    own = Problem.from_config(replace(problem.config, cluster=cluster))
-    cost = evaluate(plan, own)
+    cost = evaluate(plan, problem.with_config(cluster=cluster))
     return log(cost.iteration_time_s if quantity == "seconds" else max(cost.memory_bytes))

@@ -123,8 +123,7 @@ def with_run(problem: Problem, trial: Trial) -> Problem:
         moved = deepcopy(cluster)
         for figure in figures_of(known, moved, framework):
             figure.move(known, after[figure.place] - before[figure.place])
-        config = replace(problem.config, cluster=replace(moved, runs=runs))
-        found = Problem.from_config(config)
+        found = problem.with_config(cluster=replace(moved, runs=runs))
     return found
 
 

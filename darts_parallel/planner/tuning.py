@@ -30,7 +30,7 @@ from darts_parallel.exact import (
     find_uniform_plan,
     unknown_costs,
 )
-from darts_parallel.gradient import PlanPool, TablePlans, repartitioned
+from darts_parallel.gradient import PlanPool, repartitioned
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import NORMAL, REPEAT, Moved, doubles, posterior
 from darts_parallel.planner.prediction_intervals import out_of_memory, time_slopes
@@ -138,10 +138,10 @@ def _repartitioned_plans(tables: list[CostTable]) -> Sequence[PricedPlan]:
     """Return good uniform plans that no exact method ranks: even ones, and the best of them cut again."""
     pool = PlanPool(tables, "uniform")
     for number, table in enumerate(tables):
-        pool.add(TablePlans(number, even_uniform_plans(table)))
+        pool.add(number, even_uniform_plans(table))
     for entry in pool.top(CANDIDATES):
         cut = repartitioned(tables[entry.table], entry.plan)
-        pool.add(TablePlans(entry.table, cut))
+        pool.add(entry.table, cut)
     return pool.top(CANDIDATES)
 
 

@@ -57,6 +57,15 @@ class Problem:
         other.tables.extend(self.tables)
         return other
 
+    def with_config(self, **parts: Any) -> "Problem":
+        """Return the problem with other parts of its configuration, and as much memory left free.
+
+        Errors:
+            ConfigError: another rule forbids the change.
+        """
+        changed = Problem.from_config(replace(self.config, **parts))
+        return replace(changed, headroom=self.headroom)
+
     @property
     def margin(self) -> float:
         """Share of every device's memory that plans leave free."""

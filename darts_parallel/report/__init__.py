@@ -24,6 +24,5 @@ from darts_parallel.report.tables import markdown_table as markdown_table
 from darts_parallel.report.tensorboard import RESULTS as RESULTS
 from darts_parallel.report.tensorboard import Tracker as Tracker
 from darts_parallel.report.tensorboard import override_values as override_values
-from darts_parallel.report.tensorboard import write_scalars as write_scalars
 from darts_parallel.report.text import claim as claim
 from darts_parallel.report.text import report_tables as report_tables

@@ -44,17 +44,15 @@ def layer_ranges(names: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
-def kind_counts(kinds: Sequence[str], first: int, end: int) -> str:
-    """Return how many layers of each kind a stage [first, end) holds, where the model's blocks differ.
+def kind_counts(kinds: Sequence[str]) -> str:
+    """Return how many layers there are of each kind, where blocks differ.
 
-    E.g. ` (6 mamba, 6 mlp, 1 attention)`; empty where all blocks of the model are of one kind.
+    E.g. ` (6 mamba, 6 mlp, 1 attention)`; empty where all blocks are of one kind.
     """
     whole = ("embedding", "decoder_embedding", "head", "loss", "mtp", "mtp_again")
-    if len({kind for kind in kinds if kind not in whole}) < 2:
-        return ""
-    found = Counter(kind for kind in kinds[first:end] if kind not in whole)
+    found = Counter(kind for kind in kinds if kind not in whole)
     counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.most_common())
-    return f" ({counts})" if counts else ""
+    return f" ({counts})" if len(found) > 1 else ""
 
 
 MOST_RANGES = 4

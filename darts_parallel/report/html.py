@@ -328,15 +328,15 @@ def _search(outcome: Outcome, search: Journey | None) -> list[str]:
         parts.append(f'<path d="M{x:.1f} 0v{tall + 4:.1f}" stroke="#000" stroke-dasharray="4 3"/>')
         parts.append(_words(x, tall + 28, f"edges harden, step {search.hardened}", middle))
     parts.append(_words(LEFT + wide + 27, tall + 14, "plan", middle))
-    last_step = max(search.winner.steps[-1], 1)
+    last_step = max(search.steps[-1], 1)
     parts += _ticks(last_step, scale, tall + 14, 1.0, "")
     most = min(MOST_LABELS, int(tall / 12))
     for place in thinned(len(names), most):
         parts.append(_words(0, row * (place + 0.5) + 4, names[place]))
     note = "Most likely strategy of every layer by step (pale: undecided). "
-    where = f"Winning restart: {search.winner.name}. Lines: stages of the plan."
+    where = "The restart that led. Lines: stages of the plan."
     if not search.own:
-        where += " The plan has another pipeline configuration, which left the descent earlier."
+        where += " The plan has another pipeline degree, which left the descent earlier."
     return [
         "<h2>Search, layer by layer</h2>",
         f'<p class="note">{note}{escape(where)}</p>',

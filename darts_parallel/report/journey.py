@@ -3,14 +3,14 @@
 Every picture takes its colours from here; matplotlib is not needed.
 """
 
-import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.gradient import SearchResult, StepRecord, WinnerHistory
+from darts_parallel.gradient import SearchResult, StepRecord
 from darts_parallel.plans import Plan
 
 COLOURS = (
@@ -31,9 +31,9 @@ Pixels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Journey:
-    """The winning restart over the recorded steps, S, of the layers, L."""
+    """The leading restart of each recorded step, S, and its layers, L."""
 
-    winner: WinnerHistory
+    steps: tuple[int, ...]
     colours: dict[str, str]
     """Colour of a strategy, those that lead at the end and that the plan takes first."""
     pixels: Pixels
@@ -44,12 +44,12 @@ class Journey:
     """Step from which on stage boundaries are whole layers in the seconds."""
 
     own: bool
-    """Whether the restart has the plan's pipeline configuration."""
+    """Whether the last one has the plan's pipeline degree."""
 
     @property
     def end(self) -> int:
         """Return the step at which the last recorded one ends."""
-        steps = self.winner.steps
+        steps = self.steps
         return steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1)
 
     def legend(self) -> list[tuple[str, str]]:
@@ -67,49 +67,39 @@ def hardened_at(history: Sequence[StepRecord]) -> int | None:
 
 def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
     """Return the picture of a search; None without a history of layers."""
-    winner = None if result is None else result.winner
-    if result is None or winner is None:
+    records = []
+    for record in () if result is None else result.history:
+        if not record.rows and len(record.probabilities) == len(plan.layers):
+            records.append(record)
+    if not records:
         return None
-    if winner.probabilities.shape[1] != len(plan.layers):
-        return None
-    best = winner.probabilities.max(-1)
-    probability = best.values.numpy()
-    leader = best.indices.numpy()
+    leaders = []
+    weights = []
+    for record in records:
+        largest, best = record.probabilities.max(-1)
+        weights.append(largest.numpy())
+        leaders.append([record.choices[choice] for choice in best.tolist()])
     labels = [layer.label() for layer in plan.layers]
-    colours = _colours(winner.choices, leader, labels)
-    shades = np.array([rgb(colours.get(name, OTHERS)) for name in winner.choices])
-    weight = probability[..., None]
-    shown = (weight * shades[leader] + (1.0 - weight)).transpose(1, 0, 2)
+    colours = _colours(leaders, labels)
+    shades = np.array([[rgb(colours[name]) for name in names] for names in leaders])
+    weight = np.stack(weights)[..., None]
+    shown = (weight * shades + (1.0 - weight)).transpose(1, 0, 2)
     final = np.array([[rgb(colours[label])] for label in labels])
-    hardened = hardened_at(result.history)
-    own = _is_configuration(winner.name, plan)
-    return Journey(winner, colours, shown.clip(0.0, 1.0), final, hardened, own)
+    steps = tuple(record.step for record in records)
+    own = records[-1].pp == plan.pp
+    return Journey(steps, colours, shown.clip(0.0, 1.0), final, hardened_at(records), own)
 
 
-def _is_configuration(name: str, plan: Plan) -> bool:
-    """Return whether a name as `pp4 v2 cp2 1f1b m128` is the pipeline configuration of a plan."""
-    counts = {"v": plan.virtual_stages, "cp": plan.cp}
-    words = {f"{key}{count}" for key, count in counts.items() if count > 1}
-    words |= {f"pp{plan.pp}", f"m{plan.num_micro_batches}"}
-    return set(re.sub(r" \(.*\)", "", name).split()) - {plan.schedule_name} == words
-
-
-def _colours(
-    choices: Sequence[str], leader: NDArray[np.int64], labels: Sequence[str]
-) -> dict[str, str]:
+def _colours(leaders: Sequence[Sequence[str]], labels: Sequence[str]) -> dict[str, str]:
     """Give a colour to every strategy that leads somewhere or that the plan takes.
 
     Args:
-        choices: Names of the strategies.
-        leader: Index of the leading strategy by step and layer.
+        leaders: Leading strategy by step and layer.
         labels: Strategies of the plan's layers; they come first, the most common one at the head.
     """
-    counts = np.bincount(leader.ravel(), minlength=len(choices))
-    at_end = set(leader[-1].tolist())
-    leading = np.flatnonzero(counts).tolist()
-    leading.sort(key=lambda choice: (choice not in at_end, -counts[choice], choice))
-    names = sorted(labels, key=lambda label: -labels.count(label))
-    names += [choices[choice] for choice in leading]
+    counts = Counter(name for names in leaders for name in names)
+    leading = sorted(counts, key=lambda name: (name not in leaders[-1], -counts[name]))
+    names = sorted(labels, key=lambda label: -labels.count(label)) + leading
     colours = {}
     for place, name in enumerate(dict.fromkeys(names)):
         colours[name] = COLOURS[place] if place < len(COLOURS) else OTHERS

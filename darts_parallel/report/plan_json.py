@@ -120,11 +120,8 @@ def _search_dict(outcome: Outcome, result: SearchResult) -> dict[str, Any]:
     data: dict[str, Any] = {}
     data["method"] = asked if problem.config.bilevel is None else result.method
     data["taken_from"] = result.method
-    data["why"] = result.why
-    data["seconds"] = result.seconds
-    data["steps"] = result.steps
-    data["restarts"] = result.restarts
-    data["seed"] = result.seed
+    for name in ("why", "seconds", "steps", "restarts", "seed"):
+        data[name] = getattr(result, name)
     raw = result.raw_iteration_time_s
     data["raw_iteration_time_s"] = raw if isfinite(raw) else None
     data["gradient_iteration_time_s"] = result.gradient_iteration_time_s

@@ -111,7 +111,7 @@ def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> l
     ranks = [cluster.pipeline_ranks[k * size + i] for k in stages for i in range(size)]
     held = _layers_of(plan, stages)
     kinds = [outcome.problem.model.layers[i].kind for i in held]
-    layers = one_line(_names(outcome, held) + kind_counts(kinds, 0, len(kinds)))
+    layers = one_line(_names(outcome, held) + kind_counts(kinds))
     cells: list[str | Text] = [
         rank_ranges(stages),
         rank_ranges(ranks) + line.device,

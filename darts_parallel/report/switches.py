@@ -58,8 +58,7 @@ def _saving(
 def _switched(problem: Problem, key: str, value: Any) -> Problem:
     """Return the problem with another value of a key of `training`."""
     training = replace(problem.config.training, **{key: value})
-    changed = Problem.from_config(replace(problem.config, training=training))
-    return replace(changed, headroom=problem.headroom)
+    return problem.with_config(training=training)
 
 
 def _runs(problem: Problem, plan: Plan) -> bool:

@@ -81,16 +81,6 @@ class Tracker:
         self._curves.scalars(metrics, self._step)
 
 
-def write_scalars(folder: Path, steps: Sequence[dict[str, float]]) -> None:
-    """Write a TensorBoard run of curves alone: the values of every step, by tag."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(log_dir=str(folder)) as writer:
-        for step, values in enumerate(steps):
-            for tag, value in values.items():
-                writer.add_scalar(tag, value, step)
-
-
 def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | int]:
     """Return keys and values of overrides; numbers and truth values as such."""
     found: dict[str, bool | str | float | int] = {}

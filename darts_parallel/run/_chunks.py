@@ -8,7 +8,7 @@ size are divided by columns, those back by rows, vocabulary tables by rows of th
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,12 +166,8 @@ def head_index(problem: Problem) -> int:
     return kinds.index("head")
 
 
-class PlacedLayer(NamedTuple):
-    """A layer of a chunk."""
-
-    name: str
-    module: nn.Module
-    strategy: LayerStrategy
+PlacedLayer = tuple[str, nn.Module, LayerStrategy]
+"""A layer of a chunk and its name."""
 
 
 class StageChunk(nn.Module):
@@ -190,9 +186,8 @@ class StageChunk(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.names = [layer.name for layer in layers]
-        self.layers = nn.ModuleList([layer.module for layer in layers])
-        self.strategies = [layer.strategy for layer in layers]
+        self.names, modules, self.strategies = zip(*layers, strict=True)
+        self.layers = nn.ModuleList(modules)
         self.before = before
         self.meshes = meshes
         self.dtype = dtype
@@ -247,7 +242,7 @@ def build(
             module = _module(problem, name, strategy, meshes, seed, device)
             if name not in apart:
                 units |= _units(name, module, strategy, meshes, dtype)
-            layers.append(PlacedLayer(name, module, strategy))
+            layers.append((name, module, strategy))
         before = Layout.of(plan.layers[first - 1]) if first else None
         chunks[place] = StageChunk(layers, before, meshes, dtype)
     if shared:

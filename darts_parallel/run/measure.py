@@ -153,7 +153,7 @@ def with_exact_collectives(plan: Plan) -> Plan:
     return replace(plan, layers=tuple(layers))
 
 
-PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")
+PHASES = tuple(vars(Phases()))
 
 
 def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) -> None:
@@ -189,9 +189,9 @@ def _render_verdict(verdict: StepComparison, console: Console) -> None:
         ("loss", verdict.loss, verdict.reference_loss),
         ("loss of the next step", verdict.second_loss, verdict.second_reference_loss),
     ):
-        judged = _judged(abs(mine / reference - 1.0), TOLERANCE)
+        judged = _judged(abs(mine / reference - 1.0))
         rows.append((label, f"{mine:.7f}", f"{reference:.7f}", *judged))
-    judged = _judged(error, TOLERANCE)
+    judged = _judged(error)
     rows.append((f"{len(verdict.gradients)} gradients, worst {name}", "", "", *judged))
     columns = ("", "plan", "one process", "difference", "limit", "")
     console.print(_table("Against one process, float32, exact collectives", columns, rows, "left"))
@@ -221,8 +221,8 @@ def _bytes_table(entries: tuple[Bytes, ...]) -> Table:
     return _table("Bytes of state, rank by rank", ("rank", *kinds, ""), rows, "right")
 
 
-def _judged(difference: float, limit: float) -> tuple[str, str, str]:
-    return f"{difference:.1e}", f"{limit:g}", _word(difference <= limit)
+def _judged(difference: float) -> tuple[str, str, str]:
+    return f"{difference:.1e}", f"{TOLERANCE:g}", _word(difference <= TOLERANCE)
 
 
 def _word(passed: bool) -> str:

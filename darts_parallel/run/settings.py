@@ -76,7 +76,7 @@ def measured_cluster(problem: Problem, path: str) -> Problem:
         )
     names = [f"cluster={file.stem}", "model=toy", "training=toy", "training.precision=fp32"]
     cluster = load_config(names, str(file.absolute().parent.parent)).cluster
-    found = Problem.from_config(replace(problem.config, cluster=cluster))
+    found = problem.with_config(cluster=cluster)
     if found.cluster.num_devices != problem.cluster.num_devices:
         raise ConfigError(
             f"cluster={path} was measured with {found.cluster.num_devices} processes, and the plan has "

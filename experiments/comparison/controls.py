@@ -17,7 +17,6 @@ from darts_parallel.gradient import (
     GradientSearch,
     MoveEvaluator,
     StepRecord,
-    TablePlans,
     polish,
     polish_pool,
     repair,
@@ -101,7 +100,7 @@ class NoDescent(GradientSearch):
             evaluator = MoveEvaluator(table, self.over)
             plan, _, evaluated = polish(table, entry.plan, self.space_kind, evaluator=evaluator)
             self.pool.evaluated += evaluated
-            self.pool.add(TablePlans(entry.table, plan))
+            self.pool.add(entry.table, plan)
 
 
 CONTROLS: dict[str, type[GradientSearch]] = {"no_gradient": NoGradient, "no_descent": NoDescent}

@@ -8,20 +8,16 @@ import torch
 
 from darts_parallel import evaluate, plan, search
 from darts_parallel.config.search import SearchConfig
-from darts_parallel.cost.pruning import without_dominated
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
 from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.descent import search_tables
-from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.gradient.settling import SETTLE_FROM
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.planner.methods import check
 from darts_parallel.plans.legality import check_plan
-from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
 
 QUICK = SearchConfig(num_steps=60, num_restarts=8)
@@ -192,22 +188,6 @@ def test_chains_of_many_layers_have_a_plan_and_bounds(
     found = plan(problem)
     assert all(a.lower_bound_s <= best.result.iteration_time_s * (1 + 1e-9) for a in found.answers)
     assert found.result.iteration_time_s >= best.result.iteration_time_s * (1 - 1e-9)
-
-
-def test_restarts_begin_at_the_known_plan() -> None:
-    problem = load_problem(["model=toy", "cluster=toy", "training=toy", "space.pp=2"])
-    table = without_dominated(build_tables(problem, outer_spaces(problem)[:1])[0])
-    rng = torch.Generator().manual_seed(0)
-    plans = random_plans(table, table.num_outer, rng)
-    every, config = torch.arange(table.num_outer), problem.config.search
-    group = RestartBatch.initial(table, "layerwise", config, rng, 0, every)
-    group.initialize_from(plans, 3.0)
-    half = config.num_restarts // 2
-    assert torch.equal(
-        group.logits[:, :half].argmax(-1), plans.choices.unsqueeze(1).expand(-1, half, -1)
-    )
-    starts = torch.searchsorted(group.units, plans.first_layers[:, 1:].contiguous())
-    assert ((group.edges[:, 0] - starts).abs() < 1.0).all()
 
 
 def test_without_polishing_the_fitted_plan_is_the_answer() -> None:

@@ -75,7 +75,7 @@ def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str,
         # without what is left of its room no device can run it
         less = replace(table, capacity=cost.memory[0] * (1 - 1e-9))
         assert (
-            OrderProblem(less, 0, "layerwise").timed(*list(vars(order).values())[:5]).seconds
+            OrderProblem(less, 0, "layerwise").timed(replace(order, seconds=np.inf)).seconds
             == np.inf
         )
         assert (
@@ -174,7 +174,8 @@ def test_annealing_finds_the_best_of_all_orders(
         )
         lengths = np.full(pp, len(each[0][0]))
         every = (
-            problem.timed(np.array(rows), lengths, first, choices, split) for rows in product(*each)
+            problem.timed(Order(np.array(rows), lengths, first, choices, split))
+            for rows in product(*each)
         )
         best = min(order.seconds for order in every)
         state = np.array([seed + 1], dtype=np.uint64)
@@ -275,7 +276,7 @@ class Untimed(OrderSearch):
 
     late = False
 
-    def _add(self, table: int, problem: OrderProblem, orders: list[Order]) -> None:
+    def _add(self, problem: OrderProblem, orders: list[Order]) -> None:
         pass
 
 
@@ -297,9 +298,9 @@ def test_orders_settle_where_half_of_the_first_round_gains_the_same(
 
     ends = list(ends)
     search = Untimed(PlanPool([], "layerwise"), "layerwise", load_problem(TOY).config.search, 0)
-    problem = SimpleNamespace(work=1, annealed=annealed)
-    start: Any = SimpleNamespace(table=0, orders=[SimpleNamespace(seconds=2.0)], problem=problem)
-    assert search._halve(start, 1000) == settled
+    problem: Any = SimpleNamespace(work=1, annealed=annealed)
+    orders: Any = [SimpleNamespace(seconds=2.0)]
+    assert search._halve(problem, orders, 1000) == settled
     assert ends == []
 
 

@@ -14,7 +14,7 @@ from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.gradient import pool_polishing
 from darts_parallel.gradient.polishing import _adopt, polish, repartitioned
-from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
 from darts_parallel.plans.space import outer_spaces
@@ -165,7 +165,7 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
             assert float(after.iteration_time[0]) == float(before.iteration_time[0])
             assert after.memory.tolist() == before.memory.tolist()
         pool = PlanPool([table], "layerwise")
-        pool.add(TablePlans(0, plans))
+        pool.add(0, plans)
         assert all(
             pool.plan(e) == canonical(table, e.plan).to_plan(0, table) for e in pool.by_outer()
         )
@@ -193,7 +193,7 @@ def test_a_single_stage_needs_no_simulation(schedule: str) -> None:
 def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     table = random_table(0, num_outer=3, tightness=2.0)
     pool = PlanPool([table], "layerwise")
-    pool.add(TablePlans(0, even_uniform_plans(table)))
+    pool.add(0, even_uniform_plans(table))
     left = []
 
     def asked(case: OuterChoiceSolver, kind: str, limit: float, work: Work) -> None:
@@ -219,7 +219,7 @@ def test_a_pool_keeps_no_plan_outside_of_its_space(kind: str) -> None:
             is_in_space(plans[i : i + 1], space) for i in range(50)
         ]
         pool = PlanPool([table], kind)
-        pool.add(TablePlans(0, plans), torch.zeros(len(plans), dtype=torch.float64))
+        pool.add(0, plans, torch.zeros(len(plans), dtype=torch.float64))
         pool.add_balanced(0, range(table.num_outer))
         for entry in pool.by_outer():
             assert is_in_space(entry.plan, space)

@@ -10,7 +10,7 @@ from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.cost.table import build_tables
 from darts_parallel.gradient import descent
 from darts_parallel.gradient._promising_outers import promising_outers, relaxed_outers
-from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool import PlanPool
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=[0,1]"]
@@ -41,8 +41,8 @@ def test_the_best_plans_are_kept_without_simulating_the_others(
         rng = torch.Generator().manual_seed(number)
         for _ in range(2):  # the second batch meets plans that are kept already
             plans: HardPlans = random_plans(table, 60, rng)
-            lazy.add(TablePlans(number, plans))
-            whole._keep(TablePlans(number, plans), evaluate_batch(table, plans))
+            lazy.add(number, plans)
+            whole._keep(number, plans, evaluate_batch(table, plans))
             asked += len(plans)
     assert kept(lazy) == kept(whole) != {}
     assert lazy.evaluated < whole.evaluated == asked
@@ -73,7 +73,7 @@ def test_a_descent_relaxes_the_outer_choices_of_the_fastest_known_plans(
     plain = tables_of(TOY)
     pool = PlanPool([*tables, *plain], "uniform")
     for number, table in enumerate(pool.tables):
-        pool.add(TablePlans(number, even_uniform_plans(table)))
+        pool.add(number, even_uniform_plans(table))
     every = [torch.ones(table.num_outer, dtype=torch.bool) for table in pool.tables]
     known = (pool.tables, pool.by_outer(), 4)
     assert all(bool(taken.all()) for taken in relaxed_outers(*known, every))

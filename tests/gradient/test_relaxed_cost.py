@@ -4,7 +4,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.table import build_tables
 from darts_parallel.gradient.relaxation import soft_stages, softmax_weights, stage_edges
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.schedules import NAMES
 from tests.support.export_plans import LLAMA, MIXTURE
@@ -110,7 +110,7 @@ def test_gradients_are_slopes(
         stages = soft_stages(
             stage_edges(widths, table.num_layers), torch.arange(table.num_layers) + 0.5, 1.0
         )
-        cost = surrogate(RelaxedPlans(weights, stages), table, sharpness)
+        cost = Surrogate(table)(RelaxedPlans(weights, stages), sharpness)
         memory = cost.memory / table.capacity
         return cost.iteration_time.log().sum() + memory.square().sum()
 

@@ -9,7 +9,7 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.gradient.pool import PlanPool, TablePlans
+from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans
 from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch
 from darts_parallel.gradient.rounding import (
@@ -116,7 +116,7 @@ def test_a_pool_keeps_what_fitting_finds() -> None:
             table = random_table(seed, pp=2, num_layers=6, num_choices=5)
             pool = PlanPool([table], "layerwise")
             plans = random_plans(table, 12, torch.Generator().manual_seed(seed))
-            pool.add(TablePlans(0, plans), torch.zeros(12, dtype=torch.float64), fitting=fitting)
+            pool.add(0, plans, torch.zeros(12, dtype=torch.float64), fitting=fitting)
             best[fitting, seed] = pool.best_time
     for seed in range(6):
         assert (
@@ -213,7 +213,7 @@ def test_the_average_of_a_restart_that_changes_its_mind_is_a_mixture() -> None:
         stages = torch.ones(1, 1, 8, 2, dtype=torch.float64) / 2
         batch.remember(RelaxedPlans(weights, stages), step + 1)
     batch = batch.select(KeptRestarts(0, torch.tensor([0]), torch.tensor([[0]])))
-    plan = batch.average_plans().plans
+    plan = batch.average_plans()
     stages, choices = plan.stages()[0], plan.choices[0]
     for stage in range(2):
         own = choices[stages == stage]

@@ -9,7 +9,7 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.relaxation import stage_edges, stage_widths
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate
 from darts_parallel.gradient.restarts import LEAST_WEIGHT
 from darts_parallel.gradient.rounding import layer_kinds, round_counts, round_to_fit
 from darts_parallel.gradient.settling import CONFIGURATIONS, STARTS, can_settle
@@ -89,16 +89,16 @@ def test_working_memory_counts_strategies_that_some_equal_layer_has() -> None:
     weights = torch.tensor([0.25, 0.75]).double().expand(1, 1, 4, 2)
     stages = torch.ones(1, 1, 4, 1, dtype=torch.float64)
     peers = torch.full((1, 1, 4), 4.0, dtype=torch.float64)
-    loose = surrogate(RelaxedPlans(weights, stages), table).memory
-    close = surrogate(RelaxedPlans(weights, stages, None, peers), table).memory
+    loose = Surrogate(table)(RelaxedPlans(weights, stages)).memory
+    close = Surrogate(table)(RelaxedPlans(weights, stages, None, peers)).memory
     assert float(loose) == pytest.approx(0.25 * 8 + 0.75 * 1)
     assert float(close) == pytest.approx((1 - 0.75**4) * 8)
-    assert float(surrogate(RelaxedPlans(weights, stages, None, 0 * peers), table).memory) == float(
+    assert float(Surrogate(table)(RelaxedPlans(weights, stages, None, 0 * peers)).memory) == float(
         loose
     )
     # whole weights cost the same either way
     hard = torch.tensor([1.0, 0.0]).double().expand(1, 1, 4, 2)
-    assert float(surrogate(RelaxedPlans(hard, stages, None, peers), table).memory) == 8.0
+    assert float(Surrogate(table)(RelaxedPlans(hard, stages, None, peers)).memory) == 8.0
 
 
 def test_rounding_to_fit_rounds_every_expected_count_up_or_down_and_fits_more_often() -> None:

@@ -18,7 +18,7 @@ from darts_parallel.machine._compute import (
     fit_gemms,
     gemm_shapes,
 )
-from darts_parallel.machine._files import device_yaml
+from darts_parallel.machine._files import Profile, device_yaml
 from darts_parallel.machine._links import MessageTime, fit_link
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.machine.command import ProfileOptions, run
@@ -93,7 +93,7 @@ def test_products_that_only_take_their_launch_do_not_claim_a_peak_far_above_the_
         assert fastest <= fitted.peaks[precision] <= MOST_EXTRAPOLATED * fastest
     assert float(fitted.device.peak_flops) == fitted.peaks["fp32"]
     machine = MeasuredMachine(torch.device("cpu"), 0, 1, 1)
-    text = device_yaml(fitted, machine, (2.0**30, 2.0**20), "today")
+    text = device_yaml(Profile("own", machine, fitted, (), "today"), (2.0**30, 2.0**20))
     assert f"# at most {MOST_EXTRAPOLATED:g} times the fastest" in text
     assert yaml.safe_load(text)["peak_TFLOPs"]["fp32"] == pytest.approx(
         fitted.peaks["fp32"] / 1e12, rel=1e-5
@@ -103,7 +103,7 @@ def test_products_that_only_take_their_launch_do_not_claim_a_peak_far_above_the_
 @pytest.mark.parametrize(("bandwidth", "latency"), [(2e9, 3e-5), (1e11, 0.0)])
 def test_the_fit_of_messages_finds_bandwidth_and_latency(bandwidth: float, latency: float) -> None:
     times = [
-        MessageTime("all-reduce", size, 1.5 * size / bandwidth + 6 * latency, 1.5 * size, 6.0)
+        MessageTime("all-reduce", size, 1.5 * size, 6.0, 1.5 * size / bandwidth + 6 * latency)
         for size in (2**10, 2**14, 2**18, 2**22)
     ]
     link = fit_link(times)
@@ -113,7 +113,7 @@ def test_the_fit_of_messages_finds_bandwidth_and_latency(bandwidth: float, laten
 
 
 def test_messages_whose_time_falls_with_size_still_have_a_positive_bandwidth() -> None:
-    link = fit_link([MessageTime("message", 2**i, 1e-3 / i, 2.0**i, 1.0) for i in range(10, 14)])
+    link = fit_link([MessageTime("message", 2**i, 2.0**i, 1.0, 1e-3 / i) for i in range(10, 14)])
     assert link.bandwidth > 0
     assert link.latency > 0
 
@@ -152,7 +152,7 @@ def planned_for(folder: Path, printed: str, processes: int) -> tuple[dict[str, A
         1.0,
         0.0,
     )  # gloo hides nothing
-    assert "products within" in printed
+    assert "gemm_*: fitted to the products" in printed
     data = json.loads((folder / "profile.json").read_text())
     assert len(data["gemms"]) == len(gemm_shapes(64))
     return data, group.intra_node

@@ -61,7 +61,7 @@ def test_the_question_with_less_memory_has_the_tables_of_the_tighter_problem() -
             assert torch.equal(mine.capacity, built.capacity)
             assert torch.equal(mine.static, built.static)
             assert mine.static.data_ptr() == roomy.static.data_ptr(), "nothing else is copied"
-    assert own.functions.price is not asked.functions.price
+    assert own.problem is not asked.problem
 
 
 def test_neighbouring_rows_of_a_table_share_its_memory() -> None:

@@ -6,7 +6,7 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.host_memory import OffloadedPlans
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, surrogate
+from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate
 
 
 def random_plans(table: CostTable, count: int, rng: torch.Generator) -> HardPlans:
@@ -45,7 +45,7 @@ def assert_surrogate_is_exact(table: CostTable, plans: HardPlans) -> BatchCost:
         table: Costs.
         plans: One of every outer choice, in order.
     """
-    hard, soft = evaluate_batch(table, plans), surrogate(one_hot(plans, table), table)
+    hard, soft = evaluate_batch(table, plans), Surrogate(table)(one_hot(plans, table))
     torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
     torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=1e-15)

@@ -106,7 +106,6 @@ def descent(job: str) -> Figures:
             weight for record in result.history for weight in record.outer_weights.values()
         ],
         "ends": [result.iteration_time_s, fitted, *others],
-        "winner": [weighed(result.winner.probabilities)],
         "plan": [c.dp + 10.0 * c.tp + 100.0 * c.zero_stage for c in result.plan.layers],
         "plans": [float(result.plans_evaluated)],
     }

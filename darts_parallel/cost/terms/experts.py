@@ -7,7 +7,7 @@ completes the rows of a split expert, the grouped products run, and a reduce-sca
 all-to-all bring the results back.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -71,20 +71,21 @@ class ExpertTerm(CostTerm):
         device = stage.device
         width = stage.width
         hidden = experts.hidden
-        rows = _routed_rows(stage, experts)
+        sent = _load(stage, experts) * (_tokens(stage) * experts.top_k)
+        rows = sent * stage.choices.etp  # that the busiest rank's experts compute
         router = _router_seconds(stage, experts)
-        permuted = PERMUTED[training.moe_token_dispatcher_type] * width * rows.sent * hidden
+        permuted = PERMUTED[training.moe_token_dispatcher_type] * width * sent * hidden
         permutation = stream_seconds(permuted, device)
         routing = device.permutation_factor * (router + permutation)
         inner = (experts.inputs + experts.width) / stage.choices.etp
-        activation_bytes = width * rows.computed * inner
+        activation_bytes = width * rows * inner
         activation = device.streaming_factor * stream_seconds(activation_bytes, device)
-        products = _grouped_seconds(stage, experts, rows.computed)
+        products = _grouped_seconds(stage, experts, rows)
         forward = routing + activation + products
         routing_backward = device.permutation_factor * (2.0 * router + permutation)
         backward = BACKWARD_FACTOR * (forward - routing) + routing_backward
-        inputs = width * rows.computed * hidden
-        kept = inputs + activation_bytes + MAP_BYTES * rows.computed
+        inputs = width * rows * hidden
+        kept = inputs + activation_bytes + MAP_BYTES * rows
         kept = kept + ROUTER_KEPT * _tokens(stage) * experts.count
         recomputed = dropped = torch.zeros_like(kept)
         # a whole expert layer holds its activation function; its exchange is charged with the others
@@ -93,7 +94,7 @@ class ExpertTerm(CostTerm):
             dropped = kept
         elif "moe_act" in training.recompute_modules:
             recomputed = activation
-            dropped = width * rows.computed * experts.width / stage.choices.etp
+            dropped = width * rows * experts.width / stage.choices.etp
         timed = Contribution(
             forward=forward,
             backward=backward - layer.frozen * products,
@@ -159,21 +160,6 @@ def _exposed_exchange(
         backward = BACKWARD_FACTOR * hidden_by
         return exposed(hidden_by, sent, exponent), exposed(backward, sent, exponent)
     return sent, sent
-
-
-@dataclass(frozen=True)
-class _RoutedRows:
-    """Copies of tokens on the busiest rank, each `(O, C)`."""
-
-    sent: Tensor
-    """Copies of a rank's own tokens, times the load of the busiest."""
-    computed: Tensor
-    """Copies that the rank's experts compute."""
-
-
-def _routed_rows(stage: StageContext, experts: Experts) -> _RoutedRows:
-    sent = _load(stage, experts) * (_tokens(stage) * experts.top_k)
-    return _RoutedRows(sent, sent * stage.choices.etp)
 
 
 def _load(stage: StageContext, experts: Experts) -> float:
@@ -243,11 +229,11 @@ def dispatch_seconds(stage: StageContext, experts: Experts, size: Tensor) -> Ten
     device = stage.device
     flex = stage.training.moe_token_dispatcher_type == "flex"
     group = _expert_group(stage)
-    copies = _flex_copies(experts, group) if flex else _plain_copies(experts, group)
+    inside, across = _flex_copies(experts, group) if flex else _plain_copies(experts, group)
     share = device.all_to_all_efficiency * (device.flex_gain if flex else 1.0)
     intra = stage.group.intra_node
     inter = stage.cluster.nic(stage.topology.group)
-    return all_to_all(size * copies.inside, size * copies.across, group, intra, inter, share)
+    return all_to_all(size * inside, size * across, group, intra, inter, share)
 
 
 def _expert_group(stage: StageContext) -> RingGroup:
@@ -262,29 +248,20 @@ def _expert_group(stage: StageContext) -> RingGroup:
     return RingGroup(local, choices.ep / local, gpus)
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """Copies of a token that a rank sends, each `(C,)`."""
-
-    inside: Tensor
-    """To other ranks of its domain."""
-    across: Tensor
-    """To other domains."""
-
-
-def _plain_copies(experts: Experts, group: RingGroup) -> _Copies:
+def _plain_copies(experts: Experts, group: RingGroup) -> tuple[Tensor, Tensor]:
+    """Return copies of a token that a rank sends to others of its domain, and to others, `(C,)`."""
     ep = group.local * group.nodes
     inside = experts.top_k * (group.local - 1) / ep
-    return _Copies(inside, experts.top_k * (ep - group.local) / ep)
+    return inside, experts.top_k * (ep - group.local) / ep
 
 
-def _flex_copies(experts: Experts, group: RingGroup) -> _Copies:
+def _flex_copies(experts: Experts, group: RingGroup) -> tuple[Tensor, Tensor]:
     ep = group.local * group.nodes
     domains = group.nodes
     to_ranks = float_tensor([experts.distinct(int(count)) for count in ep.tolist()])
     to_domains = float_tensor([experts.distinct(int(count)) for count in domains.tolist()])
     inside = to_ranks * (group.local - 1) / group.local
-    return _Copies(inside, to_domains * (domains - 1) / domains)
+    return inside, to_domains * (domains - 1) / domains
 
 
 TERM = ExpertTerm()
