@@ -31,8 +31,8 @@ def job_config(composed: DictConfig, given: Sequence[str]) -> Config:
     return evaluated_config(str(plan), composed, given)
 
 
-def _check_imported(imported: Imported) -> None:
+def _check_imported(imported: Imported) -> str:
     """Refuse a Hugging Face model that the layers do not describe; only then torch is needed."""
     from darts_parallel.cli._plan_config import check_import
 
-    check_import(imported)
+    return check_import(imported)

@@ -13,7 +13,7 @@ import transformers
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from darts_parallel.config._model_shapes import NotModelled, ShapeReader
+from darts_parallel.config._model_shapes import HeadShape, NotModelled, ShapeReader
 from darts_parallel.config.huggingface import OWN_FILE, Imported
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -142,6 +142,7 @@ def _line(error: Exception) -> str:
 def _counted(config: Any, place: str, name: str) -> Imported:
     """Build the model, count a forward pass, and read the fields."""
     config.use_cache = False
+    config.allow_global_per_layer_attribute_access = True  # read next to the shapes of each block
     model = _build(config)
     config = model.config
     scans = any(hasattr(module, "A_log") for module in model.modules())
@@ -153,28 +154,33 @@ def _counted(config: Any, place: str, name: str) -> Imported:
     blocks = [(path, model.get_submodule(path)) for path in paths]
     sizes = tuple((f"{path} ({type(block).__name__})", _trained(block)) for path, block in blocks)
     fields = {"name": name, **found, **_said(config, found, model)}
-    fields |= _key_value_heads(reader.kv_heads, fields)
+    fields |= _heads(reader.head_shapes, fields)
     return Imported(place, fields, _trained(model), flop, tokens, sizes)
 
 
-def _key_value_heads(heads: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the key-value heads of blocks without and with a window; nothing where none were read.
+def _heads(shapes: list[HeadShape], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the heads of blocks without and with a window; nothing where no attention has any.
 
     Errors:
         NotModelled: blocks of one kind differ.
     """
-    if not heads:
+    if not shapes:
         return {}
-    if len(set(heads)) == 1:
-        return {"num_kv_heads": heads[0]}
-    pattern = fields.get("sliding_window_pattern") or [0] * len(heads)
+    if len(set(shapes)) == 1:
+        return shapes[0]._asdict()
+    pattern = fields.get("sliding_window_pattern") or [0] * len(shapes)
     far, near = (
-        {own for own, flag in zip(heads, pattern, strict=True) if flag == wanted}
+        {own for own, flag in zip(shapes, pattern, strict=True) if flag == wanted}
         for wanted in (0, 1)
     )
     if len(far) != 1 or len(near) != 1:
-        raise NotModelled("its blocks have different numbers of key-value heads")
-    return {"num_kv_heads": far.pop(), "window_kv_heads": near.pop()}
+        raise NotModelled("its blocks have different heads of keys and values")
+    windowed = near.pop()
+    return {
+        **far.pop()._asdict(),
+        "window_kv_heads": windowed.num_kv_heads,
+        "window_head_dim": windowed.head_dim,
+    }
 
 
 def _trained(module: Any) -> int:

@@ -91,6 +91,15 @@ class MetaBlock(NamedTuple):
     """Norms of the hidden state."""
 
 
+class HeadShape(NamedTuple):
+    """The heads of one attention, in which blocks with and without a window may differ."""
+
+    num_kv_heads: int
+    head_dim: int
+    shared_key_values: bool
+    """The keys are the values, too."""
+
+
 class ShapeReader:
     """Reads the fields of a `ModelConfig` from a language model of `transformers`."""
 
@@ -104,8 +113,8 @@ class ShapeReader:
         self.vocabulary, self.hidden = self.table.weight.shape
         self.fields: Fields = {}
         self.buckets = 0
-        self.kv_heads: list[int] = []
-        """Key-value heads of the attentions whose values have heads of their own size."""
+        self.head_shapes: list[HeadShape] = []
+        """Heads of every attention."""
         self.begin = 0
         """Number of the first block's first call."""
 
@@ -216,7 +225,7 @@ class ShapeReader:
         scales = [p for p in parts if p.is_head_norm]
         if scales:
             every = sum(p.norm for p in scales) == numbers
-            several = out.inputs != self.fields["head_dim"]
+            several = out.inputs != self.head_shapes[-1].head_dim
             self._set(scales[0], qk_norm=True, qk_norm_whole=every and several)
 
     def _extras(self, parts: list[MetaPart]) -> None:
@@ -243,17 +252,21 @@ class ShapeReader:
         value = getattr(root, "v_head_dim", None)
         if len(ins) == 3 and isinstance(value, int) and value != size:
             return self._narrow(ins, out, size, value)
+        shared = len(ins) == 2 and getattr(self.config, "attention_k_eq_v", False)
+        if shared:
+            total += total - queries
         keys = (total - queries) // 2
         given = getattr(self.config, "num_key_value_heads", None)
-        odd = len(ins) < 3 and given and keys not in (queries, given * size)
+        odd = len(ins) < 3 and given and not shared and keys not in (queries, given * size)
         forms = ([total], sorted([queries, 2 * keys]), sorted([queries, keys, keys]))
-        split = sorted(p.out for p in ins)
+        split = sorted([p.out for p in ins] + [keys] * shared)
         if odd or keys <= 0 or keys % size or split not in forms:
             shapes = ", ".join(f"{p.name} {p.out}x{p.inputs}" for p in [*ins, *gates, out])
             why = f"stands in an attention of products {shapes}, no queries, keys and values"
             raise ins[-1].refuse(why)
-        self._set(out, num_heads=queries // size, num_kv_heads=keys // size, head_dim=size)
+        self._set(out, num_heads=queries // size)
         self._set(ins[0], qkv_bias=ins[0].bias)
+        self.head_shapes.append(HeadShape(keys // size, size, shared))
         return queries + keys
 
     def _narrow(self, ins: list[MetaPart], out: MetaPart, size: int, value: int) -> int:
@@ -269,9 +282,9 @@ class ShapeReader:
         kv_heads = sum(rest) // (size + value)
         if queries != heads * size or rest != [kv_heads * size, kv_heads * value]:
             raise ins[-1].refuse("is no value of an attention of queries and keys")
-        self._set(out, num_heads=heads, head_dim=size, v_head_dim=value)
+        self._set(out, num_heads=heads, v_head_dim=value)
         self._set(ins[0], qkv_bias=ins[0].bias)
-        self.kv_heads.append(kv_heads)
+        self.head_shapes.append(HeadShape(kv_heads, size, False))
         return queries + kv_heads * size
 
     def _head_size(self, root: nn.Module, out: MetaPart) -> int:
@@ -335,7 +348,7 @@ class ShapeReader:
             self._set(mixer, mamba_num_heads=heads, mamba_head_dim=size)
             self._set(mixer, mamba_num_groups=heads, mamba_state_dim=size)
         else:
-            out = parts["out_proj"]
+            out = parts.get("out_proj") or parts["o_proj"]
             self._set(mixer, mamba_num_heads=module.num_v_heads, mamba_head_dim=module.head_v_dim)
             self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
         self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=out.bias)
@@ -368,7 +381,7 @@ class ShapeReader:
         return down.inputs
 
     def _router(self, experts: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
-        """Read the product that chooses experts, and the gate of shared ones; return both."""
+        """Read the product that chooses experts, and the gate of shared ones; return all it has."""
         shape = (self.fields["num_experts"], self.hidden)
         # a shared expert may be as wide, and lies deeper (Qwen3-Next)
         alike = [p for p in parts if (p.out, p.inputs) == shape]
@@ -377,7 +390,8 @@ class ShapeReader:
             raise experts.refuse("has no router")
         gates = [p for p in parts if p.out == 1 and not p.bias and p is not router]
         self._set(router, moe_router_bias=router.bias, moe_shared_expert_gate=bool(gates))
-        return [router, *gates]
+        scales = [p for p in parts if router.inside(p.path)]  # Gemma 4: small, and not priced
+        return [router, *gates, *scales]
 
     def _experts(self, part: MetaPart) -> None:
         """Read the fused products of all experts."""
@@ -492,6 +506,8 @@ def _mixer(path: str, block: nn.Module, parts: Sequence[MetaPart]) -> MetaPart |
         if "A_log" in part.weights or convolution:
             root = part.path
             while not any(p.inside(root) and p.name in ("out_proj", "o_proj") for p in parts):
+                if root == path:
+                    raise part.refuse()
                 root = root.rpartition(".")[0]
             return MetaPart(root, block.get_submodule(root[len(path) + 1 :]))
     return None

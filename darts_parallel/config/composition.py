@@ -26,7 +26,7 @@ from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.config.words import given_values, without_words
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
-Check = Callable[[Imported], None] | None
+Check = Callable[[Imported], str] | None
 """Refuses a model that a Hugging Face file describes and the layers do not."""
 MOST_VALUES = 100_000
 """Values of a configuration file; all shipped ones together have fewer."""

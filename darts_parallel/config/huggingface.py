@@ -87,7 +87,7 @@ def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
 def resolve_path(
     composed: DictConfig,
     overrides: Sequence[str] = (),
-    check: Callable[[Imported], None] | None = None,
+    check: Callable[[Imported], str] | None = None,
 ) -> DictConfig:
     """Return `composed` with `model.path` replaced by what its file says; errors as `read_file`.
 
@@ -95,15 +95,17 @@ def resolve_path(
 
     Args:
         overrides: The overrides that it was composed with.
-        check: Refuses a model that is imported wrongly.
+        check: Refuses a model that is imported wrongly, and names small parts that have no price.
     """
     model = composed.get("model")
     path = model.get("path") if isinstance(model, DictConfig) else None
     if path is None or model.get("inputs") is not None:
         return composed
     imported = read_file(str(path))
+    found = dict(imported.fields)
     if check is not None:
-        check(imported)
+        missing = [found["not_priced"], check(imported)]
+        found["not_priced"] = "; ".join(filter(None, missing)) or None
     defaults = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
     named = {m.group(1) for o in overrides if (m := re.match(r"\+{0,2}model\.(\w+)=", o))}
     kept = {
@@ -112,5 +114,5 @@ def resolve_path(
         if not OmegaConf.is_missing(model, key) and (key in named or model[key] != defaults[key])
     }
     result = composed.copy()
-    OmegaConf.update(result, "model", {**imported.fields, **kept, "path": None}, merge=True)
+    OmegaConf.update(result, "model", {**found, **kept, "path": None}, merge=True)
     return result

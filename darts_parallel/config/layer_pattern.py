@@ -111,7 +111,7 @@ def _check_latent_attention(model: "ModelConfig") -> None:
         model.multi_latent_attention,
         (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim"),
     )
-    for key in ("attention_gate_size", "window_kv_heads") if latent else others:
+    for key in ("attention_gate_size", "window_kv_heads", "window_head_dim") if latent else others:
         rule = f"go with model.multi_latent_attention={as_yaml(not latent)}"
         _require(model, key, getattr(model, key) is None, rule, "null")
     heads, width = model.indexer_num_heads, model.indexer_head_dim

@@ -37,6 +37,10 @@ class ModelConfig:
     `num_kv_heads`."""
     head_dim: int | None = ranged(None)
     """Size of one head; null: hidden_size / num_heads."""
+    window_head_dim: int | None = ranged(None)
+    """Size of one head in windowed blocks (Gemma 4); null: as `head_dim`."""
+    shared_key_values: bool = False
+    """In blocks without a window one product gives keys and values (Gemma 4)."""
     ffn_hidden_size: int | None = ranged(None)
     """Inner size of the MLP; null: 4 * hidden_size."""
     gated_mlp: bool = False

@@ -38,6 +38,8 @@ PARTS = {
     "activation_parameters": "trained activation functions",
     "embedding_norm": "a norm behind the embedding",
     "window_kv_heads": "other key-value heads in windowed blocks",
+    "window_head_dim": "heads of another size in windowed blocks",
+    "shared_key_values": "keys that are values, too",
     "v_head_dim": "values narrower than keys",
     "attention_sinks": "a learned logit in every head's softmax",
     "indexer_num_heads": "sparse attention with an indexer",

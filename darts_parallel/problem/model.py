@@ -396,6 +396,8 @@ def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
     """
     h = config.hidden_size
     head_dim = config.head_dim or h // config.num_heads
+    if near and config.window_head_dim:
+        head_dim = config.window_head_dim
     value_dim = config.v_head_dim or head_dim
     kv_heads = config.num_kv_heads or config.num_heads
     several = config.window_kv_heads
@@ -404,13 +406,14 @@ def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
     q_size = config.num_heads * head_dim
     k_size = kv_heads * head_dim
     kv_size = k_size + kv_heads * value_dim
+    projected = k_size if config.shared_key_values and not near else kv_size
     out_size = config.num_heads * value_dim
     gate = config.attention_gate_size or 0
     gated = out_size * bool(gate)
-    ins = Gemm(q_size + kv_size + gate, h, "column", "linear_qkv")
+    ins = Gemm(q_size + projected + gate, h, "column", "linear_qkv")
     gemms = (ins, Gemm(h, out_size, "row", "linear_proj")) * attentions
     qkv_bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
-    bias = (q_size + kv_size) * qkv_bias
+    bias = (q_size + projected) * qkv_bias
     sinks = config.num_heads * (config.attention_sinks and (near or not several))
     # a norm of queries and keys reads and writes them, and keeps its input
     normed = (q_size + k_size) * config.qk_norm

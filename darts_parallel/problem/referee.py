@@ -6,12 +6,17 @@ from darts_parallel.config import OWN_FILE, Imported, ModelConfig
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.problem.model import Model
 
-TOLERANCE = 2e-3
+FLOP_TOLERANCE = 2e-3
 """Relative difference of matrix-product FLOP: gates of one column, which no layer prices."""
+TOLERANCE = 1e-3
+"""Relative difference of parameters that is named and planned: scales and gates without a price."""
 
 
-def check_import(imported: Imported) -> None:
+def check_import(imported: Imported) -> str:
     """Refuse a model whose parameters or matrix products differ from those of the priced layers.
+
+    Returns:
+        The few parameters that have no price, and the first part that has some; empty: none.
 
     Errors:
         UnsupportedError: names the first part that differs.
@@ -19,13 +24,14 @@ def check_import(imported: Imported) -> None:
     config = ModelConfig(**imported.fields)
     model = Model(config, fused_attention=True)
     flop = forward_flop(config, imported.tokens)
-    if model.num_parameters != imported.parameters:
+    part = _first_difference(imported, model)
+    missing = imported.parameters - model.num_parameters
+    if abs(missing) > TOLERANCE * imported.parameters:
         what = f"{imported.parameters:,} parameters, the priced layers {model.num_parameters:,}"
-    elif abs(flop - imported.flop) > TOLERANCE * imported.flop:
+    elif abs(flop - imported.flop) > FLOP_TOLERANCE * imported.flop:
         what = f"{imported.flop:.4g} matrix FLOP for {imported.tokens} tokens, the priced layers {flop:.4g}"
     else:
-        return
-    part = _first_difference(imported, model)
+        return f"{abs(missing):,} parameters, the first in {part}" if missing else ""
     raise UnsupportedError(
         f"{imported.place}: {part} is not modelled: the model has {what}; {OWN_FILE}."
     )

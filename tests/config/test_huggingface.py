@@ -352,6 +352,61 @@ def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
     assert plan["config"]["model"]["path"] is None
 
 
+GEMMA4 = {
+    **{"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1},
+    **{"attention_k_eq_v": True, "sliding_window": 8, "hidden_size_per_layer_input": 0},
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+}
+
+
+def test_windowed_blocks_may_have_smaller_heads_and_keys_may_be_values() -> None:
+    """Gemma 4: parameters and FLOP are those of the model on the meta device (`check_import`)."""
+    gemma = read("gemma4_text", **GEMMA4)
+    assert (gemma.head_dim, gemma.window_head_dim) == (32, 16)
+    assert (gemma.num_kv_heads, gemma.window_kv_heads, gemma.shared_key_values) == (1, 2, True)
+    near, far = Model(gemma, True).layers[3:5]
+    assert (near.cores[0].head_dim, far.cores[0].head_dim) == (16, 32)
+    # queries of 4 heads; in windows 2 heads of keys and of values, else one head that is both
+    assert [near.gemms[0].out_features, far.gemms[0].out_features] == [
+        (4 + 2 + 2) * 16,
+        (4 + 1) * 32,
+    ]
+
+
+def test_gemma_4_has_experts_next_to_its_mlp() -> None:
+    experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
+    file = {"model_type": "gemma4_text", **SIZES, **GEMMA4, **experts, "moe_intermediate_size": 32}
+    gemma = ModelConfig(**imported(file).fields)
+    assert (gemma.num_experts, gemma.moe_router_topk, gemma.moe_ffn_hidden_size) == (8, 2, 32)
+    assert (gemma.moe_shared_expert_intermediate_size, gemma.block_norms) == (128, 7)
+
+
+def test_a_few_parameters_without_a_price_are_named_and_many_are_refused() -> None:
+    file = {"model_type": "blenderbot-small", "d_model": 64, "vocab_size": 256}
+    named = check_import(import_model(file, "model.path=config.json", "m"))
+    # each of two stacks has a norm behind its embedding, and no final norm
+    assert re.match(r"\d+ parameters, the first in model.encoder.layers.0", named)
+    half = import_model(file, "model.path=config.json", "m")
+    for share, refused in ((1.0009, False), (1.0011, True)):
+        more = replace(half, parameters=round(half.parameters * share))
+        if refused:
+            with pytest.raises(UnsupportedError, match="is not modelled"):
+                check_import(more)
+        else:
+            assert "parameters, the first in" in check_import(more)
+
+
+def test_a_convolution_outside_of_a_state_space_is_refused() -> None:
+    """The search for its output product ended nowhere."""
+    with pytest.raises(UnsupportedError, match="Conv2d"):
+        import_model({"model_type": "nystromformer"}, "model.path=config.json", "m")
+
+
 def test_lists_of_equal_numbers_are_read_as_one_number() -> None:
     """Hunyuan-A13B's published file gives 32 times 8 experts a token: 80,393,183,232 parameters."""
     hunyuan = {
