@@ -37,6 +37,7 @@ TOP_K = (
     "top_k_experts",
     "moe_top_k",
 )
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 _WINDOWED = re.compile("sliding|local")
 WINDOWS = ("sliding_window", "local_attention", "window_size")
 
@@ -296,15 +297,19 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
 
 
 def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Return the fields that no shape says: windows, routing, positions, dropout, causality."""
+    """Return the fields that no shape says: windows, routing, positions, norms, dropout, causality."""
     unused = re.compile("layer_?drop|classifier|summary")
     values = config.to_dict().items()
     rates = [value for key, value in values if "drop" in key and not unused.search(key)]
     dropped = any(isinstance(rate, float) and rate > 0 for rate in rates)
     causal = "MaskedLM" not in type(model).__name__
     said: dict[str, Any] = {"causal": causal, "dropout": dropped}
+    epsilons = [getattr(config, key, None) for key in EPSILONS]
+    said["norm_epsilon"] = next((float(value) for value in epsilons if value), None)
     if not found["learned_positions"]:
         longest = None
+        rotary = getattr(config, "rope_parameters", None) or {}
+        said["rotary_base"] = rotary.get("rope_theta")
         if not found["relative_position_buckets"]:
             longest = getattr(config, "max_position_embeddings", None)
         said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)

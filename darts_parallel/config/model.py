@@ -70,6 +70,11 @@ class ModelConfig:
     """LayerNorm has scale and shift; RMSNorm only a scale."""
     norm_scale: bool = True
     """Norms have weights; false: none has (OLMo)."""
+    norm_epsilon: float | None = ranged(None, 0.0, 1.0)
+    """Number that norms add to the variance; trainers' files hold it. null: the trainer's own."""
+    rotary_base: float | None = ranged(None)
+    """Base of rotary positions' angles (Llama 3: 500,000), which trainers' files hold; null: the
+    trainer's own."""
     final_norm: bool = True
     """A norm after the last block; false where each block ends with its own (BERT)."""
     embedding_norm: bool = False

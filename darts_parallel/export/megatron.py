@@ -152,16 +152,19 @@ def _notes(job: Request) -> list[str]:
     config = job.model
     notes = [
         "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
-        "the epsilon of norms is not in a plan: --norm-epsilon",
     ]
+    if config.norm_epsilon is None:
+        notes.append("model.norm_epsilon is not given: --norm-epsilon is 1e-5 there")
     hybrid = config.hybrid_override_pattern is not None and not job.half_blocks
     if hybrid:
         notes.append("the activation of the MLP is a flag of yours: --squared-relu for Nemotron-H")
     if not config.learned_positions and not hybrid:
         notes.append(
-            "positions are written as rotary over whole heads, without scaling: --rotary-base, "
-            "--rotary-percent, --use-rope-scaling"
+            "positions are written as rotary over whole heads, without scaling: --rotary-percent, "
+            "--use-rope-scaling"
         )
+        if config.rotary_base is None:
+            notes.append("model.rotary_base is not given: --rotary-base is 10000 there")
     if not config.learned_positions and config.norm_bias and config.linear_bias and config.causal:
         notes.append(
             "residuals are written as sequential, attention then MLP: a model with parallel ones (GPT-NeoX, "
@@ -336,6 +339,10 @@ def _model_flags(job: Request) -> list[Flag]:
         ("position-embedding-type", positions),
         ("normalization", "LayerNorm" if config.norm_bias else "RMSNorm"),
     ]
+    if config.norm_epsilon is not None:
+        flags.append(("norm-epsilon", config.norm_epsilon))
+    if config.rotary_base is not None and positions == "rope":
+        flags.append(("rotary-base", round(config.rotary_base)))
     biases_of_qkv = config.qkv_bias is True and not config.linear_bias
     wanted = {
         "swiglu": config.gated_mlp,

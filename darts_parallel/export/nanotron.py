@@ -75,7 +75,8 @@ model:
     bos_token_id: 1
     eos_token_id: 2
     pad_token_id: null
-    rms_norm_eps: 1.0e-05
+    rms_norm_eps: {epsilon}
+    rope_theta: {base}
     use_cache: false
 tokenizer:
   tokenizer_name_or_path: {name}
@@ -94,6 +95,11 @@ data_stages:
 """The written file. Learning rates, steps, tokenizer, checkpoints and data are placeholders."""
 
 
+EPSILON = 1e-5
+ROTARY_BASE = 10000.0
+"""nanotron's own `rms_norm_eps` and `rope_theta`, where the model does not say them."""
+
+
 def export(job: Request) -> Exported:
     """Write `nanotron.yaml`.
 
@@ -108,8 +114,13 @@ def export(job: Request) -> Exported:
     values = {**_run(job, strategy), **_model(job.model)}
     words = {key: yaml_word(value) for key, value in values.items()}
     text = head + FILE.format(**words, factory=FACTORIES[job.training.optimizer])
-    note = "data stages, tokenizer, steps, learning rate, rope_theta and checkpoints are yours: set them"
-    return Exported({"nanotron.yaml": text}, (note,))
+    notes = []
+    if None in (job.model.norm_epsilon, job.model.rotary_base):
+        notes.append(
+            "model.norm_epsilon or rotary_base is not given: check rms_norm_eps and rope_theta"
+        )
+    note = "data stages, tokenizer, steps, learning rate and checkpoints are yours: set them"
+    return Exported({"nanotron.yaml": text}, (note, *notes))
 
 
 def _check(job: Request) -> None:
@@ -159,5 +170,7 @@ def _model(config: ModelConfig) -> dict[str, Any]:
         "positions": config.max_seq_len,
         "tied": config.tie_embeddings,
         "vocabulary": config.vocab_size,
+        "epsilon": config.norm_epsilon or EPSILON,
+        "base": config.rotary_base or ROTARY_BASE,
     }
     return sizes

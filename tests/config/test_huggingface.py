@@ -407,6 +407,13 @@ def test_a_convolution_outside_of_a_state_space_is_refused() -> None:
         import_model({"model_type": "nystromformer"}, "model.path=config.json", "m")
 
 
+def test_the_epsilon_of_norms_and_the_base_of_positions_are_read() -> None:
+    llama = read("llama", rms_norm_eps=1e-6, rope_theta=500000.0)
+    assert (llama.norm_epsilon, llama.rotary_base) == (1e-6, 500000.0)
+    gpt2 = ModelConfig(**imported({"model_type": "gpt2"}).fields)
+    assert (gpt2.norm_epsilon, gpt2.rotary_base) == (1e-5, None)
+
+
 def test_lists_of_equal_numbers_are_read_as_one_number() -> None:
     """Hunyuan-A13B's published file gives 32 times 8 experts a token: 80,393,183,232 parameters."""
     hunyuan = {

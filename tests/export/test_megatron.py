@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
@@ -131,6 +132,30 @@ def test_megatron_flags_say_the_model() -> None:
     }
     assert {name: int(flags[name] or 0) for name in values} == values
     assert (flags["normalization"], flags["position-embedding-type"]) == ("RMSNorm", "rope")
+
+
+def test_files_hold_the_epsilon_of_norms_and_the_base_of_positions() -> None:
+    """Llama 3's released values are 1e-5 and 500,000; the programs' own base is 10,000."""
+    job = ["model=llama3_8b", "cluster=h100_1x8"]
+    problem = load_problem(job)
+    plan = plan_of(problem, LayerStrategy(1, 8), 2)
+    megatron = export_plan(problem, plan, "megatron")
+    flags = flags_of(megatron.files["megatron.sh"])
+    assert (float(flags["norm-epsilon"] or 0), flags["rotary-base"]) == (1e-5, "500000")
+    text = export_plan(problem, plan, "nanotron").files["nanotron.yaml"]
+    written = yaml.safe_load(text)["model"]["model_config"]
+    assert (written["rms_norm_eps"], written["rope_theta"]) == (1e-5, 500000)
+    unknown = load_problem([*job, "model.norm_epsilon=null", "model.rotary_base=null"])
+    for target, keys in (
+        ("megatron", ("--norm-epsilon", "--rotary-base")),
+        ("nanotron", ("rope_theta",)),
+    ):
+        exported = export_plan(unknown, plan, target)
+        for key in keys:
+            assert any(key in note for note in exported.notes)
+    assert not {"norm-epsilon", "rotary-base"} & set(
+        flags_of(export_plan(unknown, plan, "megatron").files["megatron.sh"])
+    )
 
 
 @pytest.mark.parametrize("name", sorted({name for name, target in NAMES if target == "megatron"}))
