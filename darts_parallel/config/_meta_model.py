@@ -6,6 +6,7 @@ Imported where a Hugging Face file is read alone: `transformers` is slow to impo
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -168,7 +169,7 @@ def _heads(shapes: list[HeadShape], fields: Mapping[str, Any]) -> dict[str, Any]
     if not shapes:
         return {}
     if len(set(shapes)) == 1:
-        return shapes[0]._asdict()
+        return asdict(shapes[0])
     pattern = fields.get("sliding_window_pattern") or [0] * len(shapes)
     far, near = (
         {own for own, flag in zip(shapes, pattern, strict=True) if flag == wanted}
@@ -178,7 +179,7 @@ def _heads(shapes: list[HeadShape], fields: Mapping[str, Any]) -> dict[str, Any]
         raise NotModelled("its blocks have different heads of keys and values")
     windowed = near.pop()
     return {
-        **far.pop()._asdict(),
+        **asdict(far.pop()),
         "window_kv_heads": windowed.num_kv_heads,
         "window_head_dim": windowed.head_dim,
     }

@@ -8,6 +8,7 @@ class; blocks that differ in widths, norms or biases, and what is read wrongly, 
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -91,7 +92,8 @@ class MetaBlock(NamedTuple):
     """Norms of the hidden state."""
 
 
-class HeadShape(NamedTuple):
+@dataclass(frozen=True)
+class HeadShape:
     """The heads of one attention, in which blocks with and without a window may differ."""
 
     num_kv_heads: int

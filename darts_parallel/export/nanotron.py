@@ -159,7 +159,7 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     """Return the sizes of the model."""
     ffn = config.ffn_hidden_size or 4 * config.hidden_size
     kv_heads = config.num_kv_heads or config.num_heads
-    sizes = {
+    sizes: dict[str, Any] = {
         "name": config.name,
         "multiple": VOCABULARY_MULTIPLE,
         "hidden": config.hidden_size,
@@ -170,7 +170,7 @@ def _model(config: ModelConfig) -> dict[str, Any]:
         "positions": config.max_seq_len,
         "tied": config.tie_embeddings,
         "vocabulary": config.vocab_size,
-        "epsilon": config.norm_epsilon or EPSILON,
-        "base": config.rotary_base or ROTARY_BASE,
     }
+    sizes["epsilon"] = config.norm_epsilon or EPSILON
+    sizes["base"] = config.rotary_base or ROTARY_BASE
     return sizes
