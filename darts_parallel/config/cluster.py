@@ -134,7 +134,8 @@ class DeviceConfig:
     overlap_exponent: float = ranged(1.6, 1.0, 64.0)
     """g of T = (a^g + b^g)^(1/g) for communication next to compute (Pollux); 1: no overlap."""
     reserved_GiB: float = ranged(4.4, 0.0, 1e5)
-    """CUDA context and communication buffers."""
+    """CUDA context, communication buffers, and what the allocator keeps beyond tensors; a framework
+    multiplies what is above 1 GiB."""
     state_factor: float = ranged(1.15, 1e-2, 1e2)
     """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the
     formula: copies of the optimizer step, flat buffers, fragmentation."""

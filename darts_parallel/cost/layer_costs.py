@@ -48,6 +48,8 @@ TIME_TERMS = ("compute", "recompute", "tensor_parallel", *MESSAGES, "sharding")
 messages of `cost/terms` (and waiting for the launches of experts), ZeRO-2/3."""
 BUFFERED_BYTES = 2.0
 """Bytes of a parameter or gradient in a buffer."""
+SUB_GROUP_BYTES = 6.0
+"""Bytes of a gradient in a step of ZeRO-3: a flat 16-bit copy, and one in float32."""
 NARROW_COPIES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.125}
 """Bytes of a block's weight in narrow copies, one for forward and a transposed one for backward, which
 are kept between micro-batches next to the 16-bit weight (Transformer Engine,
@@ -186,13 +188,14 @@ def _stored_bytes(
     saved = torch.stack([by_recomputation[kind] for kind in RECOMPUTE])
     activation = saved.gather(0, choices.recompute.expand(1, *whole.shape)).squeeze(0)
     static = torch.zeros_like(whole)
-    optimizer_state = static
+    optimizer_state = step = static
     working = whole - activation
     for part in shards:
         per_parameter = part.held(stage.state)
         owned = _owned_parameters(stage, part)
         optimizer_state = optimizer_state + owned * per_parameter.optimizer
         static = static + static_bytes(part.parameters, part.shards, zero, per_parameter)
+        step = step + _sub_group_bytes(stage, part, owned)
         static = static + _buffered_bytes(stage, part)
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
         copies = _narrow_copies(stage, layer, part)
@@ -209,10 +212,12 @@ def _stored_bytes(
         working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, width)
     needed = stage.device.activation_factor * needed
     factor = stage.device.state_factor
+    # the step begins when backward has freed what was kept
+    at_peak = torch.maximum(activation, factor * step)
     return dict(
         static=factor * static,
         state=factor * optimizer_state,
-        activation=activation,
+        activation=at_peak,
         for_weights=between_passes(layer, needed, whole, activation),
         working=working,
     )
@@ -231,6 +236,18 @@ def _buffered_bytes(stage: StageContext, part: ShardGroup) -> Tensor:
     share = (stage.software.buffered_parameters / whole).clamp(max=1.0)
     held = (choices.zero_stage == 3) & (part.shards > 1)
     return torch.where(held, BUFFERED_BYTES * share * part.parameters, 0.0)
+
+
+def _sub_group_bytes(stage: StageContext, part: ShardGroup, owned: Tensor) -> Tensor:
+    """Return the layer's share, by its size, of the gradients that ZeRO-3's step copies at once, `(C,)`.
+
+    Args:
+        owned: Parameters whose optimizer state a rank holds, `(C,)`.
+    """
+    whole = stage.model.num_parameters / (stage.choices.tp * part.shards)
+    share = (stage.software.sub_group_parameters / whole).clamp(max=1.0)
+    held = (stage.choices.zero_stage == 3) & (part.frozen is None)
+    return torch.where(held, SUB_GROUP_BYTES * share * owned, 0.0)
 
 
 def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:

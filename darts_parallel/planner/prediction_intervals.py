@@ -14,7 +14,7 @@ from math import exp, log, sqrt
 import torch
 from torch import Tensor
 
-from darts_parallel.config import RunConfig
+from darts_parallel.config import NARROW, RunConfig
 from darts_parallel.cost import CostBreakdown, evaluate, hard_plan, static_bytes_of
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import (
@@ -31,12 +31,16 @@ from darts_parallel.planner.figure_posterior import (
     posterior,
 )
 from darts_parallel.plans import Plan
-from darts_parallel.problem import MICROSECONDS, Cluster, Device, Problem
+from darts_parallel.problem import CONTEXT_GIB, GIB, MICROSECONDS, Cluster, Device, Problem
 
 DIRECTIONS = 6
 """Widest directions of the errors of a job's bytes; the others are below the residual."""
 DRAWS = 1024
 """Points of the integral over these directions; a power of two balances Sobol sequences."""
+ON_DEVICE = "device"
+"""Scope of the latent numbers of a device."""
+NARROW_SHARES = [f"{name}_efficiency" for name in NARROW]
+"""Calibrated shares of products below 16 bits."""
 LINK_QUANTITIES = {"bandwidth": "efficiency", "latency": "latency_us"}
 """Calibrated figure of a link that stands for one of its fields."""
 
@@ -169,7 +173,11 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
         else:
             place, value = _link_figure(problem, owner, field)
         if place.quantity in known.quantities:
-            slope = elasticity * known.per_unit(place.quantity, value)
+            # a share near 1 looks safe on its own scale, also on a device without any run
+            unseen = place.quantity in NARROW_SHARES
+            unseen &= (place.quantity, ON_DEVICE, place.device) not in known.keys
+            unit = 1.0 if unseen else known.per_unit(place.quantity, value)
+            slope = elasticity * unit
             slopes[place] = slopes.get(place, 0.0) + slope
     return slopes
 
@@ -221,7 +229,7 @@ def memory_slopes(plan: Plan, problem: Problem) -> list[dict[LatentPlace, float]
     bytes_ = cost.memory[0]
     reserved = doubles(float(device.reserved) for device in devices)
     total = bytes_ + reserved
-    shares = {RESERVED: reserved / total}
+    shares = {RESERVED: (reserved - CONTEXT_GIB * GIB).clamp(min=0.0) / total}
     if table.host is None:
         # all that is static is state
         shares[STATE] = static_bytes_of(table, hard)[0] / total

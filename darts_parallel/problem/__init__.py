@@ -41,6 +41,7 @@ from darts_parallel.problem.renewal import best_spares as best_spares
 from darts_parallel.problem.renewal import goodput as goodput
 from darts_parallel.problem.software import ANY as ANY
 from darts_parallel.problem.software import COMMON as COMMON
+from darts_parallel.problem.software import CONTEXT_GIB as CONTEXT_GIB
 from darts_parallel.problem.software import FULL as FULL
 from darts_parallel.problem.software import HABITS as HABITS
 from darts_parallel.problem.software import OLD_KERNEL as OLD_KERNEL

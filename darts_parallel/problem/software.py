@@ -29,6 +29,9 @@ HABITS = (
     "gradient_copy",
     "fused_accumulation",
     "step_bytes",
+    "sub_group_parameters",
+    "host_update_s",
+    "reserved_factor",
     "loss_bytes",
     "fused_loss_bytes",
     "gathered_inputs",
@@ -38,6 +41,8 @@ HABITS = (
     "runs",
 )
 OFFSETS = "offsets"
+CONTEXT_GIB = 1.0
+"""GiB of a GPU outside of the allocator: CUDA context, communicators, workspaces."""
 USUAL_KERNEL = "fa2"
 """Attention kernel of `attention_efficiency` on a device with several."""
 OLD_KERNEL = "fa1"
@@ -86,6 +91,13 @@ class Software:
     step_bytes: float = 0.0
     """Bytes a parameter, sharded as the optimizer's state, that its step takes and the allocator
     keeps."""
+    sub_group_parameters: float = 0.0
+    """Most parameters of a rank that a step of ZeRO-3 updates at once."""
+    host_update_s: float = 0.0
+    """Seconds in which a node's processors update a parameter whose state is offloaded; 0: its GPUs
+    do."""
+    reserved_factor: float = 1.0
+    """Bytes of a device beyond tensors and context, per those that frameworks usually keep."""
     loss_bytes: float = 6.0
     """Bytes a logit of a micro-batch: 16 bits and the softmax in float32, as in Megatron's
     cross-entropy."""
@@ -117,6 +129,9 @@ class Software:
     def on(self, device: str, config: DeviceConfig) -> DeviceConfig:
         """Return the device's figures under this framework."""
         changed: dict[str, Any] = dict(self.values)
+        if self.reserved_factor != 1.0:
+            kept = max(config.reserved_GiB - CONTEXT_GIB, 0.0)
+            changed["reserved_GiB"] = config.reserved_GiB + (self.reserved_factor - 1.0) * kept
         for name, own in self.offsets.items():
             share = getattr(config, name)
             logit = log(share / (1.0 - share)) + own.get(device, own.get(ANY, 0.0))

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from darts_parallel.config import NARROW
 from darts_parallel.cost import CostTable, HardPlans, OffloadedPlans, hard_plan
-from darts_parallel.plans import Plan
-from darts_parallel.problem import FULL, GIB, Cluster, Link, NodeGroup, Problem
+from darts_parallel.problem import CONTEXT_GIB, FULL, GIB, Cluster, Link, NodeGroup
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
 
@@ -19,6 +18,8 @@ Values = Mapping[str, Tensor | float]
 MICROSECOND = 1e-6
 RESERVED = "reserved_GiB"
 """Adds to the memory of the plan; no cost depends on it."""
+CARD_GIB = 80.0
+"""Memory of the GPU for which it is fitted."""
 NARROW_SHARES = {f"{name}_efficiency" for name in NARROW}
 NARROW_FIELD = "fp8_efficiency"
 """Field of a `Device` that holds the share of its job's precision below 16 bits."""
@@ -61,40 +62,43 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     problem = replace(case.problem, cluster=with_parameters(case, values))
     plan = case.plan
     table, plans, cost = hard_plan(plan, problem)
-    shipped = case.problem.cluster.groups[0].device.reserved
-    reserve = values[RESERVED] * GIB if RESERVED in values else shipped
+    device = problem.cluster.groups[0].device
+    reserve = torch.as_tensor(device.reserved)
+    if RESERVED in values:
+        reserve = reserved_bytes(values[RESERVED], device.memory)
     counted = case.run.memory_metric == DEVICE
-    held = torch.as_tensor(reserve).detach()
-    fits = _fits(problem, plan, cost.memory[0], held)
+    fits = bool(cost.feasible[0])
     if not fits and not case.run.prints("recompute"):
         fullest = replace(plan, layers=tuple(replace(s, recompute="full") for s in plan.layers))
-        fits = _fits(problem, fullest, hard_plan(fullest, problem)[2].memory[0], held)
+        fits = bool(hard_plan(fullest, problem)[2].feasible[0])
     if case.run.host_GiB is not None and table.host is not None:
-        fits &= _host_bytes(table, plans) <= case.run.host_GiB * GIB
+        factor = float(problem.cluster.groups[0].device.state_factor)
+        fits &= _host_bytes(table, plans, factor) <= case.run.host_GiB * GIB
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
 
 
-def _host_bytes(table: CostTable, plans: HardPlans) -> float:
-    """Return the host memory of a process whose plan has one stage: inputs of its blocks and state."""
+def reserved_bytes(fitted: Tensor | float, memory: float) -> Tensor:
+    """Return what a framework keeps of a GPU of so many bytes: the context, and a share of the GPU.
+
+    PyTorch's allocator keeps blocks that no tensor fills until the GPU is full, and frees them before it
+    fails (its notes on CUDA semantics; DeepSpeed edaa7221 warns of such flushes, stage 3 of ZeRO, line 2650).
+    """
+    return torch.as_tensor(CONTEXT_GIB * GIB + (fitted - CONTEXT_GIB) * memory / CARD_GIB)
+
+
+def _host_bytes(table: CostTable, plans: HardPlans, factor: float) -> float:
+    """Return the host memory of a process whose plan has one stage: inputs of its blocks and state.
+
+    Args:
+        factor: Of the device's state; the host has no such allocator.
+    """
     assert table.host is not None
     offloaded = OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
     activation, optimizer = offloaded.fractions()[0, 0].tolist()
     # embedding, head and loss keep what they keep on the device
     inputs = offloaded.activation[0, 1:-2].sum()
-    state = HOST_STATE * offloaded.state[0, 0]
+    state = HOST_STATE * offloaded.state[0, 0] / factor
     return float((activation * inputs + optimizer * state).detach()) + HOST_PROCESS
-
-
-def _fits(
-    problem: Problem,
-    plan: Plan,
-    memory: Tensor,
-    reserve: Tensor,
-) -> bool:
-    """Tell whether the bytes of every stage, `(pp,)`, leave room for what the framework holds."""
-    devices = [problem.cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
-    room = torch.tensor([device.memory for device in devices]) - memory.detach()
-    return bool((reserve <= room).all())
 
 
 def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
@@ -135,6 +139,9 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
 
     def group(old: NodeGroup) -> NodeGroup:
         device = replace(old.device, **(fields if old.device.name == first else others))
+        if RESERVED in values:
+            own = reserved_bytes(values[RESERVED], device.memory)
+            device = replace(device, reserved=float(own.detach()))
         inter = None if old.inter_node is None else link(old.inter_node, "inter")
         intra = link(old.intra_node, "intra")
         return replace(old, device=device, intra_node=intra, inter_node=inter)

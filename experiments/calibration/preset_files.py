@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Mapping
+from math import exp
 from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import config_dir
 from darts_parallel.planner import FAMILIES, KINDS
 from darts_parallel.plans import write_text
-from darts_parallel.problem import ANY, HABITS
+from darts_parallel.problem import ANY, GIB, HABITS
 from experiments.calibration.calibrated import QUANTITIES, Calibrated, Place, Quantity
-from experiments.calibration.predict import LINK_PREFIXES
+from experiments.calibration.predict import LINK_PREFIXES, RESERVED, reserved_bytes
+from experiments.calibration.problems import device_config
 from experiments.data.table import frameworks
 
 MARK = "# Calibrated"
@@ -77,6 +79,8 @@ def device_text(name: str, fitted: Calibrated, when: str) -> str:
     own = family in fitted.names("device")
     runs = "fitted to runs on this GPU" if own else "no runs on this GPU; from those on others"
     values = fitted.at(Place(family, AVERAGE, "", ""))
+    memory = device_config(name).memory_GiB
+    values[RESERVED] = reserved_bytes(values[RESERVED], memory * GIB) / GIB
     figures = {q.name: three_digits(float(values[q.name])) for q in OF_DEVICES}
     lines = [*_comment(text), f"{MARK} efficiencies {when}:", f"# {runs}."]
     for line in text.splitlines():
@@ -131,7 +135,10 @@ def framework_text(
     for quantity in OF_DEVICES:
         if "framework" not in quantity.sd:
             continue
-        if "device" in quantity.sd and quantity.share:
+        if quantity.name == RESERVED:
+            factor = exp(fitted.deviation(RESERVED, "framework", name))
+            lines.append(f"reserved_factor: {three_digits(factor)}")
+        elif "device" in quantity.sd and quantity.share:
             own = _offsets(quantity, name, fitted)
             cells = ", ".join(f"{device}: {three_digits(value)}" for device, value in own.items())
             offsets.append(f"  {quantity.name}: {{{cells}}}")

@@ -803,6 +803,8 @@ def _measured(
         raise RowError("a relative figure, not seconds or bytes")
     # with a chunked loss the logits of a whole micro-batch, which the cost model holds, never exist
     memory = None if row.says("chunked_loss") else row.number("memory_gb")
+    if memory is not None and row.says("decimal"):
+        memory = memory * 1e9 / 2.0**30
     seconds = _iteration_seconds(row, batch, seq_len * batch / gpus)
     result: dict[str, Any] = {"iteration_s": seconds, "memory_GiB": memory}
     if row.says("allocated"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from darts_parallel.cost import evaluate
+from darts_parallel.cost import evaluate, hard_plan, state_bytes
 from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem, load_problem
@@ -31,6 +31,42 @@ def test_buffers_hold_whole_parameters_up_to_their_size() -> None:
     for size, held in ((1e12, whole), (whole / 4, whole / 4)):
         found = evaluate(plan, with_fact(problem, buffered_parameters=size)).memory_bytes[0]
         assert found - bare == pytest.approx(2.0 * held * factor, rel=1e-6)
+
+
+def test_a_step_of_zero_3_copies_the_gradients_of_a_sub_group() -> None:
+    problem, plan = job("toy")
+    table = hard_plan(plan, problem)[0]
+    bare = table.activation[0, :, 0]
+    state = state_bytes(problem.training.precision, problem.training.optimizer)
+    held = state.parameter + state.gradient + state.optimizer
+    ranks, whole = problem.cluster.num_devices, problem.model.num_parameters
+    for size, share in ((1e12, 1.0), (whole / ranks / 4, 0.25)):
+        fact = with_fact(problem, sub_group_parameters=size)
+        found = hard_plan(plan, fact)[0].activation[0, :, 0]
+        # the step begins when backward has freed what a layer kept
+        copied = 6.0 * share * table.static[0, :, 0] / held
+        assert torch.allclose(found, torch.maximum(bare, copied), rtol=1e-9)
+        assert bool((copied > bare).any()) == (share == 1.0)
+        divided = replace(plan, layers=tuple(replace(s, zero_stage=2) for s in plan.layers))
+        assert evaluate(divided, fact) == evaluate(divided, problem)
+
+
+def test_processors_of_the_node_update_what_deepspeed_offloads() -> None:
+    words = ["model=toy", "cluster=toy", "training=toy", "space.offload={optimizer: 1.0}"]
+    problem = load_problem([*words, "cluster.devices.toy.host_bandwidth_GBps=1"])
+    plan = replace(job("toy")[1], offload=((0.0, 1.0),))
+    device, group = problem.cluster.groups[0].device, problem.cluster.groups[0]
+    seconds = {}
+    for update in (0.0, 1e-9, 1e-6):
+        fact = with_fact(problem, host_update_s=update)
+        seconds[update] = evaluate(plan, fact).iteration_time_s
+    owned = problem.model.num_parameters / problem.cluster.num_devices
+    owned *= float(device.state_factor)
+    slower = seconds[1e-6] - seconds[1e-9]
+    assert slower == pytest.approx(owned * group.gpus * (1e-6 - 1e-9), rel=1e-6)
+    # the weights alone come back: 2 bytes instead of Adam's 12
+    saved = seconds[0.0] - (seconds[1e-9] - 1e-9 * owned * group.gpus)
+    assert saved == pytest.approx(10.0 * owned / float(device.host_bandwidth), rel=1e-6)
 
 
 def test_each_matrix_of_an_expert_is_gathered_by_itself() -> None:

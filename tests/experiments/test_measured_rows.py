@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.software import read_software
-from experiments.calibration.calibrated import Calibrated, Parameters, Place
-from experiments.calibration.predict import predict, with_parameters
+from darts_parallel.problem.software import CONTEXT_GIB, read_software
+from experiments.calibration.calibrated import QUANTITIES, Calibrated, Parameters, Place
+from experiments.calibration.predict import predict, reserved_bytes, with_parameters
 from experiments.calibration.problems import MeasuredCase, build_case
 from experiments.calibration.report import predict_runs
 from experiments.data import normalize
@@ -284,6 +284,11 @@ def test_what_the_allocator_counts_is_not_what_a_device_loses() -> None:
     reserved = {"reserved_GiB": torch.tensor(3.0)}
     difference = predict(shown, reserved).memory - predict(counted, reserved).memory
     assert float(difference) == pytest.approx(3.0 * 2**30)
+    # a smaller GPU has less room for what the allocator keeps
+    small = float(reserved_bytes(torch.tensor(3.0), 20.0 * 2**30))
+    assert small == pytest.approx((CONTEXT_GIB + (3.0 - CONTEXT_GIB) / 4.0) * 2**30)
+    quantity = next(q for q in QUANTITIES if q.name == "reserved_GiB")
+    assert quantity.above == CONTEXT_GIB
     parameters = Parameters([Place.of_run(case.run) for case in (shown, counted)])
     metrics = {key[2] for key in parameters.keys if key[1] == "memory_metric"}
     assert metrics == {"device", "allocated"}
@@ -380,8 +385,11 @@ def test_a_recipe_says_what_a_plan_recomputes_and_shards_and_what_ran_without_de
     assert (alone.framework, alone.zero_stage) == ("hf", 1)
     sharded = run_of(model="Qwen-72B LoRA", notes=f"{trainer}; LoRA; DeepSpeed ZeRO-3", **qwen)
     assert sharded.framework == "deepspeed_hf"
-    whole = run_of(model="Qwen-1.8B", notes=trainer, zero="0", **qwen)
+    whole = run_of(model="Qwen-1.8B", notes=trainer, zero="0", memory_gb="43.5", **qwen)
     assert (whole.framework, whole.zero_stage) == ("deepspeed_hf", 3)
+    # GB are 10^9 bytes there, and the head is a table of its own
+    assert whole.memory_GiB == pytest.approx(43.5e9 / 2**30)
+    assert not whole.tie_embeddings
 
 
 def test_switches_are_printed_or_of_a_recipe_or_unknown() -> None:

@@ -52,6 +52,17 @@ def test_offsets_belong_to_the_device_else_to_any() -> None:
         assert logit == pytest.approx(offset)
 
 
+def test_what_a_framework_keeps_grows_with_the_gpu_and_the_context_does_not() -> None:
+    device = load_config(["cluster=h100_1x8"]).cluster.devices["h100"]
+    software = Software("s", reserved_factor=3.0)
+    for shown, kept in ((1.0, 1.0), (0.5, 0.5), (2.5, 5.5)):
+        own = software.on("h100", replace(device, reserved_GiB=shown))
+        assert own.reserved_GiB == pytest.approx(kept)
+    # a user's file of an earlier version names the bytes themselves
+    given = replace(software, values={"reserved_GiB": 2.0}, reserved_factor=1.0)
+    assert given.on("h100", device).reserved_GiB == 2.0
+
+
 def test_an_unknown_software_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"software=megatron-core .*try megatron_core"):
         load_problem([*JOB, "training.software=megatron-core"])

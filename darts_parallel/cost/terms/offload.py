@@ -5,7 +5,9 @@ fetches it during its backward pass (ZeRO-Infinity, Rajbhandari et al. 2021, arX
 section 5.1.2; PipeOffload, Wan et al. 2025, arXiv 2503.01328). A share of the optimizer state lies
 in host memory and passes through the device in every step, in and out at once over a full-duplex
 link (ZeRO-Infinity, section 5.1.1). The device updates it, so the host's processor costs no
-seconds. Shares are of whole tensors: messages, and so latencies, grow with the share.
+seconds. With DeepSpeed the processors of a node update it (`host_update_s`), and the weights alone
+come back; its gradients leave next to backward (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840,
+section 4). Shares are of whole tensors: messages, and so latencies, grow with the share.
 `host_memory.py` finds the smallest shares that fit.
 """
 
@@ -56,6 +58,12 @@ class OffloadTerm(CostTerm):
         shares = float_tensor(space.shares) if space.shares else None
         transfer = host_seconds(stages, costs("activation"))
         state_transfer = host_seconds(stages, state)
+        if update := stages[0].software.host_update_s:
+            held = stages[0].state
+            parameters = state / held.optimizer
+            gpus = _by_kind([float(stage.group.gpus) for stage in stages])
+            weights = host_seconds(stages, held.parameter * parameters)
+            state_transfer = weights + update * gpus * parameters
         overlap = torch.stack(exponents).double()
         host = HostMemory(
             kinds=space.offload,
