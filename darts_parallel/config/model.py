@@ -72,7 +72,7 @@ class ModelConfig:
     """Norms have weights; false: none has (OLMo)."""
     norm_epsilon: float | None = ranged(None, 0.0, 1.0)
     """Number that norms add to the variance; trainers' files hold it. null: the trainer's own."""
-    rotary_base: float | None = ranged(None)
+    rotary_base: float | None = ranged(None, 1, 1e12)
     """Base of rotary positions' angles (Llama 3: 500,000), which trainers' files hold; null: the
     trainer's own."""
     final_norm: bool = True

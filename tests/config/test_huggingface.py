@@ -410,6 +410,7 @@ def test_a_convolution_outside_of_a_state_space_is_refused() -> None:
 def test_the_epsilon_of_norms_and_the_base_of_positions_are_read() -> None:
     llama = read("llama", rms_norm_eps=1e-6, rope_theta=500000.0)
     assert (llama.norm_epsilon, llama.rotary_base) == (1e-6, 500000.0)
+    assert read("mistral", rope_theta=1e8).rotary_base == 1e8  # Mistral Small 3
     gpt2 = ModelConfig(**imported({"model_type": "gpt2"}).fields)
     assert (gpt2.norm_epsilon, gpt2.rotary_base) == (1e-5, None)
 
