@@ -16,7 +16,8 @@ HEAD = """\
 `python docs/write_commands.py` writes this page from the help of the commands. [The keys](keys.md) are listed
 apart, and `darts-parallel --help KEY` explains one.
 
-Exit status is 0, or 2 with one sentence if something that you gave cannot be used.
+Exit status is 0, or 2 with one sentence if something that you gave cannot be used
+([all statuses](../start/errors.md#exit-status-for-scripts)).
 """
 
 

@@ -24,8 +24,8 @@ trainer lacks. A plan or a job that has it is refused in a sentence with the rea
 
 ## At a glance
 
-Each cell lists what the written files can say. *-*: nothing but the default. For the models of the last row
-files are written; torchtitan needs a configuration of the model's sizes. The rows of a trainer below name the
+Each cell lists what the written files can say. *-*: nothing but the default. The last row tries some
+architectures; others may be written, too. torchtitan needs a configuration of the model's sizes. The rows of a trainer below name the
 combinations that it lacks.
 
 """
@@ -82,6 +82,10 @@ FLAGS: dict[str, list[list[str]]] = {
 """Rows whose cells are yes or no, and the overrides of jobs of which one must be taken."""
 STRATEGIES = {"HSDP (`space.shard_size`)": {"shard_size": 8}, "ep above 1": {"ep": 8}}
 MODELS = {
+    "Llama 2": "llama2_7b",
+    "Qwen 3": "llama3_8b model.qk_norm=true",
+    "Qwen2-MoE": "qwen2_57b_a14b",
+    "Qwen3-MoE": "qwen3_30b_a3b",
     "GPT-2": "gpt2_xl",
     "BERT": "bert_345m",
     "T5": "t5_1_3b",
@@ -139,10 +143,10 @@ def glance() -> str:
             cells.append("yes" if takes else "no")
         rows.append([name, *cells])
     fits = [
-        listed([word for word, model in MODELS.items() if taken([f"model={model}"], target)])
+        listed([word for word, model in MODELS.items() if taken(f"model={model}".split(), target)])
         for target in EXPORTS
     ]
-    rows.append(["models besides Llama 3", *fits])
+    rows.append(["models besides Llama 3, for example", *fits])
     return table(rows)
 
 
