@@ -25,8 +25,8 @@ trainer lacks. A plan or a job that has it is refused in a sentence with the rea
 ## At a glance
 
 Each cell lists what the written files can say. *-*: nothing but the default. The last row tries some
-architectures; others may be written, too. torchtitan needs a configuration of the model's sizes. The rows of a trainer below name the
-combinations that it lacks.
+architectures; others may be written, too. torchtitan needs a configuration of the model's sizes.
+The rows of a trainer below name the combinations that it lacks.
 
 """
 DEFAULTS = """

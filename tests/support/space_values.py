@@ -151,8 +151,8 @@ def main() -> None:
     rows = [row for key, own in product(VALUES, EXPORTS) for row in rows_of_key((key, own))]
     question = "Does each legal value of the space give a plan, or a sentence that names why not?"
     limits = (
-        "whether the files run; values that a larger job would admit. The job is `model=toy` on two GPUs. Its "
-        "embeddings are tied, so torchtitan refuses every pipeline here; of larger models it takes them."
+        "whether the files run; values that a larger job would admit. The job is `model=toy` on two GPUs. "
+        "Its embeddings are tied, so torchtitan refuses every pipeline here; of larger models it takes them."
     )
     command = "python -m tests.support.space_values"
     print(publish(Page("space_values", question, command, table(rows), limits)))
