@@ -128,7 +128,8 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
         return met[-1] if exact else search.loosened(met[-1], usual)
     if met and met[-1].interrupted:
         return met[-1]
-    return search.safest(met, failed, usual)
+    safest = search.safest(met, failed, usual)
+    return search.loosened(safest, usual) if search.keeps(safest) else safest
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,10 @@ class _ChanceSearch:
             late = time.monotonic() - self.began > self.config.search.max_seconds
             if found.interrupted or late or not self._worth_loosening(found, last=not looser):
                 break
-            other = self.find(self.headrooms[looser])
+            try:
+                other = self.find(self.headrooms[looser])
+            except InfeasibleError:  # no plan fits with so much left free
+                continue
             found = replace(found, interrupted=other.interrupted)
             if not self.keeps(other) or other.interrupted:
                 break

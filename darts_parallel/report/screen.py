@@ -32,6 +32,8 @@ from darts_parallel.report.text import (
 
 NOTABLE_TIME = 0.01
 """Share of the iteration from which on a cause is printed."""
+NEARLY_ALL = 0.85
+"""Share of the FLOP outside of the causal mask from which on two counts of FLOP are near."""
 
 
 def render(outcome: Outcome, console: Console, takers: Takers | None = None) -> list[Table]:
@@ -94,10 +96,21 @@ def _headline(outcome: Outcome) -> Iterator[Text]:
     yield from (Text(note) for note in _job_notes(outcome) if note)
 
 
+def mask_note(problem: Problem) -> str:
+    """Say how far below the printed MFU is one that leaves out masked scores; empty where near."""
+    length = problem.training.seq_len
+    whole, half = (problem.model.flops_per_token(keys) for keys in (length, length // 2))
+    if not problem.config.model.causal or half >= NEARLY_ALL * whole:
+        return ""
+    less = percent(1.0 - half / whole)
+    return f"MFU counts attention without its causal mask; with it (Megatron-LM) it is {less} lower"
+
+
 def _job_notes(outcome: Outcome) -> Iterator[str]:
     """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly, savings."""
     problem = outcome.problem
     yield outcome.not_priced
+    yield mask_note(problem)
     placed = order_label(problem.cluster.arranged(outcome.plan.node_order))
     yield placed and f"nodes along the pipeline: {placed}"
     objective = problem.config.objective

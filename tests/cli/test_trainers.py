@@ -86,7 +86,7 @@ def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Comma
     done = command(
         *(word for word in LLAMA if "verification" not in word),
         "output.tensorboard=false",
-        "cluster.devices.toy.memory_GiB=0.13",
+        "cluster.devices.toy.memory_GiB=0.1025",
         "space.out_of_memory=0.3",
     )
     assert done.status == 0, done.err

@@ -14,6 +14,7 @@ from darts_parallel.planner import Rung
 from darts_parallel.report.ending import render_ladder
 from darts_parallel.report.format import rank_ranges
 from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.screen import mask_note
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
 from tests.report.conftest import FoundPlan
@@ -30,6 +31,24 @@ def test_the_default_job_prints_at_most_32_lines_and_readme_shows_them(tmp_path:
     assert REPORT.read_text(encoding="utf-8") == report_page(lines), (
         "python -m tests.support.screen"
     )
+
+
+def test_the_report_says_how_much_of_the_mfu_lies_outside_of_the_causal_mask() -> None:
+    """Case 19: 27.9 GFLOP a token with all scores, and 23.0 as Megatron-LM counts."""
+    job = ["model=qwen3_30b_a3b", "cluster=h100_8x8", "gbs=128"]
+    (note,) = notes_of([*job, "seq=4096"])
+    less = float(note.removesuffix(" % lower").rpartition(" ")[2])
+    assert less == pytest.approx(100 * (1.0 - 23.0 / 27.9), abs=0.5)
+    assert notes_of([*job, "seq=512"]) == []
+    assert (
+        notes_of(["model=bert_345m", "cluster=h100_8x8", "seq=4096", "model.max_seq_len=4096"])
+        == []
+    )
+
+
+def notes_of(overrides: list[str]) -> list[str]:
+    note = mask_note(load_problem(overrides))
+    return [note] if note else []
 
 
 def test_the_table_of_risks_says_where_the_safe_plan_is_faster_too() -> None:
@@ -73,7 +92,7 @@ JOBS = {
         "model=toy",
         "cluster=toy",
         "training=toy",
-        "cluster.devices.toy.memory_GiB=0.14",
+        "cluster.devices.toy.memory_GiB=0.104",
         *FEW,
     ],
 }
