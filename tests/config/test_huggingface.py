@@ -401,6 +401,15 @@ def test_a_few_parameters_without_a_price_are_named_and_many_are_refused() -> No
             assert "parameters, the first in" in check_import(more)
 
 
+def test_the_model_of_a_job_names_its_parameters_without_a_price(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps({"model_type": "blenderbot-small", "d_model": 64, "vocab_size": 256})
+    )
+    model = load_problem(["model=hf", f"model.path={file}"]).config.model
+    assert "parameters, the first in model.encoder.layers.0" in (model.not_priced or "")
+
+
 def test_a_convolution_outside_of_a_state_space_is_refused() -> None:
     """The search for its output product ended nowhere."""
     with pytest.raises(UnsupportedError, match="Conv2d"):

@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export.common import Exported
 from darts_parallel.export.targets import export_plan
-from darts_parallel.plans.legality import refuse_model
+from darts_parallel.plans.legality import parts_beyond, refuse_model
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
 from tests.support.layer_kinds import HYBRID, PREDICTION, TOY, WINDOWS
@@ -143,3 +143,13 @@ def test_what_cannot_run_here_says_so(overrides: list[str]) -> None:
     problem = load_problem(overrides)
     with pytest.raises(UnsupportedError, match="which no block that can run here has"):
         refuse_model(problem.model, problem.training)
+
+
+@pytest.mark.parametrize("key", ["window_head_dim", "window_kv_heads", "shared_key_values"])
+def test_heads_that_differ_with_the_window_are_a_part_in_words(key: str) -> None:
+    """Gemma 4 and MiMo-V2: a trainer without such a part refuses it by its key."""
+    config = load_problem(
+        [*TOY, f"model.{key}={'true' if key == 'shared_key_values' else 2}"]
+    ).config
+    assert key in dict(parts_beyond(config.model, ()))
+    assert key not in dict(parts_beyond(config.model, (key,)))
