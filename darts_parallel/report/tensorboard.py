@@ -48,8 +48,9 @@ class Tracker:
         self._curves.record(record, self._names)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write other values by tag."""
+        """Write other values by tag; they are on disk afterwards."""
         self._curves.scalars(values, step)
+        self._curves.writer.flush()
 
     def finish(self, outcome: Outcome) -> None:
         """Write what the whole search decides, and name the final plan."""

@@ -75,7 +75,7 @@ def test_a_risk_level_that_cannot_be_written_is_left_out(command: Command) -> No
     outcome = command(
         *TOY,
         "output.tensorboard=false",
-        "cluster.devices.toy.memory_GiB=0.13",
+        "cluster.devices.toy.memory_GiB=0.104",
         "space.out_of_memory=0.3",
         "hydra.run.dir=run",
     )
