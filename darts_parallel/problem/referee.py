@@ -16,7 +16,8 @@ def check_import(imported: Imported) -> str:
     """Refuse a model whose parameters or matrix products differ from those of the priced layers.
 
     Returns:
-        The few parameters that have no price, and the first part that has some; empty: none.
+        How many parameters have no price (or one too many, if negative), and the first part that
+        differs; empty where none does.
 
     Errors:
         UnsupportedError: names the first part that differs.
@@ -31,7 +32,7 @@ def check_import(imported: Imported) -> str:
     elif abs(flop - imported.flop) > FLOP_TOLERANCE * imported.flop:
         what = f"{imported.flop:.4g} matrix FLOP for {imported.tokens} tokens, the priced layers {flop:.4g}"
     else:
-        return f"{abs(missing):,} parameters, the first in {part}" if missing else ""
+        return f"a difference of {missing:+,} parameters, the first in {part}" if missing else ""
     raise UnsupportedError(
         f"{imported.place}: {part} is not modelled: the model has {what}; {OWN_FILE}."
     )
@@ -53,4 +54,6 @@ def _first_difference(imported: Imported, model: Model) -> str:
         for layer, (part, parameters) in zip(blocks, imported.blocks, strict=True):
             if layer.parameters(config.vocab_size) != parameters:
                 return part
+        if model.num_parameters != imported.parameters:
+            return "what stands outside of its blocks"
     return imported.blocks[0][0] if imported.blocks else config.name
