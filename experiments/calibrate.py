@@ -3,6 +3,7 @@
     python -m experiments.calibrate                     files in outputs/calibration
     python -m experiments.calibrate data=FOLDER         with the runs of a folder, too
     python -m experiments.calibrate cross_validate=[house]   left-out houses alone, faster
+    python -m experiments.calibrate start=conf/calibrated.yaml memory=true   quantities of bytes alone
     python -m experiments.calibrate shipped=true        overwrite the shipped files
 
 Minimizes the logarithmic error (Huber) of the shipped runs plus priors (data sheets and micro-benchmarks);
@@ -13,17 +14,26 @@ and the spreads), device/*.yaml, cluster/*.yaml and software/*.yaml (for --confi
 cross_validation.csv in `out`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
+
+from torch import Tensor
 
 from darts_parallel.config import config_dir, require_at_least, require_members, run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
-from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
+from experiments.calibration.calibrated import (
+    OF_MEMORY,
+    QUANTITIES,
+    SHIPPED,
+    Calibrated,
+    Parameters,
+    Place,
+)
 from experiments.calibration.errors import ErrorSummary, summarise
-from experiments.calibration.fit import PARTS, Residuals, fit, posterior
+from experiments.calibration.fit import PARTS, Residuals, fit, posterior, residuals
 from experiments.calibration.folds import KINDS, HeldOut, cross_validate, fold_errors, spreads
 from experiments.calibration.preset_files import write_presets
 from experiments.calibration.problems import MeasuredCase, read_cases
@@ -45,12 +55,16 @@ class CalibrationOptions:
     """Most steps of the dense runs, and then of the mixtures."""
     cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
     """Leave out whole houses, models, sources."""
+    memory: bool = False
+    """Fit the quantities of bytes alone; those of seconds stay as in `start`."""
     shipped: bool = False
     """Overwrite conf/device, conf/cluster, conf/software and the parameters of validate_cost_model."""
 
     def __post_init__(self) -> None:
         require_at_least("steps", self.steps, 1)
         require_members("cross_validate", self.cross_validate, tuple(KINDS))
+        if self.memory and not self.start:
+            raise ConfigError("memory=true must go with start; try start=conf/calibrated.yaml.")
 
 
 def calibrate(options: CalibrationOptions) -> int:
@@ -60,7 +74,12 @@ def calibrate(options: CalibrationOptions) -> int:
     parameters = Parameters([Place.of_run(case.run) for case in cases])
     print(f"{len(cases)} runs, {len(parameters)} latent parameters")
     start = Calibrated.read(Path(options.start)).latent(parameters) if options.start else None
-    latent, found = fit(cases, parameters, start, options.steps, print)
+    if options.memory:
+        assert start is not None  # `CalibrationOptions` asks for it
+        latent = with_memory(cases, parameters, start, options.steps)
+        found = residuals(cases, parameters, latent)
+    else:
+        latent, found = fit(cases, parameters, start, options.steps, print)
     summaries = {("in sample", part): error for part, error in in_sample(found).items()}
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
@@ -75,6 +94,20 @@ def calibrate(options: CalibrationOptions) -> int:
     fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
     write_files(options, fitted, provenance(cases, summaries), held_out)
     return 0
+
+
+def with_memory(
+    cases: list[MeasuredCase], parameters: Parameters, start: Tensor, steps: int
+) -> Tensor:
+    """Return latent numbers whose quantities of bytes are fitted; the others stay."""
+    quantities = tuple(q for q in QUANTITIES if q.name in OF_MEMORY)
+    own = Parameters([Place.of_run(case.run) for case in cases], quantities)
+    measured = [case for case in cases if case.run.memory_GiB is not None]
+    of_bytes = [replace(case, run=replace(case.run, iteration_s=None)) for case in measured]
+    latent, _ = fit(of_bytes, own, steps=steps, tell=print)
+    moved = start.clone()
+    moved[[parameters.index[key] for key in own.keys]] = latent
+    return moved
 
 
 def usable_cases(options: CalibrationOptions) -> list[MeasuredCase]:
