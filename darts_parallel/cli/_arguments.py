@@ -36,8 +36,8 @@ UNQUOTED = re.compile(r"^([^=]+=)(?!['\"\[{])(.*[^\x00-\x7f].*)$")
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
-GROUPS = ("model", "cluster", "trainer")
-"""Groups whose names users give alone."""
+GROUPS = ("model", "cluster", "trainer", "space", "search")
+"""Groups whose names users give alone, or several of them."""
 TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 SWITCH = {"action": "store_const", "const": True}
 FLAGS: dict[str, dict[str, Any]] = {
@@ -116,6 +116,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         for group in GROUPS:
             if override in group_names(group):
                 raise ConfigError(f"{override} lacks its group; try {group}={override}.")
+            if override.startswith(f"{group}=["):
+                near = f"-m {re.sub('[][]', '', override)}, which plans each"
+                require(False, override, "name one file of its group", near)
         if not OVERRIDE.match(override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
     return [*words, *(UNQUOTED.sub(r"\1'\2'", override) for override in overrides)]

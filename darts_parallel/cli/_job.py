@@ -174,8 +174,7 @@ class Job(Watcher):
         if busy and planned.result is not None and planned.result.stopped_by == "time_limit":
             self._print_line(busy)
         if problem.config.export is None:
-            for line in self._start_lines(findings):
-                self._print_line(f"start it: {line}")
+            self._print_line(f"start it: {self._start_line(outcome)}")
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 self.tracker.finish(outcome)
@@ -220,10 +219,9 @@ class Job(Watcher):
         except DartsParallelError as error:
             self._print_line(f"{what} is missing: {one_line(str(error))}")
 
-    def _start_lines(self, findings: Findings) -> list[str]:
+    def _start_line(self, outcome: Outcome) -> str:
         """Return the command that starts the plan, or that no trainer takes it."""
-        outcome = findings.outcome
-        return [start_command(outcome.problem, outcome.plan, self._file("plan.json"))]
+        return start_command(outcome.problem, outcome.plan, self._file("plan.json"))
 
     def _file(self, name: str) -> Path:
         """Return the path of a file of the run, as a command takes it."""
@@ -243,7 +241,7 @@ class Job(Watcher):
         self.console.print(trainers)
         file = self._file("plan.json")
         lines = [
-            *self._start_lines(findings),
+            self._start_line(outcome),
             f"darts-parallel plan={file} --explain",
             f"darts-parallel tune {file} --top 3",
         ]
@@ -306,9 +304,10 @@ class Job(Watcher):
         for name, content in planned.files.items():
             with self._beside(name):
                 write_json(self.folder / name, content)
-        entries = []
-        for rung in findings.rungs:
-            entries.append({"plan": rung.file, "seconds": rung.seconds, "chance": rung.chance})
+        entries = [
+            {"plan": rung.file, "seconds": rung.seconds, "chance": rung.chance}
+            for rung in findings.rungs
+        ]
         data["trainers"] = {offer.name: offer.to_dict() for offer in findings.offers}
         data["ladder"] = entries
         write_json(self.folder / "plan.json", data | planned.entries() | best)

@@ -59,7 +59,7 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
     for name in (named, *fitted, "torch", *taken):
         if name in taken:
             return f"darts-parallel plan={file} export={name}"
-    return f"no trainer takes {file}; plan with trainer=NAME"
+    return f"no trainer takes {file}; plan for one: darts-parallel ... trainer=NAME"
 
 
 def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Table:

@@ -14,7 +14,7 @@ from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
 from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
-from darts_parallel.config.words import SYNONYMS, WORDS
+from darts_parallel.config.words import PROGRAMS, SYNONYMS, WORDS
 from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
@@ -102,7 +102,7 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
         groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
         rule = f"must be one of the groups {', '.join(groups)}"
         return f"{group}={name}: {group} {rule}; try {closest(group, groups)}."
-    near = closest(name, names)
+    near = PROGRAMS.get(f"{group}={name}") or closest(name, names)
     if group.startswith("model/"):
         # a name of the Hugging Face hub, owner/name
         group, _, owner = group.partition("/")

@@ -60,6 +60,17 @@ SYNONYMS = {
     "activation_checkpointing": "recompute",
 }
 """Names that trainers give to these words; a command that uses one is told the word."""
+PROGRAMS = {
+    "trainer=fsdp": "torchtitan, or accelerate for a Hugging Face model",
+    "trainer=fsdp2": "torchtitan, or accelerate for a Hugging Face model",
+    "trainer=hf": "accelerate",
+    "trainer=huggingface": "accelerate",
+    "trainer=axolotl": "accelerate",
+    "trainer=trl": "accelerate",
+    "trainer=zero": "deepspeed",
+    "trainer=nemo": "megatron",
+}
+"""Trainers that users name by a part, or by a program around them."""
 MOST_GROWTH = 2
 """Factor over the cluster's own GPUs of a node above which `gpus` probably counts the cluster."""
 

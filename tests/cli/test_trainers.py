@@ -118,15 +118,15 @@ def test_a_plan_is_started_by_a_trainer_that_takes_it_and_no_other() -> None:
         start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
     )
     nobody = load_problem([*TOY, "training.loss=chunked", "training.attention_kernel=triton"])
-    sentence = "no trainer takes p.json; plan with trainer=NAME"
+    sentence = "no trainer takes p.json; plan for one: darts-parallel ... trainer=NAME"
     assert start_command(nobody, chosen, Path("p.json")) == sentence
 
 
 def test_the_report_says_that_no_trainer_takes_the_plan(command: Command) -> None:
     done = command(*LLAMA, "space.tp_comm_bits=8", "space.tp=2", "output.tensorboard=false")
     assert done.status == 0, done.err
-    last = done.out.splitlines()[-1]
-    assert (
-        last
-        == f"start it: no trainer takes {shown_path(command.plan_file())}; plan with trainer=NAME"
-    )
+    file = shown_path(command.plan_file())
+    line = f"no trainer takes {file}; plan for one: darts-parallel ... trainer=NAME"
+    assert done.out.splitlines()[-1] == f"start it: {line}"
+    page = (command.plan_file().parent / "report.html").read_text()
+    assert "plan for one</p><pre>darts-parallel ... trainer=NAME</pre>" in page
