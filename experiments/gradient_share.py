@@ -67,6 +67,8 @@ PROXIES = (1.0, 1.5, 2.0, 3.0)
 PROXY = "exact on proxies"
 RIVALS = ("annealing", "random_search")
 NO_DESCENT = "no descent"
+COLUMNS = (*STAGES, "at best", "largest", "CPU s")
+"""Median gaps by stage; how many polished plans are the best known one, and the largest gap of them."""
 TIE = 1e-6
 """Relative difference below which two runs are equal."""
 
@@ -206,7 +208,7 @@ def report(rows: Sequence[StageRow]) -> Report:
             "Median gap to the proven optimum, by stage of the plan. A plan that does not fit counts "
             f"as infinitely slow. The relaxed plan fits in: {', '.join(fits)} runs."
         )
-        parts.append(markdown_table(("variant", *STAGES, "CPU s"), lines))
+        parts.append(markdown_table(("variant", *COLUMNS), lines))
         parts.append([_against(closed, other) for other in LOOPS if other != "descent"])
     if own:
         parts.append(
@@ -222,13 +224,16 @@ def _fitting(rows: Sequence[StageRow], variant: str) -> str:
 
 
 def _cells(rows: Sequence[StageRow], variant: str) -> list[str]:
-    """Return the median gaps of a variant by stage, and its median seconds."""
+    """Return a variant's median gaps by stage, its polished gaps, and its median seconds."""
     mine = [row for row in rows if row.variant == variant]
     stages = STAGES if variant in LOOPS else STAGES[-1:]
     cells = ["-"] * (len(STAGES) - len(stages))
     for stage in stages:
         gaps = [gap(getattr(row, stage), row.optimum) for row in mine]
         cells.append(percent(quantile(gaps, 50)))
+    # the polished ones: the last stage
+    cells.append(f"{sum(own < TIE for own in gaps)} of {len(gaps)}")
+    cells.append(percent(max(gaps)))
     return [*cells, f"{quantile([row.cpu_s for row in mine], 50):.1f}"]
 
 
@@ -259,7 +264,7 @@ def _own_table(rows: Sequence[StageRow]) -> list[str]:
         known = [replace(row, optimum=best) for row in mine]
         for variant in dict.fromkeys(row.variant for row in mine):
             lines.append((problem, variant, *_cells(known, variant)))
-    return markdown_table(("problem", "variant", *STAGES, "CPU s"), lines, left=(0, 1))
+    return markdown_table(("problem", "variant", *COLUMNS), lines, left=(0, 1))
 
 
 def run(options: ShareOptions) -> int:
