@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
                 words = "ok" if status == 0 else f"exit status {status}: {output[-400:]}"
                 print(f"{page:<28} {seconds:6.1f} s  {text[:90]!r} {words}", flush=True)
     if "--write" in arguments:
-        for path in (ROOT / "docs").glob("**/*.md"):
+        for path in (ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")):
             write_shown(path, printed)
     OUTPUT.parent.mkdir(exist_ok=True)
     OUTPUT.write_text(json.dumps(printed, indent=1), encoding="utf-8")

@@ -4,12 +4,13 @@
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from experiments.calibration.calibrated import Calibrated
 from experiments.calibration.report import RowOutcome, predict_runs
-from experiments.data.runs import read_runs
+from experiments.data.runs import MeasuredRun, read_runs
 
 PAGE = Path(__file__).parent / "reference" / "calibrated.md"
 HEAD = """\
@@ -28,6 +29,26 @@ The errors are medians over runs that the calibration has seen, so a new run is 
 """
 
 
+TAIL = """
+## Kinds of runs
+
+The calibration has seen these runs, too:
+
+| kind | runs with seconds | error of seconds | runs with memory | error of memory |
+| --- | ---: | ---: | ---: | ---: |
+"""
+RunTest = Callable[[MeasuredRun], bool]
+KINDS: dict[str, RunTest] = {
+    "cp above 1": lambda run: run.cp > 1,
+    "sequences of 32,768 tokens or more": lambda run: run.seq_len >= 32768,
+    "sequences of 131,072 tokens or more": lambda run: run.seq_len >= 131072,
+    "adapters (LoRA)": lambda run: run.lora_rank > 0,
+    "ZeRO-3": lambda run: run.zero_stage == 3,
+    "pp above 1": lambda run: run.pp > 1,
+    "1,024 GPUs or more": lambda run: run.gpus >= 1024,
+}
+
+
 def cells(outcomes: list[RowOutcome], part: str) -> str:
     """Return the number of runs and the median error of seconds or of memory."""
     pairs = [pair for outcome in outcomes if (pair := outcome.pair(part))]
@@ -40,15 +61,19 @@ def cells(outcomes: list[RowOutcome], part: str) -> str:
 def page() -> str:
     """Return the text of the page."""
     groups: dict[tuple[str, str, str], list[RowOutcome]] = defaultdict(list)
-    for outcome in predict_runs(read_runs(), Calibrated.read()):
+    used = [one for one in predict_runs(read_runs(), Calibrated.read()) if not one.skipped]
+    for outcome in used:
         run = outcome.run
-        if not outcome.skipped:
-            groups[" and ".join(run.devices), run.precision, run.framework].append(outcome)
+        groups[" and ".join(run.devices), run.precision, run.framework].append(outcome)
     lines = []
     for (device, precision, software), outcomes in sorted(groups.items()):
         figures = f"{cells(outcomes, 'seconds')} | {cells(outcomes, 'memory')}"
         lines.append(f"| {device} | {precision} | {software} | {figures} |\n")
-    return HEAD + "".join(lines)
+    kinds = []
+    for name, belongs in KINDS.items():
+        outcomes = [outcome for outcome in used if belongs(outcome.run)]
+        kinds.append(f"| {name} | {cells(outcomes, 'seconds')} | {cells(outcomes, 'memory')} |\n")
+    return HEAD + "".join(lines) + TAIL + "".join(kinds)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Write the excerpts of trainers' files into their pages: `python docs/write_excerpts.py`.
 
-Each page has one block below the line `<!-- excerpt -->`. The plans are given, so no search runs.
+Each page has one block below the line `<!-- excerpt -->`. The plans are given, so no search runs: they are
+those of the commands on the pages.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,8 +17,6 @@ from darts_parallel.problem import load_problem
 FOLDER = Path(__file__).parent / "how-to"
 BLOCK = re.compile(r"(?<=<!-- excerpt -->\n\n```)\w+\n.*?(?=\n```)", re.DOTALL)
 JOB = ["model=llama3_8b", "cluster=h100_8x8"]
-EVEN = (9, 8, 8, 10)
-"""Layers of four stages: eight blocks each, with the embedding, and with head and loss."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,24 @@ class Excerpt:
             yield from text[begin : end + 1]
 
 
-MODEL_PARALLEL = LayerStrategy(tp=2, dp=8, zero_stage=1, sequence_parallel=True, recompute="full")
+GRADIENTS_SHARDED = LayerStrategy(tp=1, dp=64, zero_stage=2)
 SHARDED = LayerStrategy(tp=1, dp=64, zero_stage=3, recompute="full")
 EXCERPTS = {
     "megatron.md": Excerpt(
         "megatron",
         "megatron.sh",
         "bash",
-        MODEL_PARALLEL,
-        32,
-        (("parallelism=(", "    --recompute-num-layers"), ("training=(", '    "${MEGATRON')),
-        EVEN,
+        GRADIENTS_SHARDED,
+        8,
+        (("#!", '    "${MEGATRON'),),
     ),
     "torchtitan.md": Excerpt(
         "torchtitan",
         "torchtitan_plan.py",
         "python",
-        replace(MODEL_PARALLEL, recompute="none"),
-        32,
-        (("def apply_plan", "def apply_plan"), ("    config.parallelism", "    return config")),
-        EVEN,
+        GRADIENTS_SHARDED,
+        8,
+        (("from torchtitan", "    return config"),),
     ),
     "deepspeed.md": Excerpt("deepspeed", "deepspeed.json", "json", SHARDED, 8, (("{", "}"),)),
     "accelerate.md": Excerpt(

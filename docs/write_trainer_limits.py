@@ -40,8 +40,8 @@ SET = ("attention_kernel", "tp_comm_overlap", "compiled", "loss")
 ROWS_BELOW = """
 ## Combinations
 
-A row below holds if all of its settings hold together. *Search instead* is the nearest space, or job,
-without the combination. These settings are no keys of the configuration:
+A row below holds if all of its settings hold together. *Search instead* is the closest space, or
+job, that works. These settings are no keys of the configuration:
 
 | setting | meaning |
 | --- | --- |

@@ -8,7 +8,7 @@
 Predicts each run that the cost model can express, and prints the error by source and overall, what the order
 of plans costs in every job (rank correlation, regret of the first choice and of the best of three), and every
 row that was not used with its reason. A folder holds CSV files (columns: experiments/data/README.md).
-`held_out` refits without every whole house (publisher and stack), source or model, repeats both with
+`held_out` refits without every whole house (publisher and framework), source or model, repeats both with
 predictions that never saw the fold, as fitted and with the average framework's figures of seconds, and
 counts how many runs the 80 % intervals hold. Leaves ranking.csv (one line a job) next to the files of
 every study.
@@ -48,8 +48,8 @@ SAW = "the head of conf/calibrated.yaml lists the sources that the parameters sa
 METHOD = (
     "One row of [`measured.csv`](../data/measured.csv) a run ([columns, rules, how it is fitted and "
     "judged](../data/README.md)). The hardest comes first: left out of the fit are houses (publisher and "
-    "stack), then sources, then models. `averaged frameworks`: figures of seconds without a framework's own "
-    "part. `one MFU a device`: the median share of the peak of the other runs on the device. The last "
+    "framework), then sources, then models. `averaged frameworks`: figures of seconds without a framework's "
+    "own part. `one MFU a device`: the median share of the peak of the other runs on the device. The last "
     "table is what an order of plans costs in one measured job: regret of the first choice "
     "and of the best of three, in percent."
 )

@@ -17,7 +17,14 @@ COMMAND = re.compile(r"^(?:    |\| .*?`)(darts-parallel [^`\n]+)", re.MULTILINE)
 """A command in an indented block or in a cell of a table."""
 OTHERS = {"graph", "design", "profile", "help", "--help", "--version"}
 """First words of commands that compose no job."""
-OPTIONAL = ("hydra/", "--multirun", "model.path=", "training.lengths=")
+OPTIONAL = (
+    "hydra/",
+    "hydra.launcher",
+    "hydra.sweeper",
+    "--multirun",
+    "model.path=",
+    "training.lengths=",
+)
 """Beginnings of arguments that need a plugin or a file of the reader, or stand for several jobs."""
 
 OF_THE_READER = re.compile(r"=(.*\b(NAME|FILE|FOLDER|KEY)\b.*|mine|my_cluster|measured)$")

@@ -339,7 +339,7 @@ class Request:
         others = list(dict.fromkeys(way for way in ways if not way.startswith("space")))
         spaces = _joined([way for way in ways if way.startswith("space")])
         near = [f"try {' and '.join(others)}"] if others else []
-        near += [f"nearest space to search in: {spaces}"] if spaces else []
+        near += [f"closest space to search in: {spaces}"] if spaces else []
         what = "; and ".join(what for what, _ in self.refusals)
         return UnsupportedError(f"{self.key}={self.target}: {what}; {'; '.join(near)}.")
 

@@ -30,7 +30,7 @@ from darts_parallel.problem import Cluster
 HELP = """\
 darts-parallel graph module=package.file:make_block inputs=[[2,2048,2048]] [key=value ...]
 plans any PyTorch module operator by operator: which named dimension every operator splits on the mesh, which
-collectives follow, and by a linear programme that no plan of the space is faster.
+collectives follow, and by a linear program that no plan of the space is faster.
 Importing the module runs its code.
 
   module=package.file:function   a function without arguments that returns a torch.nn.Module
@@ -43,7 +43,7 @@ Importing the module runs its code.
   verify=true|false              run the plan on processes of this machine and compare it with one process
                                  (default: modules of up to 100 million parameters)
   descent=true                   search by gradient descent too, and compare
-  time_limit=60                  seconds of each programme
+  time_limit=60                  seconds of each program
   train=true                     search while the toy Transformer of experiment=bilevel trains, in the place
                                  of a module; further keys are overrides of that experiment
   hydra.run.dir=FOLDER           gets graph.json, graph.dot, parallel_plan.py (default: outputs/DATE/TIME);

@@ -38,12 +38,12 @@ def spelled(state: str) -> str:
 def claim(programme: ProgrammeAnswer) -> str:
     """Say in one sentence what is proven of the written plan."""
     if programme.proven:
-        kind = "linear relaxation is whole" if programme.tight else "integer programme is solved"
+        kind = "linear relaxation is whole" if programme.tight else "integer program is solved"
         return f"no plan of the space is faster (the {kind})"
     gap = programme.seconds / (programme.lp_seconds or 1e-300) - 1.0
     return (
         f"at most {PERCENT * gap:.2f} % above the linear relaxation "
-        "(the integer programme ran out of time)"
+        "(the integer program ran out of time)"
     )
 
 

@@ -9,7 +9,7 @@ attention, launches); then the processes of a node, and those of equal place on
 all nodes, time all-reduce, all-gather and messages by size (nccl on GPUs, gloo on CPUs). Seconds
 are those of torch.utils.benchmark, medians over the processes. It writes `device/NAME.yaml`,
 `cluster/NAME.yaml` and `profile.json` (every measurement) into `out`, and prints the first two, which
-say how far the fits are from the measurements.
+say how far the fits are from the measurements. It was run on CPUs alone, never on a GPU.
 """
 
 from dataclasses import asdict, dataclass

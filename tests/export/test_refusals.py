@@ -66,7 +66,13 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
         "zero_stage=0 with dp=4 and tp=2",
         "space.zero_stage=[2,3]",
     ),
-    ("galvatron", Z1, {}, "zero_stage=1 with copies=4, which it lacks", "space.zero_stage=[0,3]"),
+    (
+        "galvatron",
+        Z1,
+        {},
+        "zero_stage=1 with copies=4, and Galvatron has no ZeRO-1",
+        "space.zero_stage=[0,3]",
+    ),
     ("nanotron", LayerStrategy(1, 4), {"cp": 2}, "cp=2, and it cannot be written", "space.cp=1"),
     ("accelerate", LayerStrategy(1, 4), {"cp": 2}, "zero_stage=0 with cp=2", "space.zero_stage"),
     (
@@ -146,7 +152,7 @@ def test_what_a_target_cannot_express_is_named_with_the_nearest_space(
     sentence = str(caught.value)
     assert what in sentence
     assert sentence.startswith(f"export={target}: ")
-    assert sentence.partition("; nearest space to search in: ")[2].find(space) >= 0, sentence
+    assert sentence.partition("; closest space to search in: ")[2].find(space) >= 0, sentence
 
 
 def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: Problem) -> None:
@@ -157,7 +163,7 @@ def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: 
     counts = {"pp=2,": 1, "zero_stage=1,": 1, "sequence_parallel=true": 1, "recompute=": 2}
     assert {word: sentence.count(word) for word in counts} == counts
     assert sentence.endswith(
-        "nearest space to search in: space=uniform space.pp=1 space.zero_stage=[0,2,3] "
+        "closest space to search in: space=uniform space.pp=1 space.zero_stage=[0,2,3] "
         "space.sequence_parallel=false space.recompute=[none,full]."
     )
 

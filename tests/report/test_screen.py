@@ -18,16 +18,15 @@ from darts_parallel.report.screen import mask_note
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
 from tests.report.conftest import FoundPlan
-from tests.support.screen import REPORT, default_lines, printed, readme_lines, report_page
+from tests.support.screen import REPORT, default_lines, printed, report_page
 
 FEW = ["search.num_steps=20", "search.num_restarts=4", "output.tensorboard=false"]
 
 
-def test_the_default_job_prints_at_most_32_lines_and_readme_shows_them(tmp_path: Path) -> None:
+def test_the_default_job_prints_at_most_32_lines_and_report_md_shows_them(tmp_path: Path) -> None:
     lines = default_lines(tmp_path)
     assert len(lines) <= 32, "\n".join(lines)
     assert "best found" in lines[3] or "optimal in the model" in lines[3]
-    assert readme_lines() == lines, "python -m tests.support.screen"
     assert REPORT.read_text(encoding="utf-8") == report_page(lines), (
         "python -m tests.support.screen"
     )

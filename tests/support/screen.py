@@ -1,4 +1,4 @@
-"""Lines of the command on 100 columns; `python -m tests.support.screen` writes README and report.md."""
+"""Lines of the command on 100 columns; `python -m tests.support.screen` writes report.md."""
 
 import re
 import tempfile
@@ -13,10 +13,8 @@ from darts_parallel.cli._job import Job
 from tests.support.sources import ROOT
 
 WIDTH = 100
-FOLDER = "outputs/2026-11-27/22-29-55"
-README = ROOT / "README.md"
+FOLDER = "outputs/DATE/TIME"
 REPORT = ROOT / "docs" / "start" / "report.md"
-BLOCK = re.compile(r"(?<=```text\n)llama2_7b .*?(?=\n```)", re.DOTALL)
 
 
 def printed(overrides: list[str], folder: Path) -> list[str]:
@@ -39,19 +37,12 @@ def default_lines(folder: Path) -> list[str]:
     return printed(["output.tensorboard=false", "search.max_seconds=1000"], folder)
 
 
-def readme_lines() -> list[str]:
-    """Lines of README's block."""
-    found = BLOCK.search(README.read_text(encoding="utf-8"))
-    assert found is not None
-    return found[0].splitlines()
-
-
 def report_page(lines: list[str]) -> str:
     """Text of `docs/start/report.md` with the lines of the default command in its blocks."""
     stage = next(i for i, line in enumerate(lines) if line.startswith("stage "))
     causes = next(line for line in lines if " compute · " in line)
     checks = next(i for i, line in enumerate(lines) if line.startswith("exhaustive "))
-    parts = [lines[:5], lines[stage : stage + 3], [causes], lines[checks : checks + 3]]
+    parts = [lines, lines[stage : stage + 3], [causes], lines[checks : checks + 3]]
     text = REPORT.read_text(encoding="utf-8")
     blocks = re.findall(r"(?<=```text\n).*?(?=\n```)", text, re.DOTALL)
     for old, new in zip(blocks[: len(parts)], parts, strict=True):
@@ -62,8 +53,4 @@ def report_page(lines: list[str]) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         shown = default_lines(Path(place))
-    block = "\n".join(shown)
     REPORT.write_text(report_page(shown), encoding="utf-8")
-    README.write_text(
-        BLOCK.sub(lambda _: block, README.read_text(encoding="utf-8")), encoding="utf-8"
-    )
