@@ -45,8 +45,8 @@ SAFE_TRIES = 4
 """Tightenings at most until the safe plan of a space is found."""
 RUNG_SECONDS = 10.0
 """Seconds at most of the exact methods for another risk level, `fastest` or `safe`."""
-HALVINGS = 6
-"""Halvings of the distance to the tightest memory that some plan fits: to 1/64 of it."""
+HALVINGS = 8
+"""Halvings of the distance to the tightest memory that some plan fits: to 1/256 of it."""
 SETTLED = 8
 """Evaluations until the share of memory that the framework reserves has settled."""
 
@@ -129,7 +129,7 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
     if met and met[-1].interrupted:
         return met[-1]
     safest = search.safest(met, failed, usual)
-    return search.loosened(safest, usual) if search.keeps(safest) else safest
+    return search.loosened(safest, usual, sure=True) if search.keeps(safest) else safest
 
 
 @dataclass(frozen=True)
@@ -181,14 +181,18 @@ class _ChanceSearch:
                 break
         return met, None
 
-    def loosened(self, found: Planned, level: int) -> Planned:
+    def loosened(self, found: Planned, level: int, *, sure: bool = False) -> Planned:
         """Leave less memory free while the plan is twice as safe as asked for and a faster one may fit.
 
         One spread for all compositions of bytes may leave more free than the plan needs.
+
+        Args:
+            sure: Whether all levels are tried, however safe the plan is.
         """
         for looser in reversed(range(level)):
             late = time.monotonic() - self.began > self.config.search.max_seconds
-            if found.interrupted or late or not self._worth_loosening(found, last=not looser):
+            worth = sure or self._worth_loosening(found, last=not looser)
+            if found.interrupted or late or not worth:
                 break
             try:
                 other = self.find(self.headrooms[looser])
@@ -212,10 +216,10 @@ class _ChanceSearch:
         return self._gains(found) if last or chance < 1e-4 else True
 
     def _gains(self, found: Planned) -> bool:
-        """Return whether exact methods know a faster plan whose median peak fits."""
+        """Return whether exact methods know a faster plan whose median peak fits, or are not asked."""
         tables = _checked(self.config, found.tables)
         if found.result is None or not tables:
-            return False
+            return not self.config.verification.enabled
         cluster, margin = self.errors.cluster, self.config.space.memory_margin
         loose = [with_memory(own, cluster, margin) for own in tables]
         asked = replace(self.median, tables=loose)
@@ -240,7 +244,8 @@ class _ChanceSearch:
         warning = f"no plan that keeps space.out_of_memory={self.allowed:g} was found"
         found = list(met)
         if failed is not None:
-            distance = _distance_that_fits(replace(self.problem, headroom=self.headrooms[failed]))
+            # from the tightest level, so that all limits meet the same plan
+            distance = _distance_that_fits(replace(self.problem, headroom=self.headrooms[-1]))
             for own in (distance, distance / 2.0, 0.0)[: 1 if met else None]:
                 with suppress(InfeasibleError):
                     found.append(self.find(_headroom(own)))
