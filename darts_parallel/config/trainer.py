@@ -123,7 +123,7 @@ class Trainer:
     switches: dict[str, list[Any]] = field(default_factory=dict)
     """Values of keys of `training` that its files can set; the first is what they set of a null."""
     software: list[str] = field(default_factory=list)
-    """Files of `conf/software/` that were fitted to its runs."""
+    """Files of `conf/software/` that price its runs; the first stands for one that does not."""
     lacks: list[Lack] = field(default_factory=list)
     """Combinations of settings that the trainer does not run, each with its reason."""
     logs: list[TrainerLog] = field(default_factory=list)

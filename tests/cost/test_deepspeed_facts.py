@@ -1,4 +1,4 @@
-"""Facts of frameworks: DeepSpeed's buffers and gathers of ZeRO-3, and products that XLA does not repeat."""
+"""Facts of frameworks: DeepSpeed's buffers and gathers, Hugging Face's loss, and products that XLA does not repeat."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,6 +49,23 @@ def test_a_step_of_zero_3_copies_the_gradients_of_a_sub_group() -> None:
         assert bool((copied > bare).any()) == (share == 1.0)
         divided = replace(plan, layers=tuple(replace(s, zero_stage=2) for s in plan.layers))
         assert evaluate(divided, fact) == evaluate(divided, problem)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_logits_of_hugging_face_fill_the_gpu_at_four_context_ranks(zero_stage: int) -> None:
+    """InternLM/xtuner#755: 4 ranks a sequence of 131,072 tokens ran out of 80 GB, 8 ran."""
+    qwen2_7b = {"num_layers": 28, "hidden_size": 3584, "num_heads": 28, "num_kv_heads": 4}
+    qwen2_7b |= {"ffn_hidden_size": 18944, "vocab_size": 152064, "max_seq_len": 131072}
+    words = ["model=llama3_8b", *(f"model.{key}={value}" for key, value in qwen2_7b.items())]
+    words += ["training.seq_len=131072", "training.global_batch_size=8"]
+    problem = load_problem([*words, "cluster=h100_1x8", "trainer=accelerate"])
+    layers = problem.num_layers
+    for cp in (4, 8):
+        strategy = LayerStrategy(1, 8 // cp, zero_stage, "full")
+        plan = Plan(cp, (0, layers), (strategy,) * layers, cp)
+        assert evaluate(plan, problem).feasible == (cp == 8)
+        # the average framework keeps 6 bytes a logit
+        assert evaluate(plan, with_fact(problem, loss_bytes=6.0)).feasible
 
 
 def test_processors_of_the_node_update_what_deepspeed_offloads() -> None:
