@@ -52,8 +52,9 @@ SUB_GROUP_BYTES = 6.0
 """Bytes of a gradient in a step of ZeRO-3: a flat 16-bit copy, and one in float32."""
 NARROW_COPIES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.125}
 """Bytes of a block's weight in narrow copies, one for forward and a transposed one for backward, which
-are kept between micro-batches next to the 16-bit weight (Transformer Engine,
-`is_first_microbatch`)."""
+are kept between micro-batches next to the 16-bit weight (Transformer Engine d0067d0d,
+pytorch/module/linear.py, lines 461 to 493 and 1958). So are those of weights that ZeRO-3 gathers,
+Megatron-FSDP's too, but for PyTorch's FSDP2 (lines 640 to 645)."""
 OPTIMIZER_TRAFFIC = 2.0
 """The optimizer reads and writes each of its bytes once (stream model)."""
 
@@ -199,8 +200,9 @@ def _stored_bytes(
         static = static + _buffered_bytes(stage, part)
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
         copies = _narrow_copies(stage, layer, part)
-        static = static + torch.where(zero < 3, copies, 0.0)
-        working = working + torch.where(zero == 3, copies, 0.0)
+        freed = (zero == 3) & stage.software.narrow_copies_freed
+        static = static + torch.where(freed, 0.0, copies)
+        working = working + torch.where(freed, copies, 0.0)
     needed = weight_gradient_bytes(
         layer, choices.tokens, choices.tp, choices.sequence_shards, width
     )

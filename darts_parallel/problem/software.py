@@ -36,6 +36,7 @@ HABITS = (
     "fused_loss_bytes",
     "gathered_inputs",
     "gate_kept",
+    "narrow_copies_freed",
     "prunes_recomputation",
     "alternate_products",
     "runs",
@@ -108,6 +109,9 @@ class Software:
     part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
+    narrow_copies_freed: bool = False
+    """Copies of weights below 16 bits are freed with the weights that ZeRO-3 gathered, as under
+    PyTorch's FSDP2."""
     prunes_recomputation: bool = False
     """Recomputation leaves out the last product of an MLP, whose result backward does not read."""
     alternate_products: bool = False

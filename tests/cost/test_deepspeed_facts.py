@@ -1,4 +1,4 @@
-"""Facts of frameworks: DeepSpeed's buffers and gathers, Hugging Face's loss, and products that XLA does not repeat."""
+"""Facts of frameworks: DeepSpeed's buffers, Hugging Face's loss, and what XLA does not repeat."""
 
 from dataclasses import replace
 from typing import Any

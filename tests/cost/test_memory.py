@@ -121,11 +121,17 @@ def test_zero_gathers_gradients_from_stage_2_and_parameters_at_stage_3() -> None
     assert gathered_bytes(torch.tensor(10.0), stages, state).tolist() == [0.0, 0.0, 40.0, 60.0]
 
 
-@pytest.mark.parametrize(("zero", "copies"), [(0, 2.0), (1, 2.0), (3, 2.0 / 4)])
-def test_narrow_copies_of_weights_lie_next_to_them(zero: int, copies: float) -> None:
-    """Those of all blocks, or of the one that ZeRO-3 has gathered; Transformer Engine keeps two."""
+@pytest.mark.parametrize("software", ["null", "megatron_core", "torchtitan"])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_narrow_copies_of_weights_lie_next_to_them(zero: int, software: str) -> None:
+    """Two bytes a weight of all blocks; of the gathered block under ZeRO-3 by PyTorch's FSDP2.
+
+    ROCm/TransformerEngine#79: 8B under FSDP takes more memory in fp8 than in bf16.
+    """
+    freed = zero == 3 and software == "torchtitan"
+    copies = 2.0 / 4 if freed else 2.0
     small = ["model.num_layers=4", "model.vocab_size=512", "training.seq_len=512"]
-    job = ["model=llama3_8b", "cluster=h100_1x8", *small]
+    job = ["model=llama3_8b", "cluster=h100_1x8", *small, f"training.software={software}"]
     layers = (LayerStrategy(1, 8, zero, "none", False),) * 7
     plan = Plan(1, (0, 7), layers)
     used = []
@@ -133,5 +139,5 @@ def test_narrow_copies_of_weights_lie_next_to_them(zero: int, copies: float) -> 
         problem = load_problem([*job, f"training.precision={precision}"])
         used.append(evaluate(plan, problem).memory_bytes[0])
     block = problem.model.layers[1].parameters(0)
-    factor = float(problem.cluster.groups[0].device.state_factor) if zero < 3 else 1.0
+    factor = 1.0 if freed else float(problem.cluster.groups[0].device.state_factor)
     assert used[1] - used[0] == pytest.approx(factor * copies * 4 * block, rel=0.02)
