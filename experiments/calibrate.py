@@ -14,14 +14,18 @@ and the spreads), device/*.yaml, cluster/*.yaml and software/*.yaml (for --confi
 cross_validation.csv in `out`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from darts_parallel.config import config_dir, require_at_least, require_members, run_main
 from darts_parallel.errors import ConfigError
+from darts_parallel.planner import DENSE, EXPERTS
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
 from experiments.calibration.calibrated import (
@@ -34,7 +38,14 @@ from experiments.calibration.calibrated import (
 )
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior, residuals
-from experiments.calibration.folds import KINDS, HeldOut, cross_validate, fold_errors, spreads
+from experiments.calibration.folds import (
+    KINDS,
+    HeldOut,
+    cross_validate,
+    fold_errors,
+    misfits,
+    spreads,
+)
 from experiments.calibration.preset_files import write_presets
 from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.calibration.report import ERRORS, FIGURES, held_out_lines
@@ -92,8 +103,23 @@ def calibrate(options: CalibrationOptions) -> int:
     rows = [(*name, *error.cells()) for name, error in summaries.items() if error.count]
     print("\n".join(markdown_table(("", "figure", "runs", *ERRORS), rows, (0, 1))))
     fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
-    write_files(options, fitted, provenance(cases, summaries), held_out)
+    spread = spreads(held_out)
+    spread["misfits"] = misfits_by_kind(cases, found, spread["seconds"])
+    write = partial(fitted.write, provenance=provenance(cases, summaries), spread=spread)
+    write_files(options, write, held_out)
     return 0
+
+
+def misfits_by_kind(
+    cases: list[MeasuredCase], found: Residuals, spread: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Find the spreads of the GPUs whose seconds a fit misses, of dense models and of mixtures."""
+    result = {}
+    for kind, own in ((DENSE, spread), (EXPERTS, spread[EXPERTS])):
+        runs = found.where((found.part == 0) & (found.mixture == (kind == EXPERTS)))
+        places = [Place.of_run(cases[i].run).device for i in runs.case.tolist()]
+        result[kind] = misfits(places, runs.error, own["own"])
+    return result
 
 
 def with_memory(
@@ -153,16 +179,18 @@ def provenance(
 
 def write_files(
     options: CalibrationOptions,
-    fitted: Calibrated,
-    note: list[str],
+    write: Callable[[Path], None],
     held_out: dict[str, list[HeldOut]],
 ) -> None:
-    """Write parameters, device, cluster and framework files and the held-out predictions."""
+    """Write parameters, device, cluster and framework files and the held-out predictions.
+
+    Args:
+        write: Writes the parameters into a file.
+    """
     when = f"(python -m experiments.calibrate, {date.today()})"
-    spread = spreads(held_out)
     out = Path(options.out)
     for folder in (out, Path(config_dir())) if options.shipped else (out,):
-        fitted.write(folder / SHIPPED.name, note, spread)
+        write(folder / SHIPPED.name)
         write_presets(
             folder, Calibrated.read(folder / SHIPPED.name), when
         )  # of the digits that are kept

@@ -10,8 +10,7 @@ of plans costs in every job (rank correlation, regret of the first choice and of
 row that was not used with its reason. A folder holds CSV files (columns: experiments/data/README.md).
 `held_out` refits without every whole house (publisher and framework), source or model, repeats both with
 predictions that never saw the fold, as fitted and with the average framework's figures of seconds, and
-counts how many runs the 80 % intervals hold. Leaves ranking.csv (one line a job) next to the files of
-every study.
+counts how many runs the 80 % intervals hold.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from darts_parallel.config import require_members, run_main
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.fit import residuals
-from experiments.calibration.folds import KINDS, MODEL, cross_validate, job_rankings, rankings_csv
+from experiments.calibration.folds import KINDS, MODEL, cross_validate, job_rankings
 from experiments.calibration.problems import MeasuredCase
 from experiments.calibration.report import (
     ERROR_HEADER,
@@ -84,9 +83,8 @@ def report(
     ranking = markdown_table(RANKING_HEADER, ranking_rows(jobs))
     seen = f"Rows of {options.data}:" if options.data else f"All rows ({SAW}):"
     skipped = skipped_summary(outcomes)
-    files = {"ranking.csv": rankings_csv(jobs)}
     switches = switch_lines(cases)
-    return Report(METHOD, skipped, switches, *held_out, seen, errors, ranking, files=files)
+    return Report(METHOD, skipped, switches, *held_out, seen, errors, ranking)
 
 
 def validate(options: ValidationOptions) -> int:

@@ -47,6 +47,7 @@ OTHER_PROJECTS = {
     "pretrain_gpt.py",
     "pretrain_hybrid.py",
     "pytorch/module/layernorm_linear.py",
+    "pytorch/module/linear.py",
     "runtime/engine.py",
     "src/accelerate/parallelism_config.py",
     "src/nanotron/config/models_config.py",

@@ -7,6 +7,7 @@ from darts_parallel.planner.elasticities import time_elasticities as time_elasti
 from darts_parallel.planner.failures import FailureCosts as FailureCosts
 from darts_parallel.planner.failures import failure_costs as failure_costs
 from darts_parallel.planner.figure_posterior import BASE as BASE
+from darts_parallel.planner.figure_posterior import DENSE as DENSE
 from darts_parallel.planner.figure_posterior import EXPERTS as EXPERTS
 from darts_parallel.planner.figure_posterior import FAMILIES as FAMILIES
 from darts_parallel.planner.figure_posterior import KINDS as KINDS

@@ -32,6 +32,8 @@ LEAST_MEMORY_SPREAD = 1e-3
 """Standard deviation of the logarithm of bytes at least: keeps probabilities continuous."""
 EXPERTS = "experts"
 """Key of the spreads of MoE models, within the spreads of a figure."""
+DENSE = "dense"
+"""Key of what the fit leaves on GPUs, of all other models."""
 BASE = "base"
 METRIC = "device"
 """Reported memory metric: total device usage."""
@@ -140,6 +142,8 @@ class Posterior:
     covariance: Tensor
     """Shape `(P, P)`."""
     residuals: ResidualSpreads
+    misfits: Mapping[str, float]
+    """Standard deviations of the log seconds that the fit left on GPUs that it misses, by device."""
     runs: Sequence[RunConfig] = ()
     """Runs of the user, on which all methods condition."""
 
@@ -147,6 +151,14 @@ class Posterior:
     def difference(self) -> float:
         """Log ratio of seconds of two plans below which they are not told apart (80 %)."""
         return NORMAL * sqrt(2.0) * self.residuals.own
+
+    def seconds_spread(self, cluster: Cluster) -> float:
+        """Return the standard deviation of the log seconds that no parameter explains.
+
+        GPUs that the fit misses have a wider one, until the user has measured a run.
+        """
+        own = (self.misfits.get(family(group.device.name), 0.0) for group in cluster.groups)
+        return max(self.residuals.seconds, *own)
 
     def variance(self, slopes: Slopes) -> float:
         """Return the variance of a logarithm with these derivatives."""
@@ -211,7 +223,7 @@ class Posterior:
                 keys.append((place.quantity, scope, name))
         return keys
 
-    def largest_memory_spread(self, cluster: Cluster, framework: str, room: float = 1.0) -> float:
+    def largest_memory_spread(self, problem: Problem, room: float) -> float:
         """Return the largest standard deviation of the log bytes of any device.
 
         Variances are convex in the shares of state and activations: one of both alone is the worst.
@@ -220,9 +232,9 @@ class Posterior:
             room: Share of the device's memory that is full.
         """
         worst = 0.0
-        for device in {group.device for group in cluster.groups}:
+        for device in {group.device for group in problem.cluster.groups}:
             reserved = min(float(device.reserved / device.memory) / room, 1.0)
-            where = (family(device.name), framework)
+            where = (family(device.name), problem.software.name)
             for factor in FACTORS:
                 shares = {LatentPlace(RESERVED, *where): reserved}
                 shares[LatentPlace(factor, *where)] = 1.0 - reserved
@@ -283,7 +295,7 @@ def posterior(problem: Problem) -> Posterior:
                 raise ConfigError(
                     "cluster.runs has slopes of no figure; try a file that tune --from-log wrote."
                 )
-    return replace(known, runs=runs) if runs else known
+    return replace(known, runs=runs, misfits={}) if runs else known
 
 
 def uncalibrated(problem: Problem) -> list[str]:
@@ -319,7 +331,8 @@ def _shipped() -> dict[bool, Posterior]:
     kinds = {}
     for experts in (False, True):
         residuals = ResidualSpreads.read(data["spread"], experts=experts)
-        kinds[experts] = Posterior(data["quantities"], keys, covariance, residuals)
+        misfits = data["spread"]["misfits"][EXPERTS if experts else DENSE]
+        kinds[experts] = Posterior(data["quantities"], keys, covariance, residuals, misfits)
     return kinds
 
 

@@ -23,11 +23,11 @@ from darts_parallel.gradient import any_fits
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
 from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
-from darts_parallel.planner.figure_posterior import Posterior, posterior
+from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
-from darts_parallel.problem import Cluster, Problem
+from darts_parallel.problem import Problem
 
 SURE = 0.015
 """Chance of running out of memory below which no other plan is offered as safer: both fit with 99 %."""
@@ -59,31 +59,13 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     """
     config = problem.config
     chance = config.space.out_of_memory if chance is None else chance
-    headroom = 0.0
+    distance = 0.0
     if chance < 0.5 and config.cost.knows_stages:
-        errors = _MemoryErrors(posterior(problem), problem.cluster, problem.software.name)
-        headroom = errors.headroom(chance)
-    return problem.leaving_free(headroom)
-
-
-@dataclass(frozen=True)
-class _MemoryErrors:
-    """Errors of bytes, per predicted byte, on one cluster."""
-
-    known: Posterior
-    cluster: Cluster
-    framework: str
-
-    def spread(self, room: float = 1.0) -> float:
-        """Return their largest standard deviation where a share of the memory is full."""
-        return self.known.largest_memory_spread(self.cluster, self.framework, room)
-
-    def headroom(self, chance: float) -> float:
-        """Return the share of every device that a chance leaves free."""
-        distance = 0.0
+        known = posterior(problem)
         for _ in range(SETTLED):  # the less is used, the more of it is the framework's reserve
-            distance = _quantile(chance) * self.spread(1.0 - _headroom(distance))
-        return _headroom(distance)
+            spread = known.largest_memory_spread(problem, 1.0 - _headroom(distance))
+            distance = _quantile(chance) * spread
+    return problem.leaving_free(_headroom(distance))
 
 
 def _quantile(chance: float) -> float:
@@ -117,10 +99,9 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
     """
     if not tightened(problem).headroom:
         return find(0.0)
-    errors = _MemoryErrors(posterior(problem), problem.cluster, problem.software.name)
     median = Asked.of(tightened(problem, 0.5), tables=())
-    headrooms = [errors.headroom(chance) if chance < 0.5 else 0.0 for chance in LEVELS]
-    search = _ChanceSearch(find, problem, errors, median, headrooms)
+    headrooms = [tightened(problem, chance).headroom for chance in LEVELS]
+    search = _ChanceSearch(find, problem, median, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
     met, failed = search.tighter(0 if exact else usual)
@@ -138,7 +119,6 @@ class _ChanceSearch:
 
     find: Callable[[float], Planned]
     problem: Problem
-    errors: _MemoryErrors
     median: Asked
     """The job with all memory but `space.memory_margin`, without tables."""
     headrooms: Sequence[float]
@@ -220,7 +200,7 @@ class _ChanceSearch:
         tables = _checked(self.config, found.tables)
         if found.result is None or not tables:
             return not self.config.verification.enabled
-        cluster, margin = self.errors.cluster, self.config.space.memory_margin
+        cluster, margin = self.problem.cluster, self.config.space.memory_margin
         loose = [with_memory(own, cluster, margin) for own in tables]
         asked = replace(self.median, tables=loose)
         rung = _rung("fastest", asked, found, RUNG_SECONDS)

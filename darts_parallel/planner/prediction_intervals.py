@@ -88,7 +88,7 @@ def intervals(
         return None
     known = posterior(problem)
     variance = known.variance(time_slopes(known, problem, elasticities))
-    half = NORMAL * sqrt(variance + known.residuals.seconds**2)
+    half = NORMAL * sqrt(variance + known.seconds_spread(problem.cluster) ** 2)
     covariance = known.covariances(memory_slopes(plan, problem))
     spread = known.residuals.memory
     sd = (covariance.diagonal() + spread**2).sqrt()

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.planner import EXPERTS, NORMAL
-from darts_parallel.report import csv_text
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.errors import ErrorSummary, spearman, summarise
 from experiments.calibration.fit import PARTS, Residuals, linear_fit, measured_figures, posterior
@@ -53,13 +52,6 @@ class JobRanking:
     """Rank correlation with the measured seconds by order; `nan` where either side is constant."""
     regret: Mapping[tuple[str, int], float]
     """Relative loss by order and number of trials; of equal scores the mean over their orders."""
-    best_place: int
-    """Place, from 1, that the model gives the plan measured as fastest."""
-
-    @property
-    def orders(self) -> list[str]:
-        """List the orders, that by chance last."""
-        return list(dict.fromkeys(name for name, _ in self.regret))
 
 
 def job_of(run: MeasuredRun) -> tuple[object, ...]:
@@ -118,8 +110,7 @@ def _ranking(
     losses = {}
     for name, trials in product(everything, TRIALS):
         losses[name, trials] = regret(everything[name], truth, trials)
-    ahead = orders[MODEL] < orders[MODEL][truth.argmin()]
-    return JobRanking(runs[0].name, len(plans), correlations, losses, 1 + int(ahead.sum()))
+    return JobRanking(runs[0].name, len(plans), correlations, losses)
 
 
 def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int) -> float:
@@ -147,25 +138,6 @@ def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int)
     return expected / float(truth.min()) - 1.0
 
 
-def rankings_csv(rankings: Sequence[JobRanking]) -> str:
-    """Write `ranking.csv`: one line a job, rank correlations and regrets (as fractions) by order."""
-    rows = []
-    for job in rankings:
-        cells: dict[str, object] = {
-            "job": job.name,
-            "plans": job.plans,
-            "best_place": job.best_place,
-        }
-        for name in job.orders:
-            own = {"spearman": job.spearman[name]} if name in job.spearman else {}
-            own |= {f"regret_{k}": job.regret[name, k] for k in TRIALS}
-            cells |= {
-                f"{name}_{key}".lstrip("_"): "" if v != v else f"{v:.6g}" for key, v in own.items()
-            }
-        rows.append(cells)
-    return csv_text(tuple(rows[0]) if rows else ("job",), [tuple(row.values()) for row in rows])
-
-
 def mean(values: Sequence[float]) -> float:
     """Average those that are numbers; `nan` where none is."""
     known = [value for value in values if value == value]
@@ -184,6 +156,8 @@ ASKED_NEXT = {"seconds": ("house", "source"), "memory": tuple(KINDS)}
 Bytes count left-out models, too. Plans of a known framework are off by what no parameter explains, which
 houses and sources alone put down to the parameters.
 """
+COMMON_RUNS = 2.0
+"""Weight of the spread of all GPUs, next to the root of the runs of a GPU."""
 FLOOR = 0.02
 """Smallest spread: that of one run, where repeats differ by 1.0 % in the median and 4.6 % for nine of ten."""
 OWN_SPREADS = tuple(float(f"{FLOOR * 1.08**n:.3g}") for n in range(42))
@@ -390,6 +364,27 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
             distances = [abs(a - b) for a, b in combinations(errors, 2)]
             widths.append(float(np.quantile(distances, SHARE)))
     return float(np.median(widths)) / NORMAL if widths else FLOOR
+
+
+def misfits(places: Sequence[str], errors: Tensor, own: float) -> dict[str, float]:
+    """Find the spread of the errors that a fit leaves at a place, where it is above that of all, `own`.
+
+    It holds `SHARE` of the runs of the place. Where they are few it is drawn to `own`.
+
+    Args:
+        places: Of each run.
+        errors: log(predicted / measured) of each run in the fit.
+    """
+    result = {}
+    for place in sorted(set(places)):
+        here = errors[torch.tensor([name == place for name in places])]
+        holds = float(here.abs().quantile(SHARE)) / NORMAL
+        weight = len(here) ** 0.5
+        of_all = COMMON_RUNS * own**2
+        spread = ((of_all + weight * holds**2) / (COMMON_RUNS + weight)) ** 0.5
+        if spread > own:
+            result[place] = round(spread, 3)
+    return result
 
 
 def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:

@@ -294,15 +294,5 @@ def skipped_summary(outcomes: Sequence[RowOutcome]) -> str:
     """Count the rows that were used and those that were not, by what is missing."""
     reasons = Counter(o.skipped.split(":")[0].split("=")[0] for o in outcomes if o.skipped)
     most = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
-    shares = []
-    for name, own in (("dense models", False), ("mixtures of experts", True)):
-        measured = [o for o in outcomes if o.run.mixture == own and o.run.has_figures]
-        expressed = sum(not o.skipped for o in measured)
-        if measured:
-            share = 100.0 * expressed / len(measured)
-            shares.append(f"of {len(measured)} of {name} {share:.1f} % are expressible")
-    return (
-        f"{sum(not o.skipped for o in outcomes)} of {len(outcomes)} rows used; "
-        f"{sum(not o.run.has_figures for o in outcomes)} have no measured seconds or bytes; "
-        f"{', '.join(shares) or 'none is expressible'}. Most frequent reasons: {most or 'none'}."
-    )
+    used = sum(not o.skipped for o in outcomes)
+    return f"{used} of {len(outcomes)} rows used. Most frequent reasons of the others: {most}."

@@ -36,7 +36,7 @@ from experiments.calibration.folds import (
     cross_validate,
     folds,
     job_rankings,
-    rankings_csv,
+    misfits,
     regret,
     spreads,
     standardized,
@@ -410,16 +410,26 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
     [job] = job_rankings(
         cases, {MODEL: [1.5, 1.2, 3.3, 9.0, 1.0], "roofline": [4.0, 3.0, 2.0, 1.0, 9.0]}
     )
-    assert (job.plans, job.best_place) == (4, 2)
+    assert job.plans == 4
     assert job.spearman[MODEL] == pytest.approx(0.8)
     assert (job.regret[MODEL, 1], job.regret[MODEL, 3]) == (1.0, 0.0)
     assert (job.regret["roofline", 1], job.regret["roofline", 3]) == (3.0, 1.0)
     # tp x pp is 1, 2, 4, 8: the smallest is the fastest here; chance: mean of 1, 2, 3, 4 over 1, less 1
     assert job.regret["smallest", 1] == 0.0
     assert job.regret["random", 1] == pytest.approx(1.5)
-    head, line = rankings_csv([job]).splitlines()
-    assert head.startswith("job,plans,best_place,spearman,regret_1,regret_3,roofline_spearman,")
-    assert line.rsplit('"', 1)[-1].startswith(",4,2,0.8,1,0,")
+
+
+def test_places_that_a_fit_misses_have_a_spread_of_their_own() -> None:
+    places = ["few", "few", *["many"] * 100, *["good"] * 100]
+    errors = torch.cat(
+        [torch.tensor([0.3, -0.3]), torch.full((100,), 0.3), torch.full((100,), 0.05)]
+    )
+    found = misfits(places, errors.double(), 0.06)
+    assert set(found) == {"few", "many"}
+    # 80 % of the runs lie within 1.28 standard deviations; many runs outweigh the spread of all
+    for place, weight in (("few", 2**0.5), ("many", 10.0)):
+        squared = (2.0 * 0.06**2 + weight * (0.3 / 1.2815515655) ** 2) / (2.0 + weight)
+        assert found[place] == pytest.approx(squared**0.5, abs=5e-4)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3])

@@ -41,7 +41,7 @@ def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) ->
     )
     torch.testing.assert_close(_nearness(64, plans), near.double(), rtol=1e-6, atol=0)
     residuals = ResidualSpreads(seconds=0.0, shared=0.2, own=0.1, memory=0.0)
-    known = Posterior({}, {}, torch.zeros(0, 0, dtype=torch.float64), residuals)
+    known = Posterior({}, {}, torch.zeros(0, 0, dtype=torch.float64), residuals, {})
     monkeypatch.setattr(tuning, "posterior", lambda problem: known)
     monkeypatch.setattr(tuning, "time_elasticities", lambda plan, problem: {})
     runs = lambda trial, problem: RunConfig("", log(1.3), 1.0, {})  # noqa: E731
@@ -82,12 +82,16 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     quantities |= {name: {"scale": {"above": least}} for name, least in above.items()}
     residuals = ResidualSpreads.read(spread, experts=False)
     assert ResidualSpreads.read(spread, experts=True).seconds == 0.2
-    known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), residuals)
+    known = Posterior(quantities, {}, torch.zeros(0, 0, dtype=torch.float64), residuals, {})
     fast, slow = "cluster.nodes.0.intra_node", "cluster.inter_node.bandwidth_GBps=200"
     links = [f"{fast}.bandwidth_GBps=450", f"{fast}.efficiency=0.8", slow]
     problem = load_problem([*TOY, *links]).with_devices(
         lambda own: replace(
-            own, memory=10.0, reserved=1.0, gemm_efficiency=0.75, layer_overhead=4e-6
+            own,
+            memory=10.0 * 2**30,
+            reserved=2.0 * 2**30,
+            gemm_efficiency=0.75,
+            layer_overhead=4e-6,
         )
     )
     # a pair of plans differs by sqrt 2 times what is each one's own; all share the rest of the whole
@@ -95,10 +99,10 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
         (sqrt(0.1**2 - 0.08**2 / 2), 0.08 / sqrt(2))
     )
     assert known.difference == pytest.approx(1.2815515655 * 0.08)
-    # half of the memory is used, a fifth of that reserved, and activations vary most
-    assert known.largest_memory_spread(
-        problem.cluster, problem.software.name, 0.5
-    ) == pytest.approx(sqrt(0.4**2 + 0.02**2 + 0.03**2))
+    # of 5 GiB in use 2 are reserved, and activations vary most
+    assert known.largest_memory_spread(problem, 0.5) == pytest.approx(
+        sqrt(0.3**2 + 0.04**2 + 0.03**2)
+    )
     figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
     own = {f"devices.toy.{name}": value for name, value in figures.items()}
     own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}

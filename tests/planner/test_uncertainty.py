@@ -6,10 +6,13 @@ from math import log
 import pytest
 import torch
 
+from darts_parallel.config import RunConfig
 from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.planner import prediction_intervals
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import (
     FACTORS,
+    NORMAL,
     LatentPlace,
     Posterior,
     doubles,
@@ -46,6 +49,29 @@ def test_a_software_with_runs_is_surer_than_one_without() -> None:
         assert not found.indistinguishable(seconds, seconds * 3.0)
 
 
+def test_gpus_that_the_fit_misses_have_wider_intervals_until_a_run_is_known() -> None:
+    problem = load_problem(JOB)
+    fitted = posterior(problem)
+    group = problem.cluster.groups[0]
+    missed = replace(group, device=replace(group.device, name="rtx4090"))
+    cluster = replace(problem.cluster, groups=(group, missed))
+    assert fitted.misfits["rtx4090"] > 2.0 * fitted.residuals.seconds
+    assert "h100" not in fitted.misfits
+    assert fitted.seconds_spread(problem.cluster) == fitted.residuals.seconds
+    assert fitted.seconds_spread(cluster) == fitted.misfits["rtx4090"]
+    own = replace(problem.config.cluster, runs=[RunConfig("a", 0.0, 0.1, {})])
+    measured = posterior(replace(problem, config=replace(problem.config, cluster=own)))
+    assert measured.seconds_spread(cluster) == fitted.residuals.seconds
+    # the interval of a plan is as wide as its GPU
+    wide = replace(fitted, misfits={"h100": 0.5})
+    before = known(problem).half_width
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prediction_intervals, "posterior", lambda _: wide)
+        after = known(problem).half_width
+    added = NORMAL**2 * (0.5**2 - fitted.residuals.seconds**2)
+    assert after**2 - before**2 == pytest.approx(added)
+
+
 def test_the_chance_of_running_out_of_memory_falls_with_more_of_it() -> None:
     problem = load_problem(JOB)
     used = evaluate(PLAN, problem).memory_bytes[0]
@@ -68,6 +94,7 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
         {("gemm_efficiency", "", ""): 0, ("gemm_efficiency", "device", "h100"): 1},
         torch.tensor([[0.04, -0.03], [-0.03, 0.05]], dtype=torch.float64),
         shipped.residuals,
+        {},
     )
     seen, other = (
         {LatentPlace("gemm_efficiency", device, "nemo"): slope}
