@@ -104,7 +104,8 @@ def calibrate(options: CalibrationOptions) -> int:
     print("\n".join(markdown_table(("", "figure", "runs", *ERRORS), rows, (0, 1))))
     fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
     spread = spreads(held_out)
-    spread["misfits"] = misfits_by_kind(cases, found, spread["seconds"])
+    if timed := spread.get(PARTS[0]):
+        spread["misfits"] = misfits_by_kind(cases, found, timed)
     write = partial(fitted.write, provenance=provenance(cases, summaries), spread=spread)
     write_files(options, write, held_out)
     return 0

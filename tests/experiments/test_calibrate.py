@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +48,7 @@ from experiments.calibration.predict import predict
 from experiments.calibration.preset_files import LINK, MARK, three_digits, write_presets
 from experiments.calibration.problems import MeasuredCase, device_config
 from experiments.calibration.report import rival_lines
+from experiments.data.runs import read_runs
 from tests.support.measured_files import cases_of, write_rows
 
 FITTED = tuple(
@@ -417,6 +420,24 @@ def test_runs_of_one_job_are_ranked_by_their_seconds(tmp_path: Path) -> None:
     # tp x pp is 1, 2, 4, 8: the smallest is the fastest here; chance: mean of 1, 2, 3, 4 over 1, less 1
     assert job.regret["smallest", 1] == 0.0
     assert job.regret["random", 1] == pytest.approx(1.5)
+
+
+def test_gpus_are_missed_by_dense_models_and_by_mixtures_apart() -> None:
+    case: Any = SimpleNamespace(run=next(run for run in read_runs() if run.devices))
+    device = Place.of_run(case.run).device
+    found = Residuals(
+        torch.zeros(4, dtype=torch.int64),
+        torch.tensor([0, 0, 1, 0]),  # the third are bytes
+        torch.tensor([0.2, -0.2, 3.0, 0.9], dtype=torch.float64),
+        torch.zeros(4, 1),
+        torch.tensor([False, False, False, True]),
+    )
+    by_kind = command.misfits_by_kind([case], found, {"own": 0.06, "experts": {"own": 0.16}})
+    assert by_kind == {
+        "dense": misfits([device] * 2, torch.tensor([0.2, 0.2]).double(), 0.06),
+        "experts": misfits([device], torch.tensor([0.9]).double(), 0.16),
+    }
+    assert by_kind["dense"][device] < 0.2 < by_kind["experts"][device]
 
 
 def test_places_that_a_fit_misses_have_a_spread_of_their_own() -> None:
