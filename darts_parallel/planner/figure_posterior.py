@@ -3,7 +3,7 @@
 The logarithm of a predicted figure is normal. Its variance has three parts: the fitted parameters
 (Laplace posterior of `conf/calibrated.yaml` and `.npz`, widened as held-out runs ask for), the
 prior of every device, framework or link without runs, and what no parameter explains (`spread` in
-the file).
+the file, wider on GPUs whose own runs the fit misses).
 """
 
 import io
