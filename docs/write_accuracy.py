@@ -129,8 +129,8 @@ def trainer_rows(text: str) -> str:
             name = f"{software}{' (default)' * (software == usual)}"
             houses = [house for own, house in gpus if own == software]
             if software is None:
-                name, houses = "the average (default)", ["all, averaged frameworks"]
-            for house in sorted(houses):
+                name = "the average (default)"
+            for house in sorted(houses) or ["all, averaged frameworks"]:
                 seconds = errors.get((house, "seconds"), ["", "", "0", "", "", "", ""])
                 memory = errors.get((house, "memory"), ["", "", "0", ""])
                 known_gpus = gpus.get((software, house), Counter())
