@@ -28,7 +28,7 @@ from darts_parallel.export.__main__ import main as export
 from darts_parallel.plans.strategy import Plan
 from darts_parallel.problem.problem import load_problem
 from experiments import bilevel
-from experiments.bilevel import CONTROLS, greedy, main, paired
+from experiments.bilevel import CONTROLS, greedy, main, paired, plan_lines
 from tests.support.bilevel_tiny import OVERRIDES, corpus, tiny_loop
 from tests.support.commands import Command
 
@@ -242,8 +242,9 @@ def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_experiment_compares_the_loop_with_its_controls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = [*OVERRIDES[1:], "seeds=[0,1]", "bilevel.batch_candidates=[8,16]"]
-    assert main([*arguments, "space.num_micro_batches=1"]) == 0
+    few = ["bilevel.num_steps=6", "bilevel.warmup_steps=3", "space.num_micro_batches=1"]
+    arguments = [*OVERRIDES[1:], *few, "bilevel.batch_candidates=[8,16]", "space.pp=2"]
+    assert main([*arguments, "seeds=[1]"]) == 0
     out = capsys.readouterr().out
     for name in (
         "found",
@@ -256,7 +257,13 @@ def test_the_experiment_compares_the_loop_with_its_controls(
         *CONTROLS,
     ):
         assert f"| {name} |" in out
-    assert "- found, " in out
+    assert "- found, all seeds: " in out
+
+
+def test_seeds_that_trained_equal_plans_share_a_line() -> None:
+    plans = [{"found": "one"}, {"found": "another"}, {"found": "one"}]
+    assert plan_lines("345", plans) == "- found, seed 3, 5: one\n- found, seed 4: another"
+    assert plan_lines("35", plans[::2]) == "- found, all seeds: one"
 
 
 def test_the_greedy_rule_lowers_the_least_sensitive_block_first() -> None:

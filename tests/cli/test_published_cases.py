@@ -34,7 +34,7 @@ def test_a_plan_with_the_pin_and_files_whatever_other_trainers_lack(
     key: str, value: str, trainer: str, command: Command
 ) -> None:
     """Case 01: a plan with cp=2, and one where gradients may have 8 bits."""
-    job = ("model=llama3_8b", "cluster=h100_8x8", "space=uniform", f"trainer={trainer}")
+    job = ("model=llama3_8b", "cluster=h100_8x8", "space=uniform", "pp=2", f"trainer={trainer}")
     outcome = command(*job, f"space.{key}={value}", *FEW)
     assert outcome.status == 0, outcome.err
     if key == "cp":
@@ -59,7 +59,7 @@ def test_megatron_has_tp_above_the_key_value_heads_and_others_refuse_it(
     """Case 09: query groups are a multiple or divisor of tp (Megatron-LM), not so for the others."""
     moe = ("model=qwen3_30b_a3b", "seq=4096", "gbs=64", "tp=8", "pp=1", "space.ep=8", "mbs=1")
     dense = ("model=hf", hf_file(tmp_path, "qwen25_3b", **llama_like(**QWEN_3B)), "seq=2048")
-    node = ("price", "cluster=h100_1x8", *QUIET)
+    node = ("price", "cluster=h100_1x8", *FEW)
     for number, job in enumerate((moe, (*dense, "tp=4", "pp=1", "dp=2", "zero=1"))):
         outcome = command(*node, *job, "trainer=megatron", f"hydra.run.dir=own{number}")
         assert outcome.status == 0, outcome.err
@@ -119,7 +119,7 @@ def test_the_report_says_that_a_vision_tower_is_not_priced(
 def test_price_takes_ep_as_tp_and_pp(command: Command) -> None:
     """Case 17."""
     job = ("model=qwen3_30b_a3b", "cluster=h100_8x8", "tp=2", "pp=2", "ep=8", "mbs=1")
-    outcome = command("price", *job, *QUIET)
+    outcome = command("price", *job, *FEW)
     assert outcome.status == 0, outcome.err
     plan = json.loads(command.plan_file().read_text())["parallelism"]
     assert (plan["tp"], plan["pp"], plan["ep"]) == (2, 2, 8)

@@ -17,20 +17,20 @@ NAMED = Path(config_dir()) / "README.md"
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
 SHORT = [
     "search.method=gradient",
-    "search.num_steps=5",
+    "search.num_steps=3",
     "search.num_restarts=2",
     "search.max_seconds=2",
 ]
 LARGE = {
     "llama3_8b_a10": ["space.pp=4", "search.polish=false"],
-    "llama3_70b_64xh100": ["space.pp=8", "search.polish=false"],
+    "llama3_70b_64xh100": ["space.pp=8", "space.tp=8", "search.polish=false"],
     "gpt3_175b_384xa100": ["space.pp=12", "space.tp=8"],
     "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
-    "t5_a10": ["space.pp=2"],
+    "t5_a10": ["space.pp=2", "space.tp=2"],
     "tight_memory": ["space.pp=8", "search.polish=false"],
-    "gumbel": ["space.pp=8"],
-    "stagewise": ["space.pp=8"],
-    "uniform": ["space.pp=8"],
+    "gumbel": ["space.pp=8", "space.tp=4"],
+    "stagewise": ["space.pp=8", "space.tp=4"],
+    "uniform": ["space.pp=8", "space.tp=4"],
 }
 """One degree for those that take more than seconds."""
 

@@ -336,8 +336,8 @@ def test_the_path_counts_from_where_the_command_runs(command: Command) -> None:
     assert "is not valid JSON" in command("model=hf").err
     file.write_text("[]")
     assert "must hold a JSON object" in command("model=hf").err
-    file.write_text(json.dumps({"model_type": "qwen3_next"}))
-    assert command("model=hf").status == 2
+    file.write_text(json.dumps({"model_type": "nobody"}))
+    assert "model_type=nobody is unknown to transformers" in command("model=hf").err
     file.write_text(json.dumps({"model_type": "qwen3", **SIZES, "head_dim": 16}))
     few = (
         "space=uniform",

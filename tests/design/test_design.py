@@ -85,9 +85,10 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(
         central = (log_seconds(pricing, z + step) - log_seconds(pricing, z - step)) / 2e-5
         np.testing.assert_allclose(slopes[:, knob], central, atol=1e-6)
     for y in rng.normal(size=(8, 5)):
+        there = log_seconds(pricing, y)
         for at in (z, y, rng.normal(size=5)):
             b, a = log_tangents(here, slopes, z, at)
-            assert (log_seconds(pricing, y) >= b + a @ y - 1e-9).all()
+            assert (there >= b + a @ y - 1e-9).all()
 
 
 def test_the_dual_is_the_least_value_of_the_tangents() -> None:
@@ -138,7 +139,7 @@ def test_the_bound_is_below_and_near_what_random_search_finds(
     assert answer.planner_calls <= 12
     (branch,), money = designer.branches, design.budget - design.options[0].fixed
     knobs, memory, rng = branch.knobs, branch.memory, np.random.default_rng(2)
-    for _ in range(60):
+    for _ in range(20):
         shares = rng.dirichlet(np.ones(len(knobs.names))) * (
             money - np.quantile(memory, rng.random())
         )
@@ -373,7 +374,7 @@ def test_a_key_of_the_planner_is_answered_with_the_command_that_takes_it(
     ("text", "said"),
     [
         (alias_bomb(), "must hold at most 100,000 values"),
-        ("[" * 10**5, "cannot be read (maximum recursion depth"),
+        ("[" * 10**4, "cannot be read (maximum recursion depth"),
     ],
 )
 def test_a_file_without_an_end_is_one_sentence(

@@ -336,8 +336,8 @@ def masked() -> nn.Module:
 
 
 def stack() -> nn.Module:
-    """Twelve narrow blocks, which tensor parallelism makes no faster."""
-    blocks = (nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True) for _ in range(12))
+    """Four narrow blocks, which tensor parallelism makes no faster."""
+    blocks = (nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True) for _ in range(4))
     return nn.Sequential(*blocks)
 
 

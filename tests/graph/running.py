@@ -95,6 +95,8 @@ def forced_plans(graph: ModuleGraph, ranks: int) -> Iterator[ForcedPlan]:
 
 def check_file(workers: Workers, make: Callable[[], Made], text: str, plan: GraphPlan) -> None:
     """Assert that a file computes what one process does, with the plan's collectives."""
-    for run in workers.run(run_file, make, text, plan.space.mesh.ranks):
+    runs = workers.run(run_file, make, text, plan.space.mesh.ranks)
+    assert runs, "an earlier job failed and stopped the processes"
+    for run in runs:
         assert max(run.differences.values()) < 1e-5, run.differences
         assert run.collectives == collectives_on_gloo(plan)

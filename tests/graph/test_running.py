@@ -84,7 +84,7 @@ def unet() -> Made:
 
 
 BODY = {
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_attention_heads": 4,
@@ -121,9 +121,9 @@ def theirs(name: str, sizes: dict[str, Any], shape: tuple[int, ...] = (2, 16)) -
     return Whole(name, sizes), [torch.randn(shape) if len(shape) > 2 else _ids(*shape)]
 
 
-llama = partial(theirs, "Llama", LANGUAGE | {"num_key_value_heads": 2})
+llama = partial(theirs, "Llama", LANGUAGE | {"num_key_value_heads": 2, "num_hidden_layers": 2})
 mixtral = partial(theirs, "Mixtral", LANGUAGE | {"num_key_value_heads": 2, "num_local_experts": 4})
-gpt2 = partial(theirs, "GPT2", {"vocab_size": 96, "n_layer": 2, "n_embd": 64, "n_head": 4})
+gpt2 = partial(theirs, "GPT2", {"vocab_size": 96, "n_layer": 1, "n_embd": 64, "n_head": 4})
 bert = partial(theirs, "Bert", LANGUAGE)
 vit = partial(theirs, "ViT", BODY | {"image_size": 32, "patch_size": 8}, IMAGES)
 resnet = partial(
@@ -137,7 +137,6 @@ mamba2 = partial(
     "Mamba2",
     LANGUAGE
     | {
-        "num_hidden_layers": 1,
         "num_heads": 8,
         "head_dim": 16,
         "n_groups": 2,
@@ -155,7 +154,13 @@ bloom = partial(theirs, "Bloom", LANGUAGE)
 gpt_oss = partial(
     theirs,
     "GptOss",
-    LANGUAGE | {"num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4},
+    LANGUAGE
+    | {
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+    },
 )
 swin = partial(
     theirs,

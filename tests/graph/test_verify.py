@@ -1,6 +1,7 @@
 """Check that files compute the module, and that what no plan can compute is refused."""
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ def run_command(folder: Path, name: str, *more: str) -> tuple[list[str], dict[st
     return lines, json.loads((folder / "graph.json").read_text())
 
 
+@pytest.fixture
+def running(two: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands use processes that run already; those that a failed job stopped would check nothing."""
+    assert two.pids
+    monkeypatch.setattr("darts_parallel.run.Workers", lambda count, timeout_s: nullcontext(two))
+
+
 def test_a_plan_is_run_before_it_is_reported(tmp_path: Path) -> None:
     """The mask has 16 tokens: fewer do not export."""
     lines, data = run_command(tmp_path, "masked", f"inputs=[[3,16,{WIDTH}]]")
@@ -92,6 +100,7 @@ def test_code_that_asks_for_its_device_is_verified(tmp_path: Path) -> None:
     assert data["verified"] is True
 
 
+@pytest.mark.usefixtures("running")
 def test_constants_of_the_code_keep_their_numbers(tmp_path: Path) -> None:
     """The module is captured on the meta device, which has none."""
     _, data = run_command(tmp_path, "constant", f"inputs=[[3,16,{WIDTH}]]")
@@ -99,11 +108,13 @@ def test_constants_of_the_code_keep_their_numbers(tmp_path: Path) -> None:
     assert "[0.25, -0.25]" in (tmp_path / "parallel_plan.py").read_text()
 
 
+@pytest.mark.usefixtures("running")
 def test_lists_of_indices_keep_their_numbers(tmp_path: Path) -> None:
     _, data = run_command(tmp_path, "listed", f"inputs=[[2,16,{WIDTH}]]")
     assert data["verified"] is True
 
 
+@pytest.mark.usefixtures("running")
 def test_a_module_that_keeps_what_it_computed_is_verified(tmp_path: Path) -> None:
     """The inputs are tried on a copy: a tensor with a history cannot be copied."""
     _, data = run_command(tmp_path, "remembering", f"inputs=[[2,16,{WIDTH}]]")
@@ -119,6 +130,7 @@ def test_a_constant_without_numbers_is_refused() -> None:
         capture_module(module, make_inputs([[2, 16, WIDTH]]))
 
 
+@pytest.mark.usefixtures("running")
 def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that computes another function is found."""
 
@@ -191,10 +203,8 @@ def train_split(text: str, batch: int) -> list[float]:
     return differences
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_a_stack_that_tensor_parallelism_does_not_speed_up_has_an_answer(two: Workers) -> None:
-    """Twelve narrow blocks and a large batch: parts of the batch are faster, and their files train."""
+    """Narrow blocks and a large batch: parts of the batch are faster, and their files train."""
     path, shapes = f"{HERE}:stack", [[4096, 64, WIDTH]]
     plan = plan_module(load_module(path), make_inputs(shapes), mesh(2)).plan
     found = alternatives(plan, plan_script(plan), path, shapes)

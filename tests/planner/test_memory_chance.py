@@ -42,7 +42,7 @@ def test_more_memory_never_gives_a_slower_plan_where_no_plan_fits_at_the_usual_h
         "search.num_restarts=4",
     ]
     seconds = []
-    for gib in (0.108, 0.115, 0.135, 0.2):
+    for gib in (0.115, 0.135, 0.2):
         found = plan(load_problem([*job, f"cluster.devices.toy.memory_GiB={gib}"]))
         assert found.warning is None or not found.warning
         seconds.append(found.result.iteration_time_s)
@@ -143,7 +143,6 @@ MONOTONE = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("job", MONOTONE)
 def test_with_a_looser_limit_seconds_never_rise_and_chances_never_fall(job: list[str]) -> None:
     few = ["space.zero_stage=[0,1]", "space.num_micro_batches=4", "space.sequence_parallel=false"]
@@ -249,8 +248,7 @@ def test_longer_sequences_never_lower_the_chance(framework: str) -> None:
 
         used = max(evaluate(whole, job(64.0, 16)).memory_bytes) / GIB
         chances = [
-            out_of_memory(whole, job(1.2 * used, length)) or 0.0
-            for length in (16, 64, 256, 1024, 4096)
+            out_of_memory(whole, job(1.2 * used, length)) or 0.0 for length in (16, 256, 4096)
         ]
         assert chances[0] < chances[-1]
         assert all(a <= b + 1e-3 for a, b in pairwise(chances)), (zero, again, chances)

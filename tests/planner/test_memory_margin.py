@@ -75,15 +75,18 @@ def test_neighbouring_rows_of_a_table_share_its_memory() -> None:
     assert table.select([1, 2]).forward.data_ptr() == table.forward[1].data_ptr()
 
 
-@pytest.mark.slow
 def test_a_job_of_a_thousand_layers_gets_a_plan_after_all_steps() -> None:
+    """The descent has half of the limit, several times what it needs."""
     job = ["model.num_layers=1000", "cluster=h100_16x8", "training.global_batch_size=512"]
     few = [
-        "search.num_steps=40",
+        "search.num_steps=10",
+        "search.max_seconds=60",
         "search.polish=false",
         "verification.enabled=false",
         "space.out_of_memory=0.5",
+        "space.tp=8",
+        "space.num_micro_batches=64",
     ]
     found = plan(load_problem([*job, *few]))
     assert found.result is not None
-    assert found.result.steps == 40
+    assert found.result.steps == 10

@@ -45,16 +45,22 @@ def test_only_what_the_trainer_writes_is_offered() -> None:
     assert "space.offload" not in sentence
 
 
+LARGE = ("model=llama3_8b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT)
+OFFLOADING = "trainer=deepspeed 'space.offload={optimizer: 1.0}'"
+
+
 @pytest.mark.parametrize("trainer", ["none", "deepspeed", "torch", "galvatron"])
 def test_offloading_is_offered_in_the_words_of_a_trainer_that_writes_it(trainer: str) -> None:
     """DeepSpeed writes one share of the optimizer's state; no other trainer writes any."""
-    job = ("model=llama3_8b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT)
-    offer = "trainer=deepspeed 'space.offload={optimizer: 1.0}'"
     with pytest.raises(InfeasibleError) as caught:
-        plan(load_problem([*job, f"trainer={trainer}"]))
-    assert (offer in str(caught.value)) == (trainer in ("none", "deepspeed"))
+        plan(load_problem([*LARGE, f"trainer={trainer}"]))
+    assert (OFFLOADING in str(caught.value)) == (trainer in ("none", "deepspeed"))
     assert str(caught.value).count("space.offload") <= 1
-    found = plan(load_problem([*job, *offer.replace("'", "").split(" ", 1), "export=deepspeed"]))
+
+
+def test_the_offer_of_offloading_is_followed_to_a_plan_that_is_exported() -> None:
+    words = OFFLOADING.replace("'", "").split(" ", 1)
+    found = plan(load_problem([*LARGE, *words, "export=deepspeed"]))
     assert found.plan.offloaded_optimizer == 1.0
 
 

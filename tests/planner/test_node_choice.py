@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from darts_parallel.planner._session import Session
 from darts_parallel.planner.methods import search_result
 from darts_parallel.planner.node_choice import node_choices, rent, rented
 from darts_parallel.problem.billing import Bill, bill, choose
+from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.commands import QUIET, Command
 
@@ -34,9 +36,13 @@ def toy(*overrides: str) -> Problem:
     return load_problem([*TOY, *overrides])
 
 
-def rented_problems(problem: Problem) -> list[Problem]:
-    choices = node_choices(problem.cluster)
-    return [Problem.from_config(rented(problem.config, counts)) for counts in choices]
+@cache
+def optima(*extra: str) -> list[tuple[Cluster, float]]:
+    """Return the clusters of all choices, each with its optimal seconds; no objective changes them."""
+    config = toy(*extra).config
+    choices = node_choices(toy().cluster)
+    every = [Problem.from_config(rented(config, counts)) for counts in choices]
+    return [(each.cluster, exact(each)) for each in every]
 
 
 def exact(problem: Problem) -> float:
@@ -54,9 +60,10 @@ OBJECTIVES = [
 def test_the_choice_is_that_of_all_bills(overrides: list[str]) -> None:
     for extra in ([], ["cluster.inter_node.bandwidth_GBps=0.5", "space.tp=[1,2]"]):
         problem = toy(*overrides, "objective.num_iterations=1e5", *extra)
-        every = rented_problems(problem)
-        objective, pace = problem.config.objective, [(each.cluster, exact(each)) for each in every]
-        bills = [bill(objective, cluster, seconds) for cluster, seconds in pace if seconds < np.inf]
+        objective = problem.config.objective
+        bills = [
+            bill(objective, own, seconds) for own, seconds in optima(*extra) if seconds < np.inf
+        ]
         found, wanted = rent(problem).bill, choose(objective, [b for b in bills if b])
         assert found.dollars == pytest.approx(bills[wanted].dollars, rel=1e-9)
         assert found.hours == pytest.approx(bills[wanted].hours, rel=1e-9)
@@ -67,9 +74,8 @@ def test_the_front_is_that_of_all_choices(overrides: list[str]) -> None:
     problem = toy(*overrides, "objective.num_iterations=1e5")
     objective = problem.config.objective
     pairs = []
-    for each in rented_problems(problem):
-        seconds = exact(each)
-        amount = bill(objective, each.cluster, seconds)
+    for cluster, seconds in optima():
+        amount = bill(objective, cluster, seconds)
         if amount is not None and seconds < np.inf:
             pairs.append((seconds, amount.dollars))
     wanted = [
@@ -141,8 +147,8 @@ def test_nodes_that_do_not_pay_are_left_unrented() -> None:
 def test_the_fastest_nodes_need_no_price_and_leave_the_ones_that_slow_them_down() -> None:
     problem = toy("cluster.nodes.0.price_per_hour_usd=null")
     fastest = rent(problem)
-    every = rented_problems(problem)
-    assert fastest.iteration_time_s == pytest.approx(min(map(exact, every)), rel=1e-9)
+    every = [seconds for _, seconds in optima()]
+    assert fastest.iteration_time_s == pytest.approx(min(every), rel=1e-9)
     assert fastest.iteration_time_s < exact(problem)
     assert fastest.counts == (0, 2)
 
