@@ -41,12 +41,14 @@ def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
-    tmp_path: Path, command: Command
+def test_the_command_chooses_a_plan_that_is_searched_verified_judged_and_shown_meanwhile(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watched = watched_curves(tmp_path, monkeypatch)
     batches = ["bilevel.batch_candidates=[8,16]", f"hydra.run.dir={tmp_path}"]
     done = command(*OVERRIDES, *batches)
     assert done.status == 0, done.err
+    require_curves(watched)
     data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     plan = Plan.from_dict(data)
     assert {layer.tp_comm_bits for layer in (plan.layers[0], *plan.layers[-2:])} == {16}
@@ -101,38 +103,39 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_and_judged(
     assert "probability/all_layers" in tags["images"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_tensorboard_shows_probabilities_losses_and_noise_while_the_loop_runs(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values: dict[str, float] = {}
-    steps: dict[str, int] = {}
+def watched_curves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, float]]:
+    """Return what TensorBoard shows before the last step of a loop: step and value of every scalar."""
+    found: dict[str, tuple[int, float]] = {}
     real = BilevelLoop.step
 
     def watched(loop: BilevelLoop) -> BilevelRecord:
         """Read the file before the last step, as TensorBoard does."""
         if loop.trainer.step == loop.settings.num_steps - 1:
-            run = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+            run = EventAccumulator(str(folder / "tensorboard")).Reload()
             for tag in run.Tags()["scalars"]:
-                values[tag] = run.Scalars(tag)[-1].value
-                steps[tag] = run.Scalars(tag)[-1].step
+                last = run.Scalars(tag)[-1]
+                found[tag] = (last.step, last.value)
         return real(loop)
 
     monkeypatch.setattr(BilevelLoop, "step", watched)
-    batches = ["bilevel.batch_candidates=[8,16]", "verification.enabled=false"]
-    done = command(*OVERRIDES, *batches, f"hydra.run.dir={tmp_path}")
-    assert done.status == 0, done.err
+    return found
+
+
+def require_curves(found: dict[str, tuple[int, float]]) -> None:
+    """Check that probabilities, losses and noise are shown while the loop runs."""
     for block in (0, 1):
-        own = [steps[tag] for tag in steps if tag.startswith(f"probability/layer_{block}/")]
+        own = [found[tag][0] for tag in found if tag.startswith(f"probability/layer_{block}/")]
         assert max(own) == 4  # of five steps of the logits
     for name in ("batch", "pp"):
-        shares = [own for tag, own in values.items() if tag.startswith(f"probability_of/{name}_")]
+        shares = [
+            own for tag, (_, own) in found.items() if tag.startswith(f"probability_of/{name}_")
+        ]
         assert len(shares) == 2
         assert sum(shares) == pytest.approx(1.0)
     wanted = {"loss/train", "loss/validation", "search/noise_scale_sequences"}
-    assert wanted <= set(values)
-    assert {steps[tag] for tag in wanted} == {11}  # all that is done
-    assert not any(tag.startswith("z_results/") for tag in values)
+    assert wanted <= set(found)
+    assert {found[tag][0] for tag in wanted} == {11}  # all that is done
+    assert not any(tag.startswith("z_results/") for tag in found)
 
 
 def interrupting(real: Callable[..., Any], due: Callable[..., bool]) -> Callable[..., Any]:

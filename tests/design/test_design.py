@@ -15,6 +15,7 @@ from darts_parallel.cli._design import _interval, design_dict, main
 from darts_parallel.cost import evaluate
 from darts_parallel.design import (
     FIGURES,
+    Answer,
     Design,
     Designer,
     products,
@@ -58,6 +59,13 @@ def written(folder: Path, **changes: Any) -> Design:
     return read_design(str(file))
 
 
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Designer, Answer]:
+    """The design of the tests, solved for its budget; later budgets add tangents to it."""
+    designer = Designer(written(tmp_path_factory.mktemp("design")))
+    return designer, designer.solve(designer.design.budget)
+
+
 def log_seconds(pricing: Pricing, z: Array) -> Array:
     return pricing.log_seconds(torch.tensor(z, dtype=torch.float64)).numpy()
 
@@ -84,6 +92,8 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(
     for knob, step in enumerate(np.eye(5) * 1e-5):
         central = (log_seconds(pricing, z + step) - log_seconds(pricing, z - step)) / 2e-5
         np.testing.assert_allclose(slopes[:, knob], central, atol=1e-6)
+    touching = log_tangents(here, slopes, z, z)
+    assert touching.heights + touching.slopes @ z == pytest.approx(here, abs=1e-9)
     for y in rng.normal(size=(8, 5)):
         there = log_seconds(pricing, y)
         for at in (z, y, rng.normal(size=5)):
@@ -115,10 +125,11 @@ def test_money_that_nearly_buys_the_most_bounds_what_it_buys_from_below() -> Non
     assert spent.value <= (slopes * spent.z).sum()
 
 
-def test_tangents_one_by_one_bound_nearly_as_well_as_all_together(tmp_path: Path) -> None:
-    designer = Designer(written(tmp_path))
+def test_tangents_one_by_one_bound_nearly_as_well_as_all_together(
+    solved: tuple[Designer, Answer],
+) -> None:
+    designer, _ = solved
     (branch,), budget = designer.branches, designer.design.budget
-    designer.solve(budget)
     money = budget - branch.option.fixed - branch.memory
     alone = np.where(money < branch.knobs.cost(branch.knobs.low).sum(), np.inf, -np.inf)
     branch._raise_bounds(alone, 0, money, np.inf)
@@ -127,13 +138,16 @@ def test_tangents_one_by_one_bound_nearly_as_well_as_all_together(tmp_path: Path
         assert together - 0.02 <= alone[row] <= together + 1e-9
 
 
-@pytest.mark.parametrize("more", [{}, {"nodes.0.device.peak_flops": {"price": 9}}])
+@pytest.mark.parametrize("twice", [False, True])
 def test_the_bound_is_below_and_near_what_random_search_finds(
-    tmp_path: Path, more: dict[str, Any]
+    tmp_path: Path, twice: bool, solved: tuple[Designer, Answer]
 ) -> None:
-    design = written(tmp_path, knobs=TOY["knobs"] | more)  # two knobs of one place multiply
-    designer = Designer(design)
-    answer = designer.solve(design.budget)
+    designer, answer = solved
+    if twice:  # two knobs of one place multiply
+        knobs = TOY["knobs"] | {"nodes.0.device.peak_flops": {"price": 9}}
+        designer = Designer(written(tmp_path, knobs=knobs))
+        answer = designer.solve(designer.design.budget)
+    design = designer.design
     assert 0.0 <= answer.gap <= 1e-3
     assert answer.spent <= design.budget * (1 + 1e-9)
     assert answer.planner_calls <= 12
@@ -149,21 +163,25 @@ def test_the_bound_is_below_and_near_what_random_search_finds(
         assert found.min(initial=np.inf) >= np.log(answer.bound_iteration_time_s) - 1e-9
 
 
-def test_more_money_never_costs_seconds_and_tangents_stay(tmp_path: Path) -> None:
-    design = written(tmp_path)
-    designer = Designer(design)
+def test_more_money_never_costs_seconds_and_tangents_stay(
+    solved: tuple[Designer, Answer],
+) -> None:
+    designer, _ = solved
+    design = designer.design
     seconds = [designer.solve(factor * design.budget).iteration_time_s for factor in design.budgets]
     assert all(more <= less * (1 + design.tolerance) for less, more in pairwise(seconds))
     assert designer.solve(design.budget).planner_calls == 0
 
 
-def test_discrete_choices_are_pruned_by_their_bounds(tmp_path: Path) -> None:
+def test_discrete_choices_are_pruned_by_their_bounds(
+    tmp_path: Path, solved: tuple[Designer, Answer]
+) -> None:
     options = {
         "dear": {"overrides": ["cluster=toy"], "fixed": {"gpu": 60}},
         "cheap": TOY["options"]["two"],
     }
     answer = Designer(written(tmp_path, options=options)).solve(900.0)
-    single = Designer(written(tmp_path)).solve(900.0)
+    _, single = solved
     assert answer.option.name == "cheap"
     assert answer.iteration_time_s == pytest.approx(single.iteration_time_s, rel=1e-3)
     assert answer.planner_calls <= single.planner_calls + 4
@@ -296,10 +314,9 @@ def test_layer_by_layer_seconds_and_the_front_are_those_of_all_jobs(tmp_path: Pa
     assert (found["plan"], found["fixed"]) == ("plan.json", design.options[0].fixed)
 
 
-def test_the_least_budget_for_a_target(tmp_path: Path) -> None:
-    design = written(tmp_path)
-    designer = Designer(design)
-    target = designer.solve(design.budget).iteration_time_s
+def test_the_least_budget_for_a_target(solved: tuple[Designer, Answer]) -> None:
+    designer, best = solved
+    design, target = designer.design, best.iteration_time_s
     answer = Designer(design).reach(target)
     assert answer.iteration_time_s <= target
     assert answer.budget == pytest.approx(design.budget, rel=5e-3)
