@@ -86,13 +86,15 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
 
 
 def keys_about(topic: str) -> list[KeyDoc]:
-    """Return the keys that a topic names: a word, a whole key, or the last part of keys."""
+    """Return the keys that a topic names: a word, a whole key, the last part of keys, or any part."""
     word = SYNONYMS.get(topic, topic)
     key = {**WORDS, **OTHER_WORDS}.get(word, word)
     pattern = key.replace(".0.", "[].")
     docs = [doc for doc in key_docs() if doc.key == pattern]
     if not docs:
         docs = [doc for doc in key_docs() if doc.key.endswith(f".{pattern}")]
+    if not docs:
+        docs = [doc for doc in key_docs() if pattern in doc.key]
     return docs[:MOST_KEYS]
 
 

@@ -87,6 +87,8 @@ def test_every_word_stands_for_one_key_that_the_help_explains(word: str) -> None
         ("device", "cluster.devices.*.peak_TFLOPs"),
         ("tune", "--from-log"),
         ("graph", "darts-parallel graph --help"),
+        ("lora", "training.lora_rank"),
+        ("output", "output.tensorboard"),
     ],
 )
 def test_a_topic_is_explained(topic: str, words: str) -> None:

@@ -1,5 +1,6 @@
 """A trainer's space holds all that its own source can run; the rest is refused by name."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,10 +70,19 @@ def test_accelerate_trains_models_with_experts_by_fsdp() -> None:
 def test_megatron_trains_gpt_oss_by_a_learnable_softmax() -> None:
     free = ("space.num_micro_batches=null", "space.tp=1", "space.recompute=full")
     job = problem("model=gpt_oss_20b", "trainer=megatron", "cluster=h100_8x8", *free)
-    files = export_plan(job, plan(job).plan, "megatron").files
-    assert any("--softmax-type learnable" in text for text in files.values())
+    found = plan(job).plan
+    (script,) = [
+        text for text in export_plan(job, found, "megatron").files.values() if "--softmax" in text
+    ]
+    assert "--softmax-type learnable" in script
+    # every second block looks back at 128 tokens, the query itself among them
+    assert "--window-size 127,0" in script
+    assert "--window-attn-skip-freq 2" in script
+    whole = job.with_config(
+        model=replace(job.config.model, sliding_window=None, sliding_window_pattern=None)
+    )
     with pytest.raises(UnsupportedError, match="learned logit"):
-        export_plan(job, plan(job).plan, "nanotron")
+        export_plan(whole, found, "nanotron")
 
 
 def test_nanotrons_pipelines_have_the_stages_that_it_cuts() -> None:
