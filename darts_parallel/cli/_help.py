@@ -90,11 +90,10 @@ def keys_about(topic: str) -> list[KeyDoc]:
     word = SYNONYMS.get(topic, topic)
     key = {**WORDS, **OTHER_WORDS}.get(word, word)
     pattern = key.replace(".0.", "[].")
-    docs = [doc for doc in key_docs() if doc.key == pattern]
-    if not docs:
-        docs = [doc for doc in key_docs() if doc.key.endswith(f".{pattern}")]
-    if not docs:
-        docs = [doc for doc in key_docs() if pattern in doc.key]
+    known = key_docs()
+    whole = [doc for doc in known if doc.key == pattern]
+    last = [doc for doc in known if doc.key.endswith(f".{pattern}")]
+    docs = whole or last or [doc for doc in known if pattern in doc.key]
     return docs[:MOST_KEYS]
 
 

@@ -130,7 +130,7 @@ class _TrainerRows:
         cuts = own.config.abilities(name).own_stages
         shared = same and problem.config.space.trainer is None and not cuts
         if not shared:
-            own = replace(own, headroom=tightened(own).headroom)
+            own = tightened(own)
         best = self._own_best(name, own, shared=shared)
         layerwise = own.config.abilities(name).layerwise or own.config.space.executable
         if best.plan is not None and layerwise and problem.config.space.kind != "uniform":
@@ -169,7 +169,7 @@ class _TrainerRows:
 def own_problem(problem: Problem, name: str) -> Problem:
     """Return the problem of a trainer: uniform plans that it runs, by its own efficiencies."""
     config = problem.config.for_trainer(name, executable=False, kind="uniform")
-    return replace(Problem.from_config(config), headroom=problem.headroom)
+    return Problem.from_config(config).leaving_free(problem.headroom)
 
 
 def _restricted(tables: Sequence[CostTable], own: Problem) -> Iterator[CostTable]:

@@ -225,7 +225,7 @@ class _ChanceSearch:
         found = list(met)
         if failed is not None:
             # from the tightest level, so that all limits meet the same plan
-            distance = _distance_that_fits(replace(self.problem, headroom=self.headrooms[-1]))
+            distance = _distance_that_fits(self.problem.leaving_free(self.headrooms[-1]))
             for own in (distance, distance / 2.0, 0.0)[: 1 if met else None]:
                 with suppress(InfeasibleError):
                     found.append(self.find(_headroom(own)))
@@ -251,7 +251,7 @@ def _distance_that_fits(problem: Problem) -> float:
     low, high = 0.0, _distance(problem.headroom)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
-        own = replace(problem, headroom=_headroom(middle))
+        own = problem.leaving_free(_headroom(middle))
         loose = [with_memory(table, own.cluster, own.margin) for table in tables]
         if any_fits(loose, own.config.space.kind):
             low = middle

@@ -216,7 +216,10 @@ class Workers(AbstractContextManager["Workers"]):
 
         Errors:
             DartsParallelError: what a rank raised as such, or that a process died or did not answer.
+            GroupError: the processes were stopped before.
         """
+        if not self._pools:
+            raise GroupError("the processes of this job were stopped; try new ones.")
         try:
             group = (*self._group, job, *arguments)
             answers = [_submitted(pool, rank, *group) for rank, pool in enumerate(self._pools)]

@@ -72,7 +72,7 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
         fullest = replace(plan, layers=tuple(replace(s, recompute="full") for s in plan.layers))
         fits = bool(hard_plan(fullest, problem)[2].feasible[0])
     if case.run.host_GiB is not None and table.host is not None:
-        factor = float(problem.cluster.groups[0].device.state_factor)
+        factor = float(torch.as_tensor(device.state_factor).detach())
         fits &= _host_bytes(table, plans, factor) <= case.run.host_GiB * GIB
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
 

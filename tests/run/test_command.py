@@ -246,6 +246,8 @@ def test_a_process_that_dies_stops_all_others_at_once() -> None:
         with pytest.raises(GroupError, match=re.escape(sentence)):
             workers.run(die, 1 if killed is None else 5)
         assert not any(alive(pid) for pid in pids)
+        with pytest.raises(GroupError, match="were stopped"):  # and no empty answer
+            workers.run(die, 1)
 
 
 def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
