@@ -269,7 +269,7 @@ def test_four_bit_gradients_of_zero_3_are_deepspeeds_own_switch() -> None:
         assert settings["zero_optimization"].get("zero_quantized_gradients") is expected
     for zero, bits in ((1, 4), (3, 2)):
         plan = plan_of(problem, LayerStrategy(1, 8, zero, grad_comm_bits=bits), 1)
-        with pytest.raises(UnsupportedError, match=r"grad_comm_bits=.*no such quantized.*nearest"):
+        with pytest.raises(UnsupportedError, match=r"grad_comm_bits=.*no such quantized.*closest"):
             export_plan(problem, plan, "deepspeed")
 
 
