@@ -21,6 +21,7 @@ from darts_parallel.planner.memory_chance import (
 )
 from darts_parallel.planner.planning import plan, plan_at_limits
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
+from darts_parallel.planner.result import Planned
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB
 from darts_parallel.problem.problem import Problem, load_problem
@@ -61,6 +62,40 @@ def test_the_descent_is_not_slower_at_a_looser_limit_where_no_plan_fits_at_its_h
         assert not found.warning
         assert found.result.iteration_time_s <= best * 1.01
         best = min(best, found.result.iteration_time_s)
+
+
+def test_limits_that_no_headroom_keeps_meet_the_same_safest_plan() -> None:
+    job = ["model=toy", "training=toy", "cluster=toy", "cluster.devices.toy.memory_GiB=0.1176"]
+    few = ["search.num_steps=20", "search.num_restarts=4", "verification.enabled=false"]
+    limits = (0.001, 0.003, 0.005)
+    found = plan_at_limits(load_problem([*job, *few]), limits)
+    assert len({own.plan for own in found if own is not None}) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["verification.enabled=false"],
+        ["cost.pipeline=simulated", "cluster.devices.toy.memory_GiB=0.1176"],
+    ],
+)
+def test_a_sure_plan_is_loosened_where_no_exact_method_says_that_nothing_is_gained(
+    overrides: list[str],
+) -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy", *overrides])
+    some = plan(tight_toy(1.0))
+    assert some.result is not None
+    fast = replace(some, problem=problem, out_of_memory=0.05)
+    slow = replace(fast, result=replace(some.result, iteration_time_s=1.0), out_of_memory=0.0)
+
+    most = 1.0 if "verification.enabled=false" in overrides else tightened(problem).headroom * 0.99
+
+    def find(headroom: float) -> Planned:
+        if headroom >= most:
+            raise InfeasibleError("no plan fits")
+        return slow if headroom else fast
+
+    assert memory_chance.within_chance(problem, find) is fast
 
 
 @pytest.mark.parametrize("gib", [0.16, 0.2, 0.3])
