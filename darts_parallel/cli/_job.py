@@ -131,8 +131,6 @@ class Job(Watcher):
         try:
             yield
         except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                raise
             self.tracker = None
             self.say(f"the curves cannot be written ({error.strerror}); all else stands.")
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from darts_parallel.cli._job import Job
 from darts_parallel.cli._run_folder import OVERRIDES, RunFolder
-from darts_parallel.config import Config
+from darts_parallel.config import Config, leave_pipe
 from darts_parallel.errors import begin_command
 from darts_parallel.export import require_trainers
 from darts_parallel.planner import choose_nodes
@@ -21,7 +21,7 @@ PIPED_WIDTH = 100
 class PipedConsole(Console):
     """A console that is wide in a pipe, where rich assumes 80 columns.
 
-    It leaves it to the command what follows where the reader of its pipe has gone.
+    The command goes on without a word where the reader of its pipe has gone, as behind `| head`.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -30,8 +30,8 @@ class PipedConsole(Console):
             self.width = max(self.width, PIPED_WIDTH)
 
     def on_broken_pipe(self) -> None:
-        """Raise what rich has caught, instead of an exit status of its own."""
-        raise BrokenPipeError
+        """Write the files all the same; rich would end the process here."""
+        leave_pipe()
 
 
 def run_in(folder: RunFolder, config: Config, given: Sequence[str], *, swept: bool) -> float:

@@ -51,6 +51,7 @@ from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.old_keys import translate as translate
 from darts_parallel.config.options import FOLDER as FOLDER
 from darts_parallel.config.options import guarded as guarded
+from darts_parallel.config.options import leave_pipe as leave_pipe
 from darts_parallel.config.options import parse as parse
 from darts_parallel.config.options import read_typed as read_typed
 from darts_parallel.config.options import run_folder as run_folder

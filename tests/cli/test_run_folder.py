@@ -14,8 +14,7 @@ from darts_parallel.cli import _job as job
 from darts_parallel.cli import _task as task
 from darts_parallel.cli import command as cli
 from darts_parallel.cli._run_folder import RunFolder
-from darts_parallel.config import options
-from darts_parallel.config.options import READER_LEFT, run_folder
+from darts_parallel.config.options import run_folder
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, TOY, Command
 
@@ -137,16 +136,19 @@ def test_a_plan_that_cannot_be_written_leaves_no_curves_and_one_sentence(
     assert not any("tfevents" in name for name in outcome.files)
 
 
-def test_a_reader_that_has_gone_ends_the_command(
+def test_a_reader_that_has_gone_gets_all_files(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*arguments: Any) -> None:
-        task.PipedConsole(quiet=False).on_broken_pipe()
+    printed = job.render
+    left = []
 
-    monkeypatch.setattr(job, "render_ending", gone)
-    monkeypatch.setattr(
-        options, "leave_pipe", lambda: READER_LEFT
-    )  # the captured output is no file
+    def gone(*arguments: Any) -> list[Any]:
+        task.PipedConsole(quiet=False).on_broken_pipe()
+        return printed(*arguments)
+
+    monkeypatch.setattr(job, "render", gone)
+    # the captured output is no file
+    monkeypatch.setattr(task, "leave_pipe", lambda: left.append(1))
     outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
-    assert (outcome.status, outcome.err) == (READER_LEFT, "")
-    assert "run/plan.json" in outcome.files
+    assert (outcome.status, outcome.err, left) == (0, "", [1])
+    assert {"run/plan.json", "run/report.html"} <= set(outcome.files)
