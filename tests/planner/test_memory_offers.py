@@ -37,6 +37,13 @@ def test_every_offer_is_followed_to_a_plan_of_its_seconds() -> None:
         assert plan(free).result.iteration_time_s == pytest.approx(float(seconds), rel=6e-3)
 
 
+def test_offers_of_simulated_pipelines_have_no_seconds() -> None:
+    """The search of uniform plans knows the closed form alone."""
+    sentence = refused("cost.pipeline=simulated")
+    assert "or training.lora_rank=16" in sentence
+    assert not OFFER.search(sentence)
+
+
 def test_only_what_the_trainer_writes_is_offered() -> None:
     """Megatron-LM trains all weights of its own models and has no 8-bit Adam."""
     sentence = refused("trainer=megatron")
