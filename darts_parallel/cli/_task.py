@@ -8,7 +8,6 @@ from rich.console import Console
 from darts_parallel.cli._job import Job
 from darts_parallel.cli._run_folder import OVERRIDES, RunFolder
 from darts_parallel.config import Config, leave_pipe
-from darts_parallel.errors import begin_command
 from darts_parallel.export import require_trainers
 from darts_parallel.planner import choose_nodes
 from darts_parallel.plans import write_json
@@ -44,7 +43,6 @@ def run_in(folder: RunFolder, config: Config, given: Sequence[str], *, swept: bo
     Returns:
         Seconds per iteration.
     """
-    begin_command()
     # small tensors: threads cost more than they bring, and sums keep one order
     torch.set_num_threads(1)
     problem, rental = choose_nodes(Problem.from_config(config))

@@ -33,6 +33,7 @@ from darts_parallel.config import (
 from darts_parallel.errors import (
     REFUSED,
     DartsParallelError,
+    begin_command,
     fail,
     long_imports,
     package_version,
@@ -171,6 +172,8 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, sw
         config = job_config(composed, given)
         with long_imports():
             from darts_parallel.cli._task import run_in
+
+            begin_command()  # while no garbage is collected: it freezes all that was imported
         return run_in(folder, config, given, swept=swept)
     except BaseException as error:
         if swept and isinstance(error, DartsParallelError):
