@@ -11,8 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -142,18 +141,6 @@ def begin_start() -> None:
         signal.signal(signal.SIGINT, _end_quietly)
 
 
-@contextmanager
-def long_imports() -> Iterator[None]:
-    """Collect no garbage while modules are imported inside: the search takes a tenth of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 def replace_closed_outputs() -> None:
     """Write to nobody where standard output or standard error is closed."""
     if sys.stdout is None or sys.stderr is None:
@@ -163,11 +150,15 @@ def replace_closed_outputs() -> None:
 
 
 def begin_command() -> None:
-    """Hand Ctrl-C over to the command, which has imported all that it needs."""
+    """Hand Ctrl-C over to the command, which has imported all that it needs.
+
+    What the imports made is never looked at as garbage.
+    """
     replace_closed_outputs()
     if signal.getsignal(signal.SIGINT) is _end_quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.freeze()
+    gc.enable()
 
 
 def fail(sentence: str, name: str = "darts-parallel") -> NoReturn:

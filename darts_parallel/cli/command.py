@@ -3,6 +3,7 @@
 What is slow to import (torch, and all that needs it) is imported when a job is known to be valid.
 """
 
+import gc
 import os
 import sys
 import time
@@ -35,7 +36,6 @@ from darts_parallel.errors import (
     DartsParallelError,
     begin_command,
     fail,
-    long_imports,
     package_version,
     replace_closed_outputs,
 )
@@ -170,10 +170,10 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, sw
     """Check the job's configuration, then import what is slow, and run the job."""
     try:
         config = job_config(composed, given)
-        with long_imports():
-            from darts_parallel.cli._task import run_in
+        gc.disable()  # to look for garbage takes a tenth of the imports' time
+        from darts_parallel.cli._task import run_in
 
-            begin_command()  # while no garbage is collected: it freezes all that was imported
+        begin_command()
         return run_in(folder, config, given, swept=swept)
     except BaseException as error:
         if swept and isinstance(error, DartsParallelError):

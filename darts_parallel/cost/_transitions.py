@@ -25,14 +25,13 @@ def stored_bytes(
         tokens: Tokens of a micro-batch on one rank under each layout, `(O, Y)`.
         width: Bytes of one element.
     """
-    rows = []
-    for layer in layers[:-1]:
-        # logits are divided by tp whatever the layout of the hidden state
-        head = layer.kind == "head"
-        shards = [layout.tp if layout.sequence_parallel or head else 1 for layout in layouts]
-        rows.append(layer.output_elements / float_tensor(shards))
-    per_rank = torch.stack(rows) if rows else tokens.new_zeros(0, len(layouts))
-    return tokens.unsqueeze(1) * per_rank * width
+    elements = float_tensor([layer.output_elements for layer in layers[:-1]])
+    # logits are divided by tp whatever the layout of the hidden state
+    heads = torch.tensor([layer.kind == "head" for layer in layers[:-1]], dtype=torch.bool)
+    split = torch.tensor([layout.sequence_parallel for layout in layouts])
+    tp = float_tensor([layout.tp for layout in layouts])
+    shards = torch.where(heads.unsqueeze(1) | split, tp, 1.0)
+    return tokens.unsqueeze(1) * (elements.unsqueeze(1) / shards) * width
 
 
 def _missing_share(a: LayerStrategy, b: LayerStrategy) -> float:

@@ -15,7 +15,7 @@ A new collective is a function here, and a call where its bytes are known: `laye
 `sharding.py`, `_transitions.py` or a file of `terms/`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ class RingGroup:
     gpus: Tensor
     """GPUs of a node that communicate at once: `gpus / local` groups inside it, and `gpus` rings
     over its link to the others."""
+    _rates: dict[tuple[Link, Link], tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def rates(self, intra: Link, inter: Link) -> tuple[Tensor, Tensor]:
+        """Return the seconds a byte, and the latency, to reduce-scatter over the group, each `(C,)`."""
+        found = self._rates.get((intra, inter))
+        if found is None:
+            found = self._rates[intra, inter] = _ring_rates(self, intra, inter)
+        return found
 
 
 def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGroup, RingGroup]:
@@ -101,13 +111,18 @@ def reduce_scatter(
     Returns:
         Seconds, shape of `size`.
     """
+    per_byte, latency = group.rates(intra, inter)
+    return size * per_byte + messages * latency
+
+
+def _ring_rates(group: RingGroup, intra: Link, inter: Link) -> tuple[Tensor, Tensor]:
     local = group.local
     nodes = group.nodes
     rings_inside = group.gpus / local if intra.shared else 1.0
-    inside = (local - 1) / local * size * rings_inside / intra.towards(local - 1)
-    across = (nodes - 1) / nodes * (size / local) * group.gpus / inter.bandwidth
+    inside = (local - 1) / local * rings_inside / intra.towards(local - 1)
+    across = (nodes - 1) / nodes / local * group.gpus / inter.bandwidth
     latency = torch.log2(local) * intra.latency + torch.log2(nodes) * inter.latency
-    return inside + across + messages * latency
+    return inside + across, latency
 
 
 def all_reduce(

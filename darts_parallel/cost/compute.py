@@ -11,7 +11,6 @@ bits, and so does attention unless the job says otherwise (`training.fp8_dot_pro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 
 import torch
 from torch import Tensor
@@ -101,8 +100,7 @@ def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tens
 
 def alignment(size: Tensor, device: Device) -> Tensor:
     """Return the share of the speed that products with a side of `size` elements keep, shape of `size`."""
-    common = [gcd(int(value), ALIGNED) for value in size.reshape(-1).tolist()]
-    misaligned = torch.tensor(common, dtype=size.dtype).reshape(size.shape) < ALIGNED
+    misaligned = size.long() % ALIGNED != 0
     return 1.0 - misaligned.to(size.dtype) * (1.0 - device.misaligned_efficiency)
 
 
@@ -273,15 +271,13 @@ def exposed(compute: Tensor, communication: Tensor, g: Scalar) -> Tensor:
     """Return the seconds by which `communication` next to `compute` lengthens it.
 
     `T = (a^g + b^g)^(1/g)` (Pollux, Qiao et al. 2021, equation 11), minus `a`, in a form that is
-    exact for small ratios and never overflows. g = 1 hides nothing; a large g hides all of the
-    shorter one.
+    exact for small ratios and never overflows: `log(T/a)` is that of the longer one to `a`, and of
+    `T` to the longer one. g = 1 hides nothing; a large g hides all of the shorter one.
     """
     ratio = communication / compute
-    small = ratio.clamp(max=1.0)
-    large = ratio.clamp(min=1.0)
-    log_if_small = torch.log1p(small**g) / g
-    log_if_large = torch.log(large) + torch.log1p(large ** (-g)) / g
-    return compute * torch.expm1(torch.where(ratio <= 1.0, log_if_small, log_if_large))
+    longer = ratio.clamp(min=1.0)
+    shorter = ratio.clamp(max=1.0)
+    return compute * torch.expm1(torch.log(longer) + torch.log1p((shorter / longer) ** g) / g)
 
 
 def launch_gap(kernels: Tensor, launches: Scalar) -> Tensor:

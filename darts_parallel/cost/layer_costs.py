@@ -34,7 +34,6 @@ from darts_parallel.cost.sharding import (
     context_gather,
     frozen_bytes,
     layer_shards,
-    ring_group,
     sharding_seconds,
 )
 from darts_parallel.cost.stage_context import StageContext
@@ -412,15 +411,13 @@ def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Ten
         width: Bytes on the wire per element, `(C,)`.
     """
     choices = stage.choices
-    topology = stage.topology
     elements = choices.tokens * stage.model.config.hidden_size
-    shapes = [topology.tensor_parallel(int(tp)) for tp in choices.tp.tolist()]
     eight_bit = stage.device.eight_bit and any(gemm.split in IN_BLOCKS for gemm in layer.gemms)
     cast = (choices.sequence_shards > 1) & eight_bit
     half_cast = (width + width.clamp(max=1.0)) / 2.0
     size = torch.where(cast, half_cast, width) * elements
     start = (choices.tp > 1).double() * stage.device.collective_start
-    return all_reduce(size, ring_group(shapes, topology), *stage.links) + start
+    return all_reduce(size, stage.tensor_ring, *stage.links) + start
 
 
 def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:

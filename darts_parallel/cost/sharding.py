@@ -5,19 +5,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.collectives import (
     RingGroup,
     all_reduce,
     reduce_scatter,
-    single_ring,
     split_group,
     wire_bytes,
 )
 from darts_parallel.cost.compute import exposed, stream_seconds
 from darts_parallel.cost.memory import StateBytes
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.problem import LayerSpec, Scalar, StageTopology
+from darts_parallel.problem import LayerSpec, Scalar
 
 BUCKET = 40e6
 """Parameters whose gradients travel as one message, of any number of layers (the default size of
@@ -76,31 +74,15 @@ def layer_shards(
     stage: StageContext, parameters: Tensor, frozen: float | None = None
 ) -> ShardGroup:
     """Return a group of parameters that are replicated over the data-parallel ranks of a layer."""
-    choices = stage.choices
-    inner, across = split_group(data_group(stage), choices.ranks, choices.shards)
-    return ShardGroup(parameters, choices.shards, inner, across, frozen)
+    return ShardGroup(parameters, stage.choices.shards, *stage.shard_rings, frozen)
 
 
 def context_gather(stage: StageContext, size: Tensor) -> Tensor:
     """Return the seconds to all-gather `size` bytes over the context-parallel ranks, `(O, C)`."""
     choices = stage.choices
     parts = torch.full_like(choices.ranks, choices.cp)
-    ring, _ = split_group(data_group(stage), choices.ranks, parts)
+    ring, _ = split_group(stage.data_parallel(choices.tp), choices.ranks, parts)
     return reduce_scatter(size, ring, *stage.links)
-
-
-def data_group(stage: StageContext) -> RingGroup:
-    """Return the data-parallel groups of every strategy."""
-    topology = stage.topology
-    shapes = [topology.data_parallel(int(tp)) for tp in stage.choices.tp.tolist()]
-    return ring_group(shapes, topology)
-
-
-def ring_group(shapes: list[tuple[int, int]], topology: StageTopology) -> RingGroup:
-    """Return groups from their ranks on a node and the nodes that they cross."""
-    local = float_tensor([ranks for ranks, _ in shapes])
-    nodes = float_tensor([crossed for _, crossed in shapes])
-    return RingGroup(local=local, nodes=nodes, gpus=torch.full_like(local, topology.gpus_per_node))
 
 
 def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
@@ -127,8 +109,6 @@ class _Collectives:
     """All-gather of parameters."""
     scatter: Tensor
     """Reduce-scatter of gradients inside shard groups."""
-    reduce: Tensor
-    """All-reduce of gradients inside shard groups."""
     replicas: Tensor
     """All-reduce of shards across shard groups."""
 
@@ -160,13 +140,15 @@ def sharding_seconds(
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, stage.device.overlap_exponent)
 
-    per_forward = torch.where(zero == 3, exposed_by(forward, gather), none)
-    scattered = torch.where(zero == 2, exposed_by(backward, scatter), none)
-    per_backward = torch.where(zero == 3, exposed_by(backward, gather + scatter), scattered)
-    sharded = torch.where(zero == 1, scatter, 0.0) + all_groups.replicas
-    last = exposed_by(backward, torch.where(zero == 0, all_groups.reduce, sharded))
-    gathers_once = (zero == 1) | (zero == 2)
-    gathered = torch.where(gathers_once, exposed_by(forward, gather), none)
+    third = zero == 3
+    gathered = exposed_by(forward, gather)
+    per_forward = torch.where(third, gathered, none)
+    often = exposed_by(backward, torch.where(third, gather + scatter, scatter))
+    per_backward = torch.where(zero >= 2, often, none)
+    # without shards the gradients are all-reduced
+    once = torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0))
+    last = exposed_by(backward, once + all_groups.replicas)
+    gathered = torch.where((zero == 0) | third, none, gathered)
     gathered = gathered + _owner_broadcast_seconds(stage, parts[0])
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
@@ -179,11 +161,9 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
     third_stage = choices.zero_stage == 3
     bytes_sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
     none = torch.zeros_like(choices.ranks)
-    total = _Collectives(none, none, none, none)
+    total = _Collectives(none, none, none)
     for part in parts:
         inner = part.inner
-        if stage.software.single_ring:
-            inner = single_ring(inner, third_stage)
         # a layer without parameters sends no message, and so has no latency
         present = part.parameters > 0
         bucket_share = (part.parameters / BUCKET).clamp(max=1.0)
@@ -199,8 +179,6 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
         gradients = part.parameters * bytes_sent
         scatter = reduce_scatter(gradients, inner, *links, messages)
         total.scatter = total.scatter + present * scatter
-        reduced = all_reduce(gradients, inner, *links, messages)
-        total.reduce = total.reduce + present * reduced
         replicas = all_reduce(gradients / part.shards, part.across, *links, messages)
         total.replicas = total.replicas + present * replicas
     return total

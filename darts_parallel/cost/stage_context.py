@@ -1,5 +1,6 @@
 """The training job on one kind of stage: what every price of a layer is read from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
-from darts_parallel.cost.choices import ChoiceTensors, element_bytes
+from darts_parallel.cost.choices import ChoiceTensors, element_bytes, float_tensor
+from darts_parallel.cost.collectives import RingGroup, single_ring, split_group
 from darts_parallel.cost.memory import StateBytes, state_bytes
 from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import (
@@ -70,6 +72,41 @@ class StageContext:
     def links(self) -> tuple[Link, Link]:
         """Link inside a node, and the one between nodes, of the stage's collectives."""
         return self.cluster.stage_links(self.topology)
+
+    @cached_property
+    def shard_rings(self) -> tuple[RingGroup, RingGroup]:
+        """Ranks that share the ZeRO state of a layer, and ranks that hold the same shard."""
+        choices = self.choices
+        return self.sharded(self.data_parallel(choices.tp), choices.ranks, choices.shards)
+
+    def sharded(
+        self, group: RingGroup, ranks: Tensor, shards: Tensor
+    ) -> tuple[RingGroup, RingGroup]:
+        """Divide data-parallel groups as `split_group` does, with the framework's rings of ZeRO-3."""
+        inner, across = split_group(group, ranks, shards)
+        if self.software.single_ring:
+            inner = single_ring(inner, self.choices.zero_stage == 3)
+        return inner, across
+
+    @cached_property
+    def tensor_ring(self) -> RingGroup:
+        """Tensor-parallel groups of every strategy."""
+        return self.tensor_parallel(self.choices.tp)
+
+    def data_parallel(self, degrees: Tensor) -> RingGroup:
+        """Return the data-parallel groups next to tensor-parallel ones of some degrees, `(C,)`."""
+        return self._ring_group(degrees, self.topology.data_parallel)
+
+    def tensor_parallel(self, degrees: Tensor) -> RingGroup:
+        """Return the tensor-parallel groups of some degrees, `(C,)`."""
+        return self._ring_group(degrees, self.topology.tensor_parallel)
+
+    def _ring_group(self, degrees: Tensor, shape: Callable[[int], tuple[int, int]]) -> RingGroup:
+        """Return groups from their ranks on a node and the nodes that they cross."""
+        shapes = float_tensor([shape(int(degree)) for degree in degrees.tolist()])
+        local, nodes = shapes.unbind(1)
+        gpus = torch.full_like(local, self.topology.gpus_per_node)
+        return RingGroup(local=local, nodes=nodes, gpus=gpus)
 
     @property
     def width(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.choices import float_tensor
-from darts_parallel.cost.collectives import RingGroup, all_to_all, reduce_scatter, split_group
+from darts_parallel.cost.collectives import RingGroup, all_to_all, reduce_scatter
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
     exposed,
@@ -23,7 +23,7 @@ from darts_parallel.cost.compute import (
     products_seconds,
     stream_seconds,
 )
-from darts_parallel.cost.sharding import ShardGroup, frozen_bytes, ring_group
+from darts_parallel.cost.sharding import ShardGroup, frozen_bytes
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
 from darts_parallel.errors import UnsupportedError
@@ -119,11 +119,9 @@ class ExpertTerm(CostTerm):
 
     def shard_groups(self, stage: StageContext, layer: LayerSpec) -> list[ShardGroup]:
         """Return the experts' weights on a rank, which `edp` ranks hold."""
-        topology = stage.topology
         degrees = stage.choices.ep * stage.choices.etp
-        shapes = [topology.data_parallel(int(degree)) for degree in degrees.tolist()]
         replicas = stage.choices.expert_replicas
-        inner, across = split_group(ring_group(shapes, topology), replicas, replicas)
+        inner, across = stage.sharded(stage.data_parallel(degrees), replicas, replicas)
         experts = _experts(layer)
         parameters = experts.parameters / degrees
         matrices = experts.count * (1 + experts.inputs / experts.width) / stage.choices.ep
@@ -205,13 +203,10 @@ def _grouped_seconds(stage: StageContext, experts: Experts, rows: Tensor) -> Ten
 def exchange_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     """Return the seconds of dispatch and combine of one pass, collectives of split experts included."""
     experts = _experts(layer)
-    topology = stage.topology
     etp = stage.choices.etp
     size = _load(stage, experts) * stage.width * _tokens(stage) * experts.hidden
-    shapes = [topology.tensor_parallel(int(degree)) for degree in etp.tolist()]
-    ring = ring_group(shapes, topology)
-    links = (stage.group.intra_node, stage.cluster.nic(topology.group))
-    rows = reduce_scatter(etp * size * experts.top_k, ring, *links)
+    links = (stage.group.intra_node, stage.cluster.nic(stage.topology.group))
+    rows = reduce_scatter(etp * size * experts.top_k, stage.tensor_parallel(etp), *links)
     return 2.0 * (rows + dispatch_seconds(stage, experts, size))
 
 
