@@ -118,10 +118,8 @@ def products_seconds(
         tp: Tensor-parallel degree, `(C,)`.
         width: Bytes of one element.
     """
-    total = torch.zeros_like(tokens)
-    for gemm in gemms:
-        total = total + gemm_seconds(gemm, tokens, tp, device, width)
-    return total
+    each = (gemm_seconds(gemm, tokens, tp, device, width) for gemm in gemms)
+    return sum(each, torch.zeros_like(tokens))
 
 
 def stream_seconds(size: Tensor, device: Device) -> Tensor:
@@ -220,9 +218,7 @@ def computation_seconds(stage: StageContext, layer: LayerSpec) -> KernelSeconds:
     """Price the kernels of a layer forward and backward."""
     kernels = forward_kernels(stage, layer)
     none = torch.zeros_like(stage.choices.tokens)
-    forward = none
-    for alike in kernels.values():
-        forward = sum(alike, forward)
+    forward = sum((sum(alike, none) for alike in kernels.values()), none)
     core = sum(kernels["attention"], none)
     weights = sum(kernels["matrix products"], none)
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
@@ -252,8 +248,7 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
             kept = kept + part.sharded_activation_bytes / choices.tp
             streamed = stream_seconds(stage.width * tokens * kept, device)
             total = total + device.streaming_factor * streamed
-        for gemm in part.gemms:
-            total = total + gemm_seconds(gemm, tokens, choices.tp, device, stage.width)
+        total = total + products_seconds(part.gemms, tokens, choices.tp, device, stage.width)
         if part.module == "mlp":
             total = total - unread_seconds(stage, layer)
     return total

@@ -109,7 +109,8 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     added = {term: term.layer_cost(stage, layer) for term in terms_of(layer)}
     shards = shard_groups(stage, layer, counts_table=counts_table)
     forward, backward, of_weights, terms = _micro_batch_seconds(stage, layer, added)
-    accumulation = _accumulation_seconds(stage, shards).expand_as(backward)
+    added_up = (accumulation_seconds(stage, part) for part in shards)
+    accumulation = sum(added_up, torch.zeros_like(backward))
     backward = backward + accumulation
     sync = sharding_seconds(stage, shards, forward, backward)
     terms["sharding"] = sync["forward"] + sync["backward"]
@@ -120,14 +121,6 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     timed["optimizer"] = _optimizer_seconds(stage, layer, shards).expand_as(backward)
     stored = _stored_bytes(stage, layer, shards, added)
     return LayerCosts(terms=terms, **timed, **stored)
-
-
-def _accumulation_seconds(stage: StageContext, shards: Sequence[ShardGroup]) -> Tensor:
-    """Return the seconds to add a micro-batch's gradients to the sum so far, `(C,)`."""
-    total = torch.zeros_like(stage.choices.ranks)
-    for part in shards:
-        total = total + accumulation_seconds(stage, part)
-    return total
 
 
 def _optimizer_seconds(

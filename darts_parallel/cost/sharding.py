@@ -101,7 +101,7 @@ def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     return stream_seconds(added * traffic, stage.device)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Collectives:
     """Seconds of the collectives of all groups of a layer, before any overlap, each `(C,)`."""
 
@@ -160,28 +160,26 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
     state = stage.state
     third_stage = choices.zero_stage == 3
     bytes_sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
-    none = torch.zeros_like(choices.ranks)
-    total = _Collectives(none, none, none)
+    gathers = scatters = replicas = torch.zeros_like(choices.ranks)
     for part in parts:
-        inner = part.inner
         # a layer without parameters sends no message, and so has no latency
         present = part.parameters > 0
         bucket_share = (part.parameters / BUCKET).clamp(max=1.0)
         messages = torch.where(third_stage, 1.0, bucket_share)
         size = part.parameters * part.held(state).parameter
-        gather = present * reduce_scatter(size, inner, *links, messages)
+        gather = present * reduce_scatter(size, part.inner, *links, messages)
         one_by_one = torch.as_tensor(stage.software.module_gather * part.matrices)
         gather = gather + torch.where(third_stage & (part.shards > 1), one_by_one, 0.0)
         if part.frozen is not None:
-            total.gather = total.gather + gather * third_stage
+            gathers = gathers + gather * third_stage
             continue
-        total.gather = total.gather + gather
+        gathers = gathers + gather
         gradients = part.parameters * bytes_sent
-        scatter = reduce_scatter(gradients, inner, *links, messages)
-        total.scatter = total.scatter + present * scatter
-        replicas = all_reduce(gradients / part.shards, part.across, *links, messages)
-        total.replicas = total.replicas + present * replicas
-    return total
+        scatter = reduce_scatter(gradients, part.inner, *links, messages)
+        scatters = scatters + present * scatter
+        across = all_reduce(gradients / part.shards, part.across, *links, messages)
+        replicas = replicas + present * across
+    return _Collectives(gathers, scatters, replicas)
 
 
 def _owner_broadcast_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
