@@ -195,21 +195,20 @@ class Posterior:
 
     def _prior_covariance(self, rows: Sequence[Slopes]) -> Tensor:
         """Return the covariance of logarithms before the user's runs, `(N, N)`."""
-        known = torch.zeros(len(rows), len(self.keys), dtype=torch.float64)
-        others: dict[LatentKey, Tensor] = {}
+        columns: dict[LatentKey, list[float]] = {}
         for row, slopes in enumerate(rows):
             for place, slope in slopes.items():
                 for key in self._latent_keys(place):
-                    if key in self.keys:
-                        known[row, self.keys[key]] += slope
-                        continue
-                    if key not in others:
-                        others[key] = torch.zeros(len(rows), dtype=torch.float64)
-                    others[key][row] += slope
-        result = known @ self.covariance @ known.T
-        for (quantity, scope, _), column in others.items():
+                    columns.setdefault(key, [0.0] * len(rows))[row] += slope
+        known = [key for key in columns if key in self.keys]
+        index = torch.tensor([self.keys[key] for key in known], dtype=torch.long)
+        known_columns = [columns.pop(key) for key in known]
+        sides = torch.tensor(known_columns, dtype=torch.float64).reshape(-1, len(rows))
+        result = sides.T @ self.covariance[index][:, index] @ sides
+        for (quantity, scope, _), column in columns.items():
             sd = float(self.quantities[quantity]["prior_sd"][scope or BASE])
-            result = result + sd**2 * torch.outer(column, column)
+            side = sd * doubles(column)
+            result = result + torch.outer(side, side)
         return result
 
     def _latent_keys(self, place: LatentPlace) -> list[LatentKey]:
