@@ -171,7 +171,7 @@ def _memory(table: CostTable, places: _Places, devices: Tensor) -> Tensor:
     activation = table.activation.take(places.chosen)
     working = table.working.take(places.chosen)
     if table.moments is None:
-        in_flight = table.in_flight[places.outer, places.stages]
+        in_flight = table.in_flight.take(places.outer * table.num_stages + places.stages)
         kept = kept_bytes(static, activation, in_flight)
         return device_bytes(kept, working, devices, table.pp)
     between = table.for_weights.take(places.chosen)
@@ -193,7 +193,7 @@ def _stage_bytes(
 
 def _legal(table: CostTable, plans: HardPlans, places: _Places) -> Tensor:
     """Return whether the strategies and stages of plans are legal, `(B,)`."""
-    allowed = table.allowed[places.outer, plans.choices].all(1)
+    allowed = table.allowed.take(places.outer * len(table.choices) + plans.choices).all(1)
     cut_fused = table.fused_to_previous[plans.first_layers].any(1)
     legal = allowed & ~cut_fused
     if table.kind_allowed is not None:
@@ -302,25 +302,18 @@ def neighbour_seconds(table: CostTable, plans: HardPlans, stages: Tensor) -> tup
     later = stages[:, 1:]
     pairs = torch.arange(table.num_layers - 1)
     count = table.num_layouts
-    between = pairs.unsqueeze(0)  # flat index of a pair of layers and of layouts
-    if count > 1:
-        layout = table.layout[plans.choices]
-        between = (pairs * count + layout[:, :-1]) * count + layout[:, 1:]
+    layout = table.layout[plans.choices]
+    # flat index of a pair of layers and of layouts
+    between = (pairs * count + layout[:, :-1]) * count + layout[:, 1:]
 
-    def of_kind(values: Tensor, kind: Tensor) -> Tensor:
+    def of_kind(values: Tensor, kind: Tensor, places: Tensor) -> Tensor:
         size = len(pairs) * count**2
-        return values.take((outer * values.shape[1] + kind) * size + between)
+        return values.take((outer * values.shape[1] + kind) * size + places)
 
-    inside = of_kind(table.reshard, table.stage_kind[later])
-    if table.pp == 1:
-        return summed(inside, later, 1), inside[:, :0]
-    boundary = table.boundary_kind[(later - 1).clamp(min=0)]
-    across = of_kind(table.p2p, boundary)
-    cut = later != stages[:, :-1]
-    none = torch.zeros_like(inside)
-    within = summed(torch.where(cut, none, inside), later, table.num_stages)
-    crossing = summed(torch.where(cut, across, none), later, table.num_stages)
-    return within, crossing[:, 1:]
+    cut = plans.first_layers[:, 1:] - 1
+    across = of_kind(table.p2p, table.boundary_kind, between.gather(1, cut))
+    inside = of_kind(table.reshard, table.stage_kind[later], between)
+    return summed(inside.scatter(1, cut, 0.0), later, table.num_stages), across
 
 
 @dataclass(frozen=True)
