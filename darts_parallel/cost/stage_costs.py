@@ -74,8 +74,7 @@ def prefix_sums(values: Array) -> Array:
 
     The sum over layers [i, j) is the difference of the entries j and i.
     """
-    none = np.zeros((*values.shape[:-1], 1))
-    return np.concatenate([none, np.cumsum(values, axis=-1)], axis=-1)
+    return _sums_after(values, 1)
 
 
 def inside_sums(pairs: Array) -> Array:
@@ -83,8 +82,13 @@ def inside_sums(pairs: Array) -> Array:
 
     The sum over the pairs inside layers [i, j) is the difference of the entries j and i + 1.
     """
-    padding = [(0, 0)] * (pairs.ndim - 1)
-    return np.pad(np.cumsum(pairs, axis=-1), [*padding, (2, 0)])
+    return _sums_after(pairs, 2)
+
+
+def _sums_after(values: Array, zeros: int) -> Array:
+    result = np.zeros((*values.shape[:-1], zeros + values.shape[-1]))
+    np.cumsum(values, axis=-1, out=result[..., zeros:])
+    return result
 
 
 def segment_max(values: Array) -> Array:

@@ -356,22 +356,13 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     stages = ChosenStages(costs, every_layer)
     later = costs.num_micro_batches - 1.0
     seconds = stages.seconds()
-    seconds = np.where(stages.fits(), seconds, np.inf)
-    unfit = np.isinf(seconds)
     sync = stages.sync()
-    both = later * np.where(unfit, 0.0, seconds) + sync
-
-    def least(values: Array, join: np.ufunc) -> Array:
-        reached = stages.segments.before(values, join)
-        return reached[-1, -1]
-
-    slowest = least(seconds, np.maximum)
+    each = np.stack([seconds, sync, later * seconds + sync], axis=1)
+    each = np.where(stages.fits()[:, None], each, np.inf)
+    total = stages.segments.before(each[:, 0], np.add)[-1, -1]
+    slowest, sync, together = stages.segments.before(each, np.maximum)[-1, -1]
     # infinite least sums say that nothing fits
     bottleneck = later * np.where(np.isinf(slowest), 0.0, slowest)
-    sync = np.where(unfit, np.inf, sync)
-    apart = bottleneck + least(sync, np.maximum)
-    both = np.where(unfit, np.inf, both)
-    together = least(both, np.maximum)
-    maxima = np.maximum(apart, together)
+    maxima = np.maximum(bottleneck + sync, together)
     per_iteration = costs.per_iteration[:, choices].sum(0)
-    return least(seconds, np.add) + maxima + per_iteration
+    return total + maxima + per_iteration
