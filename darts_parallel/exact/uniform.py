@@ -357,10 +357,13 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     later = costs.num_micro_batches - 1.0
     seconds = stages.seconds()
     sync = stages.sync()
-    each = np.stack([seconds, sync, later * seconds + sync], axis=1)
-    each = np.where(stages.fits()[:, None], each, np.inf)
-    total = stages.segments.before(each[:, 0], np.add)[-1, -1]
-    slowest, sync, together = stages.segments.before(each, np.maximum)[-1, -1]
+    both = later * seconds + sync
+    each = np.stack([seconds, sync, both], axis=1)
+    fits = stages.fits()[:, None]
+    each = np.where(fits, each, np.inf)
+    before = stages.segments.before
+    total = before(each[:, 0], np.add)[-1, -1]
+    slowest, sync, together = before(each, np.maximum)[-1, -1]
     # infinite least sums say that nothing fits
     bottleneck = later * np.where(np.isinf(slowest), 0.0, slowest)
     maxima = np.maximum(bottleneck + sync, together)
