@@ -94,12 +94,13 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         try:
-            if lacking := model_refusals(own_problem(problem, name), name):
+            own = own_problem(problem, name)
+            if lacking := model_refusals(own, name):
                 yield Offer(name, None, why=lacking[0][0])
             elif refused and not search:
                 yield Offer(name, None, why=refused[0][0])
             else:
-                yield rows.row(name, problem, takes=not refused, search=search)
+                yield rows.row(name, problem, own, takes=not refused, search=search)
         except DartsParallelError as error:
             why = str(error).removeprefix(f"space.trainer={name} ")
             reason = why.partition(" GPUs: ")[2] or why
@@ -116,9 +117,8 @@ class _TrainerRows:
     deadline: float
     """Limit of `time.monotonic()` for the searches of all trainers."""
 
-    def row(self, name: str, problem: Problem, *, takes: bool, search: bool) -> Offer:
+    def row(self, name: str, problem: Problem, own: Problem, *, takes: bool, search: bool) -> Offer:
         """Return a trainer's own best plan, or the chosen one where that is as fast."""
-        own = own_problem(problem, name)
         plan = self.planned.plan
         same = own.training == problem.training
         taken = None
