@@ -148,7 +148,9 @@ def sharding_seconds(
     # without shards the gradients are all-reduced
     once = torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0))
     last = exposed_by(backward, once + all_groups.replicas)
-    gathered = torch.where((zero == 0) | third, none, gathered)
+    # broadcasts of owners are waited for before the next forward pass
+    waited = gather if stage.software.owner_broadcast else gathered
+    gathered = torch.where((zero == 0) | third, none, waited)
     gathered = gathered + _owner_broadcast_seconds(stage, parts[0])
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 

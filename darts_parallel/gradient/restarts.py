@@ -147,7 +147,7 @@ class RestartBatch:
         return found
 
     def settle(self, first_layers: Tensor, aims: Tensor, whole: Tensor) -> None:
-        """Fix the stages of all restarts; logits begin again at the mean weights of equal layers.
+        """Fix the stages of all restarts; logits begin again at the mean weights.
 
         Args:
             first_layers: Of every stage, `(O, R, K)`.
@@ -162,34 +162,18 @@ class RestartBatch:
         self.widths = stage_widths(counts.double(), size)
         self.multipliers = torch.zeros_like(self.multipliers)
         self.aims = aims.unsqueeze(1)
-        peers = self._share_weights(first_layers)
-        self.peers = peers * whole.unsqueeze(1)
+        self.logits = self.averages[0].clamp(min=LEAST_WEIGHT).log().requires_grad_()
         self.averages = None
+        self.peers = self._count_peers(first_layers) * whole.unsqueeze(1)
 
-    def _share_weights(self, first_layers: Tensor) -> Tensor:
-        """Let equal layers of a stage begin with their mean weights; return how many they are."""
-        assert self.averages is not None
-        weights = self.averages[0]
+    def _count_peers(self, first_layers: Tensor) -> Tensor:
+        """Count the equal layers of every layer's stage, itself included, `(O, R, L)`."""
         layers = torch.arange(self.table.num_layers)
         begun = layers >= first_layers.unsqueeze(-1)
-        stages = begun.sum(-2) - 1
         kinds = layer_kinds(self.table)
-        count = int(kinds.max()) + 1
-        groups = stages * count + kinds
-        last = int(groups.max())
-        size = (*groups.shape[:2], last + 1)
-        ones = torch.ones(groups.shape, dtype=weights.dtype)
-        counts = torch.zeros(size, dtype=weights.dtype)
-        counts = counts.scatter_add(2, groups, ones)
-        index = groups.unsqueeze(-1).expand_as(weights)
-        by_choice = (*size, weights.shape[-1])
-        sums = torch.zeros(by_choice, dtype=weights.dtype)
-        sums = sums.scatter_add(2, index, weights)
-        peers = counts.gather(2, groups)
-        shared = sums.gather(2, index) / peers.unsqueeze(-1)
-        shared = shared.clamp(min=LEAST_WEIGHT)
-        self.logits = shared.log().requires_grad_()
-        return peers
+        groups = begun.sum(-2) * (int(kinds.max()) + 1) + kinds
+        alike = groups.unsqueeze(-1) == groups.unsqueeze(-2)
+        return alike.sum(-1).double()
 
     @property
     def edges(self) -> Tensor:

@@ -76,7 +76,7 @@ LORA_TARGETS = ("linear_qkv",)
 ADAPTERS = ("lora_rank", "lora_targets", "lora_dropout", "frozen_bits")
 CHECKPOINTS = ("cpu_checkpointing", "partition_activations")
 FLAGS = ("tp_comm_overlap", "compiled", "dropout", *CHECKPOINTS)
-RECIPES = ("recompute", "recompute_modules", "zero_stage")
+RECIPES = ("recompute", "recompute_modules", "zero_stage", "shard_size")
 """Facts of a plan that a recipe says where the cells leave them out."""
 SWITCHES = ("attention_kernel", *FLAGS, "loss", "optimizer", "host_GiB", *ADAPTERS, *RECIPES)
 """Keys of `training` that a row or a recipe says, and facts of its model (dropout), plan (DeepSpeed's

@@ -11,7 +11,7 @@ from darts_parallel.cost.compute import launch_gap
 from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
-from darts_parallel.cost.terms.experts import dispatch_seconds
+from darts_parallel.cost.terms.experts import ExpertTerm, dispatch_seconds
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans._expert_degrees import expert_layer
 from darts_parallel.plans.space import OuterSpace, outer_spaces
@@ -113,6 +113,24 @@ def test_more_bandwidth_or_balance_is_never_slower_and_overlap_never_longer() ->
     # a token goes once to each of the two nodes instead of once to every expert there
     assert of("training.moe_token_dispatcher_type=flex") < base
     assert of("cluster.nvlink_domain_gpus=8") < base
+
+
+def test_biases_of_experts_move_28_bytes_forward_and_40_backward_and_keep_nothing() -> None:
+    problem = toy("training.moe_load_imbalance=1.25")
+    topology = problem.cluster.stage_topology(0, 1)
+    stage = StageContext.build(problem, topology, OuterSpace(1, (1,), (LayerStrategy(1, 8),)))
+    layer = next(layer for layer in problem.model.layers if layer.experts is not None)
+    assert layer.experts is not None
+    plain, biased = (
+        ExpertTerm().layer_cost(stage, replace(layer, experts=replace(layer.experts, bias=bias)))
+        for bias in (False, True)
+    )
+    rows = 1.25 * stage.choices.tokens * layer.experts.top_k
+    once = rows * layer.experts.hidden / stage.device.memory_bandwidth
+    once = once / stage.device.memory_efficiency
+    torch.testing.assert_close(biased.forward - plain.forward, 28.0 * once)
+    torch.testing.assert_close(biased.backward - plain.backward, 40.0 * once)
+    torch.testing.assert_close(biased.kept, plain.kept)
 
 
 def test_states_are_divided_by_the_ranks_that_hold_the_same_experts() -> None:

@@ -379,6 +379,17 @@ def test_a_recipe_says_what_a_plan_recomputes_and_shards_and_what_ran_without_de
     pax = "NVIDIA/JAX-Toolbox @ddf1b9914e7b^ rosetta/projects/pax/README.md paxml"
     assert run_of(source=pax, model="GPT3-175B").recompute == "full"
     assert run_of(source=pax, model="GPT3-126M").attention_kernel == "unfused"
+    node = run_of(
+        source="github NVIDIA/dgxc-benchmarking paxml/README.md @v24.11.1",
+        model="GPT-5B",
+        zero="3 (FSDP ? + DP)",
+        tp="1",
+        dp="32",
+        n_gpus="32",
+        global_batch="256",
+    )
+    assert (node.zero_stage, node.shard_size, node.dropout, node.gradient_bits) == (3, 8, False, 16)
+    assert (maxtext.shard_size, maxtext.gradient_bits) == (0, 16)
     trainer = "HF Trainer, FlashAttention 2, torch 2.0"
     qwen = {"source": "QwenLM/Qwen @2df8e8ac450f README.md hf trainer"}
     alone = run_of(model="Qwen-7B LoRA", notes=f"{trainer}; LoRA", **qwen)

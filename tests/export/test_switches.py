@@ -224,8 +224,9 @@ def logit_bytes(*job: str) -> float:
 def test_the_loss_keeps_all_logits_an_eighth_of_them_or_none() -> None:
     assert logit_bytes() == logit_bytes("training.loss=full") == 6.0
     assert logit_bytes("training.loss=chunked") == 6.0 / 8
-    # models of Hugging Face keep float32 logits and their softmax
-    assert logit_bytes("training.software=deepspeed_hf") == 14.0
+    # models of Hugging Face keep float32 logits and their softmax, under every trainer that loads one
+    for trainer in ("accelerate", "deepspeed"):
+        assert logit_bytes(f"trainer={trainer}") == 14.0
     assert logit_bytes("training.loss=fused") == 0.0
     # Megatron's fused loss keeps 16-bit logits and the softmax
     assert logit_bytes("training.loss=fused", "training.software=megatron_core") == 6.0

@@ -52,7 +52,7 @@ def test_only_what_the_trainer_writes_is_offered() -> None:
     assert "space.offload" not in sentence
 
 
-LARGE = ("model=llama3_8b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT)
+LARGE = ("model=llama2_7b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT)
 OFFLOADING = "trainer=deepspeed 'space.offload={optimizer: 1.0}'"
 
 

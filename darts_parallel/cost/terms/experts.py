@@ -41,6 +41,10 @@ ROUTER_KEPT = 8.0
 float32."""
 MAP_BYTES = 8.0
 """Bytes per routed row of the map that undoes the permutation."""
+BIAS_BYTES = (28.0, 40.0)
+"""Bytes per routed row and hidden feature, forward and backward, where experts have biases. Megatron-Core
+adds bias times probability to the rows of one expert at a time in float32, joins them and casts (TEGroupedMLP
+of Megatron-LM d98e8a64)."""
 USUAL_LOCAL = 16.0
 """Experts of a rank with as many launches of the layer (router, permutation, dispatch) as of its
 experts; `expert_overhead_us` is the time of both."""
@@ -76,13 +80,15 @@ class ExpertTerm(CostTerm):
         router = _router_seconds(stage, experts)
         permuted = PERMUTED[training.moe_token_dispatcher_type] * width * sent * hidden
         permutation = stream_seconds(permuted, device)
-        routing = device.permutation_factor * (router + permutation)
+        biased = experts.bias * rows * hidden
+        bias, bias_backward = (stream_seconds(size * biased, device) for size in BIAS_BYTES)
+        routing = device.permutation_factor * (router + permutation) + bias
         inner = (experts.inputs + experts.width) / stage.choices.etp
         activation_bytes = width * rows * inner
         activation = device.streaming_factor * stream_seconds(activation_bytes, device)
         products = _grouped_seconds(stage, experts, rows)
         forward = routing + activation + products
-        routing_backward = device.permutation_factor * (2.0 * router + permutation)
+        routing_backward = device.permutation_factor * (2.0 * router + permutation) + bias_backward
         backward = BACKWARD_FACTOR * (forward - routing) + routing_backward
         inputs = width * rows * hidden
         kept = inputs + activation_bytes + MAP_BYTES * rows
