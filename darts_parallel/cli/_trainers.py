@@ -23,8 +23,8 @@ from darts_parallel.report import seconds as seconds_label
 
 SECONDS = 15.0
 """Wall-clock seconds at most for the best plans of all trainers; 1.5 are usual."""
-COUNT = 4
-"""Plans of a trainer of which the first one that it takes is its best."""
+COUNTS = (1, 4)
+"""Plans of a trainer of which the first one that it takes is its best; where it takes none, of more."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,13 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         try:
-            if lacking := model_refusals(own_problem(problem, name), name):
+            own = own_problem(problem, name)
+            if lacking := model_refusals(own, name):
                 yield Offer(name, None, why=lacking[0][0])
             elif refused and not search:
                 yield Offer(name, None, why=refused[0][0])
             else:
-                yield rows.row(name, problem, takes=not refused, search=search)
+                yield rows.row(name, problem, own, takes=not refused, search=search)
         except DartsParallelError as error:
             why = str(error).removeprefix(f"space.trainer={name} ")
             reason = why.partition(" GPUs: ")[2] or why
@@ -116,9 +117,8 @@ class _TrainerRows:
     deadline: float
     """Limit of `time.monotonic()` for the searches of all trainers."""
 
-    def row(self, name: str, problem: Problem, *, takes: bool, search: bool) -> Offer:
+    def row(self, name: str, problem: Problem, own: Problem, *, takes: bool, search: bool) -> Offer:
         """Return a trainer's own best plan, or the chosen one where that is as fast."""
-        own = own_problem(problem, name)
         plan = self.planned.plan
         same = own.training == problem.training
         taken = None
@@ -149,20 +149,23 @@ class _TrainerRows:
             own.tables.extend(mine)
         else:
             mine = [without_dominated(table) for table in build_tables(own)]
-        found = find_uniform_plan(mine, deadline=self.deadline, count=COUNT)
-        ranked = list(found.alternatives)
-        if ranked:
-            limit = ranked[0].time * (1.0 - own.config.search.tie)
-            better = first_blocks_plan(mine, own, limit)
-            ranked = [better, *ranked] if better else ranked
-        for candidate in ranked:
-            plan = candidate.to_plan(mine)
-            if refusals(own, plan, name):
-                continue
-            why = "" if found.proven else f"unfinished; try {again}"
-            return Offer(name, plan, candidate.time, out_of_memory(plan, own), why=why)
-        if not found.proven:
-            return Offer(name, None, why=f"not finished; try {again}")
+        for count in COUNTS:
+            found = find_uniform_plan(mine, deadline=self.deadline, count=count)
+            ranked = list(found.alternatives)
+            if ranked:
+                limit = ranked[0].time * (1.0 - own.config.search.tie)
+                better = first_blocks_plan(mine, own, limit)
+                ranked = [better, *ranked] if better else ranked
+            for candidate in ranked:
+                plan = candidate.to_plan(mine)
+                if refusals(own, plan, name):
+                    continue
+                why = "" if found.proven else f"unfinished; try {again}"
+                return Offer(name, plan, candidate.time, out_of_memory(plan, own), why=why)
+            if not found.proven:
+                return Offer(name, None, why=f"not finished; try {again}")
+            if not ranked:
+                break
         return Offer(name, None, why="no plan of this space that it runs fits")
 
 

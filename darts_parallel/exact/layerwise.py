@@ -162,7 +162,7 @@ class _LayerwiseSearch:
         for solver in self.solvers:
             if solver.bound <= limit:
                 self.check()
-                bound = outer_bound(solver.table, solver.outer, self.space_kind)
+                bound = outer_bound(solver.table, solver.outer, self.space_kind, limit)
                 solver.bound = bound or solver.bound
         if limit == inf:
             # no plan at all costs more: where none is feasible the limit must stop somewhere

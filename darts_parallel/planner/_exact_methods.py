@@ -28,7 +28,7 @@ REPARTITIONED = 12
 
 
 def enumerate_uniform(session: Session, deadline: float) -> None:
-    """Find the best uniform plan, and where nothing has descended the plans that come next."""
+    """Find the best uniform plan, and where nothing has descended the ones that come next."""
     began = time.monotonic()
     asked, found = session.asked, session.found
     if asked.simulated:
@@ -39,9 +39,6 @@ def enumerate_uniform(session: Session, deadline: float) -> None:
         uniform = find_uniform_plan(asked.tables, deadline=deadline, count=count, even=even)
         found.uniform = uniform
         answer = uniform.verification(asked.tables, 0.0)
-        if found.result is None:
-            ranked = [(own.time, own.to_plan(asked.tables)) for own in uniform.alternatives]
-            found.others = (*ranked, *_good_plans(asked.tables))
     session.record("exhaustive", "uniform", answer, time.monotonic() - began)
 
 
@@ -108,6 +105,15 @@ def _unable(session: Session) -> str:
 
 _Candidate = tuple[float, int, HardPlans]
 """Seconds, number of the table, and best even plan of one pipeline configuration."""
+
+
+def uniform_plans(session: Session) -> Iterator[NamedPlan]:
+    """Find good plans of one strategy, where the exact methods have enumerated them."""
+    tables = session.asked.tables
+    if session.found.uniform is not None:
+        for own in session.found.uniform.alternatives:
+            yield own.time, own.to_plan(tables)
+        yield from _good_plans(tables)
 
 
 def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:

@@ -17,7 +17,11 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.exact import TOO_LARGE, TableResult, Verification
 from darts_parallel.gradient import SearchResult, explain_infeasible
 from darts_parallel.planner._descent_method import GRADIENT
-from darts_parallel.planner._exact_methods import DYNAMIC_PROGRAMMING, EXHAUSTIVE
+from darts_parallel.planner._exact_methods import (
+    DYNAMIC_PROGRAMMING,
+    EXHAUSTIVE,
+    uniform_plans,
+)
 from darts_parallel.planner._session import (
     CHECK_SECONDS,
     EXACT_SECONDS,
@@ -121,7 +125,8 @@ def search_result(session: Session) -> SearchResult:
     stopped_by = None if proven or too_large else "time_limit"
     if reported.interrupted:
         stopped_by = "user"
-    others = _of_other_degrees(answer.plan, found.others)
+    known = (*found.others, *uniform_plans(session))
+    others = _of_other_degrees(answer.plan, known)
     result = session.result(answer.plan, answer.iteration_time_s, others)
     why = _why_exact(session, answer.name)
     return replace(result, stopped_by=stopped_by, method=answer.name, why=why)
