@@ -101,18 +101,6 @@ def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     return stream_seconds(added * traffic, stage.device)
 
 
-@dataclass(frozen=True)
-class _Collectives:
-    """Seconds of the collectives of all groups of a layer, before any overlap, each `(C,)`."""
-
-    gather: Tensor
-    """All-gather of parameters."""
-    scatter: Tensor
-    """Reduce-scatter of gradients inside shard groups."""
-    replicas: Tensor
-    """All-reduce of shards across shard groups."""
-
-
 def sharding_seconds(
     stage: StageContext,
     parts: list[ShardGroup],
@@ -133,9 +121,7 @@ def sharding_seconds(
     """
     zero = stage.choices.zero_stage
     none = torch.zeros_like(forward)
-    all_groups = _collectives(stage, parts)
-    gather = all_groups.gather
-    scatter = all_groups.scatter
+    gather, scatter, replicas = _collectives(stage, parts)
 
     def exposed_by(compute: Tensor, communication: Tensor) -> Tensor:
         return exposed(compute, communication, stage.device.overlap_exponent)
@@ -147,7 +133,7 @@ def sharding_seconds(
     per_backward = torch.where(zero >= 2, often, none)
     # without shards the gradients are all-reduced
     once = torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0))
-    last = exposed_by(backward, once + all_groups.replicas)
+    last = exposed_by(backward, once + replicas)
     # broadcasts of owners are waited for before the next forward pass
     waited = gather if stage.software.owner_broadcast else gathered
     gathered = torch.where((zero == 0) | third, none, waited)
@@ -155,8 +141,13 @@ def sharding_seconds(
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 
-def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
-    """Price the collectives of all groups of parameters of a layer."""
+def _collectives(stage: StageContext, parts: list[ShardGroup]) -> tuple[Tensor, Tensor, Tensor]:
+    """Price the collectives of all groups of parameters of a layer, before any overlap.
+
+    Returns:
+        Seconds, each `(C,)`: all-gather of parameters, reduce-scatter of gradients inside shard
+        groups, and all-reduce of shards across them.
+    """
     choices = stage.choices
     links = stage.links
     state = stage.state
@@ -181,7 +172,7 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> _Collectives:
         scatters = scatters + present * scatter
         across = all_reduce(gradients / part.shards, part.across, *links, messages)
         replicas = replicas + present * across
-    return _Collectives(gathers, scatters, replicas)
+    return gathers, scatters, replicas
 
 
 def _owner_broadcast_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
