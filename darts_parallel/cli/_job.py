@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from darts_parallel.cli._lengths import run_lengths
-from darts_parallel.cli._price import distance_to_best
+from darts_parallel.cli._price import distance_to_best, require_agreement
 from darts_parallel.cli._trainers import (
     Offer,
     offers,
@@ -140,11 +141,14 @@ class Job(Watcher):
         planned = find_plan(self.problem, rental=self.rental, watcher=self)
         busy = busy_words(time.process_time() - worked, time.monotonic() - began)
         problem = planned.problem or self.problem
+        if problem.config.plan is not None:
+            require_agreement(planned.plan, problem.config, self.overrides)
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
         elasticities: dict[str, float] = {}
         with self._beside("the sensitivity"):
             elasticities = self._sensitivity(planned.plan, problem)
+        assumed = tuple(self._assumed(problem, planned.plan))
         outcome = Outcome(
             problem,
             planned.plan,
@@ -153,7 +157,7 @@ class Job(Watcher):
             planned.answers,
             elasticities,
             planned.warning,
-            tuple(self._assumed(problem)),
+            assumed,
         )
         found = list(offers(problem, planned, cost.iteration_time_s))
         findings = Findings(planned, outcome, found, self._rungs(planned))
@@ -161,7 +165,7 @@ class Job(Watcher):
         distance: list[str] = []
         if self.problem.config.price:
             with self._beside("the best plan of the space"):
-                best, distance = distance_to_best(self.problem, cost, self.folder)
+                best, distance = distance_to_best(outcome, self.folder)
         self._write(findings, best)
         # written before the report: the reader of a pipe may leave in the middle of it
         exported, refusal = self._export(planned.plan, problem.config.export)
@@ -182,7 +186,7 @@ class Job(Watcher):
             fail(refusal)
         return cost.iteration_time_s
 
-    def _assumed(self, problem: Problem) -> Iterator[str]:
+    def _assumed(self, problem: Problem, plan: Plan) -> Iterator[str]:
         """Say which batch, length and links the command assumed."""
         training = problem.training
         given = given_values(self.overrides)
@@ -195,6 +199,11 @@ class Job(Watcher):
         if problem.config.price and problem.config.plan is None and space.pins:
             pins = ", ".join(space.pins)
             yield f"assumed: the fastest {space.kind} plan with {pins}, whatever its risk"
+            pairs = zip(plan.chunk_of_layer, problem.model.layers, strict=True)
+            counts = Counter(chunk for chunk, layer in pairs if "." in layer.name)
+            if len({*counts.values()}) > 1:
+                blocks = ", ".join(str(counts[chunk]) for chunk in range(plan.num_chunks))
+                yield f"assumed: {blocks} blocks in the stages; for others edit stages in plan.json"
         if BOX in self.overrides:
             yield from self._assumed_links(problem.config.cluster)
 

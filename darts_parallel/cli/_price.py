@@ -1,27 +1,53 @@
 """`darts-parallel price`: a priced plan against the best one of its space."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import SpaceConfig
-from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.config import Config, SpaceConfig, given_values, require
+from darts_parallel.cost import evaluate
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import plan as find_plan
-from darts_parallel.plans import write_json
+from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
 from darts_parallel.report import Outcome, claim, fits_label, plan_dict
 from darts_parallel.report import seconds as seconds_label
 
+OF_PLANS = ("pp", "cp", "virtual_stages", "num_micro_batches")
+"""Keys of the space that are fields of a plan; others are fields of its layers."""
 
-def distance_to_best(
-    problem: Problem, cost: CostBreakdown, folder: Path
-) -> tuple[dict[str, Any], list[str]]:
+
+def require_agreement(plan: Plan, config: Config, overrides: Sequence[str]) -> None:
+    """Refuse keys of the space that name other values than the plan of `config.plan` has.
+
+    Args:
+        overrides: Of the command; keys that stand in the plan's file alone are not looked at.
+
+    Errors:
+        ConfigError: names key and value, and the value of the plan.
+    """
+    own = {key: {getattr(plan, key)} for key in OF_PLANS}
+    for layer in plan.layers:
+        batch = config.training.global_batch_size // (layer.dp * plan.num_micro_batches)
+        for key, value in {**asdict(layer), "micro_batch_size": batch}.items():
+            own.setdefault(key, set()).add(value)
+    for key, value in given_values(overrides).items():
+        name = key.removeprefix("space.")
+        pinned = config.space.pinned(name) if name != key and name in own else None
+        if pinned is not None:
+            rule = f"be {', '.join(map(str, sorted(own[name])))} as in plan={config.plan}"
+            near = f"leaving {key} out of the command, or degrees without a plan's file"
+            require(own[name] <= {*pinned}, f"{key}={value}", rule, near)
+
+
+def distance_to_best(outcome: Outcome, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Plan the job of a priced plan; pinned degrees are freed within the trainer's space.
 
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
     """
+    problem, cost, sure = outcome.problem, outcome.cost, outcome.sure
     own = problem.config
     file = folder / "plan_best.json"
     space = own.space
@@ -40,6 +66,12 @@ def distance_to_best(
     extra = cost.iteration_time_s - best.iteration_time_s
     share = extra / best.iteration_time_s
     way = "slower" if extra >= 0.0 else "faster"
+    near = ""
+    if sure is not None:
+        near = "≈ " * sure.indistinguishable(cost.iteration_time_s, best.iteration_time_s)
+        if extra < 0.0 and sure.any_out_of_memory > space.out_of_memory:
+            fits, wished = fits_label(sure.any_out_of_memory), fits_label(space.out_of_memory)
+            way += f", but it fits with {fits}, less than the {wished} asked for"
     entry = {
         "plan": file.name,
         "seconds": best.iteration_time_s,
@@ -52,7 +84,7 @@ def distance_to_best(
     lines = [
         f"\nBest plan of the space: {words}",
         f"{seconds} · fits: {fits_label(found.out_of_memory)} · {proof}",
-        f"The priced plan is {seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}.",
+        f"The priced plan is {near}{seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}.",
         f"the best: {start_command(tight, found.plan, file)}",
     ]
     return {"best": entry}, lines

@@ -9,7 +9,7 @@ from rich.text import Text
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import uncalibrated
 from darts_parallel.plans import batch_note
-from darts_parallel.problem import Problem, bill, order_label
+from darts_parallel.problem import Problem, bill, memory_unit, order_label
 from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import (
     percent,
@@ -20,7 +20,6 @@ from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.switches import switch_savings
 from darts_parallel.report.text import (
-    DOES_NOT_FIT,
     STOPPED,
     Takers,
     checks_table,
@@ -90,10 +89,24 @@ def _headline(outcome: Outcome) -> Iterator[Text]:
     speed = f"{cost.tokens_per_s:,.0f} tokens/s · MFU {percent(cost.mfu)}"
     yield Text(f"{time} · {speed}{fits}")
     if not cost.feasible:
-        yield Text(DOES_NOT_FIT, "red")
+        yield Text(_unfit_words(outcome), "red")
     yield Text(known_of(outcome))
     yield Text(_training_words(problem))
     yield from (Text(note) for note in _job_notes(outcome) if note)
+
+
+def _unfit_words(outcome: Outcome) -> str:
+    """Name the stage that is over its memory most, with its bytes, or the key that the plan breaks."""
+    cost, space = outcome.cost, outcome.problem.config.space
+    limits = [whole * (1.0 - outcome.problem.margin) for whole in cost.capacity_bytes]
+    shares = [used / most for used, most in zip(cost.memory_bytes, limits, strict=True)]
+    stage = shares.index(max(shares))
+    if shares[stage] > 1.0:
+        unit, size = memory_unit(limits[stage])
+        needs = f"{cost.memory_bytes[stage] / size:.2f} of {limits[stage] / size:.2f} {unit}"
+        return f"This plan does not fit: stage {stage} needs {needs}."
+    key = f"space.micro_batch_size={space.micro_batch_size}"
+    return f"This plan breaks a rule: its micro-batch is not that of {key} in its own file."
 
 
 def mask_note(problem: Problem) -> str:

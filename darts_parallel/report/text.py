@@ -84,7 +84,6 @@ def _alternative_words(outcome: Outcome, other: Plan, takers: Takers | None) -> 
 
 NOTABLE = 5e-4
 """Relative differences below this read as none."""
-DOES_NOT_FIT = "This plan does not fit: a stage is over its memory or breaks a rule."
 STOPPED = {
     None: "",
     "user": "; stopped early, best plan so far",

@@ -1,6 +1,8 @@
 """`darts-parallel price`: memory by term, and the distance to the best plan of the space."""
 
 import json
+import re
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ def test_a_priced_plan_stands_next_to_the_best_of_its_space(command: Command) ->
     assert entry["slower_by"] == pytest.approx(seconds / entry["seconds"] - 1.0)
     assert entry["chance"] <= 0.2
     assert f"({100 * entry['slower_by']:.1f} %) slower." in done.out
+    near = log(1.0 + entry["slower_by"]) < log(1.0 + own["predicted"]["indistinguishable_below"])
+    assert ("The priced plan is ≈ " in done.out) == near
     pins = "pp=2, mbs=1, tp=1"
     words = f"assumed: the fastest uniform plan with {pins}, whatever its risk"
     assert done.out.splitlines()[1] == words
@@ -44,6 +48,53 @@ def test_a_priced_plan_stands_next_to_the_best_of_its_space(command: Command) ->
     plain = command("plan=again/plan.json", *QUIET, "hydra.run.dir=plain")
     assert "Best plan of the space" not in plain.out
     assert "best" not in data_of(command.folder / "plain/plan.json")
+
+
+def test_keys_that_contradict_a_plan_file_are_refused(command: Command) -> None:
+    done = command("price", *JOB, "pp=2", "tp=1", "micro_batch_size=1", "hydra.run.dir=own")
+    assert done.status == 0, done.err
+    for key, wrong, right in (("tp", 2, 1), ("pp", 4, 2), ("micro_batch_size", 2, 1)):
+        refused = command("price", "own/plan.json", f"{key}={wrong}", *QUIET)
+        assert refused.status == 2
+        sentence = f"space.{key}={wrong} must be {right} as in plan=own/plan.json; try leaving"
+        assert sentence in refused.err
+        assert command("price", "own/plan.json", f"{key}=[{right},{wrong}]", *QUIET).status == 0
+
+
+def test_the_line_of_a_plan_that_does_not_fit_names_stage_and_bytes(command: Command) -> None:
+    assert command(*JOB, "pp=2", "hydra.run.dir=own").status == 0
+    used = max(data_of(command.folder / "own/plan.json")["predicted"]["memory_bytes"]) / 2**30
+    smaller = f"cluster.devices.toy.memory_GiB={used / 2:.4f}"
+    done = command("plan=own/plan.json", smaller, *QUIET, "hydra.run.dir=small")
+    assert re.search(
+        r"This plan does not fit: stage [01] needs [\d.]+ of [\d.]+ [GM]iB\.", done.out
+    )
+
+
+def test_a_plan_that_contradicts_its_own_file_breaks_a_rule_by_its_name(command: Command) -> None:
+    assert command("price", *JOB, "pp=2", "mbs=1", "hydra.run.dir=own").status == 0
+    path = command.folder / "own/plan.json"
+    path.write_text(path.read_text().replace('"micro_batch_size": 1', '"micro_batch_size": 2'))
+    done = command("plan=own/plan.json", *QUIET, "hydra.run.dir=again")
+    assert "its micro-batch is not that of space.micro_batch_size=2 in its own file" in done.out
+
+
+def test_unequal_stages_that_are_assumed_are_named(command: Command) -> None:
+    done = command("price", *JOB, "model.num_layers=5", "pp=2", "hydra.run.dir=own")
+    assert done.status == 0, done.err
+    assert re.search(r"^assumed: (2, 3|3, 2) blocks in the stages; ", done.out, re.MULTILINE)
+    even = command("price", *JOB, "model.num_layers=4", "pp=2", "hydra.run.dir=even")
+    stages = data_of(command.folder / "even/plan.json")["stages"]
+    assert ("blocks in the stages" in even.out) == (stages[0]["layers"] != [0, 3])
+
+
+def test_a_faster_plan_than_the_best_says_what_it_risks(command: Command) -> None:
+    """The priced plan has all the memory; the best one leaves room for the errors of the model."""
+    assert command(*JOB, "space.zero_stage=0", "hydra.run.dir=own").status == 0
+    used = max(data_of(command.folder / "own/plan.json")["predicted"]["memory_bytes"]) / 2**30
+    tight = f"cluster.devices.toy.memory_GiB={1.02 * used:.5f}"
+    done = command("price", "own/plan.json", tight, *QUIET, "hydra.run.dir=tight")
+    assert re.search(r"faster, but it fits with \d+ %, less than the 80 % asked for\.", done.out)
 
 
 def test_the_bars_of_memory_hold_every_byte(command: Command) -> None:
