@@ -90,6 +90,7 @@ def run_process() -> None:
             os._exit(0)
 
     atexit.register(leave)
+    gc.disable()  # until `begin_command`: to look for garbage takes a tenth of the imports' time
     main()
     done.append(1)
 
@@ -188,7 +189,6 @@ def _run_in(folder: RunFolder, composed: DictConfig, given: Sequence[str], *, sw
     """Check the job's configuration, then import what is slow, and run the job."""
     try:
         config = job_config(composed, given)
-        gc.disable()  # to look for garbage takes a tenth of the imports' time
         from darts_parallel.cli._task import run_in
 
         begin_command()
