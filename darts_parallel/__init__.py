@@ -41,4 +41,10 @@ _LATE = (
 )
 __getattr__ = lazy_names(__name__, {"api": _LATE})
 
+
+def __dir__() -> list[str]:
+    """Return all public names, those of late imports too."""
+    return sorted({*globals(), *_LATE})
+
+
 begin_start()

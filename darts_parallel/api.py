@@ -5,9 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from darts_parallel.config import EXPORTS, require_member
 from darts_parallel.cost import CostBreakdown as CostBreakdown
 from darts_parallel.cost import PlanView as PlanView
 from darts_parallel.cost import evaluate as evaluate
+from darts_parallel.errors import ConfigError
 from darts_parallel.export import Exported, export_plan, require_trainers
 from darts_parallel.gradient import SearchResult as SearchResult
 from darts_parallel.gradient import search as search
@@ -71,13 +73,19 @@ class PlannedJob(Planned):
         """Return the files of a trainer, their texts by name, and notes.
 
         Errors:
+            ConfigError: no trainer has this name.
             UnsupportedError: the trainer cannot run the plan; names what, and the closest space.
         """
+        require_member("trainer", trainer, EXPORTS)
         return export_plan(self.outcome.problem, self.plan, trainer)
 
 
 def plan(problem: Problem) -> PlannedJob:
     """Find a plan and check it, as the command does; errors as of `planner.plan` and `require_trainers`."""
+    if not isinstance(problem, Problem):
+        raise ConfigError(
+            f"plan({problem!r}) must get a problem; try plan(load_problem(['model=llama3_8b']))."
+        )
     problem, rental = choose_nodes(problem)
     require_trainers(problem)
     return PlannedJob.of(_plan(problem, rental=rental), problem)

@@ -119,6 +119,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
             if override.startswith(f"{group}=["):
                 near = f"-m {re.sub('[][]', '', override)}, which plans each"
                 require(False, override, "name one file of its group", near)
+        if override.endswith(".json") and "=" not in override:
+            ways = "-m plan=FIRST.json,SECOND.json, which prices both in one table"
+            raise ConfigError(f"{override} is one plan too many; try {ways}.")
         if not OVERRIDE.match(override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
     return [*words, *(UNQUOTED.sub(r"\1'\2'", override) for override in overrides)]

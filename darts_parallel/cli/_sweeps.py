@@ -25,4 +25,7 @@ def sweep_folder(number: int, overrides: Sequence[str]) -> str:
     text = ",".join(override.lstrip("+") for override in overrides)
     name = "".join(c if c.isalnum() or c in "-_.,=+[]" else "_" for c in text)
     # what is swept usually stands last
-    return f"{number},{name[-LONGEST_NAME:]}"
+    kept = name[-LONGEST_NAME:]
+    if len(name) > LONGEST_NAME:  # begin with a whole override
+        kept = kept.partition(",")[2] or kept
+    return f"{number},{kept}"

@@ -53,8 +53,9 @@ def with_box(arguments: Sequence[str]) -> list[str]:
     folder = Path(config_dir())
     known = group_names("device")
     if gpu not in known:
-        near = closest(gpu, known) if gpu else "h100"
-        raise ConfigError(f"{BOX} needs gpu=, one of {', '.join(known)}; try gpu={near}.")
+        near = closest(gpu.lower().replace(" ", ""), known) if gpu else "h100"
+        rule = f"gpu={gpu} must be" if gpu else f"{BOX} needs gpu=,"
+        raise ConfigError(f"{rule} one of {', '.join(known)}; try gpu={near}.")
     bus = _bus(folder / "device" / f"{gpu}.yaml")
     links = {f"{INSIDE}.bandwidth_GBps": bus, f"{BETWEEN}.bandwidth_GBps": NETWORK}
     if gpu in SOCKETS:

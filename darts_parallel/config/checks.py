@@ -141,7 +141,8 @@ def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
 def member_sentence(key: str, value: Any, members: tuple[Any, ...]) -> str:
     """Return the sentence that names the members, and the one closest to a value of `key`."""
     names = ", ".join(map(as_yaml, members))
-    return f"{key}={as_yaml(value)} must be one of {names}; try {closest(value, members)}."
+    near = members[-value] if isinstance(value, bool) else closest(value, members)
+    return f"{key}={as_yaml(value)} must be one of {names}; try {near}."
 
 
 def require_members(key: str, values: Iterable[Any], members: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
 from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
-from darts_parallel.config.words import PROGRAMS, SYNONYMS, WORDS
+from darts_parallel.config.words import ANSWERS, PROGRAMS, SYNONYMS, WORDS
 from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
@@ -32,8 +32,9 @@ PLUGINS = {
 it."""
 NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)")
 """The start of a text that is a number of moderate size."""
-UNITS = {"k": 1024.0, "K": 1024.0, "%": 0.01, "Gb": 0.125, "Gbps": 0.125}
-"""Signs after a number, and what they multiply it by."""
+BITS = re.compile(r"Gb(it|ps|/s|it/s|its)?")
+THOUSANDFOLD = ("", "K", "M", "G")
+"""Signs after a number, by powers of 1024 for whole numbers, and of 1000 for others."""
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.")
 UNKNOWN_KEY = re.compile(r"(?:override|delete from config\.) '([^'=]+)")
@@ -107,7 +108,10 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
         # a name of the Hugging Face hub, owner/name
         group, _, owner = group.partition("/")
         name = f"{owner}/{name}"
-        near += ", or model=hf model.path=config.json of a local copy"
+        if name.endswith(".json"):
+            near = f"model=hf model.path={name}"
+        else:
+            near += ", or model=hf model.path=config.json of a local copy"
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     extra = PLUGINS.get(config.removeprefix("hydra/"))
     if extra is not None:
@@ -122,12 +126,15 @@ def _shown(key: str, given: dict[str, str]) -> str:
 
 
 def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
-    word = SYNONYMS.get(key.replace("-", "_"))
+    plain = key.replace("-", "_")
+    word = SYNONYMS.get(plain)
     if schema is not Config and (key in WORDS or type_at(key, Config)):
         place = "of the command that plans, not of this one"
         near = f"darts-parallel {_shown(key, given)}, or --help for the keys of this one"
         return f"{_shown(key, given)} is a key {place}; try {near}."
-    near = f"{word}={given.get(key, '...')}" if word else closest_key(key, schema)
+    near = ANSWERS.get(plain) or closest_key(key, schema)
+    if word:
+        near = f"{word}={given.get(key, '...')}"
     if key.endswith("Gbps"):
         near += ", of bytes: an eighth"
     return f"{_shown(key, given)} is not a key of the configuration; try {near}."
@@ -188,7 +195,14 @@ def _closest_number(kind: Any, value: str) -> str:
     number = NUMBER.match(value)
     if number is None:
         return "1" if kind is int else "0.5"
-    scaled = float(number[0]) * UNITS.get(value[number.end() :], 1.0)
+    sign = value[number.end() :].strip()
+    scaled = float(number[0])
+    if BITS.fullmatch(sign):
+        scaled /= 8
+    elif sign == "%":
+        scaled /= 100
+    elif sign.upper() in THOUSANDFOLD:
+        scaled *= (1024 if kind is int else 1000) ** THOUSANDFOLD.index(sign.upper())
     return str(round(scaled)) if kind is int else f"{scaled:g}"
 
 

@@ -299,9 +299,8 @@ class SpaceConfig:
             return
         settable = read_trainer(self.trainer or "torch").offloads
         near = f"{{{settable[0]}: 1.0}}" if settable else "null"
-        rule = (
-            "be null with space.executable or space.trainer, or shares that the trainer's files set"
-        )
+        owner = f"space.trainer={self.trainer}" if self.trainer else "space.executable=true"
+        rule = f"be null with {owner}, or shares that its files set"
         require(self.shares is not None and set(kinds) <= set(settable), shown, rule, near)
 
     @property

@@ -75,8 +75,8 @@ class _Remedies:
 
     def all(self) -> list[str]:
         """List the changes, as overrides or as words."""
-        settings = self.memory() + self.pins()
-        return settings + self.tensor_degrees() + self.nodes()
+        # with pins in the way, more nodes help little
+        return self.memory() + (self.pins() or self.nodes()) + self.tensor_degrees()
 
     def changed(self, cluster: Cluster | None = None, **freed: Any) -> "_Lightest":
         """Return the lightest plan on another cluster, or in another space."""

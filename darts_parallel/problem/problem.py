@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from darts_parallel.config import HALF_BLOCK, Config, TrainingConfig, load_config
+from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.layer_sources import captured_block
 from darts_parallel.problem.layer_spec import LayerSpec
@@ -121,4 +122,6 @@ def load_problem(overrides: list[str] | None = None, config_dir: str | None = No
     Errors:
         ConfigError: the overrides or the files break a rule.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides={overrides!r} must be a list; try {overrides.split()}.")
     return Problem.from_config(load_config(overrides, config_dir, check_import))

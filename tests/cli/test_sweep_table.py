@@ -67,7 +67,10 @@ def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
 
 def test_folders_have_no_slashes_and_no_endless_names() -> None:
     assert sweep_folder(3, ["a=1", "+plan=/x/y.json"]) == "3,a=1,plan=_x_y.json"
-    assert sweep_folder(0, ["k" * 300, "a=1"]) == f"0,{'k' * 146},a=1"
+    assert sweep_folder(0, ["k" * 300, "a=1"]) == "0,a=1"
+    assert sweep_folder(0, ["k" * 300]) == f"0,{'k' * 150}"
+    nodes = ["cluster.nodes.0.count=4", "trainer=megatron", "k" * 120]
+    assert sweep_folder(0, nodes) == f"0,trainer=megatron,{'k' * 120}"
 
 
 @pytest.mark.parametrize(

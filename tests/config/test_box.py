@@ -38,7 +38,11 @@ def test_links_are_those_of_the_class_of_the_device_or_given() -> None:
     ("words", "sentence"),
     [
         (["cluster=box", "gpu=rtx409"], "try gpu=rtx4090"),
+        (["cluster=box"], "cluster=box needs gpu=, one of"),
         (["cluster=box"], "try gpu=h100"),
+        (["cluster=box", "gpu=RTX 4090"], "gpu=RTX 4090 must be one of"),
+        (["cluster=box", "gpu=RTX 4090"], "try gpu=rtx4090"),
+        (["cluster=box", "gpu=4090"], "try gpu=rtx4090"),
         (["gpu=h100"], "try cluster=box gpu=h100"),
         (["cluster=box", "gpu=h100", "gpus=64"], "try nodes=8"),
     ],

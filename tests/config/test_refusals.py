@@ -45,7 +45,8 @@ NODE, RACK, LORA = (
             "space.offload=[activation] search=exact",
             "search.method=exact must go with space.offload=null",
         ),
-        ("space.offload=[optimizer] space=executable", "must be null with space.executable"),
+        ("space.offload=[optimizer] space=executable", "must be null with space.executable=true"),
+        ("space.offload=[optimizer] trainer=galvatron", "null with space.trainer=galvatron, or"),
         ("space.offload={weights:1}", "space.offload=weights must be one of activation, optimizer"),
         ("space.offload={optimizer:2}", "space.offload.optimizer=2 must be a number from 0 to 1"),
         (
@@ -54,11 +55,11 @@ NODE, RACK, LORA = (
         ),
         (
             "space.offload=[optimizer] trainer=deepspeed",
-            "or shares that the trainer's files set; try {optimizer: 1.0}",
+            "or shares that its files set; try {optimizer: 1.0}",
         ),
         (
             "space.offload={optimizer:1} trainer=megatron",
-            "or shares that the trainer's files set; try null",
+            "or shares that its files set; try null",
         ),
         ("space.schedules={gpipe:1}", "must be null, a value or a list of values, not a mapping"),
         (f"{LORA}rank=-1", r"training.lora_rank=-1 must be at least 0; try 0\."),

@@ -339,6 +339,7 @@ def test_shipped_designs_are_read(name: str, least: int) -> None:
 BAD = [
     ({"budget": 100.0}, "design.budget=100 must be above the fixed part"),
     ({"budget": "much"}, "budget=much must be a number"),
+    ({"budget": "1M"}, "budget=1M must be a number; try 1e+06"),
     ({"knobs": {"device.colour": {"price": 1}}}, "design.knobs.device.colour must be one of"),
     ({"knobs": {"device.memory": {}}}, "price is missing"),
     ({"knobs": {"device.memory": {"price": 1, "bounds": [2, 1]}}}, "factors that rise"),

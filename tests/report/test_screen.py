@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from darts_parallel import load_problem, plan
+import darts_parallel
+from darts_parallel import DartsParallelError, load_problem, plan
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner import Rung
 from darts_parallel.report.ending import render_ladder
@@ -136,3 +137,18 @@ def test_python_prints_saves_and_exports_the_plan(tmp_path: Path) -> None:
     assert data["predicted"]["iteration_time_s"] == best.result.iteration_time_s
     assert (tmp_path / "new" / "report.html").exists()
     assert best.export("torch").files
+    with pytest.raises(DartsParallelError, match=r"trainer=megatron-lm must be .* try megatron\."):
+        best.export("megatron-lm")
+
+
+def test_a_text_in_place_of_a_problem_is_refused_in_one_sentence() -> None:
+    with pytest.raises(DartsParallelError, match=r"must get a problem; try plan\(load_problem"):
+        plan("model=llama3_8b")
+    with pytest.raises(DartsParallelError, match=r"must be a list; try \['model=toy', 'tp=2'\]"):
+        load_problem("model=toy tp=2")
+
+
+def test_the_public_names_are_listed_before_they_are_imported() -> None:
+    names = dir(darts_parallel)
+    assert {"plan", "load_problem", "evaluate", "DartsParallelError"} <= set(names)
+    assert all(hasattr(darts_parallel, name) for name in names)
