@@ -18,7 +18,9 @@ FULL = (
     "space.zero_stage=0",
     *SHORT,
 )
-OFFER = re.compile(r"(training\.\S+|space\.zero_stage=3) \(([\d.e+]+) s, fits: (\d+) %\)")
+OFFER = re.compile(
+    r"(training\.\S+|space\.zero_stage=3|space\.cp=null) \(([\d.e+]+) s, fits: (\d+) %\)"
+)
 
 
 def refused(*words: str) -> str:
@@ -35,6 +37,44 @@ def test_every_offer_is_followed_to_a_plan_of_its_seconds() -> None:
         words = [word for word in FULL if not word.startswith(change.partition("=")[0])]
         free = load_problem([*words, change, "space.out_of_memory=0.5", "search=exact"])
         assert plan(free).result.iteration_time_s == pytest.approx(float(seconds), rel=6e-3)
+
+
+LONG = (
+    "model=llama3_8b",
+    "model.max_seq_len=32768",
+    "seq=32768",
+    "gbs=16",
+    "cluster=box",
+    "gpu=rtx4090",
+    "gpus=4",
+    "nodes=1",
+    "training.lora_rank=16",
+    *SHORT[:-1],
+)
+
+
+@pytest.mark.parametrize(("trainer", "divides"), [("accelerate", True), ("deepspeed", False)])
+def test_logits_of_a_long_sequence_are_answered_with_the_fused_loss(
+    trainer: str, divides: bool
+) -> None:
+    job = [*LONG, f"trainer={trainer}"]
+    with pytest.raises(InfeasibleError) as caught:
+        plan(load_problem(job))
+    offers = {change: float(seconds) for change, seconds, _ in OFFER.findall(str(caught.value))}
+    assert ("space.cp=null" in offers) == divides
+    fused = load_problem([*job, "training.loss=fused", "space.out_of_memory=0.5", "search=exact"])
+    found = plan(fused).result.iteration_time_s
+    assert found == pytest.approx(offers["training.loss=fused"], rel=6e-3)
+
+
+def test_the_fused_loss_is_offered_where_a_trainer_writes_it() -> None:
+    for trainer, writes in (("none", True), ("megatron", True), ("galvatron", False)):
+        config = load_problem(
+            ["model=toy", "training=toy", "cluster=toy", f"trainer={trainer}"]
+        ).config
+        assert ("training.loss=fused" in [words for words, _, _ in _changes(config)]) == writes
+        used = replace(config, training=replace(config.training, loss="fused"))
+        assert "training.loss=fused" not in [words for words, _, _ in _changes(used)]
 
 
 def test_offers_of_simulated_pipelines_have_no_seconds() -> None:
