@@ -227,7 +227,8 @@ class Request:
 
     def facts(self, strategy: LayerStrategy) -> dict[str, Any]:
         """Return the settings of a strategy that the rules of `conf/trainer/` may name."""
-        return facts(self._job_facts, self.plan.pp, self.plan.cp, strategy)
+        plan = self.plan
+        return facts(self._job_facts, plan.pp, plan.cp, plan.schedule_name, strategy)
 
     def micro_batch_size(self, strategy: LayerStrategy) -> int:
         """Return the sequences of a micro-batch on one data-parallel rank."""

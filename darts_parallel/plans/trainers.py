@@ -8,7 +8,7 @@ from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer, TrainingCon
 from darts_parallel.plans.own_stages import own_stage_refusal
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem import Model, Software
-from darts_parallel.schedules import NAMES, SEARCHED
+from darts_parallel.schedules import NAMES, SEARCHED, usual_schedule
 
 MODEL_FACTS = (
     "tie_embeddings",
@@ -16,6 +16,7 @@ MODEL_FACTS = (
     "mtp_num_layers",
     "learned_positions",
     "multi_latent_attention",
+    "moe_expert_capacity_factor",
 )
 """Fields of `ModelConfig` that the rules of `conf/trainer/` may name."""
 TRAINING_FACTS = (
@@ -71,7 +72,9 @@ def job_facts(
     return job
 
 
-def facts(job: dict[str, Any], pp: int, cp: int, strategy: LayerStrategy) -> dict[str, Any]:
+def facts(
+    job: dict[str, Any], pp: int, cp: int, schedule: str, strategy: LayerStrategy
+) -> dict[str, Any]:
     """Return the settings of `job_facts` and of a layer under outer degrees.
 
     `copies` counts the replicas of the weights, of dense layers or of experts, whichever has more.
@@ -88,7 +91,7 @@ def facts(job: dict[str, Any], pp: int, cp: int, strategy: LayerStrategy) -> dic
     own["copies"] = max(copies, expert_copies)
     own["shard_size"] = 0 if not strategy.zero_stage or shards == copies else shards
     own["ep_across_replicas"] = strategy.ep if sharded * strategy.tp % strategy.ep else 1
-    return job | own | {"pp": pp, "cp": cp}
+    return job | own | {"pp": pp, "cp": cp, "schedule": schedule}
 
 
 def trainer_runs(
@@ -102,7 +105,7 @@ def trainer_runs(
         return False
     if min(strategy.tp_comm_bits, strategy.grad_comm_bits) < max(COMM_BITS):
         return False
-    given = facts(job, pp, cp, strategy)
+    given = facts(job, pp, cp, schedule, strategy)
     sharded = given["shard_size"] or strategy.dp * cp
     if rules.whole_context_groups and sharded % cp:
         return False
@@ -128,8 +131,9 @@ def lacking(rules: Trainer, job: dict[str, Any], spaces: Sequence[Any]) -> str:
     for space in spaces:
         if rules.own_stages and max(space.num_micro_batches) < space.pp - 1:
             found[f"pp above 1, {rules.own_stages}"] += len(space.choices)
+        schedule = space.schedule or usual_schedule(space.virtual_stages)
         for choice in space.choices:
-            given = facts(job, space.pp, space.cp, choice)
+            given = facts(job, space.pp, space.cp, schedule, choice)
             found.update(lack.sentence(given) for lack in rules.lacks if lack.holds(given))
     if not found:
         return ""

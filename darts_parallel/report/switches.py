@@ -65,5 +65,6 @@ def _runs(problem: Problem, plan: Plan) -> bool:
     """Return whether the trainer runs a plan's strategies under the switches of the problem."""
     rules: Trainer = read_trainer(str(problem.config.space.trainer))
     job = job_facts(problem.model, problem.training, problem.software)
-    given = [facts(job, plan.pp, plan.cp, own) for own in set(plan.layers)]
+    pipeline = (plan.pp, plan.cp, plan.schedule_name)
+    given = [facts(job, *pipeline, own) for own in set(plan.layers)]
     return not any(lack.holds(one) for lack in rules.lacks for one in given)

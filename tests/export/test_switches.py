@@ -12,6 +12,7 @@ from darts_parallel.config.training import KERNELS, OPTIMIZERS
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.export.common import SWITCHES
+from darts_parallel.export.targets import refusals
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.switches import averaged_switches, switch_savings
@@ -50,6 +51,8 @@ def files(trainer: str, **training: Any) -> dict[str, str]:
     strategy = STRATEGIES.get(trainer, LayerStrategy(1, 8, 0))
     if training.get("optimizer") == "sgd":  # no distributed optimizer of Megatron's
         strategy = replace(strategy, zero_stage=0)
+    if training.get("overlap_moe_expert_parallel_comm"):
+        strategy = replace(strategy, ep=4)
     return export_plan(problem, plan_of(problem, strategy, 2), trainer).files
 
 
@@ -109,6 +112,34 @@ def test_megatrons_script_names_the_flags_of_its_source() -> None:
     assert "--cuda-graph-impl full_iteration\n    --no-check-for-nan-in-loss-and-grad" in whole
     experts = script(cuda_graphs="per_layer", moe_token_dispatcher_type="alltoall")
     assert "--cuda-graph-modules attn moe_router" in experts
+
+
+@pytest.mark.parametrize(
+    ("training", "plan", "why"),
+    [
+        ({"overlap_moe_expert_parallel_comm": True}, {"ep": 1}, "wants expert parallelism"),
+        ({"overlap_moe_expert_parallel_comm": True}, {"cuts": 2}, "wants interleaved stages"),
+        ({"overlap_moe_expert_parallel_comm": True}, {"cuts": 4}, ""),
+        ({"overlap_moe_expert_parallel_comm": True}, {}, ""),
+        ({"cuda_graphs": "full_iteration"}, {}, "wants padded experts"),
+        ({"cuda_graphs": "per_layer"}, {}, ""),
+    ],
+)
+def test_megatrons_own_conditions_on_mixtures(
+    training: dict[str, Any], plan: dict[str, int], why: str
+) -> None:
+    """Megatron-LM d98e8a64: core/transformer/transformer_config.py, core/transformer/moe/README.md."""
+    problem = problem_of((*MIXTURE, "training.moe_token_dispatcher_type=alltoall"))
+    job = replace(problem.config.training, **training)
+    problem = replace(problem, config=replace(problem.config, training=job))
+    chunks = plan.get("cuts", 1)
+    pp = min(chunks, 2)
+    strategy = LayerStrategy(1, 8 // pp, 1, ep=plan.get("ep", 4))
+    layers = problem.num_layers
+    cuts = range(layers // chunks, layers, layers // chunks) if chunks > 1 else ()
+    own = plan_of(problem, strategy, 2, tuple(cuts)[: chunks - 1], virtual_stages=chunks // pp)
+    refused = [reason for reason, _ in refusals(problem, own, "megatron")]
+    assert [reason for reason in refused if why and why in reason] or not (why or refused)
 
 
 @pytest.mark.parametrize(
