@@ -138,7 +138,9 @@ def test_a_model_that_a_trainer_lacks_is_refused_before_the_search() -> None:
 
 def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter() -> None:
     toy = load_problem(TOY)
-    known = facts(job_facts(toy.model, toy.training, toy.software), 1, 1, "1f1b", LayerStrategy(1, 8))
+    known = facts(
+        job_facts(toy.model, toy.training, toy.software), 1, 1, "1f1b", LayerStrategy(1, 8)
+    )
     for name in EXPORTS:
         rules = read_trainer(name)
         assert rules.whole_ends in ("never", "hybrids", "always")
