@@ -19,7 +19,8 @@ HEAD = """\
 `python docs/write_calibrated.py` writes this page from
 [the measured runs](../../experiments/data/README.md). Each row is a GPU in one precision with one
 framework (a file of `conf/software`; `default` is none of them). A combination that is not listed
-has no measured run: it is priced with averages, and the report names it: *no runs*.
+has no measured run: its figures come from other runs of the GPU and of the framework. The report says
+*no runs* where the GPU or the framework has none at all. So look a pair up here.
 
 The errors are medians over runs that the calibration has seen, so a new run is further off.
 [How true the predictions are](../explanation/accuracy.md) has the errors of runs that it has not seen.
