@@ -210,20 +210,24 @@ def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace
 def left_out(
     config: Config, model: Model, cluster: Cluster, measured: MeasuredTimes | None
 ) -> tuple[str, ...]:
-    """Name in clauses the valid plans that a search without pins does not try.
+    """Name in clauses what a search without pins keeps fixed, or does not try.
 
-    A claim over the space holds without them.
+    A claim over the space holds within these limits.
     """
     space = config.space
     found = []
-    if tensor_degrees(space, model, cluster, measured).left_out:
-        found.append(f"tp above {widest_tensor_degree(cluster)}")
-    degrees = pipeline_degrees(space, model, cluster)
-    if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
-        found.append("node orders that mix the types (space.node_orders)")
     several = space.pinned("virtual_stages") != (1,)
+    degrees = pipeline_degrees(space, model, cluster)
+    if space.pinned("cp") == (1,) and cluster.num_devices > 1:
+        found.append("cp 1")
+    if not several and space.schedules is None and max(degrees, default=1) > 1:
+        found.append("vpp 1")
+    if tensor_degrees(space, model, cluster, measured).left_out:
+        found.append(f"tp ≤ {widest_tensor_degree(cluster)}")
+    if not all(orders_are_all(cluster, pp, space.node_orders) for pp in degrees):
+        found.append("no node orders that mix the types (space.node_orders)")
     if config.search.method == "exact" and space.kind == "uniform" and several:
-        found.append("unequal chunks of interleaved stages")
+        found.append("no unequal chunks of interleaved stages")
     return tuple(found)
 
 

@@ -143,6 +143,8 @@ def _job_words(problem: Problem) -> str:
     size = f"{problem.model.num_parameters:,} parameters"
     if problem.training.lora_rank:
         size += f", {problem.model.num_trained_parameters:,} trained"
+        if {"linear_qkv", "linear_fc1"} & {*problem.training.lora_targets}:
+            size += ", fused qkv and fc1"
     config = problem.config
     gpus = problem.cluster.num_devices
     return f"{config.model.name} ({size}) on {config.cluster.name}, {gpus} GPUs"

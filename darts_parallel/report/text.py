@@ -123,7 +123,7 @@ def _best_bound(answers: Sequence[Verification]) -> float:
 def _space_words(problem: Problem, name: str) -> str:
     """Describe the space that was searched: its name, what was left out, the memory left free."""
     missing = left_out(problem.config, problem.model, problem.cluster, problem.measured)
-    words = [name, *problem.config.space.pins, *(f"no {part}" for part in missing)]
+    words = [name, *problem.config.space.pins, *missing]
     if problem.headroom:
         words.append(f"{_percent(problem.headroom, 0)} of memory free")
     return ", ".join(words)

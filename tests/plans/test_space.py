@@ -165,19 +165,21 @@ def test_small_nodes_do_not_bound_the_tensor_degree_and_what_is_left_out_is_name
     ]
     problem = load_problem([*single, "cluster.nodes.0.count=32"])
     assert tensor(problem) == [1, 2, 4, 8]
-    assert omitted(problem) == ()
+    assert omitted(problem) == ("cp 1", "vpp 1")
+    assert omitted(load_problem([*single, "cp=null", "vpp=null"])) == ()
+    assert omitted(load_problem([*single, "cp=null", "pp=1"])) == ()
     wide = load_problem(["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8"])
-    assert omitted(wide) == ("tp above 8",)
+    assert omitted(wide) == ("cp 1", "vpp 1", "tp ≤ 8")
     pinned = ["model=gpt3_175b", "training=gpt3_175b", "cluster=a100_80_16x8", "space.tp=8"]
-    assert omitted(load_problem(pinned)) == ()
+    assert omitted(load_problem(pinned)) == ("cp 1", "vpp 1")
 
 
 def test_orders_of_nodes_that_are_not_tried_are_named_and_too_many_refused() -> None:
     mixed = ["model=toy", "training=toy", "cluster=toy_mixed", "training.global_batch_size=64"]
     many = [*mixed, "cluster.nodes.0.count=16", "cluster.nodes.1.count=16", "model.num_layers=40"]
     problem = load_problem([*many, "space.pp=32"])
-    assert omitted(problem) == ("node orders that mix the types (space.node_orders)",)
-    assert omitted(load_problem(mixed)) == ()
+    assert omitted(problem)[2:] == ("no node orders that mix the types (space.node_orders)",)
+    assert omitted(load_problem(mixed)) == ("cp 1", "vpp 1")
     with pytest.raises(ConfigError, match=r"node_orders=all means 601,080,390 orders.*; try "):
         outer_spaces(load_problem([*many, "space.pp=32", "space.node_orders=all"]))
 

@@ -125,6 +125,17 @@ def test_equal_stages_share_a_line(found: FoundPlan) -> None:
     assert str(list(table.columns[2].cells)[1]) == "layers 1-2"
 
 
+@pytest.mark.parametrize(
+    ("targets", "words"), [("linear_qkv", ", fused qkv and fc1)"), ("linear_proj", ")")]
+)
+def test_the_count_of_adapters_says_that_products_are_fused(targets: str, words: str) -> None:
+    """PEFT has adapters of query, key, value, gate and up: 41.9 million where 35.7 are counted."""
+    lora = ["training.lora_rank=2", f"training.lora_targets=[{targets}]"]
+    best = plan(load_problem(["model=toy", "cluster=toy", "training=toy", *lora, *FEW]))
+    first = str(best).splitlines()[0]
+    assert f"{best.outcome.problem.model.num_trained_parameters:,} trained{words} on " in first
+
+
 def test_python_prints_saves_and_exports_the_plan(tmp_path: Path) -> None:
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", "space=uniform", *FEW])
     best = plan(problem)

@@ -65,7 +65,7 @@ def test_the_report_says_everything_once(found: FoundPlan) -> None:
         f"repaired {found.result.raw_iteration_time_s:.6f} s",
         "-1.28 %",
         "· took [a] while.",
-        "optimal in the model (layerwise, pp=4)",
+        "optimal in the model (layerwise, pp=4, cp 1, vpp 1)",
     ):
         assert text.count(words) == 1, words
 
@@ -120,7 +120,7 @@ def test_a_claim_is_optimal_only_where_proven(
 ) -> None:
     assert (
         claim(found.problem, found.cost, [entry(found, "layerwise", factor, proven=proven)])
-        == f"{words} (layerwise, pp=4)"
+        == f"{words} (layerwise, pp=4, cp 1, vpp 1)"
     )
 
 
@@ -128,7 +128,7 @@ def test_a_close_lower_bound_is_named(found: FoundPlan) -> None:
     seconds = found.cost.iteration_time_s
     answer = replace(entry(found, "layerwise", 1.0, proven=False), lower_bound_s=seconds / 1.04)
     said = claim(found.problem, found.cost, [answer])
-    assert said == "best found; 4.00 % above a proven lower bound (layerwise, pp=4)"
+    assert said == "best found; 4.00 % above a proven lower bound (layerwise, pp=4, cp 1, vpp 1)"
 
 
 def test_a_proof_over_the_uniform_space_proves_nothing_for_a_layerwise_plan(
