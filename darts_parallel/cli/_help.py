@@ -15,7 +15,8 @@ COMMANDS = {
         "price a plan of your own, and say how far the best plan is",
         "darts-parallel price plan.json, or the degrees: darts-parallel price tp=4 pp=2 dp=4\n"
         "Keys that are not given are chosen by the search. It prints what fills the memory, and\n"
-        "writes the best plan of the space to plan_best.json.",
+        "writes the best plan of the space to plan_best.json.\n"
+        "For other layers of a stage edit stages in the plan.json that it wrote, and price the file.",
     ),
     "explain": (
         "say where every second and byte of a plan comes from",
