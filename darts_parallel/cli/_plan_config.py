@@ -59,7 +59,7 @@ def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Confi
 
     Errors:
         PlanError: the file is no plan with a configuration, or of another model.
-        ConfigError: the global batch would change, or a value breaks a rule.
+        ConfigError: the batch or its sequences would change, or a value breaks a rule.
     """
     own = required_config(path, "tune.from")
     source = f"tune.from={path}"
@@ -69,10 +69,10 @@ def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Confi
             f"{source} was made for model={own.model.name}, and this command asks for another "
             f"(model={config.model.name}); try model={own.model.name} with its own sizes."
         )
-    batch = config.training.global_batch_size
-    old = own.training.global_batch_size
     rule = f"stay what the plan in {source} trains with"
-    require(batch == old, f"training.global_batch_size={batch}", rule, old)
+    for key in ("global_batch_size", "seq_len"):
+        given, old = getattr(config.training, key), getattr(own.training, key)
+        require(given == old, f"training.{key}={given}", rule, old)
     return config
 
 

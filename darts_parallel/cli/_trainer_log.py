@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
 from darts_parallel.config import EXPORTS, TrainerLog, read_trainer, require
 from darts_parallel.errors import ConfigError, read_text
@@ -14,21 +15,34 @@ LEAST = 3
 """Printed steps that a log must have."""
 NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d]|[.,]\d)"
 """A number as trainers print it; commas stand before groups of three digits alone."""
-LONGEST_LOG = 2**23
-"""Characters of a log that are read; of a longer one the beginning and the end."""
+RANK = re.compile(r"\[(r|R)ank ?(\d+)\]")
+"""Who printed a line: torchrun counts `[rank3]` within a node, Megatron `[Rank 3]` in the job."""
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 SECONDS = {"s": 1.0, "ms": 1e-3}
 """Units of time in seconds; the other units are rates."""
 
 
-def read_log(path: str, problem: Problem) -> tuple[float, float | None, str]:
-    """Return median seconds of a plan's steps, the allocator's peak bytes, and a sentence of both.
+class LogRun(NamedTuple):
+    """Hold what a log says of its run."""
+
+    seconds: float
+    """Median of the steps."""
+    peak: float | None
+    """The allocator's largest peak, bytes."""
+    ranks: Sequence[int]
+    """Ranks one of which has the peak."""
+    said: str
+    """A sentence of all."""
+
+
+def read_log(path: str, problem: Problem) -> LogRun:
+    """Return what a log says. Of several ranks' steps those of the first one count.
 
     Errors:
         ConfigError: the log cannot be read, or holds no steps, or those of another batch.
     """
     try:
-        text = COLOURS.sub("", _without_middle(read_text(path)))
+        text = COLOURS.sub("", read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"tune.log={path} cannot be read ({error}); try a trainer's output."
@@ -37,18 +51,35 @@ def read_log(path: str, problem: Problem) -> tuple[float, float | None, str]:
     # a step's own seconds count before a rate
     known.sort(key=lambda log: log.unit not in SECONDS)
     printed = [log for log in known if _numbers(log.step, text)]
-    steps = _numbers(printed[0].step, text) if printed else []
+    found = _by_rank(printed[0].step, text) if printed else []
+    steps = [value for value, label in found if label == found[0][1]]
     who = f"steps of {', '.join(log.name for log in known)}, and holds {len(steps)}"
     rule = f"hold at least {LEAST} {who}"
     require(len(steps) >= LEAST, f"tune.log={path}", rule, "the whole output of a run")
     _check_batch(path, known, text, problem)
     left_out = min(WARMUP, len(steps) // 2)
     seconds = _seconds(median(steps[left_out:]), printed[0].unit, problem)
-    peaks = [log.memory_bytes * own for log in known for own in _numbers(log.memory, text)]
-    peak = max(peaks, default=None)
-    memory = "no memory" if peak is None else f"peak {peak / GIB:.2f} GiB"
+    peaks = [
+        (log.memory_bytes * value, label)
+        for log in known
+        for value, label in _by_rank(log.memory, text)
+    ]
+    peak, label = max(peaks, default=(None, ""))
+    memory = "no memory" if peak is None else f"peak {peak / GIB:.2f} GiB{label and f' of {label}'}"
     counted = f"median of {len(steps) - left_out} steps ({left_out} of warm-up left out)"
-    return seconds, peak, f"{printed[0].name}'s log: {seconds:.4g} s, {counted}, {memory}"
+    said = f"{printed[0].name}'s log: {seconds:.4g} s, {counted}, {memory}"
+    return LogRun(seconds, peak, _ranks(label, problem), said)
+
+
+def _ranks(label: str, problem: Problem) -> Sequence[int]:
+    """Return the ranks that may have printed a label of `RANK`; all without one."""
+    ranks = range(problem.cluster.num_devices)
+    found = RANK.match(label)
+    if found is None or int(found[2]) not in ranks:
+        return ranks
+    rank, node = int(found[2]), problem.cluster.groups[0].gpus
+    within = rank < node and found[1] == "r"
+    return ranks[rank::node] if within else [rank]
 
 
 def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Problem) -> None:
@@ -80,12 +111,14 @@ def _seconds(value: float, unit: str, problem: Problem) -> float:
 
 def _numbers(line: str, text: str) -> list[float]:
     """Read the numbers of all lines as trainers print them: `6,260`, `1.073e+04`."""
-    found = re.findall(line.replace("NUMBER", NUMBER), text)
-    return [float(number.replace(",", "")) for number in found]
+    return [value for value, _ in _by_rank(line, text)]
 
 
-def _without_middle(text: str) -> str:
-    """Return a log of bearable length: the batch stands at its beginning, steady steps at its end."""
-    if len(text) <= LONGEST_LOG:
-        return text
-    return f"{text[: LONGEST_LOG // 8]}\n{text[-LONGEST_LOG * 7 // 8 :]}"
+def _by_rank(line: str, text: str) -> list[tuple[float, str]]:
+    """Read the numbers of all lines, each with the label of `RANK` on its line; empty: it has none."""
+    found = []
+    for match in re.finditer(line.replace("NUMBER", NUMBER), text):
+        begin = text.rfind("\n", 0, match.start()) + 1
+        label = RANK.search(text, begin, match.end())
+        found.append((float(match[1].replace(",", "")), label[0] if label else ""))
+    return found

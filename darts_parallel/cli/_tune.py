@@ -16,19 +16,25 @@ from darts_parallel.config import load_config, ranged, read_typed, require
 from darts_parallel.cost import evaluate
 from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.planner import (
-    Deviation,
+    SECONDS,
     Proposal,
     Trial,
     Tuning,
     deviations,
     own_cluster,
-    sureness,
     tune,
     with_run,
 )
-from darts_parallel.plans import Plan, read_plan, write_json, write_text
+from darts_parallel.plans import read_plan, write_json, write_text
 from darts_parallel.problem import GIB, Problem
-from darts_parallel.report import Outcome, fits_label, plan_dict, print_line, table_of
+from darts_parallel.report import (
+    Outcome,
+    fits_label,
+    plan_dict,
+    print_line,
+    shown_path,
+    table_of,
+)
 from darts_parallel.report import seconds as seconds_label
 
 SHOWN = 8
@@ -66,32 +72,29 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     next.
 
     Errors:
-        ConfigError, PlanError: a trial names no plan of this problem, or nothing that was measured.
+        ConfigError, PlanError: a trial names no plan of this problem, or nothing that was measured,
+            or seconds that are too far off.
     """
     settings = problem.config.tune
-    source, log = str(settings["from"]), settings["log"]
-    if log is not None:
+    source, logged = str(settings["from"]), settings["log"]
+    if logged is not None:
         problem = _with_stored_figures(problem)
     plan = read_plan(source, problem.model, "tune.from")
     trials = read_trials(problem, settings["measured"])
+    if logged is not None:
+        run = read_log(str(logged), problem)
+        print_line(console, run.said)
+        reserved = max(group.device.reserved for group in problem.cluster.groups)
+        memory = None if run.peak is None else run.peak + reserved
+        trials.append(Trial(source, plan, run.seconds, memory, run.ranks))
+    if not settings["force"]:
+        trials = [_believed(problem, trial, console) for trial in trials]
+    state = tune(problem, plan, trials)
     said: list[str] = []
-    if log is not None:
-        trial, sentence = _read_log_trial(problem, str(log), source)
-        doubts = [] if settings["force"] else deviations(problem, trial)
-        if doubts:
-            _print_doubts(
-                sentence, doubts, f"darts-parallel tune {source} --from-log {log}", console
-            )
-            return evaluate(plan, problem).iteration_time_s
-        trials.append(trial)
-        said.append(sentence)
-    state = tune(problem, plan, trials, _risk_levels(problem, source))
-    if log is not None:
-        before = sureness(plan, problem)
-        run = replace(trials[-1], name=f"{log} ({trials[-1].seconds or 0.0:.6g} s)")
-        problem = with_run(problem, run)
-        after = sureness(plan, problem)
-        said += _store(problem, f"this plan's seconds: {before} before this log, {after} after it")
+    if logged is not None:
+        name = f"{logged} ({run.seconds:.6g} s)"
+        problem = with_run(problem, replace(trials[-1], name=name))
+        said = _store(problem, folder)
     files = {}
     for number, proposal in enumerate(state.next(int(settings["top"])), 1):
         files[folder / f"plan_{number}.json"] = proposal
@@ -108,25 +111,23 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     return best.expected_s
 
 
-def _print_doubts(
-    sentence: str, doubts: Sequence[Deviation], command: str, console: Console
-) -> None:
-    """Say what a log showed, by how much it is off, what would explain it, and how to insist."""
-    lines = [sentence]
+def _believed(problem: Problem, trial: Trial, console: Console) -> Trial:
+    """Return a trial without a peak that is too far off; say by how much, and what would explain it.
+
+    Errors:
+        ConfigError: its seconds are too far off.
+    """
+    doubts = deviations(problem, trial)
     for doubt in doubts:
-        lines += doubt.sentences()
-    lines.append(f"if the run is this plan's and the machine was idle: {command} --force")
-    for line in lines:
-        print_line(console, line)
-
-
-def _read_log_trial(problem: Problem, log: str, source: str) -> tuple[Trial, str]:
-    """Return the run of a log as a trial, and a sentence of what it printed."""
-    seconds, peak, said = read_log(log, problem)
-    reserved = max(group.device.reserved for group in problem.cluster.groups)
-    memory = None if peak is None else (peak + reserved) / GIB
-    (trial,) = read_trials(problem, [{"plan": source, "seconds": seconds, "memory_gb": memory}])
-    return trial, said
+        for line in doubt.sentences():
+            print_line(console, f"{trial.name}: {line}")
+        require(
+            doubt.quantity != SECONDS,
+            f"tune: {trial.name} measured at {trial.seconds:.4g} s",
+            f"be as predicted, and is {doubt.sds:.1f} standard deviations off",
+            "this plan's own run on an idle machine, or --force within a factor of ten",
+        )
+    return replace(trial, memory_bytes=None) if doubts else trial
 
 
 def _stored_file(problem: Problem) -> Path:
@@ -146,32 +147,17 @@ def _with_stored_figures(problem: Problem) -> Problem:
     return problem.with_config(cluster=replace(stored, nodes=nodes))
 
 
-def _store(problem: Problem, said: str) -> list[str]:
-    """Write the cluster with its runs; say how to use its figures."""
+def _store(problem: Problem, folder: Path) -> list[str]:
+    """Write the cluster with its runs; say how to plan this job by them: plan.json holds both."""
     path, cluster = _stored_file(problem), problem.config.cluster
     runs = {run.log for run in cluster.runs}
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "# Moved by the runs below; darts-parallel tune --from-log adds to them.\n"
     write_text(path, head + OmegaConf.to_yaml(OmegaConf.structured(cluster)))
-    software, trainer = problem.config.training.software, problem.config.trainer.name
-    named = "" if software is None else f" training.software={software}"
-    if trainer != "none":
-        named = f" trainer={trainer}"
-    use = f"darts-parallel --config-dir {path.parents[1]} cluster={path.stem}{named}"
     return [
-        f"{said} ({len(runs)} in {path})",
-        f"plan with them: {use} model={problem.config.model.name}",
+        f"efficiencies after all logs ({len(runs)}): {path}",
+        f"plan this job with them: darts-parallel price {shown_path(folder / 'plan.json')}",
     ]
-
-
-def _risk_levels(problem: Problem, source: str) -> list[Plan]:
-    """Read the fastest and the safest plan of the tuned one, which lie next to it."""
-    text, plans = read_text(source), []
-    for level in ("fastest", "safe"):
-        path = Path(source).with_name(f"plan_{level}.json")
-        if f'"{path.name}"' in text and path.exists():
-            plans.append(read_plan(str(path), problem.model, "tune.from"))
-    return plans
 
 
 def _trial_entry(trial: Trial) -> dict[str, object]:
@@ -256,13 +242,6 @@ def _file_rows(path: str) -> list[Mapping[str, Any]]:
     return [{key: value for key, value in row.items() if key and value} for row in rows]
 
 
-def _as_given(trial: Trial) -> str:
-    """Write a trial as `tune.measured` takes it."""
-    found = "oom: true" if trial.seconds is None else f"seconds: {trial.seconds:g}"
-    memory = "" if trial.memory_bytes is None else f", memory_gb: {trial.memory_bytes / GIB:g}"
-    return f"{{plan: {trial.name}, {found}{memory}}}, "
-
-
 def _print(
     problem: Problem,
     state: Tuning,
@@ -272,6 +251,8 @@ def _print(
     console: Console,
 ) -> None:
     print_line(console, f"{problem.config.model.name} on {problem.config.cluster.name}")
+    if pins := problem.config.space.pins:
+        print_line(console, f"only plans with {', '.join(pins)}, as this job; tp=null frees tp")
     if trials:
         ran = sum(trial.seconds is not None for trial in trials)
         told = f"{len(trials)} trials, {ran} ran; measured / predicted {state.scale:.3f}"
@@ -282,11 +263,10 @@ def _print(
         print_line(console, f"  {start_command(problem, proposal.plan, file)}")
     if not files:
         print_line(console, "  nothing: every candidate was tried")
-    given = "".join(map(_as_given, trials)) + f"{{plan: {folder / 'plan_1.json'}, seconds: ...}}"
-    line = f"then: darts-parallel tune {problem.config.tune['from']} 'tune.measured=[{given}]'"
-    if problem.config.tune["log"] is not None:
-        line = f"then: darts-parallel tune {folder / 'plan_1.json'} --from-log LOG"
-    print_line(console, line)
+    tried = shown_path(folder / "plan_1.json")
+    print_line(
+        console, f"then: darts-parallel tune {tried} --from-log LOG, or tune.measured=FILE.csv"
+    )
 
 
 def _table(state: Tuning, batch: int) -> Table:

@@ -30,15 +30,13 @@ from darts_parallel.planner.methods import solve as solve
 from darts_parallel.planner.node_choice import Rental as Rental
 from darts_parallel.planner.planning import choose_nodes as choose_nodes
 from darts_parallel.planner.planning import plan as plan
-from darts_parallel.planner.planning import plan_at_limits as plan_at_limits
 from darts_parallel.planner.prediction_intervals import Intervals as Intervals
 from darts_parallel.planner.prediction_intervals import intervals as intervals
 from darts_parallel.planner.prediction_intervals import out_of_memory as out_of_memory
-from darts_parallel.planner.prediction_intervals import sureness as sureness
 from darts_parallel.planner.result import CHOSEN as CHOSEN
 from darts_parallel.planner.result import Planned as Planned
 from darts_parallel.planner.result import Rung as Rung
-from darts_parallel.planner.run_diagnosis import Deviation as Deviation
+from darts_parallel.planner.run_diagnosis import SECONDS as SECONDS
 from darts_parallel.planner.run_diagnosis import deviations as deviations
 from darts_parallel.planner.run_figures import Trial as Trial
 from darts_parallel.planner.run_figures import own_cluster as own_cluster

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from darts_parallel.config import NARROW, RunConfig
 from darts_parallel.cost import CostBreakdown, evaluate, hard_plan, static_bytes_of
-from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import (
     FACTORS,
     NORMAL,
@@ -103,13 +102,6 @@ def intervals(
     chances = tuple(torch.special.ndtr(-room / sd).tolist())
     job_chance = any_above(room, covariance, spread)
     return Intervals(seconds, half, bytes_, chances, job_chance, known.difference)
-
-
-def sureness(plan: Plan, problem: Problem) -> str:
-    """Return the half width of a plan's seconds for reports."""
-    elasticities = time_elasticities(plan, problem)
-    found = intervals(plan, problem, evaluate(plan, problem), elasticities)
-    return "unknown" if found is None else found.label()
 
 
 def out_of_memory(plan: Plan, problem: Problem, peaks: Sequence[RunConfig] = ()) -> float | None:

@@ -20,11 +20,13 @@ from darts_parallel.planner.run_figures import (
     figures_of,
     memory_run,
     own_cluster,
+    peak_stage,
     seconds_run,
 )
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
+SECONDS = "seconds"
 BELIEVED = 3.0
 """Standard deviations of an error that the model allows for."""
 FURTHEST = 1e3
@@ -58,13 +60,13 @@ class Deviation:
         """Yield what a user is told."""
         times = f"{self.ratio:.3g} times the predicted ones"
         yield (
-            f"the measured {self.quantity} are {times}, {self.sds:.1f} standard deviations off: "
-            "no figure was changed."
+            f"the measured {self.quantity} are {times}, {self.sds:.1f} standard deviations off, "
+            "and change no figure."
         )
         if not self.explanations:
             yield "no single figure of the cluster explains this run; is it the log of this plan?"
             return
-        yield "each of these alone would explain this run:"
+        yield "each of these, as the framework has it, would explain this run alone:"
         for own in self.explanations:
             yield f"  {own.words}: {own.needed:.3g} instead of {own.value:.3g}{own.unit}"
 
@@ -73,16 +75,15 @@ def deviations(problem: Problem, trial: Trial) -> list[Deviation]:
     """Return what of a trial the model does not believe; empty where the trial may move figures."""
     known = posterior(problem)
     found = []
-    for quantity, run in (
-        ("seconds", seconds_run(trial, problem)),
-        ("peak bytes", memory_run(trial, problem)),
-    ):
+    whole = (SECONDS, seconds_run(trial, problem), None)
+    peak = ("peak bytes", memory_run(trial, problem), peak_stage(trial, problem))
+    for quantity, run, stage in (whole, peak):
         if run is None:
             continue
         sd = sqrt(known.variance(slopes_of(run)) + run.sd**2)
         sds = abs(run.error) / sd
         if sds > BELIEVED:
-            causes = sorted(_explanations(problem, trial.plan, quantity, run), key=_change)
+            causes = sorted(_explanations(problem, trial.plan, stage, run), key=_change)
             found.append(Deviation(quantity, exp(run.error), sds, tuple(causes)))
     return found
 
@@ -93,11 +94,11 @@ def _change(own: NeededFigure) -> float:
 
 
 def _explanations(
-    problem: Problem, plan: Plan, quantity: str, run: RunConfig
+    problem: Problem, plan: Plan, stage: int | None, run: RunConfig
 ) -> Iterator[NeededFigure]:
     """Yield every figure that alone brings the prediction to what was measured."""
     cluster = replace(own_cluster(problem), runs=[replace(run, slopes={})])
-    before = _predicted(problem, cluster, plan, quantity)
+    before = _predicted(problem, cluster, plan, stage)
     goal = before + run.error
     moved = deepcopy(cluster)
     for figure in figures_of(posterior(problem), moved, problem.software.name):
@@ -107,7 +108,7 @@ def _explanations(
 
         def missing(tried: float, figure: Figure = figure) -> float:
             setattr(figure.owner, figure.field, tried)
-            return _predicted(problem, moved, plan, quantity) - goal
+            return _predicted(problem, moved, plan, stage) - goal
 
         least, most = figure.limits
         ends = (max(least, value / FURTHEST), min(most, value * FURTHEST))
@@ -133,7 +134,7 @@ def _explanation(figure: Figure, value: float, needed: float) -> NeededFigure:
     return NeededFigure(figure.words, rate * value, rate * needed, " GB/s")
 
 
-def _predicted(problem: Problem, cluster: ClusterConfig, plan: Plan, quantity: str) -> float:
-    """Return the logarithm of a plan's seconds, or of the bytes of its fullest device."""
+def _predicted(problem: Problem, cluster: ClusterConfig, plan: Plan, stage: int | None) -> float:
+    """Return the logarithm of a plan's seconds, or of the bytes of a device of a stage."""
     cost = evaluate(plan, problem.with_config(cluster=cluster))
-    return log(cost.iteration_time_s if quantity == "seconds" else max(cost.memory_bytes))
+    return log(cost.iteration_time_s if stage is None else cost.memory_bytes[stage])

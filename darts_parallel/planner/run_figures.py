@@ -5,7 +5,7 @@ log (`tune --from-log`): see `Posterior.given_runs`. `tuning` moves the seconds 
 it; `with_run` moves the figures themselves, so that later commands plan with them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from math import exp, log
@@ -29,8 +29,6 @@ from darts_parallel.planner.prediction_intervals import memory_slopes, time_slop
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 
-GAUSS_NEWTON_STEPS = 3
-"""Steps by which a run moves figures: seconds are nearly linear in them."""
 LARGEST_ERROR = log(10.0)
 """Largest |log(measured / predicted)| of a run that is believed to be one of its plan."""
 
@@ -45,7 +43,9 @@ class Trial:
     seconds: float | None
     """Per iteration; None: it ran out of memory."""
     memory_bytes: float | None = None
-    """Peak bytes of the fullest device."""
+    """Peak bytes of one device."""
+    ranks: Sequence[int] = ()
+    """Ranks one of which has this peak; empty: the fullest one has it."""
 
 
 def seconds_run(trial: Trial, problem: Problem) -> RunConfig | None:
@@ -60,18 +60,35 @@ def seconds_run(trial: Trial, problem: Problem) -> RunConfig | None:
     return _run(trial.name, error, known.residuals.measured_seconds, slopes)
 
 
-def memory_run(trial: Trial, problem: Problem) -> RunConfig | None:
-    """Return what the peak of a trial says; None without one.
+def peak_stage(trial: Trial, problem: Problem) -> int | None:
+    """Return the stage that a trial's peak is compared with; None: it says nothing.
 
-    The allocator's peak says nothing of what is reserved outside of it.
+    A peak that may be of several stages is off only above the fullest or below the emptiest of
+    them.
     """
     if trial.memory_bytes is None:
         return None
     used = evaluate(trial.plan, problem).memory_bytes
-    most = max(used)
-    fullest = memory_slopes(trial.plan, problem)[used.index(most)]
-    slopes = {own: slope for own, slope in fullest.items() if own.quantity != RESERVED}
-    error = log(trial.memory_bytes / most)
+    cluster = problem.cluster.arranged(trial.plan.node_order)
+    size = cluster.num_devices // trial.plan.pp
+    own = {cluster.pipeline_ranks.index(rank) // size for rank in trial.ranks}
+    stages = sorted(own or range(len(used)), key=lambda stage: used[stage])
+    if not own or trial.memory_bytes >= used[stages[-1]]:
+        return stages[-1]
+    return stages[0] if trial.memory_bytes <= used[stages[0]] else None
+
+
+def memory_run(trial: Trial, problem: Problem) -> RunConfig | None:
+    """Return what the peak of a trial says; None where it says nothing.
+
+    The allocator's peak says nothing of what is reserved outside of it.
+    """
+    stage = peak_stage(trial, problem)
+    if stage is None or trial.memory_bytes is None:
+        return None
+    found = memory_slopes(trial.plan, problem)[stage]
+    slopes = {own: slope for own, slope in found.items() if own.quantity != RESERVED}
+    error = log(trial.memory_bytes / evaluate(trial.plan, problem).memory_bytes[stage])
     return _run(trial.name, error, posterior(problem).residuals.memory, slopes)
 
 
@@ -98,6 +115,10 @@ def own_cluster(problem: Problem) -> ClusterConfig:
 def with_run(problem: Problem, trial: Trial) -> Problem:
     """Return the problem with figures at the means given a run and the earlier ones of its cluster.
 
+    One linear step, as `tuning` moves the seconds of other plans. Further steps would end at the
+    mode, which is far from the mean: the figure whose share of the seconds grows fastest explains
+    all of a slow run.
+
     Errors:
         ConfigError: the run is not of this job, or was read before; the cost model has no figures.
     """
@@ -112,19 +133,21 @@ def with_run(problem: Problem, trial: Trial) -> Problem:
     framework = problem.software.name
     known = replace(posterior(problem), runs=())
     before = _means(known, cluster, framework, cluster.runs)
-    after = before
-    found = problem
-    for _ in range(GAUSS_NEWTON_STEPS):
-        runs = list(cluster.runs)
-        for new in (seconds_run(trial, found), memory_run(trial, found)):
-            if new is not None:
-                runs.append(_before_moves(new, after))
-        after = _means(known, cluster, framework, runs)
-        moved = deepcopy(cluster)
-        for figure in figures_of(known, moved, framework):
-            figure.move(known, after[figure.place] - before[figure.place])
-        found = problem.with_config(cluster=replace(moved, runs=runs))
-    return found
+    runs = [*cluster.runs, *_new_runs(trial, problem, before)]
+    after = _means(known, cluster, framework, runs)
+    moved = deepcopy(cluster)
+    for figure in figures_of(known, moved, framework):
+        figure.move(known, after[figure.place] - before[figure.place])
+    found = problem.with_config(cluster=replace(moved, runs=runs))
+    # later prices start from the moved figures, and so do their slopes
+    runs = [*cluster.runs, *_new_runs(trial, found, after)]
+    return problem.with_config(cluster=replace(moved, runs=runs))
+
+
+def _new_runs(trial: Trial, problem: Problem, means: dict[LatentPlace, float]) -> list[RunConfig]:
+    """Return what a trial says, counted from the calibrated figures, which `means` have moved."""
+    found = (seconds_run(trial, problem), memory_run(trial, problem))
+    return [_before_moves(run, means) for run in found if run]
 
 
 def _before_moves(run: RunConfig, means: dict[LatentPlace, float]) -> RunConfig:

@@ -16,7 +16,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from darts_parallel.config import RECOMPUTE
+from darts_parallel.config import RECOMPUTE, RunConfig
 from darts_parallel.cost import (
     CostBreakdown,
     CostTable,
@@ -80,21 +80,20 @@ def tune(
     problem: Problem,
     first: Plan,
     trials: Sequence[Trial],
-    others: Sequence[Plan] = (),
 ) -> Tuning:
     """Return the expected seconds of the best plans after some trials.
 
     Args:
         first: The plan that the search found; it is a candidate, uniform or not.
         trials: What was measured; none yet at the first call.
-        others: Further candidates, of any space.
 
     Errors:
         PlanError: every candidate is left out by trials that ran out of memory.
     """
-    plans = _candidates(problem, (first, *others), trials)
+    plans = _candidates(problem, first, trials)
     costs = {plan: evaluate(plan, problem) for plan in plans}
-    fitting = _fitting(costs, trials)
+    peaks = [run for trial in trials if (run := memory_run(trial, problem))]
+    fitting = _fitting(costs, trials, peaks)
     if not fitting:
         raise PlanError(
             "tune.measured: every candidate needs as much memory as a plan that already ran out of "
@@ -102,7 +101,6 @@ def tune(
         )
     moved = _errors_given_trials(problem, plans, trials)
     variances = moved.covariance.diagonal().clamp(min=0.0)
-    peaks = [run for trial in trials if (run := memory_run(trial, problem))]
     proposals = []
     for index, plan in enumerate(plans):
         if plan not in fitting:
@@ -120,16 +118,15 @@ def tune(
     return Tuning(tuple(proposals), _scale(costs, trials), excluded)
 
 
-def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]) -> list[Plan]:
-    """Return the plans that were given, all that were tried, and the best ones of the uniform space."""
+def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
+    """Return the first plan, all that were tried, and the best ones of the uniform space."""
     tables = build_tables(problem)
     simulated = problem.config.cost.pipeline == "simulated"
     if simulated or unknown_costs(tables):
         found = _repartitioned_plans(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
-    plans = [*given]
-    plans += [trial.plan for trial in trials]
+    plans = [first, *(trial.plan for trial in trials)]
     plans += [candidate.to_plan(tables) for candidate in found]
     return list(dict.fromkeys(plans))
 
@@ -145,7 +142,9 @@ def _repartitioned_plans(tables: list[CostTable]) -> Sequence[PricedPlan]:
     return pool.top(CANDIDATES)
 
 
-def _fitting(costs: dict[Plan, CostBreakdown], trials: Sequence[Trial]) -> set[Plan]:
+def _fitting(
+    costs: dict[Plan, CostBreakdown], trials: Sequence[Trial], peaks: Sequence[RunConfig]
+) -> set[Plan]:
     """Return which candidates are expected to fit: by the model, scaled by the bytes that trials measured.
 
     A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is
@@ -157,16 +156,12 @@ def _fitting(costs: dict[Plan, CostBreakdown], trials: Sequence[Trial]) -> set[P
         fullness[plan] = max(used / capacity for used, capacity in pairs)
     limit = float("inf")
     ran = set()
-    ratios = []
     for trial in trials:
         if trial.seconds is None:
             limit = min(limit, fullness[trial.plan])
         else:
             ran.add(trial.plan)
-        if trial.memory_bytes is not None:
-            predicted = max(costs[trial.plan].memory_bytes)
-            ratios.append(log(trial.memory_bytes / predicted))
-    factor = _geometric_mean(ratios)
+    factor = _geometric_mean([peak.error for peak in peaks])
     for plan, full in fullness.items():
         if full < limit and full * factor <= 1.0:
             ran.add(plan)

@@ -200,11 +200,6 @@ class Workers(AbstractContextManager["Workers"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by rank."""
-        return [process.pid or -1 for process in self._processes]
-
     def run(self, job: Job, *arguments: Any) -> list[Any]:
         """Call `job(*arguments)` on every rank; return the results by rank.
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from darts_parallel.cli._trainer_log import LONGEST_LOG, _numbers, read_log
+from darts_parallel.cli._trainer_log import _numbers, read_log
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
@@ -32,7 +32,7 @@ def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> No
     tokens = problem.tokens_per_iteration / problem.cluster.num_devices
     rows = ({"n": n, "s": s, "ms": 1e3 * s, "tps": round(tokens / s)} for n, s in enumerate(STEPS))
     (tmp_path / "log").write_text("".join(line.format(rate=4096 / row["s"], **row) for row in rows))
-    seconds, peak, said = read_log(str(tmp_path / "log"), problem)
+    seconds, peak, _, said = read_log(str(tmp_path / "log"), problem)
     assert (seconds, peak) == (pytest.approx(1.625, rel=0.01), 2**31)
     assert "median of 5 steps (4 of warm-up left out), peak 2.00 GiB" in said
     for text, words in (("", "at least 3 steps"), (OTHER, "24 sequences")):
@@ -72,11 +72,30 @@ def test_the_rate_of_an_older_torchtitan_and_a_long_log_are_read(tmp_path: Path)
     problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
     tokens = problem.tokens_per_iteration / problem.cluster.num_devices
     line = f"step: 10  loss:  1.5  memory: 2.00GiB(3%)  wps: {round(tokens / 0.002):,}  mfu: 1%\n"
-    long = "nothing\n" * (LONGEST_LOG // 6) + 9 * line
+    long = "nothing\n" * 1_000_000 + 9 * line
     (tmp_path / "log").write_text(long)
-    seconds, peak, _ = read_log(str(tmp_path / "log"), problem)
+    seconds, peak, _, _ = read_log(str(tmp_path / "log"), problem)
     assert (seconds, peak) == (pytest.approx(0.002, rel=0.01), 2**31)
     # the batch is printed at the beginning
     (tmp_path / "log").write_text(f"global batch size: 3\n{long}")
     with pytest.raises(ConfigError, match="3 sequences"):
         read_log(str(tmp_path / "log"), problem)
+
+
+@pytest.mark.parametrize(
+    ("label", "ranks"),
+    [("[rank0]", [0, 8]), ("[rank9]", [9]), ("[Rank 0]", [0]), ("", [*range(16)])],
+)
+def test_steps_of_one_rank_count_and_the_peak_has_its_ranks(
+    label: str, ranks: list[int], tmp_path: Path
+) -> None:
+    problem = load_problem(["model=llama3_8b", "cluster=h100_8x8", "cluster.nodes.0.count=2"])
+    line = "{}: step: {}  loss:  1.5  memory: {}.00GiB(3%)  tps: {}  mfu: 1%\n"
+    steps = [line.format(label, n, 3, 100) + line.format("[rank5]", n, 2, 900) for n in range(9)]
+    if not label:
+        steps = steps[:1] + [line.format("", n, 3, 100) for n in range(9)]
+    (tmp_path / "log").write_text("".join(steps))
+    run = read_log(str(tmp_path / "log"), problem)
+    assert [*run.ranks] == ranks
+    assert "median of 5 steps" in run.said
+    assert run.seconds == pytest.approx(problem.tokens_per_iteration / 16 / 100)

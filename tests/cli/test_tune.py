@@ -85,7 +85,7 @@ def test_the_loop_closes_right_here(
     done = command(
         "tune", "first/plan.json", *QUIET, "tune.measured=trials.csv", "hydra.run.dir=after"
     )
-    assert f"{{plan: {trials[1][0]}, seconds: {trials[1][1]:g}}}, {{plan: " in done.out, done.err
+    assert "tune.measured=FILE.csv" in done.out, done.err
     after = json.loads((command.folder / "after/plan.json").read_text())["tune"]
     assert after["scale"] != 1.0
     tried = {entry["plan"]: entry["seconds"] for entry in after["trials"]}
@@ -124,6 +124,7 @@ def test_a_wrong_trial_is_one_sentence(
     [
         ("model=bert_345m", "was made for model=toy, and this command asks for another"),
         ("training.global_batch_size=64", "training.global_batch_size=64 must stay"),
+        ("training.seq_len=4", "training.seq_len=4 must stay"),
         (
             "cluster.nodes.7.count=1",
             "cluster.nodes.7.count=1 does not fit the plan in tune.from=first/plan.json",
@@ -171,7 +172,8 @@ def test_logs_move_figures_that_later_commands_take(
         done = command(
             "tune", str(source), "--from-log", f"{number}.log", *QUIET, f"hydra.run.dir={number}"
         )
-        assert f"({number + 1} in outputs/tuned/cluster" in done.out, done.err
+        assert f"({number + 1}): outputs/tuned/cluster" in done.out, done.err
+        assert f"darts-parallel price {number}/plan.json" in done.out
     (path,) = (command.folder / "outputs/tuned/cluster").iterdir()
     figures = ("--config-dir", "outputs/tuned", f"cluster={path.stem}", "hydra.run.dir=priced")
     assert command("price", str(source), *figures, *QUIET).status == 0
@@ -179,6 +181,30 @@ def test_logs_move_figures_that_later_commands_take(
         "iteration_time_s"
     ]
     assert found / seconds == pytest.approx(1.45, abs=0.15)
+    # the printed command plans the same job by the moved figures, without any other key
+    done = command("price", "1/plan.json", *QUIET, "hydra.run.dir=again")
+    assert done.status == 0, done.err
+    first_job, again = (
+        json.loads(path.read_text())["config"]
+        for path in (source, command.folder / "again/plan.json")
+    )
+    for key in ("model", "training", "trainer", "space", "cost"):
+        assert again[key] == first_job[key]
+    assert [run["log"][:5] for run in again["cluster"]["runs"]] == ["0.log", "1.log"]
+
+
+@pytest.mark.parametrize("way", ["log", "csv"])
+def test_seconds_that_are_too_far_off_are_refused_by_log_and_by_table(
+    command: Command, first: Path, way: str
+) -> None:
+    source = first / "first/plan.json"
+    (command.folder / "x.log").write_text("elapsed time per iteration (ms): 1e5 |\n" * 8)
+    (command.folder / "x.csv").write_text(f"plan,seconds\n{source},100\n")
+    given = ["--from-log", "x.log"] if way == "log" else ["tune.measured=x.csv"]
+    done = command("tune", str(source), *given, *QUIET, "hydra.run.dir=off")
+    assert done.status == 2
+    assert re.search(r"measured at 100 s must be as predicted, and is .* off; try", done.err)
+    assert not (command.folder / "off/plan.json").exists()
 
 
 def test_the_verb_and_its_flag_are_overrides() -> None:

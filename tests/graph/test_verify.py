@@ -80,7 +80,7 @@ def run_command(folder: Path, name: str, *more: str) -> tuple[list[str], dict[st
 @pytest.fixture
 def running(two: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands use processes that run already; those that a failed job stopped would check nothing."""
-    assert two.pids
+    assert two._processes
     monkeypatch.setattr("darts_parallel.run.Workers", lambda count, timeout_s: nullcontext(two))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from darts_parallel.cost import evaluate
-from darts_parallel.planner import out_of_memory, sureness
+from darts_parallel.planner import intervals, out_of_memory, sensitivity
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB, Problem, load_problem
 
@@ -66,8 +66,10 @@ def test_a_gpu_without_runs_is_as_unsure_in_8_bits_as_it_was_off() -> None:
     for cluster in ("h100_1x8", "mi300x_1x8"):
         problem = load_problem([*words, f"cluster={cluster}"])
         layers = (LayerStrategy(1, 1, 0, "none", False),) * problem.num_layers
-        label = sureness(Plan(1, (0, problem.num_layers), layers), problem)
-        widths.append(float(label.split()[1]))
+        plan = Plan(1, (0, problem.num_layers), layers)
+        sure = intervals(plan, problem, evaluate(plan, problem), sensitivity(plan, problem))
+        assert sure is not None
+        widths.append(float(sure.label().split()[1]))
     measured, unmeasured = widths
     assert measured < 50
     assert 100 < unmeasured < 200

@@ -7,7 +7,7 @@ import pytest
 from darts_parallel.config.cluster import RunConfig
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner.run_diagnosis import BELIEVED, deviations
-from darts_parallel.planner.run_figures import Trial, own_cluster
+from darts_parallel.planner.run_figures import Trial, own_cluster, peak_stage
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
@@ -39,7 +39,7 @@ def test_each_figure_alone_explains_the_run(problem: Problem, plan: Plan, ratio:
     assert found.ratio == pytest.approx(ratio)
     assert found.sds > BELIEVED
     sentences = list(found.sentences())
-    assert "no figure was changed" in sentences[0]
+    assert "change no figure" in sentences[0]
     assert len(sentences) == 2 + len(found.explanations)
     # figures of a cluster with runs hold as they stand
     cluster = replace(own_cluster(problem), runs=[RunConfig("log", 0.0, 1.0, {})])
@@ -60,3 +60,22 @@ def test_a_slow_network_is_among_the_explanations(problem: Problem, plan: Plan) 
     (found,) = deviations(problem, Trial("log", plan, seconds))
     (own,) = [own for own in found.explanations if own.words == "bandwidth between nodes"]
     assert own.needed == pytest.approx(0.2 * own.value / 5.0, rel=0.05)
+
+
+def test_the_peak_of_one_rank_is_compared_with_the_stages_that_may_have_it() -> None:
+    problem = load_problem(["model=llama3_8b", "cluster=h100_1x8", "training.global_batch_size=16"])
+    strategy = LayerStrategy(1, 2, zero_stage=1)
+    plan = Plan(8, (0, 9, 18, 27, 35), (strategy,) * 35)
+    cost = evaluate(plan, problem)
+    used, last = cost.memory_bytes, cost.memory_bytes[-1]
+    assert max(used) > 1.4 * last
+
+    def found(share: float, ranks: range) -> list[str]:
+        trial = Trial("log", plan, cost.iteration_time_s, share * last, ranks)
+        return [own.quantity for own in deviations(problem, trial)]
+
+    assert found(1.0, range(0)) == ["peak bytes"]
+    assert found(1.0, range(6, 8)) == found(1.0, range(8)) == found(1.2, range(8)) == []
+    assert found(0.3, range(8)) == found(4.0, range(8)) == found(1.0, range(2)) == ["peak bytes"]
+    middle = Trial("log", plan, cost.iteration_time_s, 0.5 * (max(used) + min(used)), range(8))
+    assert peak_stage(middle, problem) is None

@@ -240,7 +240,7 @@ def test_a_process_that_dies_stops_all_others_at_once() -> None:
         (0, "rank 0 died (signal SIGKILL)"),
     ):
         workers = Workers(2)
-        pids = workers.pids
+        pids = [process.pid or -1 for process in workers._processes]
         if killed is not None:
             os.kill(pids[killed], signal.SIGKILL)
         with pytest.raises(GroupError, match=re.escape(sentence)):
@@ -263,7 +263,7 @@ def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.Monke
 
 def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
     workers = Workers(2, timeout_s=2.0)
-    pids = workers.pids
+    pids = [process.pid or -1 for process in workers._processes]
     with pytest.raises(GroupError, match="rank 0 lost another process within timeout_s=2"):
         workers.run(hang, 1)
     assert not any(alive(pid) for pid in pids)
