@@ -1,7 +1,7 @@
 """Check that a looser limit on the chance of running out of memory never gives a slower or a riskier plan.
 
-    python -m tests.support.memory_limits         # 40 problems x 11 limits, some 20 minutes, and their page
-    python -m tests.support.memory_limits 'T5 8'  # of some jobs, without a page
+    python -m experiments.memory_limits         # 40 problems x 11 limits, some 20 minutes, and their page
+    python -m experiments.memory_limits 'T5 8'  # of some jobs, without a page
 
 Each job runs on four sizes of memory, as shares of what its fastest plan needs. `search=exact` must give
 seconds and chances that follow the limit. The descent has no proofs: its plan, before the rule for ties, may
@@ -156,7 +156,7 @@ def main() -> None:
         return
     question = "Is a plan never slower nor riskier where more risk is allowed?"
     limits = "larger jobs, whose exact searches take minutes; whether the chances are true."
-    command = "python -m tests.support.memory_limits"
+    command = "python -m experiments.memory_limits"
     print(publish(Page("memory_limits", question, command, report(rows), limits)))
 
 
