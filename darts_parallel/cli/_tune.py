@@ -25,7 +25,7 @@ from darts_parallel.planner import (
     tune,
     with_run,
 )
-from darts_parallel.plans import read_plan, write_json, write_text
+from darts_parallel.plans import Plan, read_plan, write_json, write_text
 from darts_parallel.problem import GIB, Problem
 from darts_parallel.report import (
     Outcome,
@@ -89,7 +89,7 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         trials.append(Trial(source, plan, run.seconds, memory, run.ranks))
     if not settings["force"]:
         trials = [_believed(problem, trial, console) for trial in trials]
-    state = tune(problem, plan, trials)
+    state = tune(problem, plan, trials, _risk_levels(problem, source))
     said: list[str] = []
     if logged is not None:
         name = f"{logged} ({run.seconds:.6g} s)"
@@ -158,6 +158,16 @@ def _store(problem: Problem, folder: Path) -> list[str]:
         f"efficiencies after all logs ({len(runs)}): {path}",
         f"plan this job with them: darts-parallel price {shown_path(folder / 'plan.json')}",
     ]
+
+
+def _risk_levels(problem: Problem, source: str) -> list[Plan]:
+    """Read the fastest and the safest plan of the tuned one, which lie next to it."""
+    text, plans = read_text(source), []
+    for level in ("fastest", "safe"):
+        path = Path(source).with_name(f"plan_{level}.json")
+        if f'"{path.name}"' in text and path.exists():
+            plans.append(read_plan(str(path), problem.model, "tune.from"))
+    return plans
 
 
 def _trial_entry(trial: Trial) -> dict[str, object]:

@@ -80,17 +80,19 @@ def tune(
     problem: Problem,
     first: Plan,
     trials: Sequence[Trial],
+    others: Sequence[Plan] = (),
 ) -> Tuning:
     """Return the expected seconds of the best plans after some trials.
 
     Args:
         first: The plan that the search found; it is a candidate, uniform or not.
         trials: What was measured; none yet at the first call.
+        others: Further candidates, of any space.
 
     Errors:
         PlanError: every candidate is left out by trials that ran out of memory.
     """
-    plans = _candidates(problem, first, trials)
+    plans = _candidates(problem, (first, *others), trials)
     costs = {plan: evaluate(plan, problem) for plan in plans}
     peaks = [run for trial in trials if (run := memory_run(trial, problem))]
     fitting = _fitting(costs, trials, peaks)
@@ -118,15 +120,16 @@ def tune(
     return Tuning(tuple(proposals), _scale(costs, trials), excluded)
 
 
-def _candidates(problem: Problem, first: Plan, trials: Sequence[Trial]) -> list[Plan]:
-    """Return the first plan, all that were tried, and the best ones of the uniform space."""
+def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]) -> list[Plan]:
+    """Return the plans that were given, all that were tried, and the best ones of the uniform space."""
     tables = build_tables(problem)
     simulated = problem.config.cost.pipeline == "simulated"
     if simulated or unknown_costs(tables):
         found = _repartitioned_plans(tables)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
-    plans = [first, *(trial.plan for trial in trials)]
+    plans = [*given]
+    plans += [trial.plan for trial in trials]
     plans += [candidate.to_plan(tables) for candidate in found]
     return list(dict.fromkeys(plans))
 

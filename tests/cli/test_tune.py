@@ -13,7 +13,7 @@ from rich.console import Console
 from darts_parallel.cli._arguments import flags_first
 from darts_parallel.cli._job import Job
 from darts_parallel.cli._plan_config import tuned_config
-from darts_parallel.cli._tune import read_trials
+from darts_parallel.cli._tune import _risk_levels, read_trials
 from darts_parallel.config.composition import composed_config
 from darts_parallel.errors import ConfigError, DartsParallelError
 from darts_parallel.plans.file import read_own_problem, read_plan
@@ -47,6 +47,21 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "first").mkdir()
     Job(problem, folder / "first", Console(file=StringIO())).run()
     return folder
+
+
+def test_plans_of_other_risk_are_candidates_where_the_plan_names_them(first: Path) -> None:
+    folder = first / "levels"
+    shutil.copytree(first / "first", folder)
+    source = folder / "plan.json"
+    data = json.loads(source.read_text())
+    problem = read_own_problem(str(source))
+    assert _risk_levels(problem, str(source)) == []
+    shutil.copy(source, folder / "plan_safe.json")
+    shutil.copy(source, folder / "plan_fastest.json")
+    data["ladder"] = [{"plan": "plan_safe.json", "seconds": 1.0, "chance": 0.0}]
+    source.write_text(json.dumps(data))
+    safe = read_plan(str(folder / "plan_safe.json"), problem.model)
+    assert _risk_levels(problem, str(source)) == [safe]
 
 
 def test_the_loop_closes_right_here(

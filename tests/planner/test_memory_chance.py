@@ -25,7 +25,7 @@ from darts_parallel.planner.result import Planned
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.memory_limits import plan_at_limits
+from experiments.memory_limits import plan_at_limits
 
 TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]
 
