@@ -11,18 +11,11 @@ be 1 % slower than at a stricter limit.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from itertools import groupby, product
 from operator import attrgetter
 
 from darts_parallel import evaluate, load_problem, plan
-from darts_parallel.errors import InfeasibleError
-from darts_parallel.planner._session import Asked
-from darts_parallel.planner.memory_chance import within_chance
-from darts_parallel.planner.planning import _searched
-from darts_parallel.planner.result import Planned
-from darts_parallel.planner.watcher import Watcher
-from darts_parallel.problem import Problem
+from darts_parallel.planner import plan_at_limits
 from darts_parallel.report import markdown_table
 from experiments.results_page import Page, publish
 
@@ -71,23 +64,6 @@ class LimitRow:
     chance: float = 1.0
     kept: bool = False
     """Whether the plan keeps the limit."""
-
-
-def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | None]:
-    """Plan a problem for several values of `space.out_of_memory`; None where no plan's median peak fits.
-
-    Searches do not know the limit, so each headroom is searched once.
-    """
-    search = cache(partial(_searched, problem, None, Watcher(), Asked.of(problem)))
-    found: list[Planned | None] = []
-    for limit in limits:
-        space = replace(problem.config.space, out_of_memory=limit)
-        limited = replace(problem, config=replace(problem.config, space=space))
-        try:
-            found.append(within_chance(limited, search))
-        except InfeasibleError:
-            found.append(None)
-    return found
 
 
 def rows_of_job(name: str, share: float) -> list[LimitRow]:

@@ -1,7 +1,8 @@
 """From a problem to a verified plan: choose nodes, search, check, balance the stages."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 from darts_parallel.cost import GAIN_TOLERANCE
@@ -62,6 +63,23 @@ def plan(
     if found.warning and found.problem is not None:
         ways = [found.warning, *memory_offers(tightened(problem))]
         found = replace(found, warning=" or ".join(ways))
+    return found
+
+
+def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | None]:
+    """Plan a problem for several values of `space.out_of_memory`; None where no plan's median peak fits.
+
+    Searches do not know the limit, so each headroom is searched once.
+    """
+    search = cache(partial(_searched, problem, None, Watcher(), Asked.of(problem)))
+    found: list[Planned | None] = []
+    for limit in limits:
+        space = replace(problem.config.space, out_of_memory=limit)
+        limited = replace(problem, config=replace(problem.config, space=space))
+        try:
+            found.append(within_chance(limited, search))
+        except InfeasibleError:
+            found.append(None)
     return found
 
 

@@ -19,13 +19,12 @@ from darts_parallel.planner.memory_chance import (
     ladder,
     tightened,
 )
-from darts_parallel.planner.planning import plan
+from darts_parallel.planner.planning import plan, plan_at_limits
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
 from darts_parallel.planner.result import Planned
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB
 from darts_parallel.problem.problem import Problem, load_problem
-from experiments.memory_limits import plan_at_limits
 
 TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]
 
