@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from darts_parallel import evaluate
+from darts_parallel import evaluate, plan
 from darts_parallel.config import EXPORTS, read_trainer
 from darts_parallel.config.training import KERNELS, OPTIMIZERS
 from darts_parallel.errors import ConfigError, UnsupportedError
@@ -140,6 +140,16 @@ def test_megatrons_own_conditions_on_mixtures(
     own = plan_of(problem, strategy, 2, tuple(cuts)[: chunks - 1], virtual_stages=chunks // pp)
     refused = [reason for reason, _ in refusals(problem, own, "megatron")]
     assert [reason for reason in refused if why and why in reason] or not (why or refused)
+
+
+def test_a_space_without_plans_names_the_rule_of_its_own_schedule() -> None:
+    space = ["pp=2", "virtual_stages=2", "ep=1", "trainer=megatron"]
+    switch = "training.overlap_moe_expert_parallel_comm=true"
+    problem = load_problem([*MIXTURE, switch, *(f"space.{pin}" for pin in space)])
+    with pytest.raises(
+        ConfigError, match="ep=1, and its overlap of experts wants expert parallelism"
+    ):
+        plan(problem)
 
 
 @pytest.mark.parametrize(
