@@ -61,11 +61,12 @@ def test_trials_say_what_fits() -> None:
     }
     costs[job(1, 1)] = SimpleNamespace(memory_bytes=(1.0, 12), capacity_bytes=(9.0, 10.0))
     small, middle, large, too_large = costs
-    assert _fitting(costs, []) == {small, middle, large}
+    assert _fitting(costs, [], []) == {small, middle, large}
     # 6 bytes instead of 5: a fifth more of all
-    assert _fitting(costs, [Trial("a", small, 1.0, 6.0)]) == {small, middle}
-    assert _fitting(costs, [Trial("b", middle, None)]) == {small}
-    assert _fitting(costs, [Trial("a", too_large, 1.0)]) == set(costs)
+    measured: Any = SimpleNamespace(error=log(6 / 5))
+    assert _fitting(costs, [Trial("a", small, 1.0, 6.0)], [measured]) == {small, middle}
+    assert _fitting(costs, [Trial("b", middle, None)], []) == {small}
+    assert _fitting(costs, [Trial("a", too_large, 1.0)], []) == set(costs)
 
 
 def test_spreads_and_slopes_of_a_posterior() -> None:
