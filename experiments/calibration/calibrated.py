@@ -31,7 +31,7 @@ OF_MEMORY = ("reserved_GiB", "state_factor", "activation_factor")
 PAIR = "+"
 """Joins the scopes of a pair, and their names."""
 Key = tuple[str, str, str]
-"""Quantity, scope (empty: the base) and name of one latent number."""
+"""Quantity, scope and name of one latent number; the name is empty in the scope `BASE`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Place:
     intra: str
     inter: str
     memory_metric: str = DEVICE
+    base = ""
+    """The one name in the scope `BASE`, which all places share."""
 
     @staticmethod
     def of_run(run: MeasuredRun) -> "Place":
@@ -79,10 +81,7 @@ class Quantity:
 
     def keys(self, place: Place) -> list[Key]:
         """List the latent numbers whose sum is the quantity at a place."""
-        return [
-            (self.name, "", "") if scope == BASE else (self.name, scope, place.name(scope))
-            for scope in self.sd
-        ]
+        return [(self.name, scope, place.name(scope)) for scope in self.sd]
 
     def prior(self, place: Place) -> float:
         """Return what is known of a place before any run."""
@@ -127,10 +126,8 @@ class Parameters:
         sds: dict[Key, float] = {}
         for quantity in quantities:
             for scope, sd in quantity.sd.items():
-                names = (
-                    [""] if scope == BASE else sorted({place.name(scope) for place in everywhere})
-                )
-                sds |= {(quantity.name, "" if scope == BASE else scope, name): sd for name in names}
+                names = sorted({place.name(scope) for place in everywhere})
+                sds |= {(quantity.name, scope, name): sd for name in names}
         self.keys = list(sds)
         self.sd = torch.tensor(list(sds.values()), dtype=torch.float64)
         wider = {(q.name, scope): sd for q in quantities for scope, sd in q.unseen.items()}
@@ -225,9 +222,7 @@ class Calibrated:
                 )
             for scope in quantity.sd:
                 pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
-                found |= {
-                    (quantity.name, "" if scope == BASE else scope, n): p for n, p in pairs.items()
-                }
+                found |= {(quantity.name, scope, name): pair for name, pair in pairs.items()}
         table = torch.tensor(list(found.values()), dtype=torch.float64)
         return Calibrated(
             tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64)
@@ -262,10 +257,10 @@ class Calibrated:
         numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
         for (quantity, scope, name), mean, sd in numbers:
             pair = [float(f"{mean:.4g}"), float(f"{sd * widen(quantity):.3g}")]
-            if scope:
-                quantities[quantity].setdefault(scope, {})[name] = pair
-            else:
+            if scope == BASE:
                 quantities[quantity][BASE] = pair
+            else:
+                quantities[quantity].setdefault(scope, {})[name] = pair
         lines = [f"# {line}" for line in provenance]
         lines.append(
             "# quantities: mean and widened standard deviation on the unbounded scale; correlation: .npz"

@@ -287,7 +287,7 @@ def test_deviations_of_device_software_and_their_pair_add_up() -> None:
     parameters = Parameters([place])
     quantity = next(q for q in QUANTITIES if q.name == "gemm_efficiency")
     latent = parameters.zero()
-    pairs = {"": "", "device": "a100", "framework": "nemo", "device+framework": "a100+nemo"}
+    pairs = {"base": "", "device": "a100", "framework": "nemo", "device+framework": "a100+nemo"}
     for scope, name in pairs.items():
         latent[parameters.index["gemm_efficiency", scope, name]] = 0.1
     whole = parameters.value(latent, quantity, place)
