@@ -52,11 +52,11 @@ KINDS: dict[str, RunTest] = {
 
 def cells(outcomes: list[RowOutcome], part: str) -> str:
     """Return the number of runs and the median error of seconds or of memory."""
-    pairs = [pair for outcome in outcomes if (pair := outcome.pair(part))]
-    if not pairs:
+    ratios = [ratio for outcome in outcomes if (ratio := outcome.ratio(part))]
+    if not ratios:
         return "0 | "
-    errors = [abs(predicted / measured - 1.0) for predicted, measured in pairs]
-    return f"{len(pairs)} | {100 * median(errors):.1f} %"
+    errors = [abs(ratio - 1.0) for ratio in ratios]
+    return f"{len(ratios)} | {100 * median(errors):.1f} %"
 
 
 def page() -> str:

@@ -90,7 +90,7 @@ def calibrate(options: CalibrationOptions) -> int:
         latent = with_memory(cases, parameters, start, options.steps)
         found = residuals(cases, parameters, latent)
     else:
-        latent, found = fit(cases, parameters, start, options.steps, print)
+        latent, found = fit(cases, parameters, start, options.steps)
     summaries = {("in sample", part): error for part, error in in_sample(found).items()}
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
@@ -131,7 +131,7 @@ def with_memory(
     own = Parameters([Place.of_run(case.run) for case in cases], quantities)
     measured = [case for case in cases if case.run.memory_GiB is not None]
     of_bytes = [replace(case, run=replace(case.run, iteration_s=None)) for case in measured]
-    latent, _ = fit(of_bytes, own, steps=steps, tell=print)
+    latent, _ = fit(of_bytes, own, steps=steps)
     moved = start.clone()
     moved[[parameters.index[key] for key in own.keys]] = latent
     return moved
@@ -155,11 +155,10 @@ def usable_cases(options: CalibrationOptions) -> list[MeasuredCase]:
 
 def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
     """Summarize the errors of the runs that were fitted."""
-    result = {}
-    for index, part in enumerate(PARTS):
-        error = found.error[found.part == index].exp()
-        result[part] = summarise(error.tolist(), [1.0] * len(error))
-    return result
+    ratios = found.error.exp()
+    return {
+        part: summarise(ratios[found.part == index].tolist()) for index, part in enumerate(PARTS)
+    }
 
 
 def provenance(

@@ -22,7 +22,7 @@ from darts_parallel.config import require_members, run_main
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.fit import residuals
-from experiments.calibration.folds import KINDS, MODEL, cross_validate, job_rankings
+from experiments.calibration.folds import KINDS, cross_validate, job_rankings
 from experiments.calibration.problems import MeasuredCase
 from experiments.calibration.report import (
     ERROR_HEADER,
@@ -77,7 +77,7 @@ def report(
     """Return the errors by source, held out, and of the orders of plans."""
     cases = [o.case for o in outcomes if o.case]
     known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
-    jobs = job_rankings(cases, {MODEL: known})
+    jobs = job_rankings(cases, known)
     held_out = held_out_reports(cases, parameters, options.held_out)
     errors = markdown_table(ERROR_HEADER, error_rows(outcomes))
     ranking = markdown_table(RANKING_HEADER, ranking_rows(jobs))

@@ -27,11 +27,11 @@ class ErrorSummary:
         return [str(self.count), *shares, f"{100 * self.p90:.1f}"]
 
 
-def summarise(predicted: Sequence[float], measured: Sequence[float]) -> ErrorSummary:
-    """Summarize the errors of predictions; `nan` everywhere where there are none."""
-    if not predicted:
+def summarise(ratios: Sequence[float]) -> ErrorSummary:
+    """Summarize the errors of predictions over measured figures; `nan` where there are none."""
+    if not ratios:
         return ErrorSummary(0, *([float("nan")] * 4))
-    signed = np.asarray(predicted) / np.asarray(measured) - 1.0
+    signed = np.asarray(ratios) - 1.0
     size = np.abs(signed)
     figures = (np.median(size), size.mean(), np.median(signed), np.quantile(size, 0.9))
     return ErrorSummary(len(size), *(float(figure) for figure in figures))

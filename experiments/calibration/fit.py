@@ -34,13 +34,6 @@ TOLERANCE = 1e-4
 SMALLEST_STEP = 1e-4
 """Move of a latent number at which a linear problem is solved."""
 
-Tell = Callable[[str], None]
-"""Prints the progress of a fit."""
-
-
-def silent(line: str) -> None:
-    """Print nothing."""
-
 
 @dataclass(frozen=True)
 class Residuals:
@@ -70,13 +63,7 @@ class Residuals:
 
     def where(self, keep: Tensor) -> "Residuals":
         """Return the figures whose place in `keep`, `(N,)`, is true."""
-        return Residuals(
-            self.case[keep],
-            self.part[keep],
-            self.error[keep],
-            self.jacobian[keep],
-            self.mixture[keep],
-        )
+        return Residuals(*(values[keep] for values in vars(self).values()))
 
 
 def measured_figures(case: MeasuredCase) -> dict[str, float]:
@@ -92,10 +79,6 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
     is applied after it.
     """
     rows = []
-    kinds = []
-    errors = []
-    gradients = []
-    mixtures = []
     known: dict[Place, tuple[dict[str, Tensor], Tensor]] = {}
     for i, case in enumerate(cases):
         place = Place.of_run(case.run)
@@ -111,14 +94,12 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
                 error, list(leaves.values()), retain_graph=more, allow_unused=True
             )
             found = torch.stack([torch.zeros_like(error) if s is None else s for s in slopes])
-            rows.append(i)
-            kinds.append(PARTS.index(part))
-            errors.append(error.detach())
-            gradients.append(found @ to_latent)
-            mixtures.append(case.problem.model.has_experts)
+            mixture = case.problem.model.has_experts
+            rows.append((i, PARTS.index(part), error.detach(), found @ to_latent, mixture))
+    numbers, parts, errors, gradients, mixtures = zip(*rows, strict=True)
     return Residuals(
-        torch.tensor(rows),
-        torch.tensor(kinds),
+        torch.tensor(numbers),
+        torch.tensor(parts),
         torch.stack(errors),
         torch.stack(gradients),
         torch.tensor(mixtures),
@@ -145,9 +126,8 @@ def fit(
     parameters: Parameters,
     start: Tensor | None = None,
     steps: int = STEPS,
-    tell: Tell = silent,
 ) -> Fit:
-    """Find the latent numbers that fit the runs best, and the residuals there.
+    """Find the latent numbers that fit the runs best, and the residuals there; print every step.
 
     Dense runs are fitted first, then mixtures by the figures of experts alone: what releases of their
     framework change, and no plan explains, must not bend what dense runs say (a cut between modules: Plummer
@@ -156,14 +136,13 @@ def fit(
     Args:
         start: Where to begin; the prior's mean without it.
         steps: Most steps of the dense runs, and then of the mixtures.
-        tell: Gets a line after every step.
     """
     latent = parameters.zero() if start is None else start
     for experts in (False, True):
         own = [case for case in cases if case.problem.model.has_experts == experts]
         if own:
             problem = _Problem(parameters, experts)
-            latent = problem.minimum(partial(residuals, own, parameters), latent, steps, tell)
+            latent = problem.minimum(partial(residuals, own, parameters), latent, steps)
     return latent, residuals(cases, parameters, latent)
 
 
@@ -199,9 +178,7 @@ class _Problem:
         huber = torch.where(size > HUBER, 2 * HUBER * size - HUBER**2, size**2)
         return float(huber.sum() + self.prior @ latent**2)
 
-    def minimum(
-        self, figures: Callable[[Tensor], Residuals], start: Tensor, steps: int, tell: Tell
-    ) -> Tensor:
+    def minimum(self, figures: Callable[[Tensor], Residuals], start: Tensor, steps: int) -> Tensor:
         """Minimize the loss: solve the problem linearized here, and go there as far as the loss falls.
 
         An evaluation takes half a minute and a linear problem a second.
@@ -220,7 +197,7 @@ class _Problem:
                 break
             gain = 1.0 - now / lowest
             latent, found, lowest = there, tried, now
-            tell(f"step {step + 1}: loss {lowest:.2f}")
+            print(f"step {step + 1}: loss {lowest:.2f}")
             if gain < TOLERANCE:
                 break
         return latent

@@ -36,10 +36,8 @@ from experiments.data.runs import MeasuredRun
 SMALLEST_GROUP = 4
 """Plans that a rank correlation needs to say anything."""
 TRIALS = (1, 3)
-MODEL = ""
-SMALLEST = "smallest"
-CHANCE = "random"
-"""Orders; that by the predictions which are validated has no prefix in its columns."""
+MODEL, SMALLEST, CHANCE = ORDERS = ("model", "smallest", "chance")
+"""Orders of the plans of a job."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class JobRanking:
 
     name: str
     plans: int
-    spearman: Mapping[str, float]
-    """Rank correlation with the measured seconds by order; `nan` where either side is constant."""
+    spearman: float
+    """Rank correlation of predicted and measured seconds; `nan` where either side is constant."""
     regret: Mapping[tuple[str, int], float]
     """Relative loss by order and number of trials; of equal scores the mean over their orders."""
 
@@ -66,14 +64,12 @@ def job_of(run: MeasuredRun) -> tuple[object, ...]:
     return (run.file, run.source.split("@")[0], run.framework, batch, *model, *hardware)
 
 
-def job_rankings(
-    cases: Sequence[MeasuredCase], scores: Mapping[str, Sequence[float]]
-) -> list[JobRanking]:
+def job_rankings(cases: Sequence[MeasuredCase], predicted: Sequence[float]) -> list[JobRanking]:
     """Rank all jobs with at least `SMALLEST_GROUP` measured plans.
 
     Args:
         cases: Measured runs; those without seconds are left out.
-        scores: Seconds per iteration that an order expects of every case, by order.
+        predicted: Seconds per iteration of every case.
     """
     jobs: dict[object, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
     for i, case in enumerate(cases):
@@ -82,7 +78,7 @@ def job_rankings(
             same = (case.plan, case.run.global_batch_size, repr(case.problem.training))
             jobs[job_of(case.run)][same].append(i)
     return [
-        _ranking(cases, scores, list(plans.values()))
+        _ranking(cases, predicted, list(plans.values()))
         for plans in jobs.values()
         if len(plans) >= SMALLEST_GROUP
     ]
@@ -90,7 +86,7 @@ def job_rankings(
 
 def _ranking(
     cases: Sequence[MeasuredCase],
-    scores: Mapping[str, Sequence[float]],
+    predicted: Sequence[float],
     plans: Sequence[Sequence[int]],
 ) -> JobRanking:
     """Rank the plans of a job by the seconds of one sequence, of repeats the median."""
@@ -100,17 +96,14 @@ def _ranking(
         [np.median([cases[i].run.iteration_s or nan for i in repeats]) for repeats in plans]
     )
     truth = truth / batches
-    orders = {
-        name: np.array([own[repeats[0]] for repeats in plans]) / batches
-        for name, own in scores.items()
-    }
+    orders = {MODEL: np.array([predicted[repeats[0]] for repeats in plans]) / batches}
     orders[SMALLEST] = np.array([float(run.tp * run.pp) for run in runs])
-    everything = orders | {CHANCE: np.zeros(len(truth))}
-    correlations = {name: spearman(own.tolist(), truth.tolist()) for name, own in orders.items()}
+    orders[CHANCE] = np.zeros(len(truth))
     losses = {}
-    for name, trials in product(everything, TRIALS):
-        losses[name, trials] = regret(everything[name], truth, trials)
-    return JobRanking(runs[0].name, len(plans), correlations, losses)
+    for name, trials in product(orders, TRIALS):
+        losses[name, trials] = regret(orders[name], truth, trials)
+    correlation = spearman(orders[MODEL].tolist(), truth.tolist())
+    return JobRanking(runs[0].name, len(plans), correlation, losses)
 
 
 def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int) -> float:
@@ -189,9 +182,14 @@ class HeldOut:
     """As `predicted`, with the quantities of seconds of the average framework; switches and memory stay."""
 
     @property
+    def ratio(self) -> float:
+        """Return predicted / measured."""
+        return self.predicted / self.measured
+
+    @property
     def error(self) -> float:
         """Return log(predicted / measured)."""
-        return log(self.predicted / self.measured)
+        return log(self.ratio)
 
     @property
     def mixture(self) -> bool:
@@ -252,13 +250,13 @@ def cross_validate(
 
 def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
     """Summarize the errors by fold, then of the runs that `TOTALS` names."""
-    values: dict[str, list[HeldOut]] = defaultdict(list)
+    ratios: dict[str, list[float]] = defaultdict(list)
     for h in held:
         for name in (h.fold, h.total, TOTALS[-1]):
-            values[name].append(h)
-    order = sorted(values, key=lambda name: (TOTALS.index(name) + 1 if name in TOTALS else 0, name))
-    pairs = {name: [(h.predicted, h.measured) for h in values[name]] for name in order}
-    return {name: summarise(*zip(*own, strict=True)) for name, own in pairs.items()}
+            ratios[name].append(h.ratio)
+    order = sorted(ratios.keys() - set(TOTALS))
+    order += [name for name in TOTALS if name in ratios]
+    return {name: summarise(ratios[name]) for name in order}
 
 
 def width_of(
@@ -339,7 +337,7 @@ def one_factor(held: Sequence[HeldOut]) -> list[HeldOut]:
 
     A device without runs in other folds gets the median of all; the only fold stays as it is.
     """
-    shares = [(h.fold, h.case.run.devices[0], h.predicted / h.measured) for h in held]
+    shares = [(h.fold, h.case.run.devices[0], h.ratio) for h in held]
     result = []
     for h, (fold, device, _) in zip(held, shares, strict=True):
         others = [(name, share) for other, name, share in shares if other != fold]

@@ -22,7 +22,7 @@ from experiments.calibration.folds import (
     CHANCE,
     FIT,
     MODEL,
-    SMALLEST,
+    ORDERS,
     TOTALS,
     TRIALS,
     Floats,
@@ -42,17 +42,9 @@ from experiments.data.runs import MeasuredRun
 
 ERRORS = ("median %", "mean %", "bias %", "90 % below")
 ERROR_HEADER = ("source", "rows", "s: used", *ERRORS, "memory: used", *ERRORS)
-RANKING_HEADER = (
-    "job",
-    "plans",
-    "Spearman",
-    "model 1",
-    "model 3",
-    "smallest 1",
-    "smallest 3",
-    "chance 1",
-    "chance 3",
-)
+COLUMNS = tuple(product(ORDERS, TRIALS))
+"""Order and number of trials of every regret."""
+RANKING_HEADER = ("job", "plans", "Spearman", *(f"{order} {trials}" for order, trials in COLUMNS))
 SWITCHES = (
     "attention_kernel",
     "tp_comm_overlap",
@@ -91,13 +83,11 @@ class RowOutcome:
     run: MeasuredRun = field(kw_only=True, repr=False)
     case: MeasuredCase | None = field(default=None, repr=False)
 
-    def pair(self, part: str) -> tuple[float, float] | None:
-        """Return the predicted and the measured figure of a part where both are known."""
+    def ratio(self, part: str) -> float | None:
+        """Return the predicted over the measured figure of a part where both are known."""
         name, _ = FIGURES[part]
-        predicted, measured = (
-            getattr(self, f"{kind}_{name}") for kind in ("predicted", "measured")
-        )
-        return None if predicted is None or measured is None else (predicted, measured)
+        measured = getattr(self, f"measured_{name}")
+        return None if measured is None else getattr(self, f"predicted_{name}") / measured
 
 
 def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[RowOutcome]:
@@ -132,15 +122,19 @@ def error_rows(outcomes: Sequence[RowOutcome]) -> list[tuple[str, ...]]:
     for name, members in (*files.items(), ("all", outcomes)):
         cells = [name, str(len(members))]
         for part in PARTS:
-            pairs = [pair for outcome in members if (pair := outcome.pair(part))]
-            cells += summarise([p for p, _ in pairs], [m for _, m in pairs]).cells()
+            ratios = [outcome.ratio(part) for outcome in members]
+            cells += summarise([ratio for ratio in ratios if ratio is not None]).cells()
         lines.append(tuple(cells))
     return lines
 
 
+def mean_regrets(jobs: Sequence[JobRanking]) -> dict[tuple[str, int], float]:
+    """Return the mean regrets of jobs by order and number of trials, in percent."""
+    return {column: 100 * mean([job.regret[column] for job in jobs]) for column in COLUMNS}
+
+
 def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     """Write one line a job and one of means: plans, Spearman, regrets of one and of three trials by order."""
-    orders = [(order, k) for order in (MODEL, SMALLEST, CHANCE) for k in TRIALS]
     lines = [(job.name, job.plans, [job]) for job in jobs]
     if jobs:
         lines.append((f"mean of {len(jobs)} jobs", sum(job.plans for job in jobs), list(jobs)))
@@ -148,8 +142,8 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
         (
             name,
             str(plans),
-            f"{mean([job.spearman[MODEL] for job in own]):.2f}",
-            *(f"{100 * mean([job.regret[order] for job in own]):.1f}" for order in orders),
+            f"{mean([job.spearman for job in own]):.2f}",
+            *(f"{regret:.1f}" for regret in mean_regrets(own).values()),
         )
         for name, plans, own in lines
     ]
@@ -180,19 +174,23 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
                     if fold in errors
                 ]
     timed = [h for h in held if h.part == PARTS[0]]
-    jobs = job_rankings([h.case for h in timed], {MODEL: [h.predicted for h in timed]})
+    jobs = job_rankings([h.case for h in timed], [h.predicted for h in timed])
     summary = "No job has enough measured plans to rank."
     if jobs:
-        first = 100 * mean([job.regret[MODEL, 1] for job in jobs])
-        three = 100 * mean([job.regret[MODEL, 3] for job in jobs])
-        chance = 100 * mean([job.regret[CHANCE, 1] for job in jobs])
-        correlation = mean([job.spearman[MODEL] for job in jobs])
+        regret = mean_regrets(jobs)
+        correlation = mean([job.spearman for job in jobs])
         summary = (
-            f"{len(jobs)} jobs: Spearman {correlation:.2f}, regret of the first choice {first:.1f} %, "
-            f"of the best of three {three:.2f} %, by chance {chance:.1f} %."
+            f"{len(jobs)} jobs: Spearman {correlation:.2f}, "
+            f"regret of the first choice {regret[MODEL, 1]:.1f} %, "
+            f"of the best of three {regret[MODEL, 3]:.2f} %, by chance {regret[CHANCE, 1]:.1f} %."
         )
     header = (kind, "figure", "runs", *ERRORS, "80 % intervals hold %", "distinct plans")
-    return [f"Held out by {kind}. {summary}", "", *markdown_table(header, rows, (0, 1))]
+    return titled_table(f"Held out by {kind}. {summary}", header, rows)
+
+
+def titled_table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Write a sentence and the table that it introduces."""
+    return [title, "", *markdown_table(header, rows, (0, 1))]
 
 
 def _held(scores: Floats, half: float) -> float:
@@ -209,7 +207,7 @@ def switch_lines(cases: Sequence[MeasuredCase]) -> list[str]:
         varied = Counter(framework for framework, value in set(pairs) if value is not None)
         rows.append((switch, told, str(sum(n > 1 for n in varied.values()))))
     header = ("switch", "runs by value", "varies in frameworks")
-    return ["Switches of the runs.", "", *markdown_table(header, rows, (0, 1))]
+    return titled_table("Switches of the runs.", header, rows)
 
 
 def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
@@ -234,7 +232,7 @@ def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
         "its bound: of plans that are said to fit with this chance, how many did. Half width: the "
         "median."
     )
-    return [title, "", *markdown_table(("left out", "figure", "runs", *nominal), rows, (0, 1))]
+    return titled_table(title, ("left out", "figure", "runs", *nominal), rows)
 
 
 def fit_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
@@ -253,7 +251,7 @@ def fit_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
                 )
     header = ("left out", "runs", "ran", "refused", "refused %", "out of memory", "said to fit")
     title = "Fit: the median peak is within the capacity (recomputation not printed: that of full)."
-    return [title, "", *markdown_table(header, rows, (0, 1))]
+    return titled_table(title, header, rows)
 
 
 def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
@@ -276,10 +274,10 @@ def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
         who = {"ours": ours, program: theirs, scaled: one_factor(theirs)}
         for name, errors in who.items():
             if errors:
-                found = summarise([h.predicted for h in errors], [h.measured for h in errors])
+                found = summarise([h.ratio for h in errors])
                 rows.append((name, total, *found.cells()))
     title = "Other programs on the runs that each can express ([how](../data/README.md)), ours by source."
-    return [title, "", *markdown_table(("seconds of", "runs of", "runs", *ERRORS), rows, (0, 1))]
+    return titled_table(title, ("seconds of", "runs of", "runs", *ERRORS), rows)
 
 
 def skipped_lines(
