@@ -24,7 +24,7 @@ import yaml
 
 from darts_parallel.config import EXPORTS, run_main
 from darts_parallel.report import markdown_table
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 PROBLEMS = {
     "t5_1_3b_a10": "model=t5_1_3b cluster=a10_8x4",
@@ -134,7 +134,7 @@ def forbidden_by(row: TrainerAnswer, sources: Sequence[dict[str, str]]) -> str:
     return ""
 
 
-def report(rows: Sequence[TrainerAnswer]) -> Report:
+def report(rows: Sequence[TrainerAnswer]) -> str:
     """Return a line a job and trainer, those that take nothing in a table of their own."""
     with EARLIER.open(encoding="utf-8", newline="") as lines:
         earlier = {(row["problem"], row["trainer"]): row for row in DictReader(lines)}
@@ -162,7 +162,7 @@ def report(rows: Sequence[TrainerAnswer]) -> Report:
     table = markdown_table(HEADER, cells, (0, 1, 2, 7))
     jobs = [f"- {name}: `darts-parallel {told}`" for name, told in PROBLEMS.items()]
     why = markdown_table(("job", "trainer", "no plan", "source"), refused, (0, 1, 2, 3))
-    return Report(verdict, "Jobs:", jobs, table, why)
+    return report_text(verdict, "Jobs:", jobs, table, why)
 
 
 def _cells(row: TrainerAnswer) -> list[str]:

@@ -14,7 +14,7 @@ from experiments.comparison.findings import contradictions, gaps_table, standing
 from experiments.comparison.methods import METHODS, CompareOptions, run_case
 from experiments.comparison.problems import suite
 from experiments.comparison.runs import AUTO, ORACLE, SEARCH, MethodRun
-from experiments.study import Report, Study, run_study
+from experiments.study import Study, report_text, run_study
 
 
 def changed(search: SearchConfig) -> str:
@@ -24,7 +24,7 @@ def changed(search: SearchConfig) -> str:
     return " ".join(f"search.{key}={value}" for key, value in given if value != standard[key])
 
 
-def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
+def report(runs: Sequence[MethodRun], options: CompareOptions) -> str:
     """Return the standings, the verdicts and a line for each problem."""
     note = (
         f"{options.seeds} seeds, at most {options.budget:g} s for the gradient search and as long "
@@ -37,7 +37,7 @@ def report(runs: Sequence[MethodRun], options: CompareOptions) -> Report:
     for method in {AUTO, SEARCH} & set(ran):
         verdicts += verdict(runs, method, rivals)
     tables = (standings(runs, ran), sorted(verdicts), contradictions(runs), gaps_table(runs, ran))
-    return Report(note.rstrip(), *tables)
+    return report_text(note.rstrip(), *tables)
 
 
 def run(options: CompareOptions) -> int:

@@ -25,7 +25,7 @@ from experiments.comparison.controls import CONTROLS
 from experiments.comparison.problems import named, suite
 from experiments.comparison.quantiles import percent, quantile
 from experiments.comparison.runs import SPACE, gap
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 STAGES = ("relaxed", "repaired", "fitted", "polished")
 CLOSED = (", tight", ", uneven", "t5_1_3b on a10_8x4, loose")
@@ -196,7 +196,7 @@ def _on_proxy(tables: Sequence[CostTable], factor: float) -> float:
     return float(evaluate_batch(tables[best.table], best.plan).iteration_time[0])
 
 
-def report(rows: Sequence[StageRow]) -> Report:
+def report(rows: Sequence[StageRow]) -> str:
     """Return medians by stage and variant, wins and losses, and the rows of unproven problems."""
     closed = [row for row in rows if isfinite(row.optimum)]
     own = [row for row in rows if not isfinite(row.optimum)]
@@ -215,7 +215,7 @@ def report(rows: Sequence[StageRow]) -> Report:
             "Problems without a proof: median gap to the best plan of all methods and seeds."
         )
         parts.append(_own_table(own))
-    return Report(*parts)
+    return report_text(*parts)
 
 
 def _fitting(rows: Sequence[StageRow], variant: str) -> str:

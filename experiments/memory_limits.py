@@ -18,6 +18,7 @@ from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.planner import plan_at_limits
 from darts_parallel.report import markdown_table
 from experiments.results_page import Page, publish
+from experiments.study import report_text
 
 JOBS = {
     "toy": "model=toy training=toy cluster=toy",
@@ -116,9 +117,7 @@ def report(rows: Sequence[LimitRow]) -> str:
         cells.append((job, f"{share:g}", search, seconds, chances, f"{kept}", f"{len(wrong)}"))
     header = ("job", "memory", "search", "seconds", "chances", "limits kept", "violations")
     verdict = f"{len(found)} violations in {len(cells)} rows of {len(LIMITS)} limits each."
-    return "\n".join(
-        [verdict, "", *markdown_table(header, cells, (0, 2)), *[""] * bool(found), *found]
-    )
+    return report_text(verdict, markdown_table(header, cells, (0, 2)), found)
 
 
 def main() -> None:

@@ -8,8 +8,7 @@ duration`, seconds) from the recorded seconds of its passes alone: when each may
 the longest path of the schedule. Sends and receives, which hold the waiting, are not read; of the
 collectives of the step's end the shortest recorded duration among the ranks counts, since the rank
 that comes last waits for nobody. A step is measured from the beginning of its first forward pass to
-the end of its last operation. Leaves replay.csv (`trace, step, measured_s, predicted_s`) in `out`,
-next to the files of every study.
+the end of its last operation.
 """
 
 import csv
@@ -26,9 +25,9 @@ from numpy.typing import NDArray
 from darts_parallel.config import run_main
 from darts_parallel.cost import Graph, compiled, pass_ends
 from darts_parallel.errors import ConfigError
-from darts_parallel.report import csv_text, markdown_table
+from darts_parallel.report import markdown_table
 from darts_parallel.schedules import Operation, find
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).parent / "data" / "traces"
@@ -243,7 +242,7 @@ def replay(path: Path) -> list[ReplayedStep]:
     ]
 
 
-def report(steps: Sequence[ReplayedStep]) -> Report:
+def report(steps: Sequence[ReplayedStep]) -> str:
     """Return errors by trace and overall."""
     names = list(dict.fromkeys(step.trace for step in steps))
     header = (
@@ -268,9 +267,7 @@ def report(steps: Sequence[ReplayedStep]) -> Report:
         median = f"{np.median(errors):+.2f}"
         lines.append((name, str(len(size)), *means, *spread, median))
     verdict = f"The median error of {lines[-1][1]} steps is {lines[-1][4]} %."
-    rows = [(s.trace, s.step, f"{s.measured_s:.6f}", f"{s.predicted_s:.6f}") for s in steps]
-    text = csv_text(("trace", "step", "measured_s", "predicted_s"), rows)
-    return Report(markdown_table(header, lines), verdict, files={"replay.csv": text})
+    return report_text(markdown_table(header, lines), verdict)
 
 
 def run(options: ReplayOptions) -> int:

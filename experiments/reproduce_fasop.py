@@ -28,7 +28,7 @@ from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plans import divisors
 from darts_parallel.problem import Profiles, read_profiles
 from darts_parallel.report import markdown_table
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 SHIPPED = Path(__file__).parent / "data" / "fasop"
 SHORTLIST = 6
@@ -508,7 +508,7 @@ def solve(case: FasopCase) -> list[FasopPlan]:
 
 def report(
     plans: Sequence[FasopPlan], published: dict[str, float], program: dict[str, float]
-) -> Report:
+) -> str:
     """Return both plans of every case next to the published seconds, and what sharing changes.
 
     Args:
@@ -532,7 +532,7 @@ def report(
         gains.append(100 - 100 * entry[OURS].s_per_step / entry[FASOP].s_per_step)
     verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
     table = markdown_table(HEADER, lines, range(5))
-    return Report(table, verdict, PARTITION, SHARING, _sharing(entries))
+    return report_text(table, verdict, PARTITION, SHARING, _sharing(entries))
 
 
 def _known(values: dict[str, float], case: str, digits: int) -> str:

@@ -23,18 +23,17 @@ class Page:
     question: str
     command: str
     text: str
-    limits: str = ""
-    """Sentence on what the answer does not show; empty: none."""
+    limits: str
+    """Sentence on what the answer does not show."""
 
 
 def publish(page: Page, folder: Path = RESULTS) -> Path:
     """Write a page; returns the file."""
     run = f"Commit {commit()}, {date.today().isoformat()}, {processor()}."
-    lines = [f"# {page.question}", "", f"    {page.command}", "", run, "", page.text.strip()]
-    if page.limits:
-        lines += ["", f"Not shown: {page.limits}"]
+    text = page.text.strip()
+    parts = (f"# {page.question}", f"    {page.command}", run, text, f"Not shown: {page.limits}")
     file = folder / f"{page.name}.md"
-    write_text(file, "\n".join(lines) + "\n")
+    write_text(file, "\n\n".join(parts) + "\n")
     return file
 
 

@@ -1,9 +1,9 @@
 """Run a study: one question, its tasks solved by a pool of processes, a file of rows, one page.
 
 A study is a dataclass of options (`StudyOptions`), a function that solves one task (a problem, a seed, a
-method) and returns rows, and a function that makes a `Report` of all rows. `run_study` does the rest: it
-writes `NAME.csv` after every task and `NAME.md` at the end, prints the text, and writes the page where
-`publish=true`. Ctrl-C keeps what is done.
+method) and returns rows, and a function that makes the text of all rows (`report_text`). `run_study` does
+the rest: it writes `NAME.csv` after every task and `NAME.md` at the end, prints the text, and writes the
+page where `publish=true`. Ctrl-C keeps what is done.
 """
 
 import os
@@ -45,18 +45,15 @@ class StudyOptions:
         require_within("jobs", self.jobs, 1, MAX_PROCESSES)
 
 
-class Report:
-    """Hold the answer of a study.
+def report_text(*parts: Paragraph) -> str:
+    """Return the answer of a study; empty parts are left out.
 
     Args:
         parts: Paragraphs, and tables as lists of lines: how it was run, the table, and what follows from it
             in a sentence.
     """
-
-    def __init__(self, *parts: Paragraph, files: Mapping[str, str] = {}) -> None:
-        blocks = (part if isinstance(part, str) else "\n".join(part) for part in parts)
-        self.text = "\n\n".join(block for block in blocks if block) + "\n"
-        self.files = files
+    blocks = (part if isinstance(part, str) else "\n".join(part) for part in parts)
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Study(Generic[Task, Row]):
     """Sentence on what the answer does not show."""
     solve: Callable[[Task], Sequence[Row]]
     """Solve one task; the rows are dataclasses of one type."""
-    report: Callable[[Sequence[Row]], Report]
+    report: Callable[[Sequence[Row]], str]
     """Make the text of the rows of all tasks, or of those that are done."""
     page: str = ""
     """Name of the page and of the files; empty: `name`."""
@@ -117,17 +114,16 @@ def _csv(rows: Sequence[Any]) -> str:
 
 def _write(
     study: Study[Task, Row],
-    report: Report,
+    text: str,
     folder: Path,
     page: bool,
 ) -> None:
-    """Print the text and write it, further files and, where asked, the page."""
-    for name, text in {f"{study.title}.md": report.text, **report.files}.items():
-        write_text(folder / name, text)
-    print(f"\n{report.text.rstrip()}\n\nfiles: {folder}")
+    """Print the text and write it and, where asked, the page."""
+    write_text(folder / f"{study.title}.md", text)
+    print(f"\n{text.rstrip()}\n\nfiles: {folder}")
     if page:
         command = typed_command(f"experiments.{study.name}")
-        page_of = Page(study.title, study.question, command, report.text, study.limits)
+        page_of = Page(study.title, study.question, command, text, study.limits)
         print(f"page: {publish(page_of)}")
 
 

@@ -20,7 +20,7 @@ from darts_parallel.export import export_plan
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.report import markdown_table
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 MODELS = ("llama3_70b", "llama3_8b")
 SEARCH = ("cluster=h100_8x8", "space=uniform", "search=exact")
@@ -51,9 +51,8 @@ def read_trainer_rows(name: str) -> list[Row]:
     for key, values in read_trainer(name).switches.items():
         for value in () if "moe" in key else values:
             switch = f"{key}={str(value).lower()}"
-            training = replace(problem.config.training, **{key: value})
             try:
-                changed = problem.with_config(training=training)
+                changed = _under(problem, key, value)
                 own = _lines(changed, found, name)
             except DartsParallelError as error:
                 reason = str(error).partition(": ")[2].partition(";")[0]
@@ -84,20 +83,21 @@ def _lines(problem: Problem, found: Plan, name: str) -> list[str]:
     return [line for text in files.values() for line in text.splitlines()]
 
 
+def _under(problem: Problem, key: str, value: Any) -> Problem:
+    """Return a job under another value of a switch."""
+    return problem.with_config(training=replace(problem.config.training, **{key: value}))
+
+
 def _others(problem: Problem, found: Plan, name: str, key: str) -> list[str]:
     """Return the lines of the last other value of a switch that the plan runs under."""
     _, *others = read_trainer(name).switches[key]
     for value in reversed(others):
-        training: Any = replace(problem.config.training, **{key: value})
-        changed = replace(problem, config=replace(problem.config, training=training))
-        try:
-            return _lines(changed, found, name)
-        except DartsParallelError:
-            continue
+        with suppress(DartsParallelError):
+            return _lines(_under(problem, key, value), found, name)
     return []
 
 
-def report(rows: Sequence[Row]) -> Report:
+def report(rows: Sequence[Row]) -> str:
     """List every value of every switch, with seconds and lines."""
     plans = dict.fromkeys(f"{row.trainer}: {row.plan}" for row in rows)
     cells = [
@@ -106,7 +106,7 @@ def report(rows: Sequence[Row]) -> Report:
     ]
     note = "The first value of a switch is what the trainer's files set without being asked."
     table = markdown_table(("trainer", "switch", "s", "lines of its files"), cells, left=(0, 1, 3))
-    return Report(note, "Plans: " + "; ".join(plans) + ".", table)
+    return report_text(note, "Plans: " + "; ".join(plans) + ".", table)
 
 
 def run(options: StudyOptions) -> int:

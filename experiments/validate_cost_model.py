@@ -41,7 +41,7 @@ from experiments.calibration.report import (
 )
 from experiments.data.normalize import read_folder
 from experiments.data.runs import read_runs
-from experiments.study import Report, Study, StudyOptions, run_study
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 SAW = "the head of conf/calibrated.yaml lists the sources that the parameters saw"
 METHOD = (
@@ -73,7 +73,7 @@ class ValidationOptions(StudyOptions):
 
 def report(
     outcomes: Sequence[RowOutcome], parameters: Calibrated, options: ValidationOptions
-) -> Report:
+) -> str:
     """Return the errors by source, held out, and of the orders of plans."""
     cases = [o.case for o in outcomes if o.case]
     known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
@@ -84,7 +84,7 @@ def report(
     seen = f"Rows of {options.data}:" if options.data else f"All rows ({SAW}):"
     skipped = skipped_summary(outcomes)
     switches = switch_lines(cases)
-    return Report(METHOD, skipped, switches, *held_out, seen, errors, ranking)
+    return report_text(METHOD, skipped, switches, *held_out, seen, errors, ranking)
 
 
 def validate(options: ValidationOptions) -> int:

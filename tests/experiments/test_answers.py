@@ -28,7 +28,7 @@ def test_risky_and_slow_plans_are_counted_by_what_excuses_them() -> None:
     rows = [ROW, slow, replace(ROW, iteration_time_s=1.009), replace(ROW, fits=0.5, warned=True)]
     text = answers.report(
         [*rows, replace(ROW, reason="trainer=torch: it has precision=fp16, which")]
-    ).text
+    )
     assert "4 of 5 pairs have a plan, 1 have a reason. 1 plans run out of memory" in text
     assert "in 1 of them. 1 plans are more than 1 % slower" in text
     assert "`darts_parallel/export/torch.py:" in text

@@ -14,7 +14,14 @@ from darts_parallel.problem.problem import load_problem
 from experiments import results_page
 from experiments.compare import CompareOptions
 from experiments.comparison.runs import SEARCH
-from experiments.study import Report, Study, StudyOptions, run_study, solve_all, unless_interrupted
+from experiments.study import (
+    Study,
+    StudyOptions,
+    report_text,
+    run_study,
+    solve_all,
+    unless_interrupted,
+)
 
 
 def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
@@ -72,7 +79,11 @@ def squared(number: int) -> list[Square]:
 
 
 SQUARES = Study(
-    "squares", "What?", "cubes.", squared, lambda rows: Report("note", ["| a |"], str(len(rows)))
+    "squares",
+    "What?",
+    "cubes.",
+    squared,
+    lambda rows: report_text("note", ["| a |"], str(len(rows))),
 )
 
 

@@ -10,7 +10,7 @@ def test_the_page_counts_polished_plans_at_the_optimum_and_shows_the_largest_gap
     for variant in (*LOOPS, NO_DESCENT, *RIVALS):
         for seed, polished in enumerate((1.0, 1.0 + 1e-8, 1.05)):
             rows.append(StageRow("one", variant, seed, 2.0, inf, 1.2, 1.1, polished, 1.0))
-    lines = report(rows).text.splitlines()
+    lines = report(rows).splitlines()
     (cells,) = [line.split(" | ") for line in lines if line.startswith("| descent |")]
     assert cells[1:] == ["no plan", "20.000 %", "10.000 %", "1e-06 %", "2 of 3", "5.000 %", "2.0 |"]
     (rival,) = [line.split(" | ") for line in lines if line.startswith("| annealing |")]
@@ -22,6 +22,6 @@ def test_problems_without_a_proof_are_compared_with_the_best_plan_of_all() -> No
         StageRow("free", variant, 0, 2.0, inf, inf, inf, polished, inf)
         for variant, polished in (("descent", 1.0), (NO_DESCENT, 1.01))
     ]
-    text = report(rows).text
+    text = report(rows)
     assert "| free | descent | no plan | no plan | no plan | 0 | 1 of 1 | 0 | 2.0 |" in text
     assert "| free | no descent | - | - | - | 1.000 % | 0 of 1 | 1.000 % | 2.0 |" in text

@@ -44,7 +44,7 @@ def write(path: Path, rows: list[Row]) -> None:
 def replayed(folder: Path) -> list[dict[str, str]]:
     options = parse(replay_traces.ReplayOptions, [f"data={folder}", f"out={folder / 'out'}"])
     assert replay_traces.run(options) == 0
-    with (folder / "out" / "replay.csv").open(encoding="utf-8") as file:
+    with (folder / "out" / "replay_traces.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -92,7 +92,7 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
 
 def test_the_shipped_steps_are_replayed_within_two_percent(tmp_path: Path) -> None:
     assert replay_traces.run(parse(replay_traces.ReplayOptions, [f"out={tmp_path}"])) == 0
-    with (tmp_path / "replay.csv").open(encoding="utf-8") as file:
+    with (tmp_path / "replay_traces.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["trace"] for row in rows] == ["SE"] * 5 + ["ST"] * 32
     assert all(abs(float(row["predicted_s"]) / float(row["measured_s"]) - 1) < 0.02 for row in rows)
