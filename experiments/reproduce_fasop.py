@@ -13,11 +13,11 @@ bit/s, all else in SI units.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import groupby, product
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -136,12 +136,12 @@ class FasopPlan:
     """Types in pipeline order."""
     s_per_step: float
     """Seconds of one step; infinite where the program's memory estimate exceeds a GPU."""
-    sync_s: float = 0.0
+    sync_s: float
     """Seconds of the slowest all-reduce of gradients and tied embedding."""
-    alone_sync_s: float = 0.0
-    """Seconds of it where no two all-reduces share a link; the program has no such switch."""
-    alone_s_per_step: float = 0.0
-    """Seconds of one step with those all-reduces."""
+    alone_s_per_step: float
+    """Seconds of one step where no two all-reduces share a link; the program has no such switch."""
+    alone_sync_s: float
+    """Seconds of the slowest of those all-reduces."""
     cpu_s: float = 0.0
     """CPU seconds of the search that found the plan."""
 
@@ -326,22 +326,16 @@ class Strategies:
         ends = self.pipeline_ends(counts if timed is None else timed)
         memory = np.array([node.memory for node in self.case.types])[self.stage_type]
         fits = (self.memory_bytes(counts) <= memory).all(1)
-        columns = []
+        columns: list[list[float]] = []
         for shared in (True, False):
             syncs = self.sync_seconds(counts, shared=shared)
             seconds = np.where(fits, (ends + syncs).max(1), np.inf)
-            columns.append((seconds, syncs.max(1)))
-        (seconds, slowest), (alone_seconds, alone) = columns
+            columns += [seconds.tolist(), syncs.max(1).tolist()]
         degrees = (self.tp, self.dp, self.pp, self.size)
-        names = [node.name for node in self.case.types]
         plans = []
-        for row, (layers, place) in enumerate(zip(counts.tolist(), self.placements, strict=True)):
-            nodes = tuple(names[kind] for kind in place)
-            step = float(seconds[row])
-            found = FasopPlan(self.case.name, FASOP, *degrees, tuple(layers), nodes, step)
-            found = replace(found, sync_s=float(slowest[row]))
-            lone = float(alone_seconds[row])
-            plans.append(replace(found, alone_sync_s=float(alone[row]), alone_s_per_step=lone))
+        for layers, place, *times in zip(counts.tolist(), self.placements, *columns, strict=True):
+            nodes = tuple(self.case.types[kind].name for kind in place)
+            plans.append(FasopPlan(self.case.name, FASOP, *degrees, tuple(layers), nodes, *times))
         return plans
 
     def solved(self) -> list[FasopPlan]:
@@ -413,33 +407,25 @@ def stage_ends(
 
     @cache
     def forward(i: int, j: int) -> Floats:
-        arrived = sent(i - 1, j) if i else start
-        if j > warm[i]:
-            free = returned(i, j - warm[i] - 1)
-        elif j:
-            free = sent(i, j - 1)
-        else:
-            free = start
-        return np.asarray(np.maximum(arrived, free) + seconds[i] / 3)
+        free = returned(i, j - warm[i] - 1) if j > warm[i] else sent(i, j - 1)
+        return np.asarray(np.maximum(sent(i - 1, j), free) + seconds[i] / 3)
 
     @cache
     def sent(i: int, j: int) -> Floats:
+        if i < 0 or j < 0:
+            return start
         peer = forward(i + 1, j - 1) if 1 <= j < min(warm[i], warm[i + 1]) else start
         return np.asarray(np.maximum(forward(i, j), peer) + (0.0 if i else send))
 
     @cache
     def backward(i: int, j: int) -> Floats:
-        arrived = returned(i + 1, j) if i < last else start
-        if j < count - warm[i]:
-            free = forward(i, j + warm[i])
-        elif j:
-            free = returned(i, j - 1)
-        else:
-            free = start
-        return np.asarray(np.maximum(free, arrived) + 2 * seconds[i] / 3)
+        free = forward(i, j + warm[i]) if j < count - warm[i] else returned(i, j - 1)
+        return np.asarray(np.maximum(free, returned(i + 1, j)) + 2 * seconds[i] / 3)
 
     @cache
     def returned(i: int, j: int) -> Floats:
+        if i > last or j < 0:
+            return start
         if i == 0:
             return backward(0, j)
         ready = j + warm[i - 1]
@@ -465,9 +451,16 @@ class FasopOptions(StudyOptions):
     """Folder with measured layer times."""
 
 
-def read_cases(profiles: str) -> tuple[dict[str, FasopCase], dict[str, float]]:
-    """Return the cases, and the published seconds of a step, by name."""
-    facts = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
+@cache
+def read_facts() -> dict[str, Any]:
+    """Read FASOP's nodes, jobs and clusters, and by case what its authors and its own program say."""
+    facts: dict[str, Any] = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
+    return facts
+
+
+def read_cases(profiles: str) -> dict[str, FasopCase]:
+    """Return the cases by name."""
+    facts = read_facts()
     measured = read_profiles(profiles)
     types = tuple(FasopNode(**node) for node in facts["nodes"])
     gpus = facts["gpus_per_node"]
@@ -477,13 +470,7 @@ def read_cases(profiles: str) -> tuple[dict[str, FasopCase], dict[str, float]]:
         for cluster, counts in facts["clusters"].items():
             name = f"{model}, {cluster}"
             found[name] = FasopCase(name, job, types, counts, gpus, measured)
-    return found, {name: plan["seconds"] for name, plan in facts["published"].items()}
-
-
-def program_seconds() -> dict[str, float]:
-    """Return CPU seconds of FASOP's own program, by case."""
-    facts = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
-    return dict(facts["program_cpu_s"])
+    return found
 
 
 def solve(case: FasopCase) -> list[FasopPlan]:
@@ -506,14 +493,9 @@ def solve(case: FasopCase) -> list[FasopPlan]:
     return [theirs, ours, replace(blind, planner=NOT_SHARED)]
 
 
-def report(
-    plans: Sequence[FasopPlan], published: dict[str, float], program: dict[str, float]
-) -> str:
-    """Return both plans of every case next to the published seconds, and what sharing changes.
-
-    Args:
-        program: CPU seconds of FASOP's own program, by case.
-    """
+def report(plans: Sequence[FasopPlan]) -> str:
+    """Return both plans of every case next to the published seconds, and what sharing changes."""
+    facts = read_facts()
     lines = []
     entries: dict[str, dict[str, FasopPlan]] = {}
     for plan in plans:
@@ -522,10 +504,11 @@ def report(
             continue
         layers = " ".join(map(str, plan.layers_per_stage))
         nodes = ", ".join(f"{len(list(run))} {name}" for name, run in groupby(plan.nodes))
-        own = plan.planner == OURS
-        known = "" if own else _known(published, plan.case, 4)
-        cpu = "" if own else _known(program, plan.case, 1)
-        seconds = (f"{plan.s_per_step:.4f}", known, f"{plan.cpu_s:.1f}", cpu)
+        published = cpu = ""
+        if plan.planner == FASOP:
+            published = str(facts["published"].get(plan.case, {}).get("seconds", ""))
+            cpu = str(facts["program_cpu_s"].get(plan.case, ""))
+        seconds = (f"{plan.s_per_step:.4f}", published, f"{plan.cpu_s:.1f}", cpu)
         lines.append((plan.case, plan.planner, _degrees(plan), layers, nodes, *seconds))
     gains = []
     for entry in entries.values():
@@ -533,10 +516,6 @@ def report(
     verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
     table = markdown_table(HEADER, lines, range(5))
     return report_text(table, verdict, PARTITION, SHARING, _sharing(entries))
-
-
-def _known(values: dict[str, float], case: str, digits: int) -> str:
-    return f"{values[case]:.{digits}f}" if case in values else ""
 
 
 def _degrees(plan: FasopPlan) -> str:
@@ -558,15 +537,14 @@ def _sharing(entries: dict[str, dict[str, FasopPlan]]) -> list[str]:
 
 def run(options: FasopOptions) -> int:
     """Solve every case; returns the exit status."""
-    cases, published = read_cases(options.profiles)
     study = Study(
         "reproduce_fasop",
         "Are FASOP's plans reproduced, and improved under its own costs?",
         "other jobs and clusters, or how far either plan's seconds are from measured ones.",
         solve,
-        partial(report, published=published, program=program_seconds()),
+        report,
     )
-    return run_study(study, cases, options)
+    return run_study(study, read_cases(options.profiles), options)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from experiments.reproduce_fasop import (
     FasopNode,
     Strategies,
     read_cases,
+    read_facts,
     solve,
     stage_ends,
 )
@@ -54,7 +55,8 @@ def case(tmp_path: Path) -> FasopCase:
 
 
 def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
-    cases, published = read_cases(str(SHIPPED))
+    cases = read_cases(str(SHIPPED))
+    published = {name: plan["seconds"] for name, plan in read_facts()["published"].items()}
     assert (len(cases), len(published)) == (12, 5)
     layers = {"BERT, Homo-small": (26,), "BERT, Hetero-small": (14, 5, 5, 2)}
     for name, expected in layers.items():
@@ -68,7 +70,9 @@ def test_plans_that_its_program_prints_come_out_of_shipped_times() -> None:
 def test_the_command_leaves_two(
     case: FasopCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce_fasop, "read_cases", lambda _: ({"tiny": case}, {"tiny": 0.1}))
+    monkeypatch.setattr(reproduce_fasop, "read_cases", lambda _: {"tiny": case})
+    facts = {"published": {"tiny": {"seconds": 0.1234}}, "program_cpu_s": {}}
+    monkeypatch.setattr(reproduce_fasop, "read_facts", lambda: facts)
     monkeypatch.setattr(sys, "argv", ["reproduce_fasop", f"out={tmp_path}"])
     assert reproduce_fasop.run(reproduce_fasop.FasopOptions(out=str(tmp_path))) == 0
     with (tmp_path / "reproduce_fasop.csv").open() as file:
@@ -80,7 +84,7 @@ def test_the_command_leaves_two(
         assert int(plan["tp"]) * int(plan["dp"]) * int(plan["pp"]) == 4
         assert sorted(ast.literal_eval(plan["nodes"])) == ["A10", "A100"]
     assert float(ours["s_per_step"]) <= float(theirs["s_per_step"])
-    assert "0.1000" in (tmp_path / "reproduce_fasop.md").read_text()
+    assert "0.1234" in (tmp_path / "reproduce_fasop.md").read_text()
 
 
 @pytest.mark.parametrize(
