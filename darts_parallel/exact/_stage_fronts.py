@@ -40,7 +40,7 @@ class Front:
     """Layout of the first layer, `(n,)`."""
     last: Index
     origin: Index
-    """Data by which `FrontSource.strategies` names the strategies, `(n,)`."""
+    """Data by which `strategies` of the fronts names the strategies, `(n,)`."""
 
     def __len__(self) -> int:
         return len(self.values)

@@ -84,7 +84,9 @@ class OuterBound(NamedTuple):
 
 
 def rising_bounds(
-    tables: Mapping[int, CostTable], space_kind: str, late: Callable[[], bool] = never
+    tables: Mapping[int, CostTable],
+    space_kind: str,
+    late: Callable[[], bool] = never,
 ) -> list[OuterBound]:
     """Return `outer_lower_bounds` of numbered tables, the least first."""
     found = []

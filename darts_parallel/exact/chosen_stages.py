@@ -112,7 +112,11 @@ def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
     return HardPlans.one(outer, [choice] * table.num_layers, starts)
 
 
-def balanced_plans(table: CostTable, outers: Iterable[int], count: int = 2) -> HardPlans | None:
+def balanced_plans(
+    table: CostTable,
+    outers: Iterable[int],
+    count: int = 2,
+) -> HardPlans | None:
     """Return balanced plans of the strategies that do best on even chunks.
 
     Args:

@@ -12,8 +12,6 @@ from darts_parallel.exact.result import TableResult
 
 BATCH_SIZE = 1 << 14
 """Plans that are priced at once; bounds the memory of `evaluate_batch`."""
-MAX_PLANS = 50_000_000
-"""Plans above which enumeration is refused; as many take hours."""
 
 
 def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
@@ -22,9 +20,6 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
     Args:
         tables: One for each pipeline degree; tiny.
         space_kind: One of `config.schema.SPACES`.
-
-    Errors:
-        ValueError: There are more than `MAX_PLANS` plans.
     """
     best: PricedPlan | None = None
     least = inf
@@ -32,10 +27,6 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
     for number, table in enumerate(tables):
         for plans in _all_plans(table, space_kind):
             count += len(plans)
-            if count > MAX_PLANS:
-                raise ValueError(
-                    f"brute force: the {space_kind} space has more than {MAX_PLANS} plans."
-                )
             seconds = evaluate_batch(table, plans).fitting_seconds
             row = int(seconds.argmin())
             if seconds[row] < least:

@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from darts_parallel.config import SPACES
 from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.exact.bounds import least_bound, outer_bound, quick_lower_bounds
 from darts_parallel.exact.outer_choice import FIRST_MARGIN, OuterChoiceSolver, growth
@@ -77,8 +76,6 @@ def find_layerwise_plan(
         Proven unless the deadline came first or a part is too large, which the note names. Without a plan
         and proven, none costs at most `incumbent`.
     """
-    if space_kind not in SPACES:
-        raise ValueError(f"space_kind={space_kind} must be one of {', '.join(SPACES)}.")
     unknown = unknown_costs(tables)
     if unknown:
         return TableResult(None, least_bound(tables, space_kind), False, 0, note=unknown)

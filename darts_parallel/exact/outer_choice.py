@@ -6,7 +6,7 @@ Labels over the stage boundaries, on top of fronts of single stages.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,22 +42,8 @@ TOTAL, SLOWEST, SYNC = range(3)
 """Columns of the values of a partial plan."""
 
 
-class FrontSource(Protocol):
-    """Where the fronts of stages come from: one strategy per layer, or one per stage."""
-
-    def front(self, stage: int, first: int, end: int) -> Front | None:
-        """Return the useful ways to run layers [first, end) on `stage`; None where there is none."""
-        ...
-
-    def strategies(
-        self,
-        stage: int,
-        first: int,
-        end: int,
-        origin: int,
-    ) -> list[int]:
-        """Return the strategies of those layers for one row of a front."""
-        ...
+FrontSource = LayerwiseFronts | StagewiseFronts
+"""Where the fronts of stages come from: one strategy per layer, or one per stage."""
 
 
 class _Partials(NamedTuple):
@@ -257,7 +243,7 @@ class OuterChoiceSolver:
         if self.segments is None:
             self.segments = SegmentBounds.build(self.costs, space_kind)
         uses = UsableSegments.build(self.costs, self.segments, limit)
-        source: LayerwiseFronts | StagewiseFronts
+        source: FrontSource
         if space_kind == "layerwise":
             source = LayerwiseFronts(self.costs, uses, check, self.layers)
         else:

@@ -75,7 +75,10 @@ class SegmentGrid:
         return kept_bytes(static, activation, in_flight[:, None, None])
 
     def lower_bounds(
-        self, time: float = 0.0, sync: float = 0.0, per_iteration: float = 0.0
+        self,
+        time: float = 0.0,
+        sync: float = 0.0,
+        per_iteration: float = 0.0,
     ) -> Array:
         """Bound `time * t + sync * y + per_iteration * o` of every stage and segment that fits the memory.
 

@@ -92,7 +92,9 @@ def _seconds_before(table: CostTable, costs: OuterCosts, outer: int) -> Array:
 
 
 def _priced_layers(
-    table: CostTable, costs: OuterCosts, spent: Array
+    table: CostTable,
+    costs: OuterCosts,
+    spent: Array,
 ) -> Iterator[tuple[Array, Array]]:
     """Yield seconds of layers on every device with memory priced, `(prices, L)`, and its budget."""
     for device in range(table.pp):

@@ -149,19 +149,13 @@ def _rank_interleaved(
 
 
 def _rank_simple(
-    tables: Sequence[CostTable], bound: "OuterBound | _Entry", ranking: _Ranking
+    tables: Sequence[CostTable],
+    bound: "OuterBound | _Entry",
+    ranking: _Ranking,
 ) -> None:
-    """Add the plans of one outer choice that need no search."""
-    for plan in _simple_plans(tables[bound.table], bound, ranking):
-        ranking.add(plan)
-
-
-def _simple_plans(
-    table: CostTable, bound: "OuterBound | _Entry", ranking: _Ranking
-) -> Iterator[PricedPlan]:
-    """Yield the best plans of even stages that the ranking admits; without interleaving also the lightest."""
+    """Add an outer choice's best plans of even stages; without interleaving also the lightest."""
     limit = ranking.limit
-    one = table.select([bound.outer])
+    one = tables[bound.table].select([bound.outer])
     splits = [even_uniform_plans(one, ends_apart=apart) for apart in (True, False)]
     if one.virtual_stages == 1:
         splits += lightest_plans([one], "uniform")
@@ -176,7 +170,7 @@ def _simple_plans(
             if seconds[row] <= limit and seconds[row] < inf:
                 outer = torch.tensor([bound.outer])
                 plan = replace(plans[row : row + 1], outer=outer)
-                yield PricedPlan(bound.table, plan, float(seconds[row]))
+                ranking.add(PricedPlan(bound.table, plan, float(seconds[row])))
 
 
 class _Entry(NamedTuple):

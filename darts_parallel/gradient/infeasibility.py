@@ -1,6 +1,7 @@
 """The plans that need the least memory, and the error when none fits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from typing import Any
@@ -128,10 +129,15 @@ class _Remedies:
         return []
 
     def nodes(self) -> list[str]:
-        """Return a number of nodes with which some plan fits, in words."""
-        cluster = self.problem.cluster
-        more = _nodes_that_fit(cluster, lambda larger: self.changed(larger).excess <= 0)
-        return [f"{more} nodes instead of {cluster.groups[0].count}"] if more else []
+        """Return the smallest doubling of the first node group with which some plan fits, in words."""
+        first, *others = self.problem.cluster.groups
+        for factor in (2, 4, 8, 16, 32):
+            more = replace(first, count=first.count * factor)
+            larger = replace(self.problem.cluster, groups=(more, *others))
+            with suppress(DartsParallelError):
+                if self.changed(larger).excess <= 0:
+                    return [f"{more.count} nodes instead of {first.count}"]
+        return []
 
 
 def _with_memory(cluster: Cluster, wanted: dict[str, float]) -> Cluster:
@@ -208,16 +214,3 @@ def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
 def any_fits(tables: Sequence[CostTable], space_kind: str) -> bool:
     """Return whether the lightest plan of some pipeline configuration fits the memory."""
     return _lightest_of_all(tables, space_kind).excess <= 0
-
-
-def _nodes_that_fit(cluster: Cluster, fits: Callable[[Cluster], bool]) -> int | None:
-    """Return the smallest doubling of the first node group with which some plan fits, or None."""
-    first, *others = cluster.groups
-    for factor in (2, 4, 8, 16, 32):
-        more = replace(first, count=first.count * factor)
-        try:
-            if fits(replace(cluster, groups=(more, *others))):
-                return more.count
-        except DartsParallelError:
-            continue
-    return None

@@ -37,10 +37,18 @@ SPLIT = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
 """Kinds of the passes that a letter stands for, with split backward passes."""
 GAPS = (0.0, 0.5, 1.0)
 """Values of `Policy.gap` that the heuristic tries."""
-BY_ROW = ("forward", "backward", "sync", "per_iteration", "static", "working")
-"""Costs of layers that the kernel reads as the table has them."""
-BETWEEN = ("reshard", "p2p")
-"""Costs between layers that the kernel reads as the table has them."""
+OF_LAYERS = (
+    "forward",
+    "backward",
+    "sync",
+    "per_iteration",
+    "static",
+    "before",
+    "working",
+    "reshard",
+    "p2p",
+)
+"""Costs of layers and between them that the kernel reads as the table has them."""
 OF_STAGES = (
     "layout",
     "fused_to_previous",
@@ -131,9 +139,8 @@ class OrderProblem:
         """Return the costs of and between layers by the kernel's names."""
         table = self.table
         none = torch.zeros_like(table.static)
-        costs = {name: getattr(table, name) for name in (*BY_ROW, *BETWEEN)}
+        costs = {name: getattr(table, name) for name in OF_LAYERS}
         costs["weight_gradient"] = torch.zeros_like(table.backward)
-        costs["before"] = table.before
         costs["between"] = none
         if split:
             costs["weight_gradient"] = table.weight_gradient
@@ -307,8 +314,8 @@ class OrderSearch:
     config: SearchConfig
     """Settings: `order_passes` are timed."""
     seed: int
-    bounds: Sequence[Tensor] = ()
-    """Lower bounds of the seconds of the pool's tables under any order, `(O,)` each; missing ones are 0."""
+    bounds: Sequence[Tensor]
+    """Lower bounds of the seconds of the pool's tables under any order, `(O,)` each."""
     found: list[FoundOrder] = field(default_factory=list, init=False)
     """The best orders, fastest first."""
     settled: bool = field(default=False, init=False)
@@ -399,8 +406,6 @@ class OrderSearch:
     def _may_win(self, entry: PricedPlan) -> bool:
         """Return whether some order of an entry's configuration may be faster than the best plan."""
         number, outer = entry.outer
-        if number >= len(self.bounds):
-            return True
         least = min([self.pool.best_time, *(found.order.seconds for found in self.found)])
         return float(self.bounds[number][outer]) < least * (1.0 - GAIN_TOLERANCE)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, evaluate_batch, unit_starts
 from darts_parallel.exact import ChosenStages, DeadlineError
+from darts_parallel.gradient.rounding import moved_boundaries
 from darts_parallel.gradient.screening import MoveEvaluator
 
 MAX_EDGE_MOVES = 1_000
@@ -59,43 +60,24 @@ def polish(
     """
     evaluator = evaluator or MoveEvaluator(table)
     visited = evaluator.visited
-    descent = _Descent(table, plan, evaluator)
+    seconds = float(evaluate_batch(table, plan).iteration_time[0])
     levels = _neighbourhoods(table, space_kind, runs=runs)
     level = 0
     while level < len(levels) and not evaluator.stop():
-        key = plan_key(descent.plan)
+        key = plan_key(plan)
         if level == 0 and key in visited:
             break
         visited.add(key)
-        improved = descent.improve(levels[level])
-        level = 0 if improved else level + 1
-    return Polished(descent.plan, descent.seconds, evaluator.simulated)
-
-
-class _Descent:
-    """Improve one plan by the best move of a neighbourhood.
-
-    Attributes:
-        plan: Present plan.
-        seconds: Its seconds per iteration.
-    """
-
-    def __init__(self, table: CostTable, plan: HardPlans, evaluator: MoveEvaluator) -> None:
-        self.plan = plan
-        self.evaluator = evaluator
-        self.seconds = float(evaluate_batch(table, plan).iteration_time[0])
-
-    def improve(self, neighbourhood: Neighbourhood) -> bool:
-        """Take the best move of a neighbourhood if it gains more than rounding; return whether."""
-        candidates = neighbourhood(self.plan)
-        times = self.evaluator.seconds(candidates, self.seconds)
-        index = int(times.argmin())
-        found = float(times[index])
-        if found >= self.seconds * (1.0 - GAIN_TOLERANCE):
-            return False
-        self.plan = candidates[index : index + 1]
-        self.seconds = found
-        return True
+        candidates = levels[level](plan)
+        times = evaluator.seconds(candidates, seconds)
+        best = int(times.argmin())
+        level += 1
+        # a move must gain more than rounding
+        if float(times[best]) < seconds * (1.0 - GAIN_TOLERANCE):
+            plan = candidates[best : best + 1]
+            seconds = float(times[best])
+            level = 0
+    return Polished(plan, seconds, evaluator.simulated)
 
 
 def plan_key(plan: HardPlans) -> bytes:
@@ -215,41 +197,16 @@ def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[Hard
 
     Layers that change stage keep their strategy, or adopt one of their new stage's.
     """
-    starts = _edge_starts(table, plan)
-    if len(starts) == 0:
+    units = unit_starts(table.fused_to_previous)
+    places = torch.searchsorted(units, plan.first_layers[0].contiguous())
+    moved = moved_boundaries(places, len(units), MAX_EDGE_MOVES)
+    if not len(moved):
         return []
-    kept = _with_starts(plan, starts)
+    kept = _with_starts(plan, units[moved])
     if space_kind == "uniform":
         return [kept]
     adopted = replace(kept, choices=_adopt(plan, kept))
     return [adopted] if space_kind == "stagewise" else [kept, adopted]
-
-
-def _edge_starts(table: CostTable, plan: HardPlans) -> Tensor:
-    """Return stage starts with a range of neighbouring boundaries moved by one unit, `(B, K)`.
-
-    A range of boundaries moved together takes a unit from one stage and gives it to another. Where
-    this makes more than `MAX_EDGE_MOVES` starts, only single boundaries are moved.
-    """
-    if table.num_stages == 1:
-        return plan.first_layers[:0]
-    units = unit_starts(table.fused_to_previous)
-    position = torch.searchsorted(units, plan.first_layers[0].contiguous())
-    inner = table.num_stages - 1
-    first, last = torch.triu_indices(inner, inner).unbind()
-    order = torch.arange(inner)
-    if 2 * len(first) > MAX_EDGE_MOVES:
-        first = order
-        last = order
-    after_first = order >= first.unsqueeze(1)
-    before_last = order <= last.unsqueeze(1)
-    block = (after_first & before_last).long()
-    moved = position[1:]
-    shifted = torch.cat([moved + block, moved - block])
-    full = torch.nn.functional.pad(shifted, (1, 0))
-    ends = torch.nn.functional.pad(full, (0, 1), value=len(units))
-    legal = (ends.diff(dim=1) > 0).all(1)
-    return units[full[legal]]
 
 
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:

@@ -74,7 +74,7 @@ def polish_pool(
     config: SearchConfig,
     *,
     hurry: bool,
-    bounds: Sequence[Tensor] = (),
+    bounds: Sequence[Tensor],
 ) -> str | None:
     """Polish the best plans by moves, then the best of those by segment programs.
 
@@ -122,22 +122,13 @@ class _PoolPolisher:
         alternatives = self.pool.by_outer()[: ALTERNATIVES + 1]
         for entry in self.pool.top(POLISH_STARTS):
             shown = any(entry is other for other in alternatives)
-            if shown or self._can_win(entry):
+            if shown or self._bound(entry) <= self.pool.best_time:
                 self.improve(entry)
 
-    def _is_local_optimum(self, entry: PricedPlan) -> bool:
-        """Return whether no cheap move makes a plan better."""
-        return plan_key(entry.plan) in self.pool.local_optima[entry.table]
-
-    def _bound(self, entry: PricedPlan) -> float | None:
-        """Return the lower bound of a plan's configuration where it is known."""
+    def _bound(self, entry: PricedPlan) -> float:
+        """Return the lower bound of a plan's configuration."""
         number, outer = entry.outer
-        return float(self.bounds[number][outer]) if self.bounds else None
-
-    def _can_win(self, entry: PricedPlan) -> bool:
-        """Return whether the lower bound of a plan's configuration is below the best plan."""
-        bound = self._bound(entry)
-        return bound is None or bound <= self.pool.best_time
+        return float(self.bounds[number][outer])
 
     def by_programs(self) -> None:
         """Solve the finalists' configurations; of the best one at least the stages as they are."""
@@ -158,7 +149,7 @@ class _PoolPolisher:
     def improve(self, entry: PricedPlan) -> None:
         """Descend from a plan by moves."""
         table = self.pool.tables[entry.table]
-        if self._is_local_optimum(entry):
+        if plan_key(entry.plan) in self.pool.local_optima[entry.table]:
             return
         # what an evaluator of simulated plans remembers may change its next move
         visited = set() if table.pipeline.simulated else self.visited[entry.table]
@@ -211,7 +202,5 @@ class _PoolPolisher:
         table = self.pool.tables[number]
         if not self._has_program(table) or work.left <= 0:
             return False
-        bound = self._bound(entry)
-        if bound is None:
-            bound = outer_bound(table, outer, self.space_kind)
-        return self._solve(OuterChoiceSolver(table, number, outer, bound), work)
+        case = OuterChoiceSolver(table, number, outer, self._bound(entry))
+        return self._solve(case, work)

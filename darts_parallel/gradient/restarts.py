@@ -1,6 +1,5 @@
 """The free parameters of the relaxed plans: logits, stage widths and memory multipliers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -315,12 +314,3 @@ def _first_fractions(noise: Tensor) -> Tensor:
     """Return logits of small shares, shape `(O, R, pp, 2)`, from noise `(O, R, pp)`."""
     repeated = noise.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))
     return (FIRST_FRACTION + repeated).requires_grad_()
-
-
-def lowest(merits: Sequence[Tensor]) -> tuple[int, int, int]:
-    """Return group, pipeline configuration and restart of the lowest of merits `(O, R)`."""
-    least = [float(merit.min()) for merit in merits]
-    group = least.index(min(least))
-    restarts = merits[group].shape[1]
-    outer, restart = divmod(int(merits[group].argmin()), restarts)
-    return group, outer, restart

@@ -246,23 +246,26 @@ def _excess_share(table: CostTable, cost: BatchCost) -> Tensor:
     return over.masked_fill(fits, 0.0).sum(1)
 
 
-def moved_boundaries(places: Tensor, num_units: int) -> Tensor:
+def moved_boundaries(places: Tensor, num_units: int, most: float = torch.inf) -> Tensor:
     """Return the first units of stages with neighbouring boundaries moved by one unit together.
 
     The stages between the moved boundaries pass a unit on, so that it can reach a stage that has room.
 
     Args:
         places: First unit of every stage, rising from 0, `(K,)`.
+        most: Moves above which only single boundaries are moved.
 
     Returns:
         One row a move, `(B, K)`; every stage keeps at least one unit.
     """
-    count = len(places)
-    first, last = torch.triu_indices(count, count).unbind()
-    number = torch.arange(count)
-    steps = (number >= first.unsqueeze(1)) & (number <= last.unsqueeze(1))
     # the first stage begins at the first layer
-    steps = steps[first > 0].long()
+    inner = len(places) - 1
+    first, last = 1 + torch.triu_indices(inner, inner)
+    number = torch.arange(len(places))
+    if 2 * len(first) > most:
+        first = last = number[1:]
+    inside = (number >= first.unsqueeze(1)) & (number <= last.unsqueeze(1))
+    steps = inside.long()
     moved = places + torch.cat([steps, -steps])
     ends = torch.full((len(moved), 1), num_units)
     sizes = torch.diff(moved, append=ends)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
-from darts_parallel.gradient.restarts import RestartBatch, lowest
+from darts_parallel.gradient.restarts import RestartBatch
 from darts_parallel.plans import Plan
 
 
@@ -97,10 +97,12 @@ class LeadingPlan:
         costs: Sequence[SurrogateCost],
     ) -> "LeadingPlan":
         """Return the plan of the lowest merit; all sequences follow the groups, merits `(O, R)`."""
-        lead, outer, restart = lowest(merits)
-        merit = float(merits[lead][outer, restart])
-        place = (merit, outer, restart)
-        return LeadingPlan(groups[lead], weights[lead], costs[lead], *place)
+        least = [float(merit.min()) for merit in merits]
+        merit = min(least)
+        lead = least.index(merit)
+        restarts = merits[lead].shape[1]
+        place = divmod(int(merits[lead].argmin()), restarts)
+        return LeadingPlan(groups[lead], weights[lead], costs[lead], merit, *place)
 
     def record(self, **now: Any) -> StepRecord:
         """Return the state of the search at a step; `now` holds the fields that the loop alone knows."""

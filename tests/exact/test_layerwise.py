@@ -99,11 +99,6 @@ def test_a_deadline_in_the_past_proves_nothing_and_says_so(mode: str) -> None:
     assert result.lower_bound <= brute_force([random_table(1)], mode).cost
 
 
-def test_an_unknown_space_is_refused() -> None:
-    with pytest.raises(ValueError, match="space_kind=chaos"):
-        find_layerwise_plan([random_table(1)], "chaos")
-
-
 def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> None:
     problem = load_problem(["model=gpt2_xl", "training=gpt2_xl"])
     result = check(problem)

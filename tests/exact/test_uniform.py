@@ -64,12 +64,6 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
             assert float(evaluate_batch(table, candidate.plan).iteration_time[0]) == candidate.time
 
 
-def test_a_space_that_is_not_tiny_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("darts_parallel.exact.enumeration.MAX_PLANS", 100)
-    with pytest.raises(ValueError, match="more than 100 plans"):
-        brute_force([random_table(1, pp=1, num_layers=6)], "layerwise")
-
-
 def test_no_plan_is_proven_where_none_fits() -> None:
     result = find_uniform_plan([random_table(3, tightness=-20.0)])
     assert result.best is None

@@ -1,11 +1,13 @@
 import re
 
 import pytest
+import torch
 
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient.descent import search
-from darts_parallel.gradient.infeasibility import _nodes_that_fit
+from darts_parallel.gradient.infeasibility import _Lightest, _Remedies
 from darts_parallel.gradient.step_record import SearchResult
+from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import load_problem
 
 SHORT = ["search.num_steps=2", "search.num_restarts=1", "search.polish=false"]
@@ -76,12 +78,22 @@ def test_a_hundredth_of_a_gibibyte_less_than_advised_is_too_little() -> None:
 
 
 def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised() -> None:
-    cluster = load_problem(["model=toy", "cluster=toy", "training=toy"]).cluster
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    count = problem.cluster.groups[0].count
+
+    def lightest(excess: int) -> _Lightest:
+        return _Lightest(None, torch.tensor([excess]), "")
+
     for factor in (2, 4, 8, 16, 32):
-        least = factor * cluster.groups[0].count
-        assert (
-            _nodes_that_fit(cluster, lambda own, least=least: own.groups[0].count >= least) == least
-        )
+
+        class Remedies(_Remedies):
+            least = factor * count
+
+            def changed(self, cluster: Cluster) -> _Lightest:
+                return lightest(self.least - cluster.groups[0].count)
+
+        found = Remedies(problem, lightest(1)).nodes()
+        assert found == [f"{factor * count} nodes instead of {count}"]
 
 
 def test_more_nodes_are_advised_where_no_pins_are_in_the_way() -> None:

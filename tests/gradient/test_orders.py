@@ -246,7 +246,8 @@ def test_free_orders_are_searched_with_the_next_seeds_until_three_gain_nothing(
         for number, table in enumerate(tables):
             pool.add_balanced(number, range(table.num_outer))
         seeds.clear()
-        OrderSearch(pool, "layerwise", config, 5).search()
+        bounds = [torch.zeros(table.num_outer) for table in tables]
+        OrderSearch(pool, "layerwise", config, 5, bounds).search()
         return pool.best_time
 
     monkeypatch.setattr(OrderSearch, "run", counted)
@@ -266,8 +267,9 @@ def test_a_search_begins_with_the_best_plans_and_with_one_of_every_placement() -
     loop, folded = (free_table(0, name, 2, 4) for name in ("1f1b", "zero_bubble_v"))
     numbers = [0] * (orders.BASES + 2) + [1, 1]
     entries = [PricedPlan(number, first_plan(loop), 1.0) for number in numbers]
-    pool = SimpleNamespace(tables=[loop, folded], by_outer=lambda: entries)
-    search = OrderSearch(pool, "layerwise", SearchConfig(), 0)  # type: ignore[arg-type]
+    pool = SimpleNamespace(tables=[loop, folded], by_outer=lambda: entries, best_time=1.0)
+    bounds = [torch.zeros(loop.num_outer), torch.zeros(folded.num_outer)]
+    search = OrderSearch(pool, "layerwise", SearchConfig(), 0, bounds)  # type: ignore[arg-type]
     assert [entry.table for entry in search._bases()] == [0] * orders.BASES + [1]
 
 
@@ -297,7 +299,8 @@ def test_orders_settle_where_half_of_the_first_round_gains_the_same(
         return SimpleNamespace(seconds=ends.pop(0)) if ends else order
 
     ends = list(ends)
-    search = Untimed(PlanPool([], "layerwise"), "layerwise", load_problem(TOY).config.search, 0)
+    pool = PlanPool([], "layerwise")
+    search = Untimed(pool, "layerwise", load_problem(TOY).config.search, 0, bounds=[])
     problem: Any = SimpleNamespace(work=1, annealed=annealed)
     orders: Any = [SimpleNamespace(seconds=2.0)]
     assert search._halve(problem, orders, 1000) == settled

@@ -204,7 +204,8 @@ def test_the_finalists_share_their_labels(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pool_polishing, "FINALISTS", 6)
     monkeypatch.setattr(pool_polishing, "POLISH_STARTS", 1)
     config = SearchConfig(polish_labels=100)
-    assert polish_pool(pool, "layerwise", config, hurry=False) is None
+    bounds = [torch.zeros(table.num_outer)]
+    assert polish_pool(pool, "layerwise", config, hurry=False, bounds=bounds) is None
     assert len({outer for outer, _ in left}) == len(left) > 1
     assert [labels for _, labels in left] == [100 - 10 * place for place in range(len(left))]
 
