@@ -181,19 +181,18 @@ def _polished(tables: Sequence[CostTable], config: SearchConfig, seed: int) -> f
 
 
 def _on_proxies(tables: Sequence[CostTable]) -> float:
-    return min(_on_proxy(tables, factor) for factor in PROXIES)
-
-
-def _on_proxy(tables: Sequence[CostTable], factor: float) -> float:
-    """Return the true seconds of the plan that is optimal without the term, with longer messages."""
-    proxies = []
-    for table in tables:
-        plain = replace(table, own=None)
-        proxies.append(replace(plain, reshard=factor * table.reshard, p2p=factor * table.p2p))
-    best = find_layerwise_plan(proxies, SPACE).best
-    if best is None:
-        return inf
-    return float(evaluate_batch(tables[best.table], best.plan).iteration_time[0])
+    """Return the least true seconds of plans that are optimal without the term, with longer messages."""
+    seconds = [inf]
+    for factor in PROXIES:
+        proxies = []
+        for table in tables:
+            plain = replace(table, own=None)
+            proxies.append(replace(plain, reshard=factor * table.reshard, p2p=factor * table.p2p))
+        best = find_layerwise_plan(proxies, SPACE).best
+        if best is not None:
+            cost = evaluate_batch(tables[best.table], best.plan)
+            seconds.append(float(cost.iteration_time[0]))
+    return min(seconds)
 
 
 def report(rows: Sequence[StageRow]) -> str:

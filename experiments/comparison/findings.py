@@ -12,7 +12,6 @@ from experiments.comparison.runs import (
     best_known,
     grouped,
     median_of,
-    median_time,
 )
 
 EQUAL = 1e-3
@@ -40,7 +39,9 @@ def medians(runs: Sequence[MethodRun], methods: Sequence[str]) -> dict[str, dict
     gaps = {}
     for method in methods:
         problems = grouped(groups.get(method, []), "problem").items()
-        gaps[method] = {name: median_time(rows) / best[name] - 1.0 for name, rows in problems}
+        gaps[method] = {
+            name: median_of(rows, "iteration_time_s") / best[name] - 1.0 for name, rows in problems
+        }
     return gaps
 
 

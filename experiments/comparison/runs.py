@@ -58,11 +58,6 @@ def median_of(runs: Sequence[MethodRun], name: str) -> float:
     return quantile([float(getattr(run, name)) for run in runs], 50)
 
 
-def median_time(runs: Sequence[MethodRun]) -> float:
-    """Return the median seconds per iteration of the plans."""
-    return median_of(runs, "iteration_time_s")
-
-
 def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
     """Return the least seconds per iteration of each problem that any method found."""
     groups = grouped(runs, "problem").items()

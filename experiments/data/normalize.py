@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
-from darts_parallel.plans import write_text
+from darts_parallel.plans import divisors, write_text
 from darts_parallel.problem import Model
 from experiments.data import runs
 from experiments.data.runs import (
@@ -96,12 +96,8 @@ NO_FIGURE = ("no seconds", "out of memory", "a relative figure")
 PRINTED_FIGURES = ("iteration_s", "memory_gb", "tokens_per_s_per_gpu")
 
 
-class PrintedLink(NamedTuple):
-    """A link of a node: the name whose fit it shares, and its rate."""
-
-    name: str
-    rate: float
-    """10^9 bytes/s."""
+PrintedLink = tuple[str, float]
+"""A link of a node: the name whose fit it shares, and 10^9 bytes/s."""
 
 
 class NodeKind(NamedTuple):
@@ -443,8 +439,7 @@ def _family(row: TableRow, sizes: Sizes | None) -> Sizes:
 
 def _usual_heads(hidden: int) -> int:
     """Return the number of heads whose size is closest to the usual one."""
-    divisors = [heads for heads in range(1, hidden + 1) if hidden % heads == 0]
-    return min(divisors, key=lambda heads: abs(hidden / heads - HEAD_SIZE))
+    return min(divisors(hidden), key=lambda heads: abs(hidden / heads - HEAD_SIZE))
 
 
 def _vocabulary(row: TableRow, siblings: Sequence[TableRow]) -> int | None:
@@ -466,9 +461,9 @@ def _is_gated(model: Sizes, stated: float) -> bool:
     attention = 2 * hidden * hidden + 2 * hidden * width
     mlp = hidden * model["ffn_hidden_size"]
     embedding = model["vocab_size"] * hidden
-    plain = model["num_layers"] * (attention + 2 * mlp) + embedding
-    gated = model["num_layers"] * (attention + 3 * mlp) + embedding
-    return bool(abs(gated - stated) < abs(plain - stated))
+    # two matrices without a gate, three with one
+    middle = model["num_layers"] * (attention + 2.5 * mlp) + embedding
+    return bool(stated > middle)
 
 
 def _product(row: TableRow, *keys: str) -> int:
@@ -523,7 +518,7 @@ def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) ->
     pp = degrees["pp"]
     micro = row.count("micro_batch")
     count = row.count("num_microbatches")
-    batch = _global_batch(row, dp)
+    batch = _global_batch(row, dp, micro, count)
     if micro is None:
         if count is None:
             torchtitan = framework["name"].startswith("torchtitan") and pp > 1
@@ -539,9 +534,7 @@ def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) ->
     return {"num_micro_batches": count, "global_batch_size": batch}
 
 
-def _global_batch(row: TableRow, dp: int) -> int:
-    micro = row.count("micro_batch")
-    count = row.count("num_microbatches")
+def _global_batch(row: TableRow, dp: int, micro: int | None, count: int | None) -> int:
     batch = row.count("global_batch")
     if batch is None:
         if micro is None or count is None:
@@ -764,14 +757,14 @@ def _network(
     text = row.words(*(("gpu",) if several else ()), "notes", "source")
     own = _instance(row, gpu) if several else None
     if own:
-        return PrintedLink(own["network"], own["out"])
+        return own["network"], own["out"]
     printed = _printed_rate(text, gpus_per_node)
     if printed:
-        return PrintedLink("ethernet" if printed <= SLOW else "roce", printed)
+        return "ethernet" if printed <= SLOW else "roce", printed
     known = None if several else first("networks", f"{text} {row.words('gpu')}")
     if known:
-        return PrintedLink(known["network"], known["out"])
-    return PrintedLink("ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"])
+        return known["network"], known["out"]
+    return "ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"]
 
 
 def _printed_rate(text: str, gpus_per_node: int) -> float | None:
