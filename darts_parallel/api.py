@@ -9,7 +9,7 @@ from darts_parallel.config import EXPORTS, require_member
 from darts_parallel.cost import CostBreakdown as CostBreakdown
 from darts_parallel.cost import PlanView as PlanView
 from darts_parallel.cost import evaluate as evaluate
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import Exported, export_plan, require_trainers
 from darts_parallel.gradient import SearchResult as SearchResult
 from darts_parallel.gradient import search as search
@@ -85,6 +85,10 @@ def plan(problem: Problem) -> PlannedJob:
     if not isinstance(problem, Problem):
         raise ConfigError(
             f"plan({problem!r}) must get a problem; try plan(load_problem(['model=llama3_8b']))."
+        )
+    if lengths := problem.training.lengths:
+        raise UnsupportedError(
+            f"training.lengths={lengths} is planned by the command alone; try training.lengths=null."
         )
     problem, rental = choose_nodes(problem)
     require_trainers(problem)

@@ -4,6 +4,7 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
@@ -31,8 +32,8 @@ VERBS = {
     "explain": "a plan",
 }
 """Verbs of the command, and the plan that each names; `price` takes degrees of its own, too."""
-UNQUOTED = re.compile(r"^([^=]+=)(?!['\"\[{])(.*[^\x00-\x7f].*)$")
-"""An override with letters such as ü, which Hydra takes in quotes alone."""
+UNQUOTED = re.compile(r"^((?:plan|tune\.from)=(?=.*=)|[^=]+=(?=.*[^\x00-\x7f]))(?!['\"\[{])(.*)$")
+"""An override with letters such as ü, or a plan in a folder of a sweep: Hydra takes them in quotes alone."""
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
@@ -135,7 +136,8 @@ def _without_verb(given: list[str]) -> list[str]:
     after = given[place:] if verb is None else given[place + 1 :]
     key = "tune.from" if verb == "tune" else "plan"
     switch = [f"{verb}=true"] if verb in ("price", "explain") else []
-    file = after[0] if after and "=" not in after[0] else ""
+    named = bool(after) and ("=" not in after[0] or Path(after[0]).is_file())
+    file = after[0] if named else ""
     if file and (verb is not None or file.endswith(".json")):
         return [*before, f"{key}={file}", *after[1:], *switch]
     rest = before + after

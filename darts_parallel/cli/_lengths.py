@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import DYNAMIC, PACKINGS, PADDED, TrainingConfig
+from darts_parallel.config import DYNAMIC, PADDED, TrainingConfig
 from darts_parallel.cost import evaluate
 from darts_parallel.export import packing_flags, taken_by
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
@@ -109,10 +109,12 @@ def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:
         "A packed micro-batch holds at most its budget, whatever the lengths: the chance to fit is the "
         "same in every step."
     )
-    for scheduler in PACKINGS:
+    trainer = problem.config.space.trainer
+    runs = f" that trainer={trainer} runs" if trainer else ""
+    for scheduler in problem.training.packings:
         rows = [own for own in plans if own.packing.scheduler == scheduler]
         if not rows:
-            yield f"{scheduler}: no plan fits."
+            yield f"{scheduler}: no plan fits{runs}."
             continue
         takers = taken_by(_job(problem, rows[0]), rows[0].plan)
         yield f"{scheduler}: its first plan runs with {', '.join(takers) or 'no trainer here'}."

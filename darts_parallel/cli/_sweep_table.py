@@ -49,6 +49,9 @@ def read_job(folder: Path) -> Job:
     found = {**plan["predicted"], "seconds": search.get("seconds")}
     found |= {"repaired_gap": gaps.get("repaired"), "gap": gaps.get("chosen")}
     found[DEGREES] = "/".join([*degrees, str(plan["pp"])])
+    if "lengths" in plan:  # `predicted` is of full sequences
+        best = plan["lengths"]["plans"][0]
+        found |= {SECONDS: best["seconds"][0], "tokens_per_s": best["tokens_per_s"]}
     return {**given, **{name: found[name] for name in TITLES}}
 
 

@@ -513,6 +513,9 @@ class Config:
     def _check_together(self) -> None:
         self._check_adapters()
         self._check_term()
+        others = {"tune, whose steps are of full sequences": self.tune.get("from")}
+        lengths = self.training.lengths
+        require_none(f"training.lengths={lengths}", others if lengths else {}, "null")
         known = self.cluster.mtbf_hours_per_gpu is not None
         rule = "go with cluster.mtbf_hours_per_gpu, which is null"
         near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"

@@ -103,6 +103,12 @@ class TrainingConfig:
     frameworks."""
 
     @property
+    def packings(self) -> tuple[str, ...]:
+        """Members of `PACKINGS` that the job allows."""
+        asked = self.sequence_packing_scheduler
+        return PACKINGS if asked is None else (asked,)
+
+    @property
     def launches(self) -> float:
         """Share of the launch overheads of layers that an iteration pays: 0 in recorded graphs."""
         return float(self.cuda_graphs == "none")

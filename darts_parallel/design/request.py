@@ -185,6 +185,8 @@ def _require_priceable(problem: Problem) -> None:
     rule = "have space=uniform, space.offload=null, cost.term=null and cost=analytic"
     given = f"space={space.kind} with cost={cost.name}"
     require(covered, "design.jobs", f"{rule}, not {given}", "space=uniform")
+    lengths = problem.training.lengths
+    require(lengths is None, f"training.lengths={lengths}", "be null in design.jobs", "null")
 
 
 def _counts(groups: Iterable[NodeGroup]) -> dict[str, int]:

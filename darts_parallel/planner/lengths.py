@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from darts_parallel.config import DYNAMIC, PACKED, PACKINGS, PADDED
+from darts_parallel.config import DYNAMIC, PACKED, PADDED
 from darts_parallel.cost import PipelineModel
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner._length_draws import DRAWS, Draws, Floats, read_lengths
@@ -271,16 +271,10 @@ class _PackingSearch:
     draws: Draws
     prices: Sequence[PlanPrices]
 
-    @property
-    def schedulers(self) -> Sequence[str]:
-        """Packings that the job allows."""
-        asked = self.problem.training.sequence_packing_scheduler
-        return PACKINGS if asked is None else [asked]
-
     def run(self, given: Sequence[Plan]) -> list[LengthPlan]:
         """Return the best uniform plans of every packing, and the given ones with their best packing."""
         found = []
-        for scheduler in self.schedulers:
+        for scheduler in self.problem.training.packings:
             best = self._best_uniform(scheduler)
             found += [self._row(tried) for tried in best]
         for plan in given:
@@ -291,7 +285,10 @@ class _PackingSearch:
 
     def _given_row(self, own: PlanAtLengths) -> list[LengthPlan]:
         """Return a plan of the main search with its best packing, where one fits."""
-        tried = [self._tried(own.alone, self._first(own, name)) for name in self.schedulers]
+        tried = [
+            self._tried(own.alone, self._first(own, name))
+            for name in self.problem.training.packings
+        ]
         fitting = [one for one in tried if one is not None]
         if not fitting:
             return []

@@ -123,6 +123,9 @@ def _job_notes(outcome: Outcome) -> Iterator[str]:
     """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly, savings."""
     problem = outcome.problem
     yield outcome.not_priced
+    if lengths := problem.training.lengths:
+        full = f"{problem.training.seq_len:,} tokens"
+        yield f"training.lengths={lengths} is not priced here: all sequences have {full}"
     yield mask_note(problem)
     placed = order_label(problem.cluster.arranged(outcome.plan.node_order))
     yield placed and f"nodes along the pipeline: {placed}"

@@ -352,6 +352,10 @@ BAD = [
     ({"jobs": [{"overrides": ["model=toy", "training=toy", "space=layerwise"]}]}, "space=uniform"),
     ({"jobs": [{"overrides": ["model=toy", "training=tou"]}]}, "training=tou"),
     (
+        {"jobs": [{"overrides": [*JOB, "training.lengths=x.csv"]}]},
+        "x.csv must be null in design.jobs",
+    ),
+    (
         {
             "jobs": [{"overrides": ["model=llama3_70b", "training=toy", "space=uniform"]}],
             "knobs": {"device.peak_flops": {"price": 1}},

@@ -1,5 +1,6 @@
 """Plans for sequences of many lengths: what they must share with the plain job, and with a simulation."""
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel import plan as find_plan
 from darts_parallel.config import PACKINGS
 from darts_parallel.cost import HardPlans, build_tables, evaluate, evaluate_batch, pass_seconds
-from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.planner import _length_draws, lengths
 from darts_parallel.planner._length_draws import DRAWS, Draws, Load, read_lengths
 from darts_parallel.planner._pass_prices import PlanAtLengths, least_path, path_seconds
@@ -537,6 +539,48 @@ def test_the_command_writes_the_best_plan_and_names_what_runs_it(command: Comman
     refused = command(*words, "model=toy", "training.seq_len=32", *QUIET)
     assert refused.status == 2
     assert refused.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_main_search")
+def test_what_prices_full_sequences_says_so_or_refuses_them(command: Command) -> None:
+    file = command.folder / "lengths.csv"
+    file.write_text("length,count\n16,5\n64,1\n")
+    words = ["model=toy", "cluster=toy", "training=toy", f"training.lengths={file}"]
+    words += ["cluster.devices.toy.memory_GiB=8"]
+    swept = "training.sequence_packing_scheduler=padded,dp_balanced"
+    done = command("--multirun", *words, *QUIET, swept, "hydra.sweep.dir=swept")
+    assert done.status == 0, done.err
+    (table,) = command.folder.rglob("results.csv")
+    with table.open() as results:
+        rows = list(csv.DictReader(results))
+    for row, plan_file in zip(rows, sorted(command.folder.rglob("plan.json")), strict=True):
+        data = json.loads(plan_file.read_text())
+        best = data["lengths"]["plans"][0]
+        assert float(row["iteration_time_s"]) == best["seconds"][0]
+        assert float(row["tokens_per_s"]) == best["tokens_per_s"]
+        assert data["predicted"]["iteration_time_s"] > best["seconds"][0]
+    priced = command("explain", str(plan_file), *QUIET, "hydra.run.dir=priced")
+    full = "is not priced here: all sequences have 64 tokens"
+    assert full in " ".join(priced.out.split())
+    tuned = command("tune", str(plan_file), *QUIET)
+    assert tuned.err.endswith(
+        "must not go with tune, whose steps are of full sequences; try null.\n"
+    )
+    with pytest.raises(UnsupportedError, match=r"by the command alone; try training\.lengths=null"):
+        find_plan(load_problem(words))
+
+
+def test_a_packing_without_a_plan_names_the_trainer_and_one_that_was_not_asked_for_is_silent(
+    command: Command,
+) -> None:
+    (command.folder / "lengths.csv").write_text("length,count\n16,5\n64,1\n")
+    words = ["model=toy", "cluster=toy", "training=toy", "training.lengths=lengths.csv", *QUIET]
+    words += ["cluster.devices.toy.memory_GiB=8", "space.pp=1"]
+    every = command(*words, "trainer=deepspeed")
+    assert "dp_balanced: no plan fits that trainer=deepspeed runs.\n" in every.out, every.err
+    one = command(*words, "training.sequence_packing_scheduler=padded")
+    assert "padded: " in one.out, one.err
+    assert "no plan fits" not in one.out
 
 
 @pytest.mark.usefixtures("no_main_search")
