@@ -25,8 +25,6 @@ ALLOWED = {
     "_topo": ("deepspeed", "export/test_targets"),
     # the group of ranks that do not exist; torch has it nowhere else
     "torch.testing._internal.distributed.fake_pg": ("clients/",),
-    # tests compose a command once, where Hydra does it twice
-    "hydra._internal.hydra": ("tests/support/commands",),
     # operators of ATen that torch.export writes for public functions
     "_softmax": ("graph/operator_calls",),
     "_log_softmax": ("graph/operator_calls",),

@@ -6,6 +6,7 @@ What is slow to import (torch, and all that needs it) is imported when a job is 
 import atexit
 import gc
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +26,11 @@ from darts_parallel.cli._listing import LISTS, listing
 from darts_parallel.cli._run_folder import RunFolder, forget_sweeps
 from darts_parallel.cli._sweeps import sweep_folder
 from darts_parallel.config import (
+    composed_config,
     config_dir,
     readable_folder,
     register_schema,
+    run_folder,
     user_errors,
     with_own_job,
     with_own_software,
@@ -44,6 +47,8 @@ from darts_parallel.errors import (
 CONFIG_DIR = "--config-dir="
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
+NEEDS_HYDRA = re.compile(r"-|[+~]*hydra(?!\.run\.dir=[\w./-]+$)")
+"""Arguments that only Hydra's own start understands: flags, and its keys but a plain folder."""
 
 
 def plan_graph() -> None:
@@ -144,7 +149,10 @@ def _answer(given: Sequence[str], began: float) -> None:
         return found[-1]
 
     try:
-        hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+        if any(NEEDS_HYDRA.match(argument) for argument in sys.argv[1:]):
+            hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+        else:
+            found.append(run_single(sys.argv[1:], began, held))
         if found and min(found) == inf:
             raise SystemExit(REFUSED)
     except BaseException:
@@ -157,6 +165,19 @@ def _print_whatever_comes() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
+
+
+def run_single(arguments: Sequence[str], began: float, held: Sequence[str]) -> float:
+    """Run a job that needs nothing else of Hydra than its composition, as `run_task` does.
+
+    Hydra's own start composes every job twice: first to ask whether it is a sweep.
+    """
+    overrides = [argument for argument in arguments if not argument.startswith(FOLDERS)]
+    composed = composed_config(overrides)
+    folder = run_folder(arguments)
+    folder.mkdir(parents=True, exist_ok=True)
+    named = len(overrides) < len(arguments)
+    return _run_entered(folder, composed, [*overrides, *held], began, named=named, swept=False)
 
 
 def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
@@ -174,8 +195,22 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     given = [str(override) for override in overrides] if isinstance(overrides, list) else []
     given += held
     named = any(override.startswith(FOLDERS) for override in settings.overrides.hydra)
-    entered = RunFolder.enter(Path(settings.runtime.output_dir), began)
     swept = settings.mode == RunMode.MULTIRUN
+    folder = Path(settings.runtime.output_dir)
+    return _run_entered(folder, composed, given, began, named=named, swept=swept)
+
+
+def _run_entered(
+    path: Path,
+    composed: DictConfig,
+    given: Sequence[str],
+    began: float,
+    *,
+    named: bool,
+    swept: bool,
+) -> float:
+    """Run a job in a folder that exists; infinite seconds where it is refused."""
+    entered = RunFolder.enter(path, began)
     try:
         with user_errors("darts-parallel", given), entered.own(named=named) as folder:
             return _run_in(folder, composed, given, swept=swept)

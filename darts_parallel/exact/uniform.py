@@ -18,6 +18,7 @@ from torch import Tensor
 from darts_parallel.cost import (
     BOUND_TOLERANCE,
     COST_TOLERANCE,
+    PLAN_MEMORY_TOLERANCE,
     Array,
     CostTable,
     Index,
@@ -25,6 +26,7 @@ from darts_parallel.cost import (
     PricedPlan,
     evaluate_batch,
     even_uniform_plans,
+    kept_bytes,
     lightest_plans,
 )
 from darts_parallel.exact.bounds import OuterBound, least_bound, rising_bounds, spread_bounds
@@ -292,7 +294,7 @@ class _QuickBounds:
     choices: Index
     """Legal strategies, `(B,)`."""
     seconds: Array
-    """Bounds that know neither memory nor boundaries, `(B,)`."""
+    """Bounds that know no boundaries, `(B,)`; infinite where all devices together are too small."""
 
 
 def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int], _QuickBounds]]:
@@ -311,6 +313,11 @@ def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int]
         per_iteration = chosen(table.per_iteration)
         count = table.num_micro_batches[outer]
         bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
+        least_in_flight = table.in_flight[outer].amin(1, keepdim=True)
+        layers = kept_bytes(chosen(table.static), chosen(table.activation), least_in_flight)
+        needed = layers.sum(1) + chosen(table.working).amax(1)
+        room = table.stage_capacity.sum() * (1 + PLAN_MEMORY_TOLERANCE)
+        bounds = bounds.masked_fill(needed > room, torch.inf)
         for own in torch.unique(outer).tolist():
             mine = outer == own
             choices = choice[mine].numpy()

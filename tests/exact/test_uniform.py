@@ -1,6 +1,7 @@
 """The vectorised uniform planner against enumeration."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,19 @@ def test_no_plan_is_proven_where_none_fits() -> None:
     assert result.best is None
     assert result.verification([], 0.0).note == "no plan fits"
     assert math.isinf(result.lower_bound)
+
+
+def test_what_all_devices_together_cannot_hold_is_not_split_into_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("darts_parallel.exact.uniform.uniform_bounds", None)
+    small = random_table(3, pp=2, tightness=0.0)
+    everything = small.static + small.in_flight.amin(1)[:, None, None] * small.activation
+    least = (everything.sum(1) + small.working.amax(1))[small.allowed].min()
+    below = replace(small, capacity=torch.full((2,), 0.49999 * float(least), dtype=torch.float64))
+    assert find_uniform_plan([below]).best is None
+    with pytest.raises(TypeError):
+        find_uniform_plan([replace(small, capacity=below.capacity * 1.0001)])
 
 
 def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exact() -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hydra._internal.hydra import Hydra
 
 from darts_parallel.cli.command import main
 
@@ -40,11 +39,7 @@ class CommandOutcome:
 
 @dataclass(frozen=True)
 class Command:
-    """`darts-parallel` with `folder` as the working folder.
-
-    Hydra composes every command twice, first to ask whether `hydra.mode` is set, which only flags do here.
-    The first of the two is left out; commands in processes of their own make both.
-    """
+    """`darts-parallel` with `folder` as the working folder."""
 
     folder: Path
     monkeypatch: pytest.MonkeyPatch
@@ -54,7 +49,6 @@ class Command:
         self.monkeypatch.setattr(sys, "argv", ["darts-parallel", *arguments])
         self.monkeypatch.chdir(self.folder)
         self.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        self.monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         status = 0
         try:
             main()
