@@ -313,9 +313,11 @@ def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int]
         per_iteration = chosen(table.per_iteration)
         count = table.num_micro_batches[outer]
         bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
-        least_in_flight = table.in_flight[outer].amin(1, keepdim=True)
-        layers = kept_bytes(chosen(table.static), chosen(table.activation), least_in_flight)
-        needed = layers.sum(1) + chosen(table.working).amax(1)
+        static = chosen(table.static)
+        activation = chosen(table.activation)
+        in_flight = table.in_flight[outer].amin(1, keepdim=True)
+        kept = kept_bytes(static, activation, in_flight).sum(1)
+        needed = kept + chosen(table.working).amax(1)
         room = table.stage_capacity.sum() * (1 + PLAN_MEMORY_TOLERANCE)
         bounds = bounds.masked_fill(needed > room, torch.inf)
         for own in torch.unique(outer).tolist():

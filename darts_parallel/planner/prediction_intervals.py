@@ -226,9 +226,9 @@ def memory_slopes(plan: Plan, problem: Problem) -> list[dict[LatentPlace, float]
         # all that is static is state
         shares[STATE] = static_bytes_of(table, hard)[0] / total
     for factor in (factor for factor in FACTORS if factor not in shares):
-        # remembered with the prices of the problem: a report asks three times
+        # remembered, with the prices of its plans: a report asks three times
         more = problem.with_devices(partial(_doubled, factor=factor))
-        doubled = problem.priced.setdefault(factor, more)
+        doubled = problem.doubled.setdefault(factor, more)
         twice = hard_plan(plan, doubled)[2].memory[0]
         shares[factor] = (twice - bytes_) / total
     framework = problem.software.name

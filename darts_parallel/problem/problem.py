@@ -52,10 +52,16 @@ class Problem:
         """Cost tables of its space, as far as they are built: `hard_plan` reads plans from them."""
         return []
 
+    @cached_property
+    def doubled(self) -> dict[str, "Problem"]:
+        """The problem with twice a factor of the devices' bytes, by factor, as far as it was asked."""
+        return {}
+
     def leaving_free(self, headroom: float) -> "Problem":
-        """Return the problem with another `headroom`; it knows the same tables."""
+        """Return the problem with another `headroom`; it knows the same tables and doubled problems."""
         other = replace(self, headroom=headroom)
         other.tables.extend(self.tables)
+        vars(other)["doubled"] = self.doubled
         return other
 
     def with_config(self, **parts: Any) -> "Problem":
