@@ -7,7 +7,7 @@ A configuration whose bound is below the best plans so far is solved exactly.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -205,11 +205,12 @@ class _Search:
         self.effort = sum(len(quick.seconds) for quick in self.quick.values())
         self.too_large: list[_Entry] = []
         """Outer choices that stay unsolved; their even plans are ranked."""
-        self.queue: list[_Entry] = []
+        entries = []
         for (number, outer), quick in self.quick.items():
             least = float(quick.seconds.min())
-            self.queue.append(_Entry(least, number, outer, EVERY))
-        heapify(self.queue)
+            entries.append(_Entry(least, number, outer, EVERY))
+        self.outer_choices = sorted(entries)
+        self.queue = list(self.outer_choices)
 
     def run(self) -> bool:
         """Settle configurations in the order of bounds; return whether time sufficed."""
@@ -243,11 +244,9 @@ class _Search:
 
     def _rank_any(self) -> None:
         """Find a plan where the time was over before the first one, whatever outer choice has it."""
-        quick = {key: float(bounds.seconds.min()) for key, bounds in self.quick.items()}
-        for number, outer in sorted(quick, key=quick.__getitem__):
+        for entry in self.outer_choices:
             if self.ranking.plans:
                 break
-            entry = _Entry(quick[number, outer], number, outer, EVERY)
             _rank_simple(self.tables, entry, self.ranking)
 
     def _bound_each(self, entry: _Entry) -> None:
@@ -300,30 +299,35 @@ class _QuickBounds:
 def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int], _QuickBounds]]:
     """Yield quick bounds by table and outer choice."""
     for number, table in enumerate(tables):
-        if table.virtual_stages > 1:
-            continue
-        legal = table.allowed & table.runnable.all(0)
-        outer, choice = torch.nonzero(legal, as_tuple=True)
+        if table.virtual_stages == 1:
+            for outer, bounds in _quick_bounds_of(table):
+                yield (number, outer), bounds
 
-        def chosen(values: Tensor, outer: Tensor = outer, choice: Tensor = choice) -> Tensor:
-            return values.detach()[outer, :, choice]
 
-        seconds = chosen(table.time.amin(1))
-        sync = chosen(table.sync.amin(1))
-        per_iteration = chosen(table.per_iteration)
-        count = table.num_micro_batches[outer]
-        bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
-        static = chosen(table.static)
-        activation = chosen(table.activation)
-        in_flight = table.in_flight[outer].amin(1, keepdim=True)
-        kept = kept_bytes(static, activation, in_flight).sum(1)
-        needed = kept + chosen(table.working).amax(1)
-        room = table.stage_capacity.sum() * (1 + PLAN_MEMORY_TOLERANCE)
-        bounds = bounds.masked_fill(needed > room, torch.inf)
-        for own in torch.unique(outer).tolist():
-            mine = outer == own
-            choices = choice[mine].numpy()
-            yield (number, own), _QuickBounds(choices, bounds[mine].numpy())
+def _quick_bounds_of(table: CostTable) -> Iterator[tuple[int, _QuickBounds]]:
+    """Yield quick bounds of a table by outer choice."""
+    legal = table.allowed & table.runnable.all(0)
+    outer, choice = torch.nonzero(legal, as_tuple=True)
+
+    def chosen(values: Tensor) -> Tensor:
+        return values.detach()[outer, :, choice]
+
+    seconds = chosen(table.time.amin(1))
+    sync = chosen(table.sync.amin(1))
+    per_iteration = chosen(table.per_iteration)
+    count = table.num_micro_batches[outer]
+    bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
+    static = chosen(table.static)
+    activation = chosen(table.activation)
+    in_flight = table.in_flight[outer].amin(1, keepdim=True)
+    kept = kept_bytes(static, activation, in_flight).sum(1)
+    needed = kept + chosen(table.working).amax(1)
+    room = table.stage_capacity.sum() * (1 + PLAN_MEMORY_TOLERANCE)
+    bounds = bounds.masked_fill(needed > room, torch.inf)
+    for own in torch.unique(outer).tolist():
+        mine = outer == own
+        choices = choice[mine].numpy()
+        yield own, _QuickBounds(choices, bounds[mine].numpy())
 
 
 def uniform_bounds(
