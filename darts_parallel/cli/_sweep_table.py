@@ -16,6 +16,7 @@ from darts_parallel.plans import span, write_text
 from darts_parallel.report import (
     csv_text,
     filled_table,
+    fits_label,
     markdown_table,
     override_values,
     print_line,
@@ -23,6 +24,7 @@ from darts_parallel.report import (
 
 SEED = "search.seed"
 SECONDS = "iteration_time_s"
+CHANCE = "out_of_memory_probability"
 DEGREES = "dp_tp_pp"
 TITLES = {
     SECONDS: "s/iteration",
@@ -30,6 +32,8 @@ TITLES = {
     "gap": "gap",
     "seconds": "search s",
     "tokens_per_s": "tokens/s",
+    CHANCE: "fits",
+    "micro_batch_size": "mbs",
     DEGREES: "dp/tp/pp",
 }
 """Results of a job, and their titles in the table."""
@@ -45,14 +49,16 @@ def read_job(folder: Path) -> Job:
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     search = plan["search"] or {}
     gaps = {stage["name"]: stage["gap"] for stage in search.get("stages", ())}
-    degrees = [span([layer[name] for layer in plan["layers"]]) for name in ("dp", "tp")]
-    found = {**plan["predicted"], "seconds": search.get("seconds")}
+    dp, tp, ep = (span([own.get(name, 1) for own in plan["layers"]]) for name in ("dp", "tp", "ep"))
+    found = {**plan["predicted"], **plan["parallelism"], "seconds": search.get("seconds")}
     found |= {"repaired_gap": gaps.get("repaired"), "gap": gaps.get("chosen")}
-    found[DEGREES] = "/".join([*degrees, str(plan["pp"])])
+    others = {"cp": str(plan["cp"]), "ep": ep}
+    words = [f"{name} {degree}" for name, degree in others.items() if degree != "1"]
+    found[DEGREES] = " ".join([f"{dp}/{tp}/{plan['pp']}", *words])
     if "lengths" in plan:  # `predicted` is of full sequences
         best = plan["lengths"]["plans"][0]
         found |= {SECONDS: best["seconds"][0], "tokens_per_s": best["tokens_per_s"]}
-    return {**given, **{name: found[name] for name in TITLES}}
+    return {**given, **{name: found.get(name) for name in TITLES}}
 
 
 def write_sweep(config: DictConfig) -> None:
@@ -118,6 +124,8 @@ def _cell(values: Sequence[Any], name: str, *, spread: bool) -> str:
     if name.endswith("gap"):
         return f"{100 * median(known) + 0.0:.3f} %"
     middle = median(known)
+    if name == CHANCE:
+        return fits_label(middle)
     slower = f" + {100 * (max(known) / min(known) - 1.0):.2f} %"
     text = f"{middle:,.0f}" if middle >= 1e5 else f"{middle:.5g}"
     return text + (slower if spread and name == SECONDS else "")

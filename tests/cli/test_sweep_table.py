@@ -1,9 +1,10 @@
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
-from darts_parallel.cli._sweep_table import Job, joined_seeds, swept_keys
+from darts_parallel.cli._sweep_table import Job, joined_seeds, read_job, swept_keys
 from darts_parallel.cli._sweeps import sweep_folder
 from tests.support.commands import QUIET, TOY, Command
 
@@ -12,6 +13,7 @@ def job(seconds: float, gap: float | None = 0.01, **overrides: int | str) -> Job
     values = {key.replace("__", "."): value for key, value in overrides.items()}
     results = {"iteration_time_s": seconds, "repaired_gap": gap, "gap": 0.0, "seconds": 2.0}
     results["tokens_per_s"] = 1000.0 / seconds
+    results |= {"out_of_memory_probability": 0.25, "micro_batch_size": 4}
     return {"model": "toy", **values, **results, "dp_tp_pp": f"1/2/{int(seconds)}"}
 
 
@@ -45,10 +47,24 @@ def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(
         repaired = gaps["repaired"]
         assert row["repaired_gap"] == ("" if repaired is None else str(repaired))
         assert row["dp_tp_pp"].endswith(f"/{plan['pp']}")
+        assert float(row["out_of_memory_probability"]) == plan["predicted"]["out_of_memory_probability"]
+        assert row["micro_batch_size"] == str(plan["parallelism"]["micro_batch_size"] or "")
     lines = (folder / "results.md").read_text().splitlines()
     assert lines[0].startswith("| search.num_steps | seeds | s/iteration |")
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["2", "4"]
     assert "4 jobs, medians over seeds" in outcome.out
+
+
+def test_degrees_of_context_and_experts_are_named_where_there_are_some(tmp_path: Path) -> None:
+    layers = [{"dp": 8, "tp": 1}, {"dp": 8, "tp": 1, "ep": 4}]
+    degrees = {"pp": 2, "cp": 2, "parallelism": {"micro_batch_size": 1}}
+    plan = {"layers": layers, "predicted": {"iteration_time_s": 1.0}, "search": None, **degrees}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "overrides.json").write_text("[]")
+    found = read_job(tmp_path)
+    assert found["dp_tp_pp"] == "8/1/2 cp 2 ep 1-4"
+    assert found["micro_batch_size"] == 1
+    assert found["out_of_memory_probability"] is None
 
 
 def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
@@ -59,8 +75,8 @@ def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
     ]
     assert swept_keys(jobs) == ["search.seed", "a"]
     assert joined_seeds(jobs, ["a"], seeds=True) == [
-        ["1", "2", "2 + 200.00 %", "1.000 %", "0.000 %", "2", "666.67", "1/2/1"],
-        ["2", "1", "2 + 0.00 %", "-", "0.000 %", "2", "500", "1/2/2"],
+        ["1", "2", "2 + 200.00 %", "1.000 %", "0.000 %", "2", "666.67", "75 %", "4", "1/2/1"],
+        ["2", "1", "2 + 0.00 %", "-", "0.000 %", "2", "500", "75 %", "4", "1/2/2"],
     ]
     assert joined_seeds(jobs[:1], ["a"], seeds=False)[0][:2] == ["1", "1"]
 
