@@ -158,6 +158,8 @@ class Request:
     """Global batch sizes and plans of the training, by step; the plan is that of the last."""
     key: str = "export"
     """Key of the configuration that names the target, for refusals."""
+    writes: bool = True
+    """Whether files are wanted, or only refusals."""
 
     @property
     def trainer(self) -> Trainer:

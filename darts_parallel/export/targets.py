@@ -124,7 +124,7 @@ def model_refusals(problem: Problem, target: str) -> list[tuple[str, str]]:
 
 def refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
     """Return all that a target refuses of a plan, each with its way out."""
-    job = Request(target, problem, plan)
+    job = Request(target, problem, plan, writes=False)
     with suppress(UnsupportedError):
         _express(job)
     return job.refusals

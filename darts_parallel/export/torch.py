@@ -65,6 +65,8 @@ def export(job: Request) -> Exported:
         UnsupportedError: `darts_parallel.run` cannot execute it.
     """
     _check(job)
+    if not job.writes:
+        return Exported({})
     problem = job.problem
     training = problem.training
     nodes, gpus = job.nodes
