@@ -17,7 +17,14 @@ from math import exp
 from statistics import NormalDist
 
 from darts_parallel.config import Config
-from darts_parallel.cost import CostTable, build_tables, evaluate, with_memory, without_dominated
+from darts_parallel.cost import (
+    CostTable,
+    always_fits,
+    build_tables,
+    evaluate,
+    with_memory,
+    without_dominated,
+)
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
@@ -169,6 +176,8 @@ class _ChanceSearch:
         Args:
             sure: Whether all levels are tried, however safe the plan is.
         """
+        if all(always_fits(table) for table in found.tables):
+            return found
         for looser in reversed(range(level)):
             late = time.monotonic() - self.began > self.config.search.max_seconds
             worth = sure or self._worth_loosening(found, last=not looser)

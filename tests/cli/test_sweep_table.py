@@ -47,7 +47,10 @@ def test_a_sweep_runs_every_value_and_ends_with_medians_over_seeds_and_files(
         repaired = gaps["repaired"]
         assert row["repaired_gap"] == ("" if repaired is None else str(repaired))
         assert row["dp_tp_pp"].endswith(f"/{plan['pp']}")
-        assert float(row["out_of_memory_probability"]) == plan["predicted"]["out_of_memory_probability"]
+        assert (
+            float(row["out_of_memory_probability"])
+            == plan["predicted"]["out_of_memory_probability"]
+        )
         assert row["micro_batch_size"] == str(plan["parallelism"]["micro_batch_size"] or "")
     lines = (folder / "results.md").read_text().splitlines()
     assert lines[0].startswith("| search.num_steps | seeds | s/iteration |")

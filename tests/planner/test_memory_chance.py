@@ -72,6 +72,28 @@ def test_limits_that_no_headroom_keeps_meet_the_same_safest_plan() -> None:
     assert len({own.plan for own in found if own is not None}) == 1
 
 
+def with_capacity(found: Planned, share: float) -> Planned:
+    """What was found, as if its tables had a share of the memory."""
+    assert found.asked is not None
+    whole = [replace(table, capacity=share * table.capacity) for table in found.tables]
+    return replace(found, asked=replace(found.asked, whole=whole))
+
+
+@pytest.mark.parametrize(("share", "searches"), [(1.0, 1), (0.001, 2)])
+def test_memory_that_no_plan_fills_is_not_loosened(share: float, searches: int) -> None:
+    job = ["model=toy", "training=toy", "cluster=toy", "search=gradient", "search.num_steps=2"]
+    problem = load_problem([*job, "verification.enabled=false"])
+    known = replace(with_capacity(plan(problem), share), out_of_memory=0.0)
+    asked = []
+
+    def find(headroom: float) -> Planned:
+        asked.append(headroom)
+        return replace(known, interrupted=len(asked) > 1)
+
+    memory_chance.within_chance(problem, find)
+    assert len(asked) == searches
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -83,7 +105,7 @@ def test_a_sure_plan_is_loosened_where_no_exact_method_says_that_nothing_is_gain
     overrides: list[str],
 ) -> None:
     problem = load_problem(["model=toy", "training=toy", "cluster=toy", *overrides])
-    some = plan(tight_toy(1.0))
+    some = with_capacity(plan(tight_toy(1.0)), 0.001)
     assert some.result is not None
     fast = replace(some, problem=problem, out_of_memory=0.05)
     slow = replace(fast, result=replace(some.result, iteration_time_s=1.0), out_of_memory=0.0)
