@@ -152,7 +152,7 @@ def _answer(given: Sequence[str], began: float) -> None:
         if any(NEEDS_HYDRA.match(argument) for argument in sys.argv[1:]):
             hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
         else:
-            found.append(run_single(sys.argv[1:], began, held))
+            found.append(run_single(sys.argv[1:], held))
         if found and min(found) == inf:
             raise SystemExit(REFUSED)
     except BaseException:
@@ -167,17 +167,18 @@ def _print_whatever_comes() -> None:
             stream.reconfigure(errors="replace")
 
 
-def run_single(arguments: Sequence[str], began: float, held: Sequence[str]) -> float:
+def run_single(arguments: Sequence[str], held: Sequence[str]) -> float:
     """Run a job that needs nothing else of Hydra than its composition, as `run_task` does.
 
     Hydra's own start composes every job twice: first to ask whether it is a sweep.
     """
     overrides = [argument for argument in arguments if not argument.startswith(FOLDERS)]
     composed = composed_config(overrides)
-    folder = run_folder(arguments)
-    folder.mkdir(parents=True, exist_ok=True)
+    path = run_folder(arguments)
+    entered = RunFolder(path.absolute(), fresh=not path.exists())
+    path.mkdir(parents=True, exist_ok=True)
     named = len(overrides) < len(arguments)
-    return _run_entered(folder, composed, [*overrides, *held], began, named=named, swept=False)
+    return _run_entered(entered, composed, [*overrides, *held], named=named, swept=False)
 
 
 def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> float:
@@ -196,21 +197,19 @@ def run_task(composed: DictConfig, began: float, held: Sequence[str] = ()) -> fl
     given += held
     named = any(override.startswith(FOLDERS) for override in settings.overrides.hydra)
     swept = settings.mode == RunMode.MULTIRUN
-    folder = Path(settings.runtime.output_dir)
-    return _run_entered(folder, composed, given, began, named=named, swept=swept)
+    entered = RunFolder.enter(Path(settings.runtime.output_dir), began)
+    return _run_entered(entered, composed, given, named=named, swept=swept)
 
 
 def _run_entered(
-    path: Path,
+    entered: RunFolder,
     composed: DictConfig,
     given: Sequence[str],
-    began: float,
     *,
     named: bool,
     swept: bool,
 ) -> float:
     """Run a job in a folder that exists; infinite seconds where it is refused."""
-    entered = RunFolder.enter(path, began)
     try:
         with user_errors("darts-parallel", given), entered.own(named=named) as folder:
             return _run_in(folder, composed, given, swept=swept)

@@ -46,7 +46,6 @@ from darts_parallel.cost.host_memory import lengthening as lengthening
 from darts_parallel.cost.host_memory import without_offloadable_memory as without_offloadable_memory
 from darts_parallel.cost.layer_costs import TIME_TERMS as TIME_TERMS
 from darts_parallel.cost.layer_costs import shard_groups as shard_groups
-from darts_parallel.cost.lightest import always_fits as always_fits
 from darts_parallel.cost.lightest import lightest_plans as lightest_plans
 from darts_parallel.cost.memory import StateBytes as StateBytes
 from darts_parallel.cost.memory import padded_vocabulary as padded_vocabulary

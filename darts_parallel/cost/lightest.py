@@ -1,4 +1,4 @@
-"""The plans that need the least memory, and tables of which all plans fit."""
+"""The plans that need the least memory."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -27,15 +27,6 @@ def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPla
     kinds = ("uniform", "stagewise") if space_kind == "stagewise" else (space_kind,)
     free = [without_offloadable_memory(table) for table in tables]
     return [HardPlans.concatenate([_lightest(table, kind) for kind in kinds]) for table in free]
-
-
-def always_fits(table: CostTable) -> bool:
-    """Return whether any plan fits: one stage holds all layers under their heaviest strategies."""
-    in_flight = table.in_flight.amax(1).view(-1, 1, 1)
-    needed = kept_bytes(table.static, table.activation, in_flight) + table.working
-    legal = needed.masked_fill(~table.allowed.unsqueeze(1), 0.0)
-    most = legal.amax(-1).sum(1).max()
-    return table.moments is None and bool(most <= table.stage_capacity.min())
 
 
 def _lightest(table: CostTable, space_kind: str) -> HardPlans:

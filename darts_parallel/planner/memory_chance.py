@@ -19,9 +19,9 @@ from statistics import NormalDist
 from darts_parallel.config import Config
 from darts_parallel.cost import (
     CostTable,
-    always_fits,
     build_tables,
     evaluate,
+    kept_bytes,
     with_memory,
     without_dominated,
 )
@@ -248,6 +248,15 @@ class _ChanceSearch:
                 warning = f"no plan keeps space.out_of_memory={self.allowed:g}; it takes {ways}"
         best = min(found, key=lambda one: one.out_of_memory or 0.0)
         return best if self.keeps(best) else replace(best, warning=warning)
+
+
+def always_fits(table: CostTable) -> bool:
+    """Return whether any plan fits, legal or not: one stage holds all layers at their heaviest."""
+    in_flight = table.in_flight.amax(1).view(-1, 1, 1)
+    kept = kept_bytes(table.static, table.activation, in_flight)
+    heaviest = (kept + table.working).amax(-1)
+    most = heaviest.sum(1).max()
+    return table.moments is None and bool(most <= table.stage_capacity.min())
 
 
 def _seconds(planned: Planned) -> float:

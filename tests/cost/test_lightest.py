@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.lightest import _lightest, always_fits
+from darts_parallel.cost.lightest import _lightest
 from darts_parallel.cost.table import build_tables
 from darts_parallel.problem.problem import load_problem
-from tests.support.random_plans import random_plans
-from tests.support.random_tables import random_table
 
 TWO_STAGES = ["model=toy", "training=toy", "cluster=toy", "space.pp=2", "space.num_micro_batches=4"]
 
@@ -38,24 +35,3 @@ def test_stages_are_plain_where_a_device_has_one_and_keeps_all_in_its_own_memory
     for words, expected in plain.items():
         for table in build_tables(load_problem([*TWO_STAGES, words])):
             assert table.has_plain_stages == expected
-
-
-def test_a_table_of_which_all_plans_fit_has_no_plan_above_its_capacity() -> None:
-    rng = torch.Generator().manual_seed(0)
-    known = []
-    for seed in range(40):
-        table = random_table(seed, tightness=3.0 * (seed % 8))
-        cost = evaluate_batch(table, random_plans(table, 200, rng))
-        used = bool((cost.memory <= table.capacity).all())
-        assert used or not always_fits(table)
-        known.append(always_fits(table))
-    assert set(known) == {True, False}
-
-
-def test_one_stage_that_holds_all_layers_under_their_heaviest_strategies_is_what_is_asked() -> None:
-    table = random_table(1, pp=1, num_outer=1)
-    in_flight = table.in_flight.view(-1, 1, 1)
-    layers = table.static + in_flight * table.activation + table.working
-    heaviest = layers[:, :, table.allowed[0]].amax(-1).sum()
-    for share, fits in ((1.001, True), (0.999, False)):
-        assert always_fits(replace(table, capacity=share * heaviest.view(1))) is fits

@@ -7,7 +7,7 @@ from math import exp
 import pytest
 import torch
 
-from darts_parallel.cost.evaluation import evaluate
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance
 from darts_parallel.planner._simplest import TIE, effort
@@ -16,6 +16,7 @@ from darts_parallel.planner.memory_chance import (
     MOST_EXTRA,
     SAFER,
     SURE,
+    always_fits,
     ladder,
     tightened,
 )
@@ -25,6 +26,8 @@ from darts_parallel.planner.result import Planned
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import GIB
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.random_plans import random_plans
+from tests.support.random_tables import random_table
 
 TOY = ["model=toy", "training=toy", "cluster=toy", "search=exact", "training.global_batch_size=16"]
 
@@ -73,7 +76,7 @@ def test_limits_that_no_headroom_keeps_meet_the_same_safest_plan() -> None:
 
 
 def with_capacity(found: Planned, share: float) -> Planned:
-    """What was found, as if its tables had a share of the memory."""
+    """Return what was found, as if its tables had a share of the memory."""
     assert found.asked is not None
     whole = [replace(table, capacity=share * table.capacity) for table in found.tables]
     return replace(found, asked=replace(found.asked, whole=whole))
@@ -309,3 +312,24 @@ def test_longer_sequences_never_lower_the_chance(framework: str) -> None:
         ]
         assert chances[0] < chances[-1]
         assert all(a <= b + 1e-3 for a, b in pairwise(chances)), (zero, again, chances)
+
+
+def test_a_table_of_which_all_plans_fit_has_no_plan_above_its_capacity() -> None:
+    rng = torch.Generator().manual_seed(0)
+    known = []
+    for seed in range(40):
+        table = random_table(seed, tightness=3.0 * (seed % 8))
+        cost = evaluate_batch(table, random_plans(table, 200, rng))
+        used = bool((cost.memory <= table.capacity).all())
+        assert used or not always_fits(table)
+        known.append(always_fits(table))
+    assert set(known) == {True, False}
+
+
+def test_one_stage_that_holds_all_layers_under_their_heaviest_strategies_is_what_is_asked() -> None:
+    table = random_table(1, pp=1, num_outer=1)
+    in_flight = table.in_flight.view(-1, 1, 1)
+    layers = table.static + in_flight * table.activation + table.working
+    heaviest = layers.amax(-1).sum()
+    for share, fits in ((1.001, True), (0.999, False)):
+        assert always_fits(replace(table, capacity=share * heaviest.view(1))) is fits
