@@ -1,5 +1,6 @@
 """Collect the exports of the root. They take seconds to import, so the root imports them late."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -62,9 +63,14 @@ class PlannedJob(Planned):
         return report_page(self.outcome, tables, ())
 
     def save(self, folder: str | Path) -> Path:
-        """Write `plan.json` and `report.html` into a folder; return the path of the first."""
+        """Write `plan.json` and `report.html` into a folder; return the path of the first.
+
+        Errors:
+            DartsParallelError: the folder cannot be made or written.
+        """
         file = Path(folder) / "plan.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # `write_json` says why there is no folder
+            file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, self.to_dict())
         write_text(file.with_name("report.html"), self._repr_html_())
         return file

@@ -142,6 +142,7 @@ def member_sentence(key: str, value: Any, members: tuple[Any, ...]) -> str:
     """Return the sentence that names the members, and the one closest to a value of `key`."""
     names = ", ".join(map(as_yaml, members))
     near = members[-value] if isinstance(value, bool) else closest(value, members)
+    near = "null" if near == "None" else near
     return f"{key}={as_yaml(value)} must be one of {names}; try {near}."
 
 

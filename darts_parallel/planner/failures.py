@@ -20,8 +20,8 @@ class FailureCosts:
     """Useful ones."""
     num_tokens: float
     """Tokens of the job; 10^12 without `objective.num_iterations`."""
-    days: float
-    """Until the job has them."""
+    days: float | None
+    """Until the job has them; None where less than a useful token a second is left."""
     spare_nodes: int
     best_spare_nodes: int
     """With most useful tokens a node."""
@@ -38,11 +38,12 @@ def failure_costs(problem: Problem, seconds: float) -> FailureCosts | None:
     tokens_per_s = problem.tokens_per_iteration / seconds * shares.useful
     iterations = problem.config.objective.num_iterations
     num_tokens = iterations * problem.tokens_per_iteration if iterations else 1e12
+    days = None if tokens_per_s < 1.0 else num_tokens / tokens_per_s / DAY
     return FailureCosts(
         shares,
         tokens_per_s,
         num_tokens,
-        num_tokens / tokens_per_s / DAY,
+        days,
         job.spares,
         best_spares(job),
     )

@@ -13,13 +13,14 @@ from darts_parallel.config import (
 )
 from darts_parallel.errors import PlanError, UnsupportedError, closest
 from darts_parallel.plans._expert_degrees import check_experts
+from darts_parallel.plans._fields import Fields
 from darts_parallel.plans.degrees import (
     context_degrees,
     divides_nodes,
     divisors,
     legal_tensor_degrees,
 )
-from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees
+from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees, read_strategy
 from darts_parallel.problem import Cluster, LayerSpec, MeasuredTimes, Model, Problem
 
 PARTS = {
@@ -94,6 +95,7 @@ def check_plan(
             f"plan: it has {len(plan.layers)} layers but model={model.config.name} has {len(layers)} "
             "(embedding, blocks, head and loss)."
         )
+    Fields(vars(plan)).read("num_micro_batches", int, 1)
     if plan.virtual_stages > 1:
         _check_chunks(plan)
     if devices % plan.pp:
@@ -116,6 +118,7 @@ def check_plan(
     tensor = legal_tensor_degrees(model, cluster, measured)
     size = devices // plan.pp
     for (strategy, gpus), name in _distinct_strategies(plan, model, cluster).items():
+        read_strategy(vars(strategy), f"{name}.")
         legal = [tp for tp in tensor if divides_nodes(tp, gpus)]
         _check_strategy(name, strategy, plan, size, training.global_batch_size, legal)
         check_experts(name, strategy, model, cluster, size)

@@ -410,10 +410,22 @@ def degrees(strategy: LayerStrategy, cp: int) -> str:
 
 
 def _layer(layer: Any, index: int) -> LayerStrategy:
-    """Read the strategy of a layer; older files lack the fields that have a default."""
+    """Read the strategy of a layer of a file."""
     if not isinstance(layer, dict):
         raise PlanError(f"plan: layers[{index}] must be an object, got {layer!r}; try {{...}}.")
-    fields = Fields(layer, f"layers[{index}].")
+    return read_strategy(layer, f"layers[{index}].")
+
+
+def read_strategy(layer: dict[str, Any], place: str) -> LayerStrategy:
+    """Read a strategy, checked; older files lack the fields that have a default.
+
+    Args:
+        place: Where it stands, for messages.
+
+    Errors:
+        PlanError: a field is missing, of the wrong type, or illegal in itself.
+    """
+    fields = Fields(layer, place)
     values = {}
     for key, (kind, least, default) in LAYER_FIELDS.items():
         values[key] = fields.read(key, kind, least, default)
@@ -422,7 +434,5 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
         if value not in legal:
             listed = ", ".join(map(str, legal))
             near = closest(value, legal)
-            raise PlanError(
-                f"plan: {fields.place}{key}={value} must be one of {listed}; try {near}."
-            )
+            raise PlanError(f"plan: {place}{key}={value} must be one of {listed}; try {near}.")
     return LayerStrategy(**values)

@@ -17,6 +17,8 @@ def failure_lines(costs: FailureCosts) -> tuple[str, str]:
     if shares.smaller is not None:
         parts.append(f"on {shares.smaller.nodes} nodes {percent(shares.training_on_fewer_nodes)}")
     left = f"failures leave {percent(shares.useful)}: {costs.tokens_per_s:,.0f} tokens/s"
-    days = f"{costs.days:,.1f} days for {costs.num_tokens / 1e12:,.3g} trillion tokens"
+    days = "never done"
+    if costs.days is not None:
+        days = f"{costs.days:,.1f} days for {costs.num_tokens / 1e12:,.3g} trillion tokens"
     spares = f"spare nodes: {costs.spare_nodes}, best {costs.best_spare_nodes}"
     return f"{left} · {days} · {spares}", " · ".join(parts)

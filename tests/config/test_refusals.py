@@ -29,6 +29,7 @@ NODE, RACK, LORA = (
         ),
         ("cluster.nodes.5.count=1", r"cluster\.nodes has, .*; try cluster\.nodes\.0\.count=1\."),
         ("space.node_orders=any", r"space\.node_orders=any must be one of .*; try "),
+        ("training.sequence_packing_scheduler=foo", "default_dynamic_cp, null; try null."),
         (f"{RACK}nvlink_domain_gpus=70", "cluster.nvlink_domain_gpus=70 .*try 72"),
         (f"{RACK}nodes.0.nvlink_domain_gpus=3", r"nodes\[0\].nvlink_domain_gpus=3 .*try 4"),
         (f"{RACK}nodes.0.intra_node.shared=true", "nvlink_domain_gpus=72 .*shared=true.*try 4"),

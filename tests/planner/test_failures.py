@@ -13,10 +13,12 @@ from darts_parallel.planner import failure_costs
 from darts_parallel.planner.failing_job import failing_job
 from darts_parallel.planner.node_choice import node_choices, rent, rented
 from darts_parallel.problem import FailingJob, Problem, SmallerPlan, goodput, load_problem
+from darts_parallel.report.failures import failure_lines
 from tests.support.commands import QUIET, TOY, Command
 
 JOB = ["model=toy", "cluster=toy", "training=toy", "space=uniform", "space.out_of_memory=0.5"]
-FAILING = ["cluster.mtbf_hours_per_gpu=100", "cluster.checkpoint_GBps=0.01"]
+MTBF = "cluster.mtbf_hours_per_gpu"
+FAILING = [f"{MTBF}=100", "cluster.checkpoint_GBps=0.01"]
 
 
 def job_of(problem: Problem) -> FailingJob:
@@ -38,6 +40,17 @@ def test_units_of_the_keys() -> None:
     job = job_of(load_problem([*JOB, *FAILING, *more]))
     assert job.node_rate == pytest.approx(4 / 360_000)  # four GPUs a node
     assert (job.restart, job.repair, job.spares, job.nodes) == (120.0, 10800.0, 1, 2)
+
+
+def test_a_job_that_failures_leave_nothing_is_never_done() -> None:
+    failing = [*JOB, *FAILING, "cluster.checkpoint_GB=1e9"]
+    costs = failure_costs(load_problem(failing), 1.0)
+    assert costs is not None
+    assert costs.days is None
+    assert " · never done · " in failure_lines(costs)[0]
+    hopeless = failure_costs(load_problem([*JOB, *FAILING, f"{MTBF}=0.001"]), 1.0)
+    assert hopeless is not None
+    assert (hopeless.tokens_per_s, hopeless.days) == (pytest.approx(0.0, abs=1e-9), None)
 
 
 def test_the_plan_on_fewer_nodes_is_the_exact_one_of_these() -> None:

@@ -1,5 +1,6 @@
 import copy
 import re
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -130,6 +131,30 @@ def changed(**fields: Any) -> Plan:
 def test_a_plan_of_another_problem_is_refused(toy_problem: Problem, plan: Plan, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         evaluate(plan, toy_problem)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"zero_stage": 7}, r"embedding\.zero_stage=7 must be one of 0, 1, 2, 3; try 3"),
+        ({"tp_comm_bits": 7}, r"embedding\.tp_comm_bits=7 must be one of .* try 8"),
+        ({"shard_size": -1}, r"embedding\.shard_size=-1 must be at least 0"),
+        ({"recompute": "some"}, r"embedding\.recompute=some must be one of none"),
+        ({"tp": 0}, r"embedding\.tp=0 must be at least 1; try 1"),
+        ({"tp": "2"}, r"embedding\.tp='2' must be a whole number"),
+    ],
+)
+def test_a_strategy_made_in_python_is_checked_as_one_of_a_file(
+    toy_problem: Problem, fields: dict[str, Any], words: str
+) -> None:
+    layers = tuple(replace(layer, **fields) for layer in plan_of().layers)
+    with pytest.raises(PlanError, match=words):
+        evaluate(replace(plan_of(), layers=layers), toy_problem)
+
+
+def test_a_plan_without_micro_batches_is_refused(toy_problem: Problem) -> None:
+    with pytest.raises(PlanError, match=r"num_micro_batches=0 must be at least 1; try 1"):
+        evaluate(replace(plan_of(), num_micro_batches=0), toy_problem)
 
 
 def test_an_interleaved_plan_survives_its_dictionary_and_names_its_chunks() -> None:

@@ -148,6 +148,11 @@ def test_python_prints_saves_and_exports_the_plan(tmp_path: Path) -> None:
     assert data["predicted"]["iteration_time_s"] == best.result.iteration_time_s
     assert (tmp_path / "new" / "report.html").exists()
     assert best.export("torch").files
+    taken = tmp_path / "new" / "plan.json"
+    with pytest.raises(
+        DartsParallelError, match=r"plan\.json cannot be written \(Not a directory\)"
+    ):
+        best.save(taken)
     with pytest.raises(DartsParallelError, match=r"trainer=megatron-lm must be .* try megatron\."):
         best.export("megatron-lm")
 
