@@ -7,7 +7,7 @@ the file, wider on GPUs whose own runs the fit misses).
 """
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, sqrt
@@ -222,23 +222,31 @@ class Posterior:
                 keys.append((place.quantity, scope, name))
         return keys
 
-    def largest_memory_spread(self, problem: Problem, room: float) -> float:
-        """Return the largest standard deviation of the log bytes of any device.
+    def memory_spread(self, problem: Problem) -> Callable[[float], float]:
+        """Return the largest standard deviation of the log bytes of any device, by how full it is.
 
         Variances are convex in the shares of state and activations: one of both alone is the worst.
 
-        Args:
-            room: Share of the device's memory that is full.
+        Returns:
+            The spread for a share of the device's memory that is full.
         """
-        worst = 0.0
+        known: list[tuple[float, Tensor]] = []
         for device in {group.device for group in problem.cluster.groups}:
-            reserved = min(float(device.reserved / device.memory) / room, 1.0)
+            reserved = float(device.reserved / device.memory)
             where = (family(device.name), problem.software.name)
             for factor in FACTORS:
-                shares = {LatentPlace(RESERVED, *where): reserved}
-                shares[LatentPlace(factor, *where)] = 1.0 - reserved
-                worst = max(worst, self.variance(shares))
-        return sqrt(worst + self.residuals.memory**2)
+                rows = [{LatentPlace(name, *where): 1.0} for name in (RESERVED, factor)]
+                known.append((reserved, self.covariances(rows)))
+
+        def spread(room: float) -> float:
+            worst = 0.0
+            for reserved, covariance in known:
+                share = min(reserved / room, 1.0)
+                shares = doubles([share, 1.0 - share])
+                worst = max(worst, float(shares @ covariance @ shares))
+            return sqrt(worst + self.residuals.memory**2)
+
+        return spread
 
     def per_unit(self, quantity: str, value: float) -> float:
         """Return d log(value) / d latent parameter of a quantity."""

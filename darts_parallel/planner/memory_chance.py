@@ -68,10 +68,9 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     chance = config.space.out_of_memory if chance is None else chance
     distance = 0.0
     if chance < 0.5 and config.cost.knows_stages:
-        known = posterior(problem)
+        spread = posterior(problem).memory_spread(problem)
         for _ in range(SETTLED):  # the less is used, the more of it is the framework's reserve
-            spread = known.largest_memory_spread(problem, 1.0 - _headroom(distance))
-            distance = _quantile(chance) * spread
+            distance = _quantile(chance) * spread(1.0 - _headroom(distance))
     return problem.leaving_free(_headroom(distance))
 
 

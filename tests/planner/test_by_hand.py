@@ -101,9 +101,7 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     )
     assert known.difference == pytest.approx(1.2815515655 * 0.08)
     # of 5 GiB in use 2 are reserved, and activations vary most
-    assert known.largest_memory_spread(problem, 0.5) == pytest.approx(
-        sqrt(0.3**2 + 0.04**2 + 0.03**2)
-    )
+    assert known.memory_spread(problem)(0.5) == pytest.approx(sqrt(0.3**2 + 0.04**2 + 0.03**2))
     figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
     own = {f"devices.toy.{name}": value for name, value in figures.items()}
     own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}
