@@ -255,7 +255,7 @@ class BilevelJob:
         if schedule is not None:
             return [
                 f'Megatron-LM from 0.18 on follows these phases (--step-batch-size-schedule "{schedule}"): '
-                f"python -m darts_parallel.export {self.folder / 'plan.json'} --to megatron"
+                f"darts-parallel plan={self.folder / 'plan.json'} export=megatron"
             ]
         return [MANY_PLANS] if len(phases) > 1 else []
 
@@ -318,7 +318,7 @@ def time_table(runs: Sequence[Mapping[str, Retrained]]) -> Table:
         steps = median(run[name].steps for run in runs)
         over_found = f"{seconds / medians[SCHEDULE]:.3f}"
         rows.append([name, f"{seconds:.3f}", over_found, f"{steps:.0f}"])
-    header = ["training", "seconds to target", "over found", "weight steps"]
+    header = ["training", "seconds to target", "over found", "steps trained"]
     return filled_table("\nPredicted time to the target loss", header, rows)
 
 

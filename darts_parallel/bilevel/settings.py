@@ -76,7 +76,7 @@ class BilevelSettings(BilevelConfig):
         if model.vocab_size != BYTES:
             raise ConfigError(
                 f"model.vocab_size={model.vocab_size} must be {BYTES}: the training data are bytes; "
-                f"try {BYTES}."
+                f"try {BYTES}, or experiment=bilevel."
             )
         job: dict[str, Any] = {"num_devices": problem.cluster.num_devices}
         job["seed"] = problem.config.search.seed % NUM_SEEDS

@@ -39,6 +39,8 @@ KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
 GROUPS = ("model", "cluster", "trainer", "space", "search")
 """Groups whose names users give alone, or several of them."""
+FIRST = ("graph", "design", "profile")
+"""Commands with arguments of their own."""
 TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 SWITCH = {"action": "store_const", "const": True}
 FLAGS: dict[str, dict[str, Any]] = {
@@ -123,6 +125,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         if override.endswith(".json") and "=" not in override:
             ways = "-m plan=FIRST.json,SECOND.json, which prices both in one table"
             raise ConfigError(f"{override} is one plan too many; try {ways}.")
+        if override in FIRST:
+            rule = "be the first word, without --multirun"
+            require(False, override, rule, f"darts-parallel {override}")
         if not OVERRIDE.match(override):
             raise ConfigError(f"the override {override} cannot be read; try key=value.")
     return [*words, *(UNQUOTED.sub(r"\1'\2'", override) for override in overrides)]

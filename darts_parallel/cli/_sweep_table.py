@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from darts_parallel.cli._run_folder import OVERRIDES, remove_empty
+from darts_parallel.config import WORDS
 from darts_parallel.plans import span, write_text
 from darts_parallel.report import (
     csv_text,
@@ -74,19 +75,21 @@ def write_sweep(config: DictConfig) -> None:
     keys = swept_keys(jobs)
     seeds = SEED in keys
     columns = [key for key in keys if key != SEED]
-    titles = [*columns, *(["seeds"] if seeds else []), *TITLES.values()]
+    words = {key: word for word, key in WORDS.items()}
+    short = [words.get(key, key) for key in columns]
+    titles = [*short, *(["seeds"] if seeds else []), *TITLES.values()]
     cells = joined_seeds(jobs, columns, seeds=seeds)
-    over = ", medians over seeds + from the fastest to the slowest" if seeds else ""
+    over = ", medians over seeds + how much slower the slowest seed is" if seeds else ""
     console = Console()
     console.print(filled_table(f"{len(jobs)} jobs{over}", titles, cells, range(len(columns))))
     write_text(folder / "results.md", "\n".join([*markdown_table(titles, cells, ()), ""]))
     names = [*keys, *TITLES]
     lines = [[job.get(name, "") for name in names] for job in jobs]
     write_text(folder / "results.csv", csv_text(names, lines))
-    words = [f"table: {folder / name}" for name in ("results.csv", "results.md")]
+    files = [f"table: {folder / name}" for name in ("results.csv", "results.md")]
     if config.output.tensorboard:
-        words.append(f"curves: tensorboard --logdir {folder}")
-    for line in words:
+        files.append(f"curves: tensorboard --logdir {folder}")
+    for line in files:
         print_line(console, line)
 
 

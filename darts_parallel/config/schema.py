@@ -516,6 +516,10 @@ class Config:
         others = {"tune, whose steps are of full sequences": self.tune.get("from")}
         lengths = self.training.lengths
         require_none(f"training.lengths={lengths}", others if lengths else {}, "null")
+        searched = self.bilevel is not None and self.plan is None
+        others = {"a bilevel search, whose blocks have bits of their own": searched}
+        trainer = self.trainer.name
+        require_none(f"trainer={trainer}", others if trainer != NONE else {}, "trainer=none")
         known = self.cluster.mtbf_hours_per_gpu is not None
         rule = "go with cluster.mtbf_hours_per_gpu, which is null"
         near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"

@@ -208,7 +208,7 @@ class GraphProgramme:
         memory = (self.space.memory or 0.0) / GIB
         return (
             f"memory={memory:.4g}: no plan keeps parameters and activations of a rank in {memory:.4g} "
-            f"GiB (all tensors in all layouts are {least:.4g}); try more memory, or a larger mesh."
+            f"GiB; try memory={least:.4g}, which holds all tensors in all layouts, or a larger mesh."
         )
 
     @property

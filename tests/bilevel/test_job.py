@@ -85,6 +85,7 @@ def test_the_command_chooses_a_plan_that_is_searched_verified_judged_and_shown_m
         "Probabilities by step of the logits",
     ):
         assert f"<h2>{title}</h2>" in page
+    assert "steps trained" in " ".join(page.split())  # the training goes on behind the target
     # steps 0 to 5 of the logits, and the names of what is chosen
     for cell in ("step\n0", "step\n5", "batch 16", "pp 2", f"tensorboard --logdir {tmp_path}"):
         assert page.count(cell) == 1 or not cell.startswith("step"), cell

@@ -77,6 +77,7 @@ REFUSED = [
     ("gradient_accumulation_steps=4", "is not a key", "try num_micro_batches=..., or gbs="),
     ("layers_per_stage=20", "is not a key", "try price, whose plan.json has the layers"),
     ("num_gpus=64", "is not a key", "try nodes=... gpus=..., where gpus are those of one node."),
+    ("graph", "graph must be the first word, without --multirun", "try darts-parallel graph."),
     ("a/config.json", "a/config.json is one plan too many", "try -m plan=FIRST.json,SECOND.json"),
     ("model=qwen/config.json", "must name a file", "try model=hf model.path=qwen/config.json."),
     ("model.hidden_size=4,096", "gives several values", "try model.hidden_size=4096,"),

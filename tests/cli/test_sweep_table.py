@@ -70,6 +70,16 @@ def test_degrees_of_context_and_experts_are_named_where_there_are_some(tmp_path:
     assert found["out_of_memory_probability"] is None
 
 
+def test_the_table_has_the_words_of_the_command_and_the_file_has_the_keys(command: Command) -> None:
+    small = ("space.pp=2", "space.zero_stage=1", "space.recompute=none", "search=exact")
+    outcome = command(*TOY, *QUIET, *small, "--multirun", "nodes=2,4", "gbs=16,32")
+    assert outcome.status == 0, outcome.err
+    (file,) = command.folder.rglob("results.csv")
+    assert file.read_text().startswith("cluster.nodes.0.count,training.global_batch_size,")
+    table = file.with_name("results.md").read_text()
+    assert table.startswith("| nodes | gbs | s/iteration |")
+
+
 def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
     jobs = [
         job(1.0, search__seed=0, a=1),
