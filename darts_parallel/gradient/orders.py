@@ -24,7 +24,7 @@ from darts_parallel.config import SPACES, SearchConfig
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, PricedPlan
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient.pool import PlanPool
-from darts_parallel.schedules import NAMES, PLACEMENTS, Operation, Schedule, find, order_code
+from darts_parallel.schedules import NAMES, Operation, Schedule, find, order_code
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -274,7 +274,7 @@ class OrderProblem:
                 texts.append(f"{stage}{letters[kind]}{ran[symbol]}")
                 ran[symbol] += 1
             rows.append(texts)
-        return order_code(PLACEMENTS[find(self.table.pipeline.schedule).folded], rows)
+        return order_code(find(self.table.pipeline.schedule).placement, rows)
 
 
 def contiguous(values: Tensor) -> NDArray[Any]:

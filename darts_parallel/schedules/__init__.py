@@ -18,5 +18,5 @@ from darts_parallel.schedules._schedule import PLACEMENTS as PLACEMENTS
 from darts_parallel.schedules._schedule import SEARCHED as SEARCHED
 from darts_parallel.schedules._schedule import Operation as Operation
 from darts_parallel.schedules._schedule import Schedule as Schedule
+from darts_parallel.schedules._schedule import order_code as order_code
 from darts_parallel.schedules._searched import Searched as Searched
-from darts_parallel.schedules._searched import order_code as order_code

@@ -9,7 +9,6 @@ The authors' schedules follow these rules, and so does this file:
 - After its last forward pass a device runs its backward passes as early as possible.
 """
 
-from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,10 +43,10 @@ class BuildingBlock(Folded):
     gaps: Gaps
     turnaround: int
     """Passes between the two halves of the backward on the last device."""
-
-    @abstractmethod
-    def loss_waits(self, pp: int) -> int:
-        """Return the passes that the loss waits where a device would have two passes at once."""
+    loss_wait: int
+    """Passes that the loss waits where a device would have two passes at once."""
+    clashing: int
+    """Numbers of devices with that wait are the multiples of this one."""
 
     def steps(self, device: int, pp: int, count: int) -> Steps:
         """Read the passes of all devices, which are placed together."""
@@ -57,7 +56,8 @@ class BuildingBlock(Folded):
         """Return when a device runs the first micro-batch, in passes."""
         last = pp - 1
         bottom = last * self.gaps.forward_down + 1
-        loss = bottom + last * self.gaps.forward_up + 1 + self.loss_waits(pp)
+        waits = 0 if pp % self.clashing else self.loss_wait
+        loss = bottom + last * self.gaps.forward_up + 1 + waits
         turn = loss + last * self.gaps.backward_down + self.turnaround
         below = last - device
         upper = pp + below

@@ -1,7 +1,7 @@
 """A schedule: its name, the place of its stages, and the passes of every device in order."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -152,13 +152,19 @@ class Schedule(ABC):
     def code(self, pp: int, count: int, chunks: int = 1) -> str:
         """Return the passes as the code of a searched order (`Searched`)."""
         only_split = self.split and len(self.kinds) == 3
-        rows = [f"{SEARCHED}:{self.placement}"]
+        rows = []
         for order in self.orders(pp, count, chunks):
             texts = [entry.text for entry in order]
             if only_split:
                 texts = [text.replace("B", "I") for text in texts]
-            rows.append(" ".join(texts))
-        return ";".join(rows)
+            rows.append(texts)
+        return order_code(self.placement, rows)
+
+
+def order_code(placement: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return the code of an order: the passes of every device as PyTorch's CSV spells them."""
+    texts = [" ".join(row) for row in rows]
+    return f"{SEARCHED}:" + ";".join([placement, *texts])
 
 
 @lru_cache(maxsize=256)

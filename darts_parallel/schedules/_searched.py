@@ -177,12 +177,6 @@ def _read_row(text: str) -> tuple[Operation, ...]:
     return tuple(_read(word) for word in text.split())
 
 
-def order_code(placement: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return the code of an order: the passes of every device as PyTorch's CSV spells them."""
-    texts = [" ".join(row) for row in rows]
-    return f"{SEARCHED}:" + ";".join([placement, *texts])
-
-
 @lru_cache(maxsize=256)
 def searched(code: str) -> Searched:
     """Read a code.

@@ -9,10 +9,8 @@ class VHalf(BuildingBlock):
     name = "v_half"
     gaps = Gaps(1, 2, 1, 2)
     turnaround = 2
-
-    def loss_waits(self, pp: int) -> int:
-        """Return 3 passes for an even number of devices."""
-        return 0 if pp % 2 else 3
+    loss_wait = 3
+    clashing = 2
 
 
 SCHEDULE = VHalf()

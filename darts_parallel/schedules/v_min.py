@@ -9,10 +9,8 @@ class VMin(BuildingBlock):
     name = "v_min"
     gaps = Gaps(1, 1, 1, 1)
     turnaround = 1
-
-    def loss_waits(self, pp: int) -> int:
-        """Return 2 passes for a number of devices that 3 divides."""
-        return 0 if pp % 3 else 2
+    loss_wait = 2
+    clashing = 3
 
 
 SCHEDULE = VMin()

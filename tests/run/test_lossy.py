@@ -33,9 +33,9 @@ def test_packed_numbers_take_their_bits_and_come_back_rounded(bits: int) -> None
 
 
 def test_four_gloo_ranks_hold_what_the_virtual_ranks_of_the_loop_do() -> None:
-    """Sizes that fill blocks and shares and sizes that do not; 16 bits are the exact sum."""
+    """Sizes that fill blocks and shares and sizes that do not."""
     with Workers(4) as workers:
-        for size, bits in ((4 * BLOCK, 8), (1000, 4), (1000, 2), (130, 16)):
+        for size, bits in ((4 * BLOCK, 8), (1000, 4), (1000, 2)):
             answers = workers.run(reduced, size, bits)
             partials = torch.stack(
                 [
@@ -45,9 +45,6 @@ def test_four_gloo_ranks_hold_what_the_virtual_ranks_of_the_loop_do() -> None:
             )
             for answer in answers:
                 torch.testing.assert_close(answer, lossy_sum(partials, bits), rtol=1e-5, atol=1e-6)
-    with Workers(1) as workers:  # which sends nothing
-        own = torch.randn(10, generator=torch.Generator().manual_seed(0))
-        assert torch.equal(workers.run(reduced, 10, 2)[0], own)
 
 
 WIDE = ("model.hidden_size=64", "model.num_heads=4")
