@@ -1,7 +1,6 @@
 """Batches of plans of many tables, random plans, and random changes, for the random planners."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -231,17 +230,9 @@ def _translation(
     for a, table in enumerate(tables):
         for b, other in enumerate(tables):
             for c, choice in enumerate(table.choices):
-                result[a, b, c] = _most_similar(choice, other.choices)
+                distances = [_distance(choice, own) for own in other.choices]
+                result[a, b, c] = distances.index(min(distances))
     return result
-
-
-def _most_similar(
-    choice: LayerStrategy,
-    others: Sequence[LayerStrategy],
-) -> int:
-    """Return the index of the most similar strategy."""
-    distances = [_distance(choice, other) for other in others]
-    return distances.index(min(distances))
 
 
 def _distance(

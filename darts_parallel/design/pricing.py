@@ -27,7 +27,7 @@ from darts_parallel.design.figures import Factor, Place, figure_of, places, scal
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import tightened
 from darts_parallel.plans import Plan, outer_spaces
-from darts_parallel.problem import Cluster, Device, Problem
+from darts_parallel.problem import Cluster, Problem
 
 AMPLE = 1e9
 """Factor of the memory in tables: which plans fit is decided by what is bought."""
@@ -125,7 +125,9 @@ class Pricing:
         self._factors = _Factors(knobs, problem.cluster)
         self.factors = self._factors.matrix
         self.start = np.clip(0.0, knobs.low, knobs.high)
-        self.ample = problem.with_devices(_with_ample_memory)
+        self.ample = problem.with_devices(
+            lambda device: replace(device, memory=device.memory * AMPLE)
+        )
         self.spaces = outer_spaces(self.ample)
         point = torch.tensor(self.factors @ self.start, requires_grad=True)
         self._begun = self._tables(point)
@@ -212,7 +214,3 @@ class Pricing:
                 return plans.to_plan(index, table)
             index -= len(plans)
         raise IndexError(number)
-
-
-def _with_ample_memory(device: Device) -> Device:
-    return replace(device, memory=device.memory * AMPLE)

@@ -4,8 +4,8 @@ A limit takes the loosest of the uses that a partial stage can still reach; what
 least is subtracted, with memory priced as in the lower bound.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -151,14 +151,12 @@ class LabelForms:
         kind, in_flight, capacity = signature
         memory = kept_bytes(costs.static, costs.activation, np.asarray(in_flight))
         forms = _forms(costs, kind, memory, capacity)
+        weights, part, added, needed = map(np.array, zip(*forms, strict=True))
         total = None
         if costs.pp == 1:
             total = np.array([costs.num_micro_batches, 1.0, 1.0])
-        part = np.array([form.part for form in forms])
-        added = _column(forms, "added")
-        needed = prefix_sums(_column(forms, "needed"))
         working = segment_max(costs.working.min(axis=1))
-        return LabelForms(_column(forms, "weights"), part, added, needed, working, total)
+        return LabelForms(weights, part, added, prefix_sums(needed), working, total)
 
     def limits(self, uses: Budgets, groups: NodeGroups) -> LabelLimits | None:
         """Return limits of every node: the loosest over the segments that share it.
@@ -176,7 +174,9 @@ class LabelForms:
         limit = box.budgets[self.part] + self.added[:, None, None]
         limit[KEPT_FORM] -= box.cut(self.working)
         needed = self.needed[:, None, box.ends]
-        loosest = _largest_from(limit - needed)
+        # of each segment, the loosest one that begins with it
+        backwards = (limit - needed)[..., ::-1]
+        loosest = np.maximum.accumulate(backwards, axis=-1)[..., ::-1]
         # prefix sums round; a label that meets its budget exactly must stay
         finite = np.where(np.isfinite(limit), limit, 0.0)
         largest = np.abs(finite).max(axis=(1, 2))
@@ -194,8 +194,7 @@ class LabelForms:
         return LabelLimits(self.weights, of_node, wanted, final, self.total)
 
 
-@dataclass(frozen=True)
-class _Form:
+class _Form(NamedTuple):
     """One linear form over the columns of a label."""
 
     weights: tuple[float, ...]
@@ -206,10 +205,6 @@ class _Form:
     """Addition to the budget."""
     needed: Array
     """Smallest value of the form in every layer, `(L,)`."""
-
-
-def _column(forms: Sequence[_Form], name: str) -> Array:
-    return np.array([getattr(form, name) for form in forms])
 
 
 def _forms(
@@ -243,9 +238,3 @@ def _forms(
 
 KEPT_FORM = -2
 """The form of the bytes that add up; the last one counts the working bytes, too."""
-
-
-def _largest_from(values: Array) -> Array:
-    """Return the largest of the values from each one on, along the last axis."""
-    backwards = values[..., ::-1]
-    return np.maximum.accumulate(backwards, axis=-1)[..., ::-1]

@@ -306,13 +306,14 @@ class GradientSearch:
     def _record(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> StepRecord:
         """Return the state of the search at this step."""
         leading = LeadingPlan.of(self.groups, self.merits, weights, costs)
-        outer_weights = self._weights_by_outer()
+        names = [name for group in self.groups for name in group.names]
+        weights_by_outer = self.outer_logits.weights.tolist()
         return leading.record(
             step=self.step,
             seconds=self.clock.seconds,
             schedules=self.schedules(),
             best_time_s=self.pool.best_time,
-            outer_weights=outer_weights,
+            outer_weights=dict(zip(names, weights_by_outer, strict=True)),
         )
 
     def move(self) -> None:
@@ -326,10 +327,6 @@ class GradientSearch:
             for outer in group.outer_index.tolist():
                 keys.append((group.table_index, outer))
         return keys
-
-    def _weights_by_outer(self) -> dict[str, float]:
-        names = (name for group in self.groups for name in group.names)
-        return dict(zip(names, self.outer_logits.weights.tolist(), strict=True))
 
     def _thin(self) -> None:
         """Keep the better half of the restarts, and the configurations that are likely to win."""

@@ -207,25 +207,16 @@ class PlanPool:
         allowed = cost.feasible & plans.within(self.space_kind)
         times = cost.iteration_time.masked_fill(~allowed, torch.inf)
         for outer in _outers(plans):
+            kept = self.entries.get((number, outer), [])
+            limit = self._slowest_kept(number, outer)
             rows = torch.nonzero(plans.outer == outer).squeeze(1)
-            order = times[rows].argsort(stable=True)
-            rows = rows[order[: self.PER_OUTER]]
-            self._keep_rows((number, outer), plans, rows, times)
-
-    def _keep_rows(
-        self, key: tuple[int, int], plans: HardPlans, rows: Tensor, times: Tensor
-    ) -> None:
-        """Keep those of some rows, fastest first, that are faster than what is kept."""
-        kept = self.entries.get(key, [])
-        limit = self._slowest_kept(*key)
-        for row in rows.tolist():
-            seconds = float(times[row])
-            if seconds >= limit:
-                break
-            if all(seconds != entry.time for entry in kept):
-                kept = [*kept, PricedPlan(key[0], plans[row : row + 1], seconds)]
-        if kept:
-            self.entries[key] = sorted(kept, key=by_time)[: self.PER_OUTER]
+            fastest = times[rows].argsort(stable=True)[: self.PER_OUTER]
+            for row in rows[fastest].tolist():
+                seconds = float(times[row])
+                if seconds < limit and all(seconds != entry.time for entry in kept):
+                    kept = [*kept, PricedPlan(number, plans[row : row + 1], seconds)]
+            if kept:
+                self.entries[number, outer] = sorted(kept, key=by_time)[: self.PER_OUTER]
 
     def gap_to_best(self, table: int, outers: Tensor) -> Tensor:
         """Return log-seconds of configurations' fastest plans above the best; infinite without one."""

@@ -122,7 +122,8 @@ class RestartBatch:
         none = torch.zeros_like(by_device)
         batch = RestartBatch(table, space_kind, logits, widths, none, table_index, outer)
         if table.host:
-            batch.fraction_logits = _first_fractions(by_device)
+            repeated = by_device.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))
+            batch.fraction_logits = (FIRST_FRACTION + repeated).requires_grad_()
         return batch
 
     @property
@@ -308,9 +309,3 @@ def _initial_logits(
     preferred = preferred.expand(-1, -1, rows, -1)
     strength = torch.full(shape, INITIAL_PREFERENCE, dtype=torch.float64)
     return logits.scatter_add_(-1, preferred, strength)
-
-
-def _first_fractions(noise: Tensor) -> Tensor:
-    """Return logits of small shares, shape `(O, R, pp, 2)`, from noise `(O, R, pp)`."""
-    repeated = noise.unsqueeze(-1).repeat(1, 1, 1, len(OFFLOADS))
-    return (FIRST_FRACTION + repeated).requires_grad_()

@@ -115,7 +115,7 @@ class KernelGroups:
         """Return whether a value is written to memory: not where one kernel makes and uses it."""
         base = self.base[name]
         ends = [self.graph.maker(base), *self._users[base]]
-        return len(ends) != 2 or not all(map(_fusible, ends))
+        return len(ends) != 2 or not all(end.pointwise or end.op in FUSED for end in ends)
 
     def _find(self, name: str) -> str:
         while self._kernel[name] != name:
@@ -161,10 +161,6 @@ class KernelGroups:
         stays = self.graph.maker(base).op in (PARAMETER, CONSTANT)
         trained = self.graph.values[base].needs_grad or op.op == "embedding"
         return trained and not stays and self.materialized(name)
-
-
-def _fusible(op: GraphOperator) -> bool:
-    return op.pointwise or op.op in FUSED
 
 
 class Prices:

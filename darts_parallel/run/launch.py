@@ -57,7 +57,8 @@ def device_for(
     """
     kind = asked
     if asked == "auto":
-        kind = CPU if _made_for_cpu(problem) else "cuda"
+        fastest = max(float(group.device.peak_flops) for group in problem.cluster.groups)
+        kind = CPU if fastest < GPU_FLOPS else "cuda"
     if kind == CPU:
         _require_memory(problem, plan, machine)
         return kind
@@ -74,12 +75,6 @@ def device_for(
             "device=cuda, which runs it all the same."
         )
     return kind
-
-
-def _made_for_cpu(problem: Problem) -> bool:
-    """Tell whether no device of the plan's cluster is as fast as a GPU."""
-    peaks = [float(group.device.peak_flops) for group in problem.cluster.groups]
-    return max(peaks) < GPU_FLOPS
 
 
 def _other_devices(problem: Problem, machine: LocalMachine) -> list[str]:

@@ -45,7 +45,7 @@ class Searched(Schedule):
     def __init__(self, code: str) -> None:
         head, *self.texts = code.removeprefix(f"{SEARCHED}:").split(";")
         self.folded = head == "v"
-        self.rows = tuple(_read_row(text) for text in self.texts)
+        self.rows = tuple(tuple(map(_read, text.split())) for text in self.texts)
         every = [entry for row in self.rows for entry in row]
         self.num_stages = max((entry.stage for entry in every), default=0) + 1
         self.count = max((entry.micro_batch for entry in every), default=0) + 1
@@ -171,10 +171,6 @@ def _read(text: str) -> Operation:
         )
     stage, kind, batch = found.groups()
     return Operation(kind, int(stage), int(batch))
-
-
-def _read_row(text: str) -> tuple[Operation, ...]:
-    return tuple(_read(word) for word in text.split())
 
 
 @lru_cache(maxsize=256)

@@ -92,13 +92,8 @@ class Quantity:
         """Return the value whose distance from the prior of a place is `x` on the unbounded scale."""
         prior = self.prior(place)
         if self.share:
-            return torch.sigmoid(x + log_odds(prior))
+            return torch.sigmoid(x + log(prior / (1.0 - prior)))
         return self.above + prior * torch.exp(x)
-
-
-def log_odds(share: float) -> float:
-    """Return the logit of a share."""
-    return log(share / (1.0 - share))
 
 
 def read_quantities() -> tuple[Quantity, ...]:
