@@ -6,18 +6,21 @@ the rest: it writes `NAME.csv` after every task and `NAME.md` at the end, prints
 page where `publish=true`. Ctrl-C keeps what is done.
 """
 
-import os
-import threading
-import time
-import warnings
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from darts_parallel.config import MAX_PROCESSES, children_without_interrupts, require_within
+from darts_parallel.config import (
+    MAX_PROCESSES,
+    begin_worker,
+    children_without_interrupts,
+    require_within,
+)
 from darts_parallel.errors import INTERRUPTED
 from darts_parallel.gradient import SearchResult
 from darts_parallel.plans import write_text
@@ -135,7 +138,7 @@ def solve_all(
     No process outlives this one, however it ends.
 
     Args:
-        solve: Called with a task, in another process.
+        solve: A function of a module; called with a task, in another process.
         tasks: By name.
         jobs: Processes; with 1 everything is solved in this one.
     """
@@ -144,33 +147,23 @@ def solve_all(
         torch.set_num_threads(1)
         yield from ((name, solve(task)) for name, task in tasks.items())
         return
-    from joblib import Parallel, delayed  # an extra; one process needs none
-
-    warnings.filterwarnings(
-        "ignore", message=".* tasks which were still being processed"
-    )  # after Ctrl-C
+    context = multiprocessing.get_context("spawn")
     with children_without_interrupts():
-        workers = Parallel(
-            jobs, "loky", "generator_unordered", initializer=_begin_worker, initargs=(os.getpid(),)
-        )
-        results = workers(delayed(_named)(name, solve, task) for name, task in tasks.items())
-    yield from results
+        pool = ProcessPoolExecutor(jobs, context, _begin)
+        names = {pool.submit(solve, task): name for name, task in tasks.items()}
+    try:
+        for answer in as_completed(names):
+            yield names[answer], answer.result()
+    finally:
+        for process in multiprocessing.active_children():  # after Ctrl-C they are still at work
+            process.kill()
+        pool.shutdown(cancel_futures=True)
 
 
-def _named(name: str, solve: Callable[[Task], Row], task: Task) -> tuple[str, Row]:
-    return name, solve(task)
-
-
-def _begin_worker(parent: int) -> None:
+def _begin() -> None:
     """Take one thread, and end with the process that asked for this one."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
+    begin_worker()
     torch.set_num_threads(1)
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def unless_interrupted(found: SearchResult) -> SearchResult:

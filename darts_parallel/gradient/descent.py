@@ -307,13 +307,13 @@ class GradientSearch:
         """Return the state of the search at this step."""
         leading = LeadingPlan.of(self.groups, self.merits, weights, costs)
         names = [name for group in self.groups for name in group.names]
-        weights_by_outer = self.outer_logits.weights.tolist()
+        outer_weights = dict(zip(names, self.outer_logits.weights.tolist(), strict=True))
         return leading.record(
             step=self.step,
             seconds=self.clock.seconds,
             schedules=self.schedules(),
             best_time_s=self.pool.best_time,
-            outer_weights=dict(zip(names, weights_by_outer, strict=True)),
+            outer_weights=outer_weights,
         )
 
     def move(self) -> None:

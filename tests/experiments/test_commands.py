@@ -1,6 +1,8 @@
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,11 +111,25 @@ def test_a_study_writes_rows_in_the_order_of_its_tasks_and_keeps_what_is_done(
     assert not (results_page.RESULTS / "squares.md").exists()
 
 
+def numbered(task: int) -> tuple[int, int]:
+    return task, os.getpid()
+
+
+def asleep(task: float) -> None:
+    time.sleep(task)
+
+
 def test_tasks_are_solved_in_processes_of_their_own() -> None:
-    pytest.importorskip("joblib")
-    found = dict(solve_all(lambda task: (task, os.getpid()), {"a": 1, "b": 2}, jobs=2))
+    found = dict(solve_all(numbered, {"a": 1, "b": 2}, jobs=2))
     assert {name: task for name, (task, _) in found.items()} == {"a": 1, "b": 2}
     assert os.getpid() not in {process for _, process in found.values()}
+
+
+def test_no_process_outlives_what_was_left_early() -> None:
+    answers = solve_all(asleep, {"short": 0.0, "long": 600.0, "next": 600.0}, jobs=2)
+    assert next(answers)[0] == "short"
+    answers.close()
+    assert not multiprocessing.active_children()
 
 
 def test_a_page_of_results_names_its_command_and_commit(tmp_path: Path) -> None:
