@@ -135,9 +135,13 @@ class _TrainerRows:
         layerwise = own.config.abilities(name).layerwise or own.config.space.executable
         if best.plan is not None and layerwise and problem.config.space.kind != "uniform":
             best = replace(best, why=f"uniform; try trainer={name}")
-        if taken is None or (best.seconds or inf) < (taken.seconds or inf):
-            return replace(best, takes=takes)
-        return taken
+        best = replace(best, takes=takes)
+        limit = own.config.space.out_of_memory
+        # the chosen plan may be too risky by this trainer's own bytes
+        found = (offer for offer in (taken, best) if offer is not None and offer.plan is not None)
+        return min(
+            found, default=best, key=lambda one: ((one.chance or 0.0) > limit, one.seconds or inf)
+        )
 
     def _own_best(self, name: str, own: Problem, *, shared: bool) -> Offer:
         """Return the best uniform plan of a trainer."""

@@ -9,6 +9,7 @@ from darts_parallel.cli._trainers import offers, own_problem, start_command
 from darts_parallel.config.trainer import EXPORTS
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.export import export_plan, taken_by
+from darts_parallel.planner import out_of_memory
 from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report import shown_path
@@ -56,6 +57,22 @@ def test_a_row_is_the_trainers_own_optimum_by_its_own_efficiencies() -> None:
         alone = plan(load_problem([*job, f"trainer={name}"]))
         assert found[name].seconds == pytest.approx(alone.result.iteration_time_s, rel=2e-3)
     assert found["megatron"].seconds != pytest.approx(best, rel=1e-3)
+
+
+def test_a_row_keeps_the_chance_by_the_trainers_own_bytes() -> None:
+    """Hugging Face's models keep more bytes, so the chosen plan is too risky there."""
+    job = ["model=llama3_8b", "cluster=h100_8x8", "space=uniform", "space.cp=2", "search=exact"]
+    problem = load_problem(job)
+    planned = plan(problem)
+    seconds = evaluate(planned.plan, planned.problem).iteration_time_s
+    found = {offer.name: offer for offer in offers(planned.problem, planned, seconds)}
+    row, own = found["accelerate"], own_problem(planned.problem, "accelerate")
+    assert out_of_memory(planned.plan, own) > problem.config.space.out_of_memory >= row.chance
+    assert row.takes
+    pins = [f"space.zero_stage={planned.plan.layers[1].zero_stage}", "space.micro_batch_size=2"]
+    pinned = load_problem([*job, *pins, "space.recompute=none", "space.tp=1", "space.pp=1"])
+    alone = {offer.name: offer for offer in offers(pinned, planned, seconds)}
+    assert alone["accelerate"].plan is not None  # a risky plan is better than none
 
 
 def test_what_one_trainer_sets_refuses_no_other() -> None:
