@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
 
-import torch
-
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, require_at_least, run_main
 from darts_parallel.cost import CostTable, build_tables, evaluate_batch
@@ -135,7 +133,6 @@ def _own_tables(words: Sequence[str]) -> Sequence[CostTable]:
 
 def solve(task: tuple[str, int]) -> list[StageRow]:
     """Run every variant on one problem with one seed."""
-    torch.set_num_threads(1)
     name, seed = task
     tables = problems([name])[name]()
     own = any(table.own for table in tables)

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-import torch
-
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
@@ -63,7 +61,6 @@ class Contest:
     """Solve one problem by many methods, one after the other, and collect the rows."""
 
     def __init__(self, case: SuiteCase) -> None:
-        torch.set_num_threads(1)
         self.problem = case.name
         self.tables = case.tables()
         self.runs: list[MethodRun] = []
