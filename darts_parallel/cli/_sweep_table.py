@@ -56,9 +56,12 @@ def read_job(folder: Path) -> Job:
     others = {"cp": str(plan["cp"]), "ep": ep}
     words = [f"{name} {degree}" for name, degree in others.items() if degree != "1"]
     found[DEGREES] = " ".join([f"{dp}/{tp}/{plan['pp']}", *words])
+    if "failures" in found:
+        found["tokens_per_s"] = found["failures"]["tokens_per_s"]
     if "lengths" in plan:  # `predicted` is of full sequences
         best = plan["lengths"]["plans"][0]
         found |= {SECONDS: best["seconds"][0], "tokens_per_s": best["tokens_per_s"]}
+        found[CHANCE] = best["chance"]
     return {**given, **{name: found.get(name) for name in TITLES}}
 
 

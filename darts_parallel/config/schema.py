@@ -510,16 +510,27 @@ class Config:
         }
         require_none(f"cost.term={self.cost.term}", others if self.cost.term else {}, "null")
 
+    def _check_lengths(self) -> None:
+        """Refuse what knows full sequences alone; a given plan is priced for these, and says so."""
+        objective = self.objective.name
+        others = {
+            "tune, whose steps are of full sequences": self.tune.get("from"),
+            "failures (cluster.mtbf_hours_per_gpu)": self.cluster.mtbf_hours_per_gpu,
+            f"objective={objective}": objective != "time",
+            "cost=searcher": self.cost.name == "searcher",
+        }
+        lengths = self.training.lengths
+        planned = lengths is not None and self.plan is None
+        require_none(f"training.lengths={lengths}", others if planned else {}, "null")
+
     def _check_together(self) -> None:
         self._check_adapters()
         self._check_term()
-        others = {"tune, whose steps are of full sequences": self.tune.get("from")}
-        lengths = self.training.lengths
-        require_none(f"training.lengths={lengths}", others if lengths else {}, "null")
+        self._check_lengths()
         searched = self.bilevel is not None and self.plan is None
-        others = {"a bilevel search, whose blocks have bits of their own": searched}
+        bits = {"a bilevel search, whose blocks have bits of their own": searched}
         trainer = self.trainer.name
-        require_none(f"trainer={trainer}", others if trainer != NONE else {}, "trainer=none")
+        require_none(f"trainer={trainer}", bits if trainer != NONE else {}, "trainer=none")
         known = self.cluster.mtbf_hours_per_gpu is not None
         rule = "go with cluster.mtbf_hours_per_gpu, which is null"
         near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"

@@ -80,6 +80,19 @@ def test_the_table_has_the_words_of_the_command_and_the_file_has_the_keys(comman
     assert table.startswith("| nodes | gbs | s/iteration |")
 
 
+def test_tokens_of_a_sweep_are_those_that_failures_leave(command: Command) -> None:
+    failing = ["cluster.checkpoint_GBps=0.01", "cluster.mtbf_hours_per_gpu=100,1000"]
+    outcome = command(*TOY, *QUIET, "search=exact", "--multirun", *failing)
+    assert outcome.status == 0, outcome.err
+    (file,) = command.folder.rglob("results.csv")
+    with file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    plans = [json.loads(path.read_text()) for path in sorted(file.parent.rglob("plan.json"))]
+    useful = [plan["predicted"]["failures"]["tokens_per_s"] for plan in plans]
+    assert [float(row["tokens_per_s"]) for row in rows] == useful
+    assert useful[0] < useful[1]
+
+
 def test_only_what_differs_is_swept_and_seeds_are_joined() -> None:
     jobs = [
         job(1.0, search__seed=0, a=1),

@@ -546,7 +546,7 @@ def test_what_prices_full_sequences_says_so_or_refuses_them(command: Command) ->
     file = command.folder / "lengths.csv"
     file.write_text("length,count\n16,5\n64,1\n")
     words = ["model=toy", "cluster=toy", "training=toy", f"training.lengths={file}"]
-    words += ["cluster.devices.toy.memory_GiB=8"]
+    words += ["cluster.devices.toy.memory_GiB=0.11"]
     swept = "training.sequence_packing_scheduler=padded,dp_balanced"
     done = command("--multirun", *words, *QUIET, swept, "hydra.sweep.dir=swept")
     assert done.status == 0, done.err
@@ -558,6 +558,7 @@ def test_what_prices_full_sequences_says_so_or_refuses_them(command: Command) ->
         best = data["lengths"]["plans"][0]
         assert float(row["iteration_time_s"]) == best["seconds"][0]
         assert float(row["tokens_per_s"]) == best["tokens_per_s"]
+        assert float(row["out_of_memory_probability"]) == best["chance"]
         assert data["predicted"]["iteration_time_s"] > best["seconds"][0]
     priced = command("explain", str(plan_file), *QUIET, "hydra.run.dir=priced")
     full = "is not priced here: all sequences have 64 tokens"
@@ -568,6 +569,21 @@ def test_what_prices_full_sequences_says_so_or_refuses_them(command: Command) ->
     )
     with pytest.raises(UnsupportedError, match=r"by the command alone; try training\.lengths=null"):
         find_plan(load_problem(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["cluster.mtbf_hours_per_gpu=100", "cluster.checkpoint_GBps=1"], "failures"),
+        (["objective=cost"], "objective=cost"),
+        (["cost=searcher"], "cost=searcher"),
+    ],
+)
+def test_what_is_known_of_full_sequences_alone_is_refused(
+    tmp_path: Path, words: list[str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"lengths.csv must not go with {named}.*; try null"):
+        job(tmp_path, {8: 1.0}, *words)
 
 
 def test_a_packing_without_a_plan_names_the_trainer_and_one_that_was_not_asked_for_is_silent(
