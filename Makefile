@@ -18,7 +18,7 @@ fuzz: develop  ## random problems against an enumeration, bad values, kills; ARG
 define PAGES
 compare problems=core seeds=3 oracle_seconds=10 publish=true
 gradient_share publish=true
-validate_cost_model held_out=[house,source] publish=true
+validate_cost_model held_out=[house,source,model,device] publish=true
 reproduce_fasop publish=true
 answers publish=true
 trainer_switches jobs=1 publish=true

@@ -3,7 +3,7 @@
     python -m experiments.validate_cost_model                                 the shipped runs
     python -m experiments.validate_cost_model data=FOLDER out=outputs/mine    those of a folder alone
     python -m experiments.validate_cost_model parameters=my_calibrated.yaml
-    python -m experiments.validate_cost_model held_out=[house,source,model] publish=true      (minutes)
+    python -m experiments.validate_cost_model held_out=[house,source,model,device] publish=true      (minutes)
 
 Predicts each run that the cost model can express, and prints the error by source and overall, what the order
 of plans costs in every job (rank correlation, regret of the first choice and of the best of three), and every
@@ -64,7 +64,7 @@ class ValidationOptions(StudyOptions):
     parameters: str = str(SHIPPED)
     """Fitted parameters, as python -m experiments.calibrate writes them."""
     held_out: list[str] = field(default_factory=list)
-    """Also with parameters that never saw the whole house, source or model; none: only as given."""
+    """Also with parameters that never saw the whole house, source, model or device; none: only as given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

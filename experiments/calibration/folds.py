@@ -1,4 +1,4 @@
-"""Held-out predictions: parameters fitted without a whole house, model or source, tried on it.
+"""Held-out predictions: parameters fitted without a whole house, model, source or device, tried on it.
 
 The posterior of the parameters (Laplace) does not explain everything: the variance of a prediction's
 logarithm is a multiple of theirs (`widening`: the model's form is wrong, too) plus that of release, tuning
@@ -14,10 +14,11 @@ one tries who knows nothing but what fits; and chance (the mean over all orders)
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import comb, exp, log, log2, nan
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -138,12 +139,17 @@ def mean(values: Sequence[float]) -> float:
 
 
 TOTALS = ("all dense", "all mixtures", "all")
-KINDS = {"house": "house", "model": "model", "source": "file"}
-"""Kinds of folds that are left out as a whole, and the field of a run that names them."""
+KINDS: dict[str, Callable[[MeasuredRun], str]] = {
+    "house": attrgetter("house"),
+    "model": attrgetter("model"),
+    "source": attrgetter("file"),
+    "device": lambda run: Place.of_run(run).device,
+}
+"""Kinds of folds that are left out as a whole, and what names the fold of a run."""
 FIT = "fit"
 SHARE = 0.8
 """Share of the runs that an interval holds."""
-ASKED_NEXT = {"seconds": ("house", "source"), "memory": tuple(KINDS)}
+ASKED_NEXT = {"seconds": ("house", "source"), "memory": ("house", "model", "source")}
 """Kinds of folds that are like what is asked for next, by figure.
 
 Bytes count left-out models, too. Plans of a known framework are off by what no parameter explains, which
@@ -206,7 +212,7 @@ def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
     """Group the indices of runs by fold."""
     members: dict[str, set[int]] = defaultdict(set)
     for i, case in enumerate(cases):
-        members[getattr(case.run, KINDS[kind])].add(i)
+        members[KINDS[kind](case.run)].add(i)
     return dict(sorted(members.items()))
 
 

@@ -113,6 +113,17 @@ def test_a_plan_is_priced_on_its_own_problem_with_the_change(command: Command) -
     assert wrong.status == 2, wrong.out
 
 
+def test_a_folder_that_the_user_names_is_written_again_and_stays_where_a_run_is_refused(
+    command: Command,
+) -> None:
+    (command.folder / "mine").mkdir()
+    assert command(*TOY, "space.pp=7", "hydra.run.dir=mine").status == 2
+    assert (command.folder / "mine").is_dir()
+    for _ in range(2):
+        assert command(*TOY, *QUIET, "hydra.run.dir=mine").status == 0
+    assert [path.name for path in command.folder.iterdir()] == ["mine"]
+
+
 def test_a_terminal_of_few_signs_gets_the_report_with_question_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
