@@ -22,7 +22,7 @@ from torch import Tensor
 
 from darts_parallel.config import config_dir
 from darts_parallel.errors import ConfigError
-from darts_parallel.planner import BASE, FAMILIES, correlation_bytes
+from darts_parallel.planner import BASE, correlation_bytes
 from darts_parallel.plans import write_bytes, write_text
 from experiments.data.runs import DEVICE, MeasuredRun
 
@@ -49,7 +49,7 @@ class Place:
     @staticmethod
     def of_run(run: MeasuredRun) -> "Place":
         """Return the place of a run; of several kinds of nodes the first counts."""
-        device = FAMILIES.get(run.devices[0], run.devices[0])
+        device = run.device_family
         return Place(
             device, run.framework, run.intra_links[0], run.inter_links[0], run.memory_metric
         )

@@ -14,11 +14,10 @@ one tries who knows nothing but what fits; and chance (the mean over all orders)
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import comb, exp, log, log2, nan
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -139,13 +138,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 TOTALS = ("all dense", "all mixtures", "all")
-KINDS: dict[str, Callable[[MeasuredRun], str]] = {
-    "house": attrgetter("house"),
-    "model": attrgetter("model"),
-    "source": attrgetter("file"),
-    "device": lambda run: Place.of_run(run).device,
-}
-"""Kinds of folds that are left out as a whole, and what names the fold of a run."""
+KINDS = {"house": "house", "model": "model", "source": "file", "device": "device_family"}
+"""Kinds of folds that are left out as a whole, and the field of a run that names them."""
 FIT = "fit"
 SHARE = 0.8
 """Share of the runs that an interval holds."""
@@ -212,7 +206,7 @@ def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
     """Group the indices of runs by fold."""
     members: dict[str, set[int]] = defaultdict(set)
     for i, case in enumerate(cases):
-        members[KINDS[kind](case.run)].add(i)
+        members[getattr(case.run, KINDS[kind])].add(i)
     return dict(sorted(members.items()))
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from darts_parallel.config import ModelConfig, config_dir
+from darts_parallel.planner import FAMILIES
 from darts_parallel.report import csv_text
 from experiments.data.table import first
 
@@ -156,6 +157,11 @@ class MeasuredRun:
         text = f"{self.source} {self.framework}".lower()
         found = first("houses", text)
         return str(found["name"]) if found else " ".join(text.split()[:2])
+
+    @property
+    def device_family(self) -> str:
+        """First device, by the name of the one whose calibrated figures it shares."""
+        return FAMILIES.get(self.devices[0], self.devices[0])
 
     def prints(self, cell: str) -> bool:
         """Tell whether the source prints a cell, one of `normalize.STATED`."""
