@@ -1,52 +1,71 @@
 """Changes of a job that needs more memory than there is, each tried by a search of uniform plans."""
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from darts_parallel.config import EXPORTS, Config
 from darts_parallel.cost import build_tables, without_dominated
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.exact import find_uniform_plan
 from darts_parallel.gradient import any_fits
-from darts_parallel.planner.prediction_intervals import out_of_memory
+from darts_parallel.planner.result import Planned
 from darts_parallel.problem import Problem
 
 SECONDS = 3.0
 """Wall-clock seconds of all searches together."""
 LORA_RANK = 16
 TRAINER = "trainer"
+MORE_NODES = re.compile(r"\b(\d+) nodes instead of \d+")
 
 
-def memory_offers(problem: Problem) -> Iterator[str]:
-    """Yield changes with which some plan fits, with the seconds and the chance to fit of the fastest found.
+def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Planned]) -> str:
+    """Return a sentence with changes with which some plan fits, each with seconds and the chance to fit.
 
-    Only what the trainer of the space can write is tried; without one, what some trainer can.
+    Only what the trainer of the space can write is tried; without one, what some trainer can. The
+    seconds are a limit (`≤`) where more than uniform plans are searched, or time ends the search.
+
+    Args:
+        find: Plans a problem as the command does.
     """
+    asked = problem.config
     deadline = time.monotonic() + SECONDS
-    for words, group, changes in _changes(problem.config):
-        if time.monotonic() > deadline:
-            return
+
+    def priced(words: str, group: str, changes: dict[str, Any]) -> str:
+        left = deadline - time.monotonic()
         try:
             if group == TRAINER:
-                config = problem.config.for_trainer(**changes)
-                parts = {"space": config.space, "training": config.training}
+                config = asked.for_trainer(**changes)
             else:
-                parts = {group: replace(getattr(problem.config, group), **changes)}
-            own = problem.with_config(**parts)
-            tables = [without_dominated(table) for table in build_tables(own)]
-        except DartsParallelError:  # another rule forbids the change
-            continue
-        # no exact method knows these costs
-        if own.config.space.offload is not None or own.config.cost.pipeline == "simulated":
-            if any_fits(tables, "uniform"):
-                yield words
-            continue
-        found = find_uniform_plan(tables, deadline=deadline).best
-        if found is not None:
-            chance = out_of_memory(found.to_plan(tables), own) or 0.0
-            yield f"{words} ({found.time:.2f} s, fits: {100 * (1 - chance):.0f} %)"
+                config = replace(asked, **{group: replace(getattr(asked, group), **changes)})
+            method = "exact" if asked.search.method == "exact" else "auto"
+            search = replace(asked.search, method=method, max_seconds=max(left, 0.1))
+            space = replace(config.space, kind="uniform")
+            own = Problem.from_config(replace(config, space=space, search=search))
+            tables = build_tables(own.leaving_free(problem.headroom))
+            if not any_fits([without_dominated(table) for table in tables], "uniform"):
+                return ""
+            # a search of simulated pipelines takes longer than there is
+            if left <= 0.0 or asked.cost.pipeline == "simulated":
+                return f"{words} (not searched)"
+            found = find(own)
+        except DartsParallelError:  # another rule forbids the change, or no plan was found
+            return ""
+        assert found.result  # it was searched
+        limit = "≤ " if config.space.kind != "uniform" or found.result.stopped_by else ""
+        fits = 100 * (1 - (found.out_of_memory or 0.0))
+        return f"{words} ({limit}{found.result.iteration_time_s:.2f} s, fits: {fits:.0f} %)"
+
+    more = MORE_NODES.search(sentence)
+    if more:
+        first, *others = asked.cluster.nodes
+        nodes = [replace(first, count=int(more[1])), *others]
+        sentence = sentence.replace(
+            more[0], priced(more[0], "cluster", {"nodes": nodes}) or more[0]
+        )
+    ways = (priced(*change) for change in _changes(asked))
+    return " or ".join([sentence, *filter(None, ways)])
 
 
 def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:

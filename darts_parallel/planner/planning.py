@@ -9,7 +9,7 @@ from darts_parallel.cost import GAIN_TOLERANCE
 from darts_parallel.errors import InfeasibleError, PlanError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.planner._memory_offers import memory_offers
+from darts_parallel.planner._memory_offers import with_offers
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Asked, Reported, Session
 from darts_parallel.planner._simplest import (
@@ -53,17 +53,23 @@ def plan(
         return Planned(read_plan(config.plan, problem.model))
     if rental is None:
         problem, rental = choose_nodes(problem)
-    asked = Asked.of(problem) if config.cost.knows_stages else None
-    search = partial(_searched, problem, rental, watcher or Watcher(), asked)
     try:
-        found = within_chance(problem, search)
+        found = _within_chance(problem, rental, watcher)
     except InfeasibleError as error:
-        ways = [str(error).removesuffix("."), *memory_offers(problem)]
-        raise InfeasibleError(f"{' or '.join(ways)}.") from None
+        sentence = with_offers(str(error).removesuffix("."), problem, _within_chance)
+        raise InfeasibleError(f"{sentence}.") from None
     if found.warning and found.problem is not None:
-        ways = [found.warning, *memory_offers(tightened(problem))]
-        found = replace(found, warning=" or ".join(ways))
+        warning = with_offers(found.warning, tightened(problem), _within_chance)
+        found = replace(found, warning=warning)
     return found
+
+
+def _within_chance(
+    problem: Problem, rental: Rental | None = None, watcher: Watcher | None = None
+) -> Planned:
+    """Search and check a plan that keeps `space.out_of_memory`."""
+    asked = Asked.of(problem) if problem.config.cost.knows_stages else None
+    return within_chance(problem, partial(_searched, problem, rental, watcher or Watcher(), asked))
 
 
 def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | None]:

@@ -19,7 +19,8 @@ FULL = (
     *SHORT,
 )
 OFFER = re.compile(
-    r"(training\.\S+|space\.zero_stage=3|space\.cp=null) \(([\d.e+]+) s, fits: (\d+) %\)"
+    r"(training\.\S+|space\.zero_stage=3|space\.cp=null|trainer=.*?'|\d+ nodes instead of \d+)"
+    r" \((≤ )?([\d.e+]+) s, fits: (\d+) %\)"
 )
 
 
@@ -29,14 +30,44 @@ def refused(*words: str) -> str:
     return str(caught.value)
 
 
-def test_every_offer_is_followed_to_a_plan_of_its_seconds() -> None:
-    sentence = refused()
-    offers = OFFER.findall(sentence)
-    assert "training.lora_rank=16" in {change for change, _, _ in offers}
-    for change, seconds, _ in offers:
-        words = [word for word in FULL if not word.startswith(change.partition("=")[0])]
-        free = load_problem([*words, change, "space.out_of_memory=0.5", "search=exact"])
-        assert plan(free).result.iteration_time_s == pytest.approx(float(seconds), rel=6e-3)
+OFFLOADING = "trainer=deepspeed 'space.offload={optimizer: 1.0}'"
+BOX = ("cluster=box", "gpu=rtx4090", "gpus=4", "nodes=1", "gbs=32", "seq=4096")
+
+
+@pytest.mark.parametrize(
+    "job", [FULL, ("model=llama3_8b", *BOX, "trainer=deepspeed", *SHORT[:-1])], ids=["full", "box"]
+)
+def test_every_offer_has_the_seconds_and_the_chance_of_its_command(job: tuple[str, ...]) -> None:
+    """The seconds of 8-bit Adam were of a plan above the limit, which the command does not choose."""
+    with pytest.raises(InfeasibleError) as caught:
+        plan(load_problem(job))
+    offers = OFFER.findall(str(caught.value))
+    kinds = [change for change, *_ in offers]
+    assert "training.lora_rank=16" in kinds
+    assert "2 nodes instead of 1" in kinds
+    assert (OFFLOADING in kinds) == (job != FULL)
+    for change, limit, seconds, fits in offers:
+        words = change.replace("'", "").split(" ", 1)
+        if "nodes" in change:
+            words = ["nodes=2"]
+        keys = [word.partition("=")[0] + "=" for word in words]
+        kept = [word for word in job if not word.startswith(tuple(keys))]
+        found = plan(load_problem([*kept, *words]))
+        assert not limit
+        assert found.result is not None
+        assert found.result.iteration_time_s == pytest.approx(float(seconds), rel=0.01)
+        assert found.out_of_memory == pytest.approx(1 - float(fits) / 100, abs=0.02)
+
+
+def test_an_offer_without_a_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("darts_parallel.planner._memory_offers.SECONDS", 0.0)
+    assert "training.lora_rank=16 (not searched)" in refused()
+
+
+def test_seconds_of_uniform_plans_are_a_limit_where_others_are_searched() -> None:
+    sentence = refused("space=layerwise")
+    limits = {change: limit for change, limit, *_ in OFFER.findall(sentence)}
+    assert limits.pop("training.lora_rank=16") == "≤ "
 
 
 LONG = (
@@ -60,10 +91,9 @@ def test_logits_of_a_long_sequence_are_answered_with_the_fused_loss(
     job = [*LONG, f"trainer={trainer}"]
     with pytest.raises(InfeasibleError) as caught:
         plan(load_problem(job))
-    offers = {change: float(seconds) for change, seconds, _ in OFFER.findall(str(caught.value))}
+    offers = {change: float(seconds) for change, _, seconds, _ in OFFER.findall(str(caught.value))}
     assert ("space.cp=null" in offers) == divides
-    fused = load_problem([*job, "training.loss=fused", "space.out_of_memory=0.5", "search=exact"])
-    found = plan(fused).result.iteration_time_s
+    found = plan(load_problem([*job, "training.loss=fused"])).result.iteration_time_s
     assert found == pytest.approx(offers["training.loss=fused"], rel=6e-3)
 
 
@@ -78,9 +108,9 @@ def test_the_fused_loss_is_offered_where_a_trainer_writes_it() -> None:
 
 
 def test_offers_of_simulated_pipelines_have_no_seconds() -> None:
-    """The search of uniform plans knows the closed form alone."""
+    """Such a search takes more seconds than there are."""
     sentence = refused("cost.pipeline=simulated")
-    assert "or training.lora_rank=16" in sentence
+    assert "or training.lora_rank=16 (not searched)" in sentence
     assert not OFFER.search(sentence)
 
 
@@ -93,7 +123,6 @@ def test_only_what_the_trainer_writes_is_offered() -> None:
 
 
 LARGE = ("model=llama2_7b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT)
-OFFLOADING = "trainer=deepspeed 'space.offload={optimizer: 1.0}'"
 
 
 @pytest.mark.parametrize("trainer", ["none", "deepspeed", "torch", "galvatron"])
