@@ -240,7 +240,7 @@ class Job(Watcher):
         problem = outcome.problem
         tables = render(outcome, self.console, lambda plan: taken_by(problem, plan))
         if problem.config.price:
-            self.console.print(memory_table(problem, outcome.plan))
+            self.console.print(memory_table(outcome))
         for line in distance:
             self._print_line(line)
         tables += render_ladder(findings.rungs, self.console)

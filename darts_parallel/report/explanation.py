@@ -35,6 +35,8 @@ from darts_parallel.cost import FORMULAS as TERM_FORMULAS
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem import GIB, Device, LayerSpec, Problem, memory_unit
 from darts_parallel.report.format import table_of
+from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.stages import MORE, MOST_PRICED, notable_stages
 
 KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
 ZERO = "Rajbhandari et al. 2020, section 3"
@@ -360,17 +362,24 @@ def memory_parts(problem: Problem, plan: Plan) -> list[dict[str, float]]:
     return found
 
 
-def memory_table(problem: Problem, plan: Plan) -> Table:
-    """Return a bar for every stage: what fills a device, as shares of its memory."""
+def memory_table(outcome: Outcome) -> Table:
+    """Return a bar for every stage: what fills a device, as shares of its memory.
+
+    Of many stages the first, last, slowest and fullest have one.
+    """
+    problem, plan = outcome.problem, outcome.plan
     cluster = problem.cluster.arranged(plan.node_order)
     memories = [cluster.stage_group(stage, plan.pp).device.memory for stage in range(plan.pp)]
     unit, size = memory_unit(max(memories))
+    shown = {*range(plan.pp)} if plan.pp <= MOST_PRICED else notable_stages(outcome.cost)
     columns = [f"{sign} {part}>" for part, sign in SIGNS.items()]
-    table = table_of(f"\nMemory of a device, {unit}", "k>", *columns, "of>", "")
+    hidden = plan.pp - len(shown)
+    table = table_of(None, "k>", *columns, f"{unit}>", f"{hidden}{MORE}" if hidden else "")
     for stage, parts in enumerate(memory_parts(problem, plan)):
         capacity = memories[stage]
         numbers = [f"{value / size:.1f}" for value in (*parts.values(), capacity)]
-        table.add_row(str(stage), *numbers, _bar(parts, capacity))
+        if stage in shown:
+            table.add_row(str(stage), *numbers, _bar(parts, capacity))
     return table
 
 

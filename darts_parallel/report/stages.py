@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from darts_parallel.cost import CostBreakdown
 from darts_parallel.plans import Plan
 from darts_parallel.problem import memory_unit
 from darts_parallel.report.format import (
@@ -24,6 +25,9 @@ from darts_parallel.report.outcome import Outcome
 
 MOST_STAGES = 8
 """Different lines of stages up to which all are printed."""
+MOST_PRICED = 4
+"""Lines up to which `darts-parallel price`, which draws the memory, too, prints all."""
+MORE = " more in report.html"
 NOTABLE_RISK = 0.05
 """Chance of running out of memory from which on the table says it."""
 MEMORY_WARNING = 0.95
@@ -53,11 +57,9 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
         line = _stage_line(outcome, stage, every)
         lines.setdefault((stage * every, line), []).append(stage)
     rows = [(line, stages) for (_, line), stages in lines.items()]
-    full = [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
-    if len(rows) > MOST_STAGES and not every:
-        shown = {0, outcome.plan.pp - 1, full.index(max(full))}
-        if cost.stage_times_s:
-            shown.add(cost.stage_times_s.index(max(cost.stage_times_s)))
+    full = _fullness(cost)
+    if len(rows) > (MOST_PRICED if outcome.problem.config.price else MOST_STAGES) and not every:
+        shown = notable_stages(cost)
         rows = [row for row in rows if shown & set(row[1])]
     columns = ["stage>", "ranks>", "layers", "strategies"]
     columns += ["micro-batch>"] * bool(cost.stage_times_s)
@@ -74,8 +76,20 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
         table.add_row(*cells)
     hidden = len(lines) - len(rows)
     if hidden:
-        table.add_row("", "", one_line(f"{hidden} more in report.html"), style="dim")
+        table.add_row("", "", one_line(f"{hidden}{MORE}"), style="dim")
     return table
+
+
+def notable_stages(cost: CostBreakdown) -> set[int]:
+    """Return the first, last, slowest and fullest stage."""
+    full, times = _fullness(cost), cost.stage_times_s
+    slowest = [times.index(max(times))] if times else []
+    return {0, len(full) - 1, full.index(max(full)), *slowest}
+
+
+def _fullness(cost: CostBreakdown) -> list[float]:
+    """Return the share of its memory that each stage uses."""
+    return [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
 
 
 def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:

@@ -10,6 +10,7 @@ import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.file import read_own_problem, read_plan
+from darts_parallel.report import Outcome
 from darts_parallel.report.explanation import SIGNS, memory_parts, memory_table
 from tests.support.commands import QUIET, Command
 
@@ -104,11 +105,26 @@ def test_the_bars_of_memory_hold_every_byte(command: Command) -> None:
     plan = read_plan(path, problem.model)
     parts, cost = memory_parts(problem, plan), evaluate(plan, problem)
     assert [sum(own.values()) for own in parts] == pytest.approx(list(cost.memory_bytes))
-    bars = [str(cell) for cell in list(memory_table(problem, plan).columns[-1].cells)]
+    table = memory_table(Outcome(problem, plan, cost))
+    bars = [str(cell) for cell in table.columns[-1].cells]
     for bar, own, capacity in zip(bars, parts, cost.capacity_bytes, strict=True):
         assert len(bar) == 40
         for part, sign in SIGNS.items():
             assert abs(bar.count(sign) - 40 * own[part] / capacity) <= 1.0
+
+
+def test_of_many_bars_few_are_drawn(command: Command) -> None:
+    """A pipeline of eight stages had as many bars, in 49 lines."""
+    lines = command("price", *JOB, "model.num_layers=8", "pp=8").out.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if "█ state" in line)
+    bars = [line.split()[0] for line in lines[head + 1 :] if re.search("[█▓▒░·]$", line)]
+    assert bars[0] == "0"
+    assert bars[-1] == "7"
+    assert len(bars) <= 4
+    assert lines[head].rstrip().endswith(f"{8 - len(bars)} more in report.html")
+    assert len(lines) <= 40
+    few = command("price", *JOB, "model.num_layers=4", "pp=4").out
+    assert len(re.findall("^[0-3] .*[█▓▒░·]$", few, re.MULTILINE)) == 4
 
 
 def test_a_plan_by_its_degrees_may_have_experts(command: Command) -> None:
