@@ -5,7 +5,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config import group_files
+from darts_parallel.config import group_files, group_names, require
+from darts_parallel.errors import closest
 
 Entry = Any
 """Content of a file."""
@@ -39,12 +40,20 @@ SIZES: dict[str, Callable[[Entry], str]] = {
 LISTS = (*SIZES, "trainers")
 
 
-def listing(name: str) -> list[str]:
+def listing(name: str, *flags: str) -> list[str]:
     """Return a line for each file of a group: the word to write, and its sizes.
 
     Args:
         name: One of `LISTS`.
+        flags: Of the command; a word that is none is refused.
+
+    Errors:
+        ConfigError: another word follows the name.
     """
+    for word in flags:
+        near = closest(word, group_names(name.removesuffix("s")))
+        rule = "be one word, since it lists all"
+        require(word.startswith("-"), f"{name} {word}", rule, f"{name}, which has {near}")
     lines = []
     for path in group_files(name.removesuffix("s")):
         text = path.read_text(encoding="utf-8")

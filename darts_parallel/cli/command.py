@@ -122,7 +122,7 @@ def main() -> None:
 def _answer(given: Sequence[str], began: float) -> None:
     """Print what the arguments ask for, or run their jobs; `sys.argv` gets what Hydra reads."""
     if given and given[0] in LISTS:
-        print("\n".join(listing(given[0])))
+        print("\n".join(listing(*given)))
         return
     if help_asked(given):
         print("\n".join(help_lines(given)))

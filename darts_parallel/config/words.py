@@ -67,12 +67,15 @@ SYNONYMS = {
     "activation_checkpointing": "recompute",
 }
 """Names that trainers give to these words; a command that uses one is told the word."""
+LEARNING_RATE = "the trainer's own files, since no learning rate is planned"
 ANSWERS = {
     "fsdp": "zero=3",
     "zero3": "zero=3",
     "num_gpus": "nodes=... gpus=..., where gpus are those of one node",
     "world_size": "nodes=... gpus=..., whose product it is",
     "dtype": "training.precision=bf16",
+    "lr": LEARNING_RATE,
+    "learning_rate": LEARNING_RATE,
     "fp8": "training.precision=fp8",
     "load_in_4bit": "training.lora_rank=16 training.frozen_bits=4",
     "gradient_accumulation_steps": "num_micro_batches=..., or gbs=... and mbs=...",

@@ -10,6 +10,7 @@ from darts_parallel.exact.layerwise import find_layerwise_plan as find_layerwise
 from darts_parallel.exact.limits import SegmentBounds as SegmentBounds
 from darts_parallel.exact.outer_choice import AGREEMENT as AGREEMENT
 from darts_parallel.exact.outer_choice import OuterChoiceSolver as OuterChoiceSolver
+from darts_parallel.exact.result import LATE as LATE
 from darts_parallel.exact.result import TOO_LARGE as TOO_LARGE
 from darts_parallel.exact.result import USEFUL_SLACK as USEFUL_SLACK
 from darts_parallel.exact.result import Check as Check

@@ -141,7 +141,7 @@ class _LayerwiseSearch:
         except DeadlineError:
             best = self.best or self.uniform
             lower_bound = self._lower_bound()
-            return TableResult(best, lower_bound, False, self._labels(), note=self._note())
+            return TableResult(best, lower_bound, False, self._labels(), note=self._note(late=True))
         if self.best is None and self.uniform is not None:
             within = self.uniform.time <= self.limit
             self.best = self.uniform if within else None
@@ -198,7 +198,7 @@ class _LayerwiseSearch:
         bounds = [solver.bound for solver in self.too_large]
         return min([self._lowest(), inf if best is None else best.time, *bounds])
 
-    def _note(self) -> str:
+    def _note(self, *, late: bool = False) -> str:
         """Name outer choices that are too large and may have a plan within the limit."""
         left = [solver for solver in self.too_large if solver.bound <= self.limit]
-        return too_large_note((solver.table, solver.outer) for solver in left)
+        return too_large_note(((solver.table, solver.outer) for solver in left), late)

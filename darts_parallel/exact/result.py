@@ -15,6 +15,8 @@ OWN_TERM = "it knows no own terms (cost.term); its bound is without them"
 """Note of exact methods on problems with cost terms of the user's own."""
 TOO_LARGE = "not proven: too many possible stages at"
 """Begins the note that names pipeline configurations that exact methods left out."""
+LATE = "; its time limit ended the search of the others"
+"""Ends the same note where the clock ended the proof, too."""
 SAVED = (
     "iteration_time_s",
     "gap",
@@ -63,8 +65,12 @@ def unknown_costs(tables: Iterable[CostTable]) -> str:
     return ""
 
 
-def too_large_note(parts: Iterable[tuple[CostTable, int]]) -> str:
-    """Name tables and outer choices that are too large to solve; empty without any."""
+def too_large_note(parts: Iterable[tuple[CostTable, int]], late: bool) -> str:
+    """Name tables and outer choices that are too large to solve; empty without any.
+
+    Args:
+        late: The time ended before the others were solved.
+    """
     micro_batches: dict[int, set[int]] = {}
     for table, outer in parts:
         count = int(table.num_micro_batches[outer])
@@ -73,7 +79,7 @@ def too_large_note(parts: Iterable[tuple[CostTable, int]]) -> str:
     for pp, counts in sorted(micro_batches.items()):
         listed = ", ".join(map(str, sorted(counts)))
         names.append(f"pp={pp} (micro-batches: {listed})")
-    return f"{TOO_LARGE} {' and '.join(names)}" if names else ""
+    return f"{TOO_LARGE} {' and '.join(names)}{LATE * late}" if names else ""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def find_uniform_plan(
     search = _Search(tables, ranking, check)
     complete = search.run()
     floor = search.floor(complete)
-    note = search.note()
+    note = search.note(complete)
     proven = complete and not note
     if proven and not settled:
         note = EVEN_ONLY
@@ -236,11 +236,12 @@ class _Search:
             bounds.append(self.reached)
         return min([self.ranking.floor, *bounds])
 
-    def note(self) -> str:
-        """Name outer choices that are too large and may have a better plan."""
+    def note(self, complete: bool) -> str:
+        """Name outer choices that are too large and may have a better plan; `complete`: as in `floor`."""
         floor = self.ranking.floor
         left = [entry for entry in self.too_large if entry.bound < floor]
-        return too_large_note((self.tables[entry.table], entry.outer) for entry in left)
+        parts = ((self.tables[entry.table], entry.outer) for entry in left)
+        return too_large_note(parts, not complete)
 
     def _rank_any(self) -> None:
         """Find a plan where the time was over before the first one, whatever outer choice has it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, without_dominated
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact import TOO_LARGE, TableResult, Verification
+from darts_parallel.exact import LATE, TOO_LARGE, TableResult, Verification
 from darts_parallel.gradient import SearchResult, explain_infeasible
 from darts_parallel.planner._descent_method import GRADIENT
 from darts_parallel.planner._exact_methods import (
@@ -121,7 +121,7 @@ def search_result(session: Session) -> SearchResult:
         raise ConfigError(
             f"search.method=exact has no plan: {reported.why}; try search.method=gradient."
         )
-    too_large = answer.note.startswith(TOO_LARGE)
+    too_large = answer.note.startswith(TOO_LARGE) and not answer.note.endswith(LATE)
     stopped_by = None if proven or too_large else "time_limit"
     if reported.interrupted:
         stopped_by = "user"

@@ -202,8 +202,8 @@ def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace
     other = f", or {closest(pinned[0], legal)}" if legal else ""
     given = pinned[0] if len(pinned) == 1 else list(pinned)
     raise ConfigError(
-        f"space.shard_size={given} must divide a data-parallel degree that the other pins allow; "
-        f"try 0, which shards over all its ranks{other}."
+        f"space.shard_size={given} must be above 1 and divide a data-parallel degree that the "
+        f"other pins allow; try 0, which shards over all its ranks{other}."
     )
 
 

@@ -56,6 +56,15 @@ def test_a_list_names_every_file_with_its_sizes(command: Command, name: str, lin
     assert [row.split()[0] for row in lines] == sorted(path.stem for path in folder.iterdir())
 
 
+def test_a_list_refuses_a_word_after_it(command: Command) -> None:
+    outcome = command("models", "llama3")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "models llama3 must be one word, since it lists all; try models, which has llama3" in (
+        outcome.err
+    )
+    assert command("models", "--help").status == 0
+
+
 @pytest.mark.parametrize("doc", key_docs(), ids=lambda doc: doc.key)
 def test_every_key_says_what_it_means_and_what_null_does(doc: KeyDoc) -> None:
     assert doc.complete, doc

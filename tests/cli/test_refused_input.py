@@ -73,6 +73,8 @@ REFUSED = [
     ("fsdp=true", "fsdp=true is not a key", "try zero=3."),
     ("zero3=true", "zero3=true is not a key", "try zero=3."),
     ("dtype=bf16", "is not a key", "try training.precision=bf16."),
+    ("lr=1", "lr=1 is not a key", "since no learning rate is planned."),
+    ("space.shard_size=1", "space.shard_size=1 must be above 1", "try 0"),
     ("load_in_4bit=true", "is not a key", "try training.lora_rank=16 training.frozen_bits=4."),
     ("gradient_accumulation_steps=4", "is not a key", "try num_micro_batches=..., or gbs="),
     ("layers_per_stage=20", "is not a key", "try price, whose plan.json has the layers"),

@@ -13,7 +13,7 @@ from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.exact import segments
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
-from darts_parallel.exact.result import deadline_check
+from darts_parallel.exact.result import LATE, TOO_LARGE, deadline_check
 from darts_parallel.exact.uniform import _even_seconds, find_uniform_plan, uniform_bounds
 from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table
@@ -141,6 +141,18 @@ def test_a_part_that_is_too_large_and_too_slow_does_not_end_the_proof(
         assert found.proven
         assert found.note == ""
         assert found.cost == pytest.approx(brute_force(tables[:1], space_kind).cost, rel=1e-12)
+
+
+@pytest.mark.parametrize("space_kind", ["uniform", "layerwise"])
+def test_the_note_of_a_large_part_names_the_clock_where_it_ended_the_others(
+    space_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [random_table(4, pp=pp, num_layers=7, num_choices=4, tightness=2.0) for pp in (3, 6)]
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 30)
+    for deadline, ended in ((math.inf, False), (0.0, True)):
+        note = find_layerwise_plan(tables, space_kind, deadline=deadline).note
+        assert note.startswith(TOO_LARGE)
+        assert note.endswith(LATE) == ended
 
 
 @pytest.mark.parametrize("space_kind", ["uniform", "layerwise"])
