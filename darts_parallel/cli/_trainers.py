@@ -7,16 +7,21 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from darts_parallel.config import EXPORTS
-from darts_parallel.cost import CostTable, build_tables, evaluate, without_dominated
+from darts_parallel.cost import PricedPlan, build_tables, evaluate
 from darts_parallel.errors import DartsParallelError
-from darts_parallel.exact import find_uniform_plan
+from darts_parallel.exact import find_uniform_within
 from darts_parallel.export import model_refusals, refusals, taken_by
-from darts_parallel.planner import Planned, first_blocks_plan, out_of_memory, tightened
-from darts_parallel.plans import Plan, job_facts, trainer_runs
+from darts_parallel.planner import (
+    Planned,
+    first_blocks_plan,
+    looser_tables,
+    out_of_memory,
+    tightened,
+)
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.report import fits_label, one_line, table_of
 from darts_parallel.report import seconds as seconds_label
@@ -90,7 +95,7 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
     config, plan = problem.config, planned.plan
     closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
     search = closed and planned.result is not None and not config.unsolved
-    rows = _TrainerRows(planned, seconds, time.monotonic() + SECONDS)
+    rows = _TrainerRows(plan, seconds, time.monotonic() + SECONDS)
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         try:
@@ -111,7 +116,7 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
 class _TrainerRows:
     """Makes the rows of all trainers."""
 
-    planned: Planned
+    plan: Plan
     seconds: float
     """Seconds of the chosen plan."""
     deadline: float
@@ -119,55 +124,55 @@ class _TrainerRows:
 
     def row(self, name: str, problem: Problem, own: Problem, *, takes: bool, search: bool) -> Offer:
         """Return a trainer's own best plan, or the chosen one where that is as fast."""
-        plan = self.planned.plan
         same = own.training == problem.training
-        taken = None
+        limit = own.config.space.out_of_memory
+        known, taken = inf, None
         if takes:
-            seconds = self.seconds if same else evaluate(plan, own).iteration_time_s
-            taken = Offer(name, plan, seconds, out_of_memory(plan, own), takes=True)
+            seconds = self.seconds if same else evaluate(self.plan, own).iteration_time_s
+            chance = out_of_memory(self.plan, own)
+            taken = Offer(name, self.plan, seconds, chance, takes=True)
             if same or not search:
                 return taken
-        cuts = own.config.abilities(name).own_stages
-        shared = same and problem.config.space.trainer is None and not cuts
-        if not shared:
-            own = tightened(own)
-        best = self._own_best(name, own, shared=shared)
-        layerwise = own.config.abilities(name).layerwise or own.config.space.executable
+            if (chance or 0.0) <= limit:
+                known = seconds
+        best = self._own_best(name, tightened(own), known)
+        layerwise = own.config.abilities(name).layerwise
         if best.plan is not None and layerwise and problem.config.space.kind != "uniform":
             best = replace(best, why=f"uniform; try trainer={name}")
         best = replace(best, takes=takes)
-        limit = own.config.space.out_of_memory
         # the chosen plan may be too risky by this trainer's own bytes
-        found = (offer for offer in (taken, best) if offer is not None and offer.plan is not None)
+        found = [offer for offer in (taken, best) if offer and offer.plan]
         return min(
             found, default=best, key=lambda one: ((one.chance or 0.0) > limit, one.seconds or inf)
         )
 
-    def _own_best(self, name: str, own: Problem, *, shared: bool) -> Offer:
-        """Return the best uniform plan of a trainer."""
-        again = f"trainer={name}"
+    def _own_best(self, name: str, own: Problem, known: float) -> Offer:
+        """Return the best uniform plan of a trainer that is not slower than `known` seconds."""
+        late = Offer(name, None, why=f"not finished; try trainer={name}")
         if time.monotonic() > self.deadline:
-            return Offer(name, None, why=f"not finished; try {again}")
-        if shared:
-            mine = list(_restricted(self.planned.tables, own))
-            own.tables.extend(mine)
-        else:
-            mine = [without_dominated(table) for table in build_tables(own)]
+            return late
+        mine = build_tables(own)
+        limit = own.config.space.out_of_memory
+
+        def keeps(candidate: PricedPlan) -> bool:
+            return (out_of_memory(candidate.to_plan(mine), own) or 0.0) <= limit
+
+        levels = [*looser_tables(own, mine), mine]
         for count in COUNTS:
-            found = find_uniform_plan(mine, deadline=self.deadline, count=count)
+            found = find_uniform_within(levels, keeps, known, self.deadline, count, False)
             ranked = list(found.alternatives)
-            if ranked:
-                limit = ranked[0].time * (1.0 - own.config.search.tie)
-                better = first_blocks_plan(mine, own, limit)
-                ranked = [better, *ranked] if better else ranked
+            least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
+            blocks = (first_blocks_plan(tables, own, least) for tables in levels)
+            better = next((plan for plan in blocks if plan is None or keeps(plan)), None)
+            ranked = [better, *ranked] if better else ranked
             for candidate in ranked:
                 plan = candidate.to_plan(mine)
                 if refusals(own, plan, name):
                     continue
-                why = "" if found.proven else f"unfinished; try {again}"
+                why = "" if found.proven else f"unfinished; try trainer={name}"
                 return Offer(name, plan, candidate.time, out_of_memory(plan, own), why=why)
             if not found.proven:
-                return Offer(name, None, why=f"not finished; try {again}")
+                return late
             if not ranked:
                 break
         return Offer(name, None, why="no plan of this space that it runs fits")
@@ -177,19 +182,3 @@ def own_problem(problem: Problem, name: str) -> Problem:
     """Return the problem of a trainer: uniform plans that it runs, by its own efficiencies."""
     config = problem.config.for_trainer(name, executable=False, kind="uniform")
     return Problem.from_config(config).leaving_free(problem.headroom)
-
-
-def _restricted(tables: Sequence[CostTable], own: Problem) -> Iterator[CostTable]:
-    """Yield the part of each table that the trainer of a problem runs."""
-    rules = own.config.abilities(str(own.config.space.trainer))
-    fused = torch.tensor([layer.fused_to_previous for layer in own.model.layers])
-    job = job_facts(own.model, own.training, own.software)
-    for table in tables:
-        schedule = table.pipeline.schedule
-        kept = [
-            i
-            for i, choice in enumerate(table.choices)
-            if trainer_runs(rules, job, table.pp, table.cp, schedule, choice)
-        ]
-        if kept:
-            yield without_dominated(replace(table.keep_choices(kept), fused_to_previous=fused))

@@ -23,3 +23,4 @@ from darts_parallel.exact.simulated import MAX_PRICED_PLANS as MAX_PRICED_PLANS
 from darts_parallel.exact.simulated import find_simulated_plan as find_simulated_plan
 from darts_parallel.exact.simulated import simulated_lower_bound as simulated_lower_bound
 from darts_parallel.exact.uniform import find_uniform_plan as find_uniform_plan
+from darts_parallel.exact.uniform import find_uniform_within as find_uniform_within

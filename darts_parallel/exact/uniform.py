@@ -5,7 +5,7 @@ bounds, each outer choice is bounded again by separate minima of the sum, bottle
 A configuration whose bound is below the best plans so far is solved exactly.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
@@ -43,6 +43,10 @@ from darts_parallel.exact.result import (
 from darts_parallel.exact.segments import StageSegments, too_many_segments
 
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
+Levels = Sequence[Sequence[CostTable]]
+"""Tables of several levels of memory."""
+PlanRule = Callable[[PricedPlan], bool]
+"""Whether a plan is accepted."""
 MAX_ELEMENTS = 2_000_000
 """Segments of configurations that are bounded at once: 16 MB an array."""
 
@@ -66,6 +70,27 @@ def find_uniform_plan(
     Returns:
         The best plan; `alternatives` holds the `count` best configurations, the best plan first.
     """
+    return find_uniform_within([tables], bool, incumbent, deadline, count, even)
+
+
+def find_uniform_within(
+    levels: Levels,
+    keeps: PlanRule,
+    incumbent: float,
+    deadline: float,
+    count: int,
+    even: bool,
+) -> TableResult:
+    """Return the optimal uniform plan of which `keeps` is true at some level of memory.
+
+    Without interleaving a configuration has the first of its best splits that `keeps` accepts, and
+    else its best split at the last level.
+
+    Args:
+        levels: Tables that differ in the memory alone, most memory first.
+        incumbent: As the other arguments: of `find_uniform_plan`.
+    """
+    tables = levels[-1]
     unknown = unknown_costs(tables)
     if unknown:
         return TableResult(None, least_bound(tables, "uniform"), False, 0, note=unknown)
@@ -75,7 +100,7 @@ def find_uniform_plan(
     bounds = rising_bounds(interleaved, "layerwise")
     complete = _rank_interleaved(tables, bounds, ranking, check)
     settled = not interleaved or (even and complete)
-    search = _Search(tables, ranking, check)
+    search = _Search(levels, ranking, check, keeps)
     complete = search.run()
     floor = search.floor(complete)
     note = search.note(complete)
@@ -183,6 +208,8 @@ class _Entry(NamedTuple):
     outer: int
     choice: int
     """Strategy; `EVERY` for a whole outer choice."""
+    level: int = 0
+    """Number of the tables in `_Search.levels`."""
 
 
 EVERY = -1
@@ -192,16 +219,25 @@ EVERY = -1
 class _Search:
     """State of the search over configurations without interleaving."""
 
-    def __init__(self, tables: Sequence[CostTable], ranking: _Ranking, check: Check) -> None:
-        self.tables = tables
+    def __init__(
+        self,
+        levels: Levels,
+        ranking: _Ranking,
+        check: Check,
+        keeps: PlanRule,
+    ) -> None:
+        self.levels = levels
+        """The tables with more and less memory, most first; bounds of the first ones hold for all."""
+        self.tables = levels[-1]
+        self.keeps = keeps
         self.ranking = ranking
         self.check = check
         self.reached = 0.0
         """Configurations of lower bounds are settled."""
-        even = _even_seconds(tables, ranking.count)
+        even = _even_seconds(self.tables, ranking.count)
         self.known = min(even * (1 + COST_TOLERANCE), ranking.ceiling)
         """Seconds that the wanted plans need at most."""
-        self.quick = dict(_quick_bounds(tables))
+        self.quick = dict(_quick_bounds(levels[0]))
         self.effort = sum(len(quick.seconds) for quick in self.quick.values())
         self.too_large: list[_Entry] = []
         """Outer choices that stay unsolved; their even plans are ranked."""
@@ -260,7 +296,7 @@ class _Search:
         quick = self.quick[entry.table, entry.outer]
         limit = min(self.ranking.limit, self.known)
         choices = quick.choices[quick.seconds <= limit]
-        tighter = uniform_bounds(table, entry.outer, choices, self.check)
+        tighter = uniform_bounds(self.levels[0][entry.table], entry.outer, choices, self.check)
         for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
             each = entry._replace(bound=bound, choice=choice)
             heappush(self.queue, each)
@@ -268,13 +304,19 @@ class _Search:
     def _solve(self, entry: _Entry) -> None:
         """Add the best split of a configuration, by a rising limit of its own."""
         choices = np.array([entry.choice])
-        table = self.tables[entry.table]
+        table = self.levels[entry.level][entry.table]
         solver = OuterChoiceSolver(table, entry.table, entry.outer, entry.bound, choices)
-        limit = min(self.ranking.limit, solver.most_expensive())
+        limit = min(self.ranking.limit, self.known, solver.most_expensive())
         plan = solver.solve("stagewise", limit, self.check)
-        if plan is not None:
-            self.ranking.add(plan)
         self.effort += solver.labels
+        level = entry.level + 1
+        if plan is None:
+            return
+        if level == len(self.levels) or self.keeps(plan):
+            self.ranking.add(plan)
+            return
+        (bound,) = uniform_bounds(self.levels[level][entry.table], entry.outer, choices, self.check)
+        heappush(self.queue, entry._replace(bound=float(bound), level=level))
 
 
 def _even_seconds(tables: Sequence[CostTable], count: int) -> float:

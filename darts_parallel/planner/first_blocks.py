@@ -39,8 +39,8 @@ def first_blocks_plan(
     for number, table in enumerate(tables):
         if table.pipeline.simulated or not table.has_plain_stages:
             continue
-        for pair in _pairs(table):
-            for starts in _even_starts(table):
+        for starts in _even_starts(table):
+            for pair in _pairs(table):
                 plans = _with_first_blocks(table, pair, starts, blocks, seconds)
                 best = _faster(best, number, table, plans, seconds)
     for _ in range(SHIFTS):
@@ -90,14 +90,10 @@ def _with_first_blocks(
     place = before - before[starts][begun]
     most = int(place[blocks].max())
     allowed = table.allowed[:, kept] & table.allowed[:, full]
-    outer = torch.nonzero(allowed).flatten()
-    # without recomputation a plan is as fast as its pairs can be
-    alone = HardPlans(
-        outer,
-        torch.full((len(outer), table.num_layers), kept),
-        starts.expand(len(outer), -1),
-    )
-    outer = outer[evaluate_batch(table, alone).iteration_time < limit]
+    # without recomputation a plan is as fast as its pairs can be, in stages of equal seconds
+    work = table.time[..., kept].amin(1).sum(1)
+    least = work * (1.0 + (table.num_micro_batches - 1.0) / table.pp)
+    outer = torch.nonzero(allowed & (least < limit)).flatten()
     counts = torch.arange(1, most + 1)
     rows = torch.where(blocks & (place < counts.unsqueeze(1)), full, kept)
     choices = rows.repeat(len(outer), 1)

@@ -74,6 +74,19 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     return problem.leaving_free(_headroom(distance))
 
 
+def looser_tables(problem: Problem, tables: Sequence[CostTable]) -> list[Sequence[CostTable]]:
+    """Return the tables of a problem with less memory left free, by `LEVELS`, most memory first.
+
+    With less left free than the residual error of all devices asks for, no plan keeps the chance.
+    """
+    allowed = problem.config.space.out_of_memory
+    least = _headroom(_quantile(allowed) * posterior(problem).residuals.memory)
+    headrooms = {
+        max(tightened(problem, chance).headroom, least) for chance in LEVELS if chance > allowed
+    }
+    return [_asked_at(problem, headroom, tables).tables for headroom in sorted(headrooms)]
+
+
 def _quantile(chance: float) -> float:
     """Return the standard deviations that an error exceeds with a chance."""
     return -NormalDist().inv_cdf(min(max(chance, 1e-9), 1.0 - 1e-9))

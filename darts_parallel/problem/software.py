@@ -13,9 +13,14 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from darts_parallel.config import DeviceConfig, TrainingConfig, config_dir, group_names, require
+from darts_parallel.config import (
+    DeviceConfig,
+    TrainingConfig,
+    config_dir,
+    fast_yaml,
+    group_names,
+    require,
+)
 from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
@@ -217,7 +222,7 @@ def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Sof
 @lru_cache(maxsize=32)
 def _shipped(name: str) -> Software:
     text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
-    return _software(name, yaml.safe_load(text) or {})  # type: ignore[no-untyped-call]
+    return _software(name, fast_yaml(text) or {})
 
 
 def _software(name: str, data: dict[str, Any]) -> Software:

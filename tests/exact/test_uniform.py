@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from darts_parallel.cost import build_tables
+from darts_parallel.cost import PricedPlan, build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.exact import segments
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import LATE, TOO_LARGE, deadline_check
-from darts_parallel.exact.uniform import _even_seconds, find_uniform_plan, uniform_bounds
+from darts_parallel.exact.uniform import (
+    _even_seconds,
+    find_uniform_plan,
+    find_uniform_within,
+    uniform_bounds,
+)
 from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table
 
@@ -48,6 +53,28 @@ def test_bounds_of_all_configurations_lie_below_their_best_splits() -> None:
                 only = table.select([o])
                 only.allowed.copy_(torch.arange(len(table.choices)) == c)
                 assert bound <= brute_force([only], "uniform").cost * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_several_levels_of_memory_the_loosest_whose_plan_keeps_the_rule_counts(
+    seed: int,
+) -> None:
+    usual = random_table(seed, pp=3, num_layers=7, num_choices=4, tightness=0.6)
+    looser = [[replace(usual, capacity=share * usual.capacity)] for share in (1.5, 1.2)]
+    costs = [find_uniform_plan(tables).cost for tables in (*looser, [usual])]
+
+    def least(rule: float) -> float:
+        def keeps(plan: PricedPlan) -> bool:
+            peak = evaluate_batch(usual, plan.plan).memory.amax()
+            return bool(peak <= rule * usual.stage_capacity.amax())
+
+        return find_uniform_within(
+            [*looser, [usual]], keeps, math.inf, math.inf, 1, even=False
+        ).cost
+
+    assert least(math.inf) == pytest.approx(costs[0], rel=1e-12)
+    assert least(0.0) == pytest.approx(costs[2], rel=1e-12)
+    assert costs[0] * (1 - 1e-12) <= least(1.2) <= costs[1] * (1 + 1e-12)
 
 
 def test_alternatives_are_the_best_configurations_in_order() -> None:
