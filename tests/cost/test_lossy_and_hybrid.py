@@ -131,7 +131,7 @@ def test_lossy_and_hybrid_choices_enter_only_when_they_are_listed() -> None:
 
 def test_a_shard_size_that_divides_no_degree_is_refused_and_the_advice_works() -> None:
     pins = ["space.zero_stage=1", "space.dp=4"]
-    with pytest.raises(ConfigError, match=r"space\.shard_size=3 must divide.*try 0"):
+    with pytest.raises(ConfigError, match=r"space\.shard_size=3 must be above 1 and divide.*try 0"):
         choices("space.shard_size=3", *pins)
     assert choices("space.shard_size=0", *pins)
 
