@@ -159,11 +159,16 @@ class _TrainerRows:
 
         levels = [*looser_tables(own, mine), mine]
         for count in COUNTS:
-            found = find_uniform_within(levels, keeps, known, self.deadline, count, False)
+            found = find_uniform_within(levels, keeps, known, self.deadline, count, even=False)
             ranked = list(found.alternatives)
             least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
-            blocks = (first_blocks_plan(tables, own, least) for tables in levels)
-            better = next((plan for plan in blocks if plan is None or keeps(plan)), None)
+            for tables in levels:
+                # the first level has the most memory: what finds nothing there finds nothing later
+                better = first_blocks_plan(tables, own, least)
+                if better is None or keeps(better):
+                    break
+            else:
+                better = None
             ranked = [better, *ranked] if better else ranked
             for candidate in ranked:
                 plan = candidate.to_plan(mine)

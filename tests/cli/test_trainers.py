@@ -12,7 +12,8 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.export import export_plan, taken_by
 from darts_parallel.planner import out_of_memory
 from darts_parallel.planner.planning import plan
-from darts_parallel.problem.problem import load_problem
+from darts_parallel.plans import Plan
+from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report import shown_path
 from tests.support.commands import TOY, Command
 
@@ -98,6 +99,24 @@ def test_a_row_is_as_fast_as_the_trainers_own_command(
     assert alone * (1.0 - problem.config.search.tie) <= row.seconds <= alone * (1.0 + 1e-9)
     assert out_of_memory(row.plan, own_problem(planned.problem, trainer)) == row.chance
     assert row.chance <= problem.config.space.out_of_memory
+
+
+@pytest.mark.parametrize("risky", [True, False])
+def test_a_row_recomputes_the_first_blocks_only_where_that_keeps_the_chance(
+    risky: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mixed(own: Plan) -> bool:
+        return len({layer.recompute for layer in own.layers}) > 1
+
+    def chance(own: Plan, problem: Problem) -> float | None:
+        return 1.0 if risky and mixed(own) else out_of_memory(own, problem)
+
+    monkeypatch.setattr(_trainers, "EXPORTS", ("megatron",))
+    monkeypatch.setattr(_trainers, "out_of_memory", chance)
+    planned = plan(load_problem(["space=uniform", "search=exact"]))
+    (row,) = offers(planned.problem, planned, float("inf"))
+    assert mixed(row.plan) is not risky
+    assert row.chance <= planned.problem.config.space.out_of_memory
 
 
 def test_what_one_trainer_sets_refuses_no_other() -> None:

@@ -77,6 +77,16 @@ def test_of_several_levels_of_memory_the_loosest_whose_plan_keeps_the_rule_count
     assert costs[0] * (1 - 1e-12) <= least(1.2) <= costs[1] * (1 + 1e-12)
 
 
+def test_what_fits_with_more_memory_alone_is_found_where_it_keeps_the_rule() -> None:
+    table = random_table(0, tightness=3.0)
+    small = replace(table, capacity=torch.full_like(table.capacity, 1e-3))
+    for kept, seconds in ((True, find_uniform_plan([table]).cost), (False, math.inf)):
+        found = find_uniform_within(
+            [[table], [small]], lambda _, kept=kept: kept, math.inf, math.inf, 1, even=False
+        )
+        assert found.cost == seconds
+
+
 def test_alternatives_are_the_best_configurations_in_order() -> None:
     for seed in range(4):
         table = random_table(seed, pp=2, num_layers=6, num_choices=4, tightness=1.5)
