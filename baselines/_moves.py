@@ -11,6 +11,7 @@ from darts_parallel.cost import (
     CostTable,
     HardPlans,
     even_uniform_plans,
+    float_tensor,
     lightest_plans,
     unit_starts,
 )
@@ -284,7 +285,7 @@ class RandomMoves:
         self.space = space
         self.generator = generator
         values = list(vars(weights).values())
-        self.weights = torch.tensor(values, dtype=torch.float64)
+        self.weights = float_tensor(values)
         self.names = list(vars(weights))
 
     def _uniform(self, *shape: int) -> Tensor:

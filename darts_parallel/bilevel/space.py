@@ -17,6 +17,7 @@ from darts_parallel.cost import (
     build_tables,
     endless,
     evaluate_batch,
+    float_tensor,
     with_versions,
     without_dominated,
 )
@@ -114,8 +115,8 @@ class LogSlowdown:
         gradient: Sequence[float],
     ) -> "LogSlowdown":
         """Price pairs alike in all blocks; arguments have the lengths Kf and Kg."""
-        sums = torch.tensor([list(forward)] * len(self.forward), dtype=torch.float64)
-        sent = torch.tensor([list(gradient)] * len(self.gradient), dtype=torch.float64)
+        sums = float_tensor([list(forward)] * len(self.forward))
+        sent = float_tensor([list(gradient)] * len(self.gradient))
         return replace(self, forward=sums, gradient=sent)
 
     def at_bits(
@@ -147,7 +148,7 @@ class LogSlowdown:
         """Price every layer under every strategy of a table by its bits, shape `(L, C)`."""
         candidates = [Candidate.of(choice) for choice in table.choices]
         edge = [0.0 if candidate.lossless else EDGE_PRICE for candidate in candidates]
-        result = torch.tensor([edge] * table.num_layers, dtype=torch.float64)
+        result = float_tensor([edge] * table.num_layers)
         end = FIRST_BLOCK + len(self.forward)
         result[FIRST_BLOCK:end] = self._on_blocks(candidates)
         return result

@@ -8,6 +8,7 @@ plans in a batch. Seconds and bytes are float64.
 from darts_parallel.cost.asynchronous import ENDLESS as ENDLESS
 from darts_parallel.cost.asynchronous import endless as endless
 from darts_parallel.cost.asynchronous import with_versions as with_versions
+from darts_parallel.cost.choices import float_tensor as float_tensor
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import LOSSLESS as LOSSLESS
 from darts_parallel.cost.collectives import RingGroup as RingGroup

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from darts_parallel.config import TrainingConfig
-from darts_parallel.cost.choices import element_bytes
+from darts_parallel.cost.choices import element_bytes, float_tensor
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.memory import parameters_per_rank
 from darts_parallel.problem import Model
@@ -47,7 +47,7 @@ def with_versions(
     """
     enough = table.num_micro_batches >= table.pp
     table = table.select(enough.nonzero().flatten())
-    tp = torch.tensor([choice.tp for choice in table.choices], dtype=torch.float64)
+    tp = float_tensor([choice.tp for choice in table.choices])
     whole = torch.tensor([choice.zero_stage <= WHOLE for choice in table.choices])
     vocabulary = model.config.vocab_size
     numbers = [parameters_per_rank(layer, vocabulary, tp) for layer in model.layers]

@@ -82,8 +82,8 @@ def _expert_replicas(choice: LayerStrategy, cp: int) -> int:
     return max(ranks // (choice.etp * choice.ep), 1)
 
 
-def float_tensor(values: Sequence[Any]) -> Tensor:
-    """Return numbers as float64."""
+def float_tensor(values: float | Sequence[Any]) -> Tensor:
+    """Return a number, or nested ones, as float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 

@@ -244,11 +244,11 @@ def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) 
     if table.pipeline.simulated:
         passes = pass_seconds(table, plans, reading.between)
         if linear:
-            path = Criticalities.of(passes, sync_seconds, counts, table.pp, table.pipeline)
+            path = Criticalities.of(passes, sync_seconds, counts, table.pipeline)
             total = path.seconds(passes, sync_seconds)
             ends = total.unsqueeze(1).expand_as(device_seconds)
         else:
-            total, ends = simulated_seconds(passes, sync_seconds, counts, table.pp, table.pipeline)
+            total, ends = simulated_seconds(passes, sync_seconds, counts, table.pipeline)
     else:
         end = pipeline_seconds(stage_seconds, counts)
         total = end + sync_seconds.amax(1)

@@ -109,7 +109,7 @@ class SearcherModel:
         efficiency = CONSTANTS["BASE_EFF"] / (of_dp * of_tp * of_imbalance)
         compute = self.flops / (self.peak * dp * tp * efficiency)
         piped = torch.log2(pp).clamp(0.0, 1.0)
-        whole = torch.log2(torch.tensor(self.beyond / self.gpus, dtype=torch.float64))
+        whole = torch.log2(float_tensor(self.beyond / self.gpus))
         outside = (torch.log2(dp / self.gpus) / whole).clamp(0.0, 1.0)
         per_byte = (1 - outside) / self.inside + outside / self.between
         reduced = self.collectives * self.activation / tp

@@ -118,7 +118,6 @@ def simulated_seconds(
     passes: PassSeconds,
     sync: Tensor,
     counts: Tensor,
-    pp: int,
     model: PipelineModel,
 ) -> tuple[Tensor, Tensor]:
     """Return the seconds of an iteration; every device synchronises after its last backward.
@@ -127,7 +126,6 @@ def simulated_seconds(
         passes: Of B plans.
         sync: Gradient synchronisation and optimizer of every device, `(B, pp)`.
         counts: Micro-batches, `(B,)`.
-        pp: Devices.
 
     Returns:
         Seconds of the iteration, `(B,)`, and until each device has ended its last pass, `(B, pp)`.
@@ -136,7 +134,7 @@ def simulated_seconds(
     ends = torch.zeros_like(sync)
     for count in sorted(set(counts.tolist())):
         index = torch.nonzero(counts == count).squeeze(1)
-        some = device_ends(passes[index], model.schedule, pp, count)
+        some = device_ends(passes[index], model.schedule, sync.shape[1], count)
         ends = ends.index_copy(0, index, some)
     if model.together:
         last = ends.amax(1, keepdim=True)
@@ -329,14 +327,13 @@ class Criticalities:
         passes: PassSeconds,
         sync: Tensor,
         counts: Tensor,
-        pp: int,
         model: PipelineModel,
     ) -> "Criticalities":
         """Count the passes of one longest path of each plan; arguments as in `simulated_seconds`."""
         leaves = [row.detach().clone().requires_grad_() for row in (*vars(passes).values(), sync)]
         with torch.enable_grad():
             copied = PassSeconds(*leaves[:4])
-            total, _ = simulated_seconds(copied, leaves[4], counts, pp, model)
+            total, _ = simulated_seconds(copied, leaves[4], counts, model)
         gradients = torch.autograd.grad(
             total.sum(), leaves, allow_unused=True, materialize_grads=True
         )
@@ -368,20 +365,18 @@ class PathMemory:
         passes: PassSeconds,
         sync: Tensor,
         counts: Tensor,
-        pp: int,
         model: PipelineModel,
     ) -> tuple[Tensor, Tensor]:
         """Return the seconds of an iteration along the longest remembered path, differentiable.
 
         Args:
-            passes, sync, counts, pp, model: As in `simulated_seconds`, of the same B plans at
-                every call.
+            passes, sync, counts, model: As in `simulated_seconds`, of the same B plans at every call.
 
         Returns: Seconds, and the part of them that is synchronisation, each `(B,)`; exact in steps
             that simulate.
         """
         if self.steps % self.every == 0:
-            newest = Criticalities.of(passes, sync, counts, pp, model)
+            newest = Criticalities.of(passes, sync, counts, model)
             self.paths = [*self.paths, newest][-self.keep :]
         self.steps += 1
         values = torch.stack([path.seconds(passes, sync) for path in self.paths])

@@ -51,6 +51,7 @@ from darts_parallel.cost import (
     build_tables,
     evaluate_batch,
     even_uniform_plans,
+    float_tensor,
     lightest_plans,
     without_dominated,
     without_needless_simulation,
@@ -402,7 +403,7 @@ class GradientSearch:
         for group, entry in zip(self.groups, chosen, strict=True):
             aims = [start.aim for start in entry.starts]
             whole = [start.whole for start in entry.starts]
-            shares = torch.tensor(aims, dtype=torch.float64)
+            shares = float_tensor(aims)
             group.settle(entry.first_layers, shares, torch.tensor(whole))
         self.optimizer = self._new_optimizer()
         self.optimizer.betas = SETTLING_BETAS

@@ -19,7 +19,15 @@ import torch
 from torch.autograd.functional import jacobian
 
 from darts_parallel.config import OFFLOADS
-from darts_parallel.cost import Array, BatchCost, CostTable, HardPlans, PricedPlan, evaluate_batch
+from darts_parallel.cost import (
+    Array,
+    BatchCost,
+    CostTable,
+    HardPlans,
+    PricedPlan,
+    evaluate_batch,
+    float_tensor,
+)
 from darts_parallel.plans import Plan
 
 MAX_STEPS = 200
@@ -46,7 +54,7 @@ def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tup
     given_shares = table.host is not None and table.host.fractions is not None
     if not plan.offload or not closed or given_shares:
         return plan, entry.time
-    given = torch.tensor(plan.offload, dtype=torch.float64)
+    given = float_tensor(plan.offload)
     programme = _Programme(table, entry.plan)
     shares = programme.solve(given)
     cost = _priced(table, entry.plan, shares)

@@ -15,6 +15,7 @@ from darts_parallel.cost import (
     PricedPlan,
     canonical,
     evaluate_batch,
+    float_tensor,
     table_reading,
 )
 from darts_parallel.exact import balanced_plans
@@ -226,7 +227,7 @@ class PlanPool:
             times.append(entries[0].time if entries else float("inf"))
         # without any plan at all the best of all is infinite, too
         best = math.log(min(self.best_time, MOST_SECONDS))
-        fastest = torch.tensor(times, dtype=torch.float64)
+        fastest = float_tensor(times)
         return fastest.log() - best
 
     def top(self, count: int) -> list[PricedPlan]:

@@ -279,11 +279,10 @@ class Surrogate:
         size = syncs.shape[:2]
         counts = table.num_micro_batches.repeat_interleave(size[1])
         syncs = syncs.flatten(0, 1)
-        pipeline = (table.pp, table.pipeline)
         if paths is not None:
-            total, awaited = paths.seconds(passes, syncs, counts, *pipeline)
+            total, awaited = paths.seconds(passes, syncs, counts, table.pipeline)
         else:
-            total, ends = simulated_seconds(passes, syncs, counts, *pipeline)
+            total, ends = simulated_seconds(passes, syncs, counts, table.pipeline)
             awaited = total - ends.amax(1)
         return total.view(size), awaited.view(size)
 

@@ -135,8 +135,7 @@ class MoveEvaluator:
         table = self.table
         outer = int(plan.outer[0])
         count = table.num_micro_batches[plan.outer]
-        pipeline = (table.pp, table.pipeline)
-        path = Criticalities.of(plan.passes, plan.sync, count, *pipeline)
+        path = Criticalities.of(plan.passes, plan.sync, count, table.pipeline)
         newest = self.paths[outer][1 - MAX_PATHS :]
         self.paths[outer] = [*newest, path]
 
@@ -175,6 +174,5 @@ class _Priced:
     def simulated(self, table: CostTable) -> Tensor:
         """Return seconds per iteration, `(B,)`."""
         counts = table.num_micro_batches[self.outer]
-        pipeline = (table.pp, table.pipeline)
-        total, _ = simulated_seconds(self.passes, self.sync, counts, *pipeline)
+        total, _ = simulated_seconds(self.passes, self.sync, counts, table.pipeline)
         return total + self.per_iteration

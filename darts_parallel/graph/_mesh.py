@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-import torch
 from torch import Tensor
 
-from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, reduce_scatter
+from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, float_tensor, reduce_scatter
 from darts_parallel.graph._states import (
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -104,7 +103,7 @@ class DeviceMeshSpec:
 
 def tensor(value: float) -> Tensor:
     """Return a number as the cost model takes it."""
-    return torch.tensor([value], dtype=torch.float64)
+    return float_tensor([value])
 
 
 def _bits(placement: str) -> int:

@@ -25,6 +25,7 @@ from darts_parallel.cost import (
     build_tables,
     evaluate_batch,
     even_uniform_plans,
+    float_tensor,
     products,
 )
 from darts_parallel.errors import InfeasibleError, UnsupportedError
@@ -155,7 +156,7 @@ class ProductSearch:
     """Seconds by cause of every product that was priced."""
 
     def __post_init__(self) -> None:
-        self.factors = torch.tensor(prime_factors(self.num_devices), dtype=torch.float64)
+        self.factors = float_tensor(prime_factors(self.num_devices))
 
     def price(self, some: Iterable[Product]) -> None:
         """Score the products that are new."""

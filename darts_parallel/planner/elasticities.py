@@ -19,6 +19,7 @@ from darts_parallel.cost import (
     HardPlans,
     build_tables,
     evaluate_batch,
+    float_tensor,
     hard_plan,
     with_memory,
     without_dominated,
@@ -95,7 +96,7 @@ def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, flo
     """
     table, hard, _ = hard_plan(plan, problem)
     assert table.host is not None
-    shares = torch.tensor(plan.offload, dtype=torch.float64, requires_grad=True)
+    shares = float_tensor(plan.offload).requires_grad_()
     host = replace(table.host, fractions=shares)
     cost = evaluate_batch(replace(table, host=host), hard)
     seconds = cost.iteration_time[0]
@@ -133,7 +134,7 @@ class _Leaves:
                 continue
             key = f"{name}.{own.name}"
             if key not in self.figures:
-                leaf = torch.tensor(float(value), dtype=torch.float64)
+                leaf = float_tensor(float(value))
                 self.figures[key] = leaf.requires_grad_()
             changed[own.name] = self.figures[key]
         return replace(owner, **changed)

@@ -7,7 +7,7 @@ the file, wider on GPUs whose own runs the fit misses).
 """
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, sqrt
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import RunConfig, config_dir, fast_yaml
+from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Cluster, Problem
 
@@ -85,11 +86,6 @@ Slopes = Mapping[LatentPlace, float]
 """d logarithm / d latent parameter: elasticities in the transformed (unconstrained) quantities."""
 LatentKey = tuple[str, str, str]
 """Quantity, scope and name of a latent number of the calibration."""
-
-
-def doubles(values: Iterable[float]) -> Tensor:
-    """Return numbers as a vector of 64 bits."""
-    return torch.tensor(list(values), dtype=torch.float64)
 
 
 class ResidualSpreads(NamedTuple):
@@ -185,8 +181,8 @@ class Posterior:
         seen = [slopes_of(run) for run in self.runs]
         if residual is None:
             sds = [0.0] * count + [run.sd for run in self.runs]
-            residual = doubles(sds).square().diag()
-        errors = doubles(run.error for run in self.runs)
+            residual = float_tensor(sds).square().diag()
+        errors = float_tensor([run.error for run in self.runs])
         whole = self._prior_covariance([*rows, *seen]) + residual
         prior = whole[:count, :count]
         shared = whole[count:, :count]
@@ -203,11 +199,11 @@ class Posterior:
         known = [key for key in columns if key in self.keys]
         index = torch.tensor([self.keys[key] for key in known], dtype=torch.long)
         known_columns = [columns.pop(key) for key in known]
-        sides = torch.tensor(known_columns, dtype=torch.float64).reshape(-1, len(rows))
+        sides = float_tensor(known_columns).reshape(-1, len(rows))
         result = sides.T @ self.covariance[index][:, index] @ sides
         for (quantity, scope, _), column in columns.items():
             sd = float(self.quantities[quantity]["prior_sd"][scope or BASE])
-            side = sd * doubles(column)
+            side = sd * float_tensor(column)
             result = result + torch.outer(side, side)
         return result
 
@@ -242,7 +238,7 @@ class Posterior:
             worst = 0.0
             for reserved, covariance in known:
                 share = min(reserved / room, 1.0)
-                shares = doubles([share, 1.0 - share])
+                shares = float_tensor([share, 1.0 - share])
                 worst = max(worst, float(shares @ covariance @ shares))
             return sqrt(worst + self.residuals.memory**2)
 
@@ -332,7 +328,7 @@ def _shipped() -> dict[bool, Posterior]:
             for name, (_, sd) in pairs.items():
                 keys[quantity, "" if scope == BASE else scope, name] = len(sds)
                 sds.append(sd)
-    scale = doubles(sds)
+    scale = float_tensor(sds)
     correlation = read_correlation(path.with_suffix(".npz"), len(sds))
     covariance = correlation * torch.outer(scale, scale)
     kinds = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import NARROW, RunConfig
-from darts_parallel.cost import CostBreakdown, evaluate, hard_plan, static_bytes_of
+from darts_parallel.cost import CostBreakdown, evaluate, float_tensor, hard_plan, static_bytes_of
 from darts_parallel.planner.figure_posterior import (
     FACTORS,
     NORMAL,
@@ -24,7 +24,6 @@ from darts_parallel.planner.figure_posterior import (
     LatentPlace,
     Posterior,
     Slopes,
-    doubles,
     family,
     link_place,
     posterior,
@@ -91,7 +90,7 @@ def intervals(
     covariance = known.covariances(memory_slopes(plan, problem))
     spread = known.residuals.memory
     sd = (covariance.diagonal() + spread**2).sqrt()
-    used = doubles(cost.memory_bytes)
+    used = float_tensor(cost.memory_bytes)
     room = _room(cost)
     half_bytes = NORMAL * sd * used
     lower = (used - half_bytes).clamp(min=0.0).tolist()
@@ -126,7 +125,7 @@ def _room(cost: CostBreakdown) -> Tensor:
 
     Errors of bytes add in bytes: a longer sequence adds bytes and error, and leaves less room.
     """
-    return doubles(cost.capacity_bytes) / doubles(cost.memory_bytes) - 1.0
+    return float_tensor(cost.capacity_bytes) / float_tensor(cost.memory_bytes) - 1.0
 
 
 def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:
@@ -219,7 +218,7 @@ def memory_slopes(plan: Plan, problem: Problem) -> list[dict[LatentPlace, float]
     devices = stage_devices(plan, problem.cluster)
     table, hard, cost = hard_plan(plan, problem)
     bytes_ = cost.memory[0]
-    reserved = doubles(float(device.reserved) for device in devices)
+    reserved = float_tensor([float(device.reserved) for device in devices])
     total = bytes_ + reserved
     shares = {RESERVED: (reserved - CONTEXT_GIB * GIB).clamp(min=0.0) / total}
     if table.host is None:

@@ -24,6 +24,7 @@ from darts_parallel.cost import (
     build_tables,
     evaluate,
     even_uniform_plans,
+    float_tensor,
 )
 from darts_parallel.errors import PlanError
 from darts_parallel.exact import (
@@ -32,7 +33,7 @@ from darts_parallel.exact import (
 )
 from darts_parallel.gradient import PlanPool, repartitioned
 from darts_parallel.planner.elasticities import time_elasticities
-from darts_parallel.planner.figure_posterior import NORMAL, REPEAT, Moved, doubles, posterior
+from darts_parallel.planner.figure_posterior import NORMAL, REPEAT, Moved, posterior
 from darts_parallel.planner.prediction_intervals import out_of_memory, time_slopes
 from darts_parallel.planner.run_figures import Trial, memory_run, seconds_run
 from darts_parallel.plans import Plan
@@ -193,10 +194,10 @@ def _errors_given_trials(problem: Problem, plans: Sequence[Plan], trials: Sequen
     runs = [run for trial in trials if (run := seconds_run(trial, problem))]
     near = _nearness(problem.training.global_batch_size, [*plans, *tried])
     residual = known.residuals.shared**2 + known.residuals.own**2 * near
-    repeats = doubles([0.0] * len(plans) + [REPEAT**2] * len(tried))
+    repeats = float_tensor([0.0] * len(plans) + [REPEAT**2] * len(tried))
     # the figures of the cluster are those after its own runs already, which are of other jobs
     earlier = [replace(run, error=0.0) for run in known.runs]
-    noise = doubles(run.sd**2 for run in earlier)
+    noise = float_tensor([run.sd**2 for run in earlier])
     slopes = []
     for plan in plans:
         elasticities = time_elasticities(plan, problem)
@@ -209,7 +210,7 @@ def _errors_given_trials(problem: Problem, plans: Sequence[Plan], trials: Sequen
 
 def _nearness(batch: int, plans: Sequence[Plan]) -> Tensor:
     """Return the correlation of what the model gets wrong of two plans, `(N, N)`."""
-    places = torch.tensor([_coordinates(plan, batch) for plan in plans], dtype=torch.float64)
+    places = float_tensor([_coordinates(plan, batch) for plan in plans])
     squares = torch.cdist(places, places) ** 2
     return torch.exp(-squares / (2.0 * NEAR**2))
 

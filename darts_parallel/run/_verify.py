@@ -9,7 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.cost import StateBytes, parameters_per_rank, state_bytes, static_bytes
+from darts_parallel.cost import (
+    StateBytes,
+    float_tensor,
+    parameters_per_rank,
+    state_bytes,
+    static_bytes,
+)
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_rows
@@ -88,7 +94,7 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, fl
     for index in range(len(plan.layers)):
         if plan.stage_of_layer[index] != stage:
             continue
-        zero = _scalar(plan.layers[index].zero_stage)
+        zero = float_tensor(plan.layers[index].zero_stage)
         for parameters, shards in _parameter_groups(problem, plan, index):
             for kind, part in enumerate(kinds):
                 sums[kind] += float(static_bytes(parameters, shards, zero, part))
@@ -102,17 +108,13 @@ def _parameter_groups(problem: Problem, plan: Plan, index: int) -> list[tuple[Te
     if index == head_index(problem) and share_one_table(problem, plan):
         spec = replace(spec, vocabulary_parameters=0)
     vocabulary = problem.model.config.vocab_size
-    parameters = parameters_per_rank(spec, vocabulary, _scalar(strategy.tp))
-    groups = [(parameters, _scalar(shard_ranks(strategy)))]
+    parameters = parameters_per_rank(spec, vocabulary, float_tensor(strategy.tp))
+    groups = [(parameters, float_tensor(shard_ranks(strategy)))]
     if spec.experts is not None:
         held = strategy.ep * strategy.etp
         replicas = problem.cluster.num_devices // plan.pp // held
-        groups.append((_scalar(spec.experts.parameters / held), _scalar(replicas)))
+        groups.append((float_tensor(spec.experts.parameters / held), float_tensor(replicas)))
     return groups
-
-
-def _scalar(value: float) -> torch.Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)
 
 
 TOLERANCE = 1e-5

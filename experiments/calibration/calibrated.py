@@ -21,6 +21,7 @@ import yaml
 from torch import Tensor
 
 from darts_parallel.config import config_dir
+from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
 from darts_parallel.planner import BASE, correlation_bytes
 from darts_parallel.plans import write_bytes, write_text
@@ -124,10 +125,10 @@ class Parameters:
                 names = sorted({place.name(scope) for place in everywhere})
                 sds |= {(quantity.name, scope, name): sd for name in names}
         self.keys = list(sds)
-        self.sd = torch.tensor(list(sds.values()), dtype=torch.float64)
+        self.sd = float_tensor(list(sds.values()))
         wider = {(q.name, scope): sd for q in quantities for scope, sd in q.unseen.items()}
         unseen = [wider.get(key[:2], sd) for key, sd in sds.items()]
-        self.unseen_sd = torch.tensor(unseen, dtype=torch.float64)
+        self.unseen_sd = float_tensor(unseen)
         """Standard deviations where no run says anything, `(P,)`."""
         self.index = {key: i for i, key in enumerate(self.keys)}
         own = {quantity.name for quantity in quantities if quantity.experts}
@@ -185,7 +186,7 @@ class Calibrated:
     def latent(self, parameters: Parameters) -> Tensor:
         """Return these numbers in the order of `parameters`, 0 for those that are not among them."""
         known = dict(zip(self.keys, self.mean.tolist(), strict=True))
-        return torch.tensor([known.get(key, 0.0) for key in parameters.keys], dtype=torch.float64)
+        return float_tensor([known.get(key, 0.0) for key in parameters.keys])
 
     def deviation(self, quantity: str, scope: str, name: str) -> float:
         """Return a deviation on the unbounded scale; 0 where there were no runs."""
@@ -218,7 +219,7 @@ class Calibrated:
             for scope in quantity.sd:
                 pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
                 found |= {(quantity.name, scope, name): pair for name, pair in pairs.items()}
-        table = torch.tensor(list(found.values()), dtype=torch.float64)
+        table = float_tensor(list(found.values()))
         return Calibrated(
             tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64)
         )

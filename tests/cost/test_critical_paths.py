@@ -36,12 +36,12 @@ def test_a_critical_path_gives_its_own_seconds_and_bounds_those_of_other_plans(
     pp, model = 3, PipelineModel(True, schedule, blocking)
     count = torch.tensor([6, 12, 30, 60])
     passes, sync = pipelines(0, pp * chunks, pp)
-    path = Criticalities.of(passes, sync, count, pp, model)
-    total, _ = simulated_seconds(passes, sync, count, pp, model)
+    path = Criticalities.of(passes, sync, count, model)
+    total, _ = simulated_seconds(passes, sync, count, model)
     torch.testing.assert_close(path.seconds(passes, sync), total, rtol=1e-12, atol=0.0)
     for seed in range(1, 6):
         others, syncs = pipelines(seed, pp * chunks, pp)
-        exact = simulated_seconds(others, syncs, count, pp, model)[0]
+        exact = simulated_seconds(others, syncs, count, model)[0]
         assert (path.seconds(others, syncs) <= exact * (1 + 1e-12)).all()
 
 
@@ -51,8 +51,8 @@ def test_remembered_paths_are_exact_where_they_are_taken_and_below_in_between() 
     memory = PathMemory(every=3)
     for step in range(7):
         passes, sync = pipelines(step, pp, pp)
-        seconds, awaited = memory.seconds(passes, sync, count, pp, model)
-        exact = simulated_seconds(passes, sync, count, pp, model)[0]
+        seconds, awaited = memory.seconds(passes, sync, count, model)
+        exact = simulated_seconds(passes, sync, count, model)[0]
         assert (seconds <= exact * (1 + 1e-12)).all()
         assert (awaited <= sync.amax(1)).all()
         if step % 3 == 0:
@@ -82,7 +82,7 @@ def test_the_drawn_path_is_a_chain_of_passes_as_long_as_the_schedule(
     for before, after in pairwise(events):
         assert after.start == pytest.approx(before.end, rel=1e-12)
     total, _ = simulated_seconds(
-        one, sync[:1], torch.tensor([count]), pp, PipelineModel(True, schedule, False)
+        one, sync[:1], torch.tensor([count]), PipelineModel(True, schedule, False)
     )
     assert events[-1].end + float(sync[0, events[-1].device]) == pytest.approx(
         float(total[0]), rel=1e-12

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from darts_parallel.config import RunConfig
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner import prediction_intervals
 from darts_parallel.planner.elasticities import time_elasticities
@@ -15,7 +16,6 @@ from darts_parallel.planner.figure_posterior import (
     NORMAL,
     LatentPlace,
     Posterior,
-    doubles,
     posterior,
 )
 from darts_parallel.planner.prediction_intervals import Intervals, intervals, memory_slopes
@@ -169,11 +169,11 @@ def test_plan_json_holds_the_intervals() -> None:
 @pytest.mark.parametrize("factor", FACTORS)
 def test_slopes_of_bytes_are_those_of_doubled_factors(factor: str) -> None:
     problem = load_problem(JOB)
-    before = doubles(evaluate(PLAN, problem).memory_bytes)
+    before = float_tensor(evaluate(PLAN, problem).memory_bytes)
     doubled = problem.with_devices(
         lambda own: replace(own, **{factor: 2.0 * float(getattr(own, factor))})
     )
-    grown = doubles(evaluate(PLAN, doubled).memory_bytes) / before - 1.0
+    grown = float_tensor(evaluate(PLAN, doubled).memory_bytes) / before - 1.0
     slopes = []
     for stage in memory_slopes(PLAN, problem):
         slopes += [slope for place, slope in stage.items() if place.quantity == factor]
