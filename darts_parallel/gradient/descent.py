@@ -5,7 +5,7 @@ configuration o is a row of a `CostTable`: pipeline degree, chunks, schedule, an
 Costs are read from the table.
 
 Variables
-    o                                  pipeline config.  -> `promising_outers`, `OuterLogits`
+    o                                  pipeline config.  -> `promising_outers`, `GradientSearch.outer_weights`
     x[l,c] in {0,1}, sum_c x[l,c] = 1  strategy of a layer    -> `softmax_weights`, `gumbel_weights`
     0 < e[1] < ... < e[K-1] < L        stage boundaries       -> `stage_edges`
     y[l,k] = [e[k] <= l < e[k+1]]      stage of a layer       -> `soft_stages`
@@ -66,7 +66,7 @@ from darts_parallel.gradient.infeasibility import explain_infeasible
 from darts_parallel.gradient.orders import OrderSearch
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.pool_polishing import polish_pool
-from darts_parallel.gradient.relaxation import BOUNDARY_RATE, OuterLogits, Schedules
+from darts_parallel.gradient.relaxation import BOUNDARY_RATE, Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import (
     KeptRestarts,
@@ -147,7 +147,11 @@ class GradientSearch:
         self.bounds = self._lower_bounds()
         self._add_simulated_plans()
         self.groups = self._initial_groups()
-        self.outer_logits = OuterLogits(self._live_keys())
+        self.outer_places = {key: place for place, key in enumerate(self._live_keys())}
+        """Place of every pipeline configuration, by table and row, among the logits."""
+        self.outer_logits = torch.zeros(
+            len(self.outer_places), dtype=torch.float64, requires_grad=True
+        )
         self.optimizer = self._new_optimizer()
         self.step = 0
         self.settling_step = config.num_steps
@@ -219,7 +223,7 @@ class GradientSearch:
         for group in self.groups:
             if group.fraction_logits is not None:
                 parameters.append((group.fraction_logits, config.learning_rate))
-        parameters.append((self.outer_logits.values, config.learning_rate))
+        parameters.append((self.outer_logits, config.learning_rate))
         return Adam(parameters)
 
     def schedules(self) -> Schedules:
@@ -300,15 +304,20 @@ class GradientSearch:
         for group, cost in zip(self.groups, costs, strict=True):
             losses.append(group.loss(cost, self.config).sum())
             self.merits.append(group.merit(cost))
-        best = [merit.amin(1) for merit in self.merits]
-        self.outer_logits.find_slope(torch.cat(best))
+        best = torch.cat([merit.amin(1) for merit in self.merits])
+        losses.append((self.outer_weights() * best).sum())
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+
+    def outer_weights(self) -> Tensor:
+        """Return the weights of the configurations that are searched, in their order; they sum to 1."""
+        places = [self.outer_places[key] for key in self._live_keys()]
+        return torch.softmax(self.outer_logits[places], 0)
 
     def _record(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> StepRecord:
         """Return the state of the search at this step."""
         leading = LeadingPlan.of(self.groups, self.merits, weights, costs)
         names = [name for group in self.groups for name in group.names]
-        outer_weights = dict(zip(names, self.outer_logits.weights.tolist(), strict=True))
+        outer_weights = dict(zip(names, self.outer_weights().tolist(), strict=True))
         return leading.record(
             step=self.step,
             seconds=self.clock.seconds,
@@ -388,7 +397,6 @@ class GradientSearch:
                 moments[id(new)] = tuple(kept.of(moment) for moment in before)
             groups.append(thinner)
         self.groups = groups
-        self.outer_logits.keep(self._live_keys())
         self.merits = [kept.of(self.merits[kept.group]) for kept in parts]
         steps = self.optimizer.steps
         self.optimizer = self._new_optimizer()

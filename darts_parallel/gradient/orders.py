@@ -26,7 +26,6 @@ from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.schedules import NAMES, Operation, Schedule, find, order_code
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 State = NDArray[np.uint64]
 LETTERS = "FIW"

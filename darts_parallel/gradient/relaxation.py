@@ -176,37 +176,3 @@ def _decayed_rate(progress: float) -> float:
     """Return the factor on learning rates after a share of the steps."""
     decayed = max(progress - DECAY_FROM, 0.0) / (1.0 - DECAY_FROM)
     return LAST_RATE + (1.0 - LAST_RATE) * (1.0 + cos(pi * decayed)) / 2.0
-
-
-class OuterLogits:
-    """Keep logits of pipeline configurations, some of which are dropped during a search.
-
-    Args:
-        keys: Table and row of each configuration.
-
-    Attributes:
-        values: One logit a key, `(N,)`; a leaf that an optimizer moves.
-    """
-
-    def __init__(self, keys: Sequence[tuple[int, int]]) -> None:
-        self._index = {key: index for index, key in enumerate(keys)}
-        self._live = torch.arange(len(keys))
-        self.values = torch.zeros(len(keys), dtype=torch.float64, requires_grad=True)
-
-    def keep(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Drop all configurations but these."""
-        rows = [self._index[key] for key in keys]
-        self._live = torch.tensor(rows, dtype=torch.long)
-
-    @property
-    def weights(self) -> Tensor:
-        """Return the weights of the live configurations, in their order; they sum to 1."""
-        return torch.softmax(self.values.detach()[self._live], 0)
-
-    def find_slope(self, losses: Tensor) -> None:
-        """Set the gradient of `values` to that of the weighted mean loss of live configurations."""
-        weights = self.weights
-        mean = (weights * losses).sum()
-        above_mean = losses - mean
-        self.values.grad = torch.zeros_like(self.values)
-        self.values.grad[self._live] = weights * above_mean

@@ -37,6 +37,9 @@ MERIT_PENALTY = 2.0
 SIMULATE_EVERY = 5
 """Steps between simulations of all restarts; in between, seconds follow the last critical paths."""
 
+OF_RESTARTS = ("logits", "widths", "multipliers", "fraction_logits", "peers")
+"""Fields of a `RestartBatch` with a row for every restart."""
+
 
 @dataclass(frozen=True)
 class KeptRestarts:
@@ -57,8 +60,9 @@ class KeptRestarts:
         return KeptRestarts(group, outer, restarts)
 
     def of(self, values: Tensor) -> Tensor:
-        """Select from values of all restarts, `(O, R, ...)`."""
-        return values[self.outer.unsqueeze(1), self.restarts]
+        """Select from values of all restarts, `(O, R, ...)`; of leaves, as leaves."""
+        selected = values.detach()[self.outer.unsqueeze(1), self.restarts]
+        return selected.requires_grad_(values.requires_grad)
 
 
 @dataclass
@@ -274,13 +278,10 @@ class RestartBatch:
         """Keep some pipeline configurations and restarts."""
         table = self.table.select(kept.outer)
         part = replace(self, table=table, outer_index=self.outer_index[kept.outer])
-        part.logits = kept.of(self.logits.detach()).requires_grad_()
-        part.widths = kept.of(self.widths.detach()).requires_grad_(self.aims is None)
-        part.multipliers = kept.of(self.multipliers)
-        if self.fraction_logits is not None:
-            part.fraction_logits = kept.of(self.fraction_logits.detach()).requires_grad_()
-        if self.peers is not None:
-            part.peers = kept.of(self.peers)
+        for name in OF_RESTARTS:
+            values = getattr(self, name)
+            if values is not None:
+                setattr(part, name, kept.of(values))
         if self.averages is not None:
             weights, edges = self.averages
             part.averages = (kept.of(weights), kept.of(edges))

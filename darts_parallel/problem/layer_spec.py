@@ -235,11 +235,6 @@ class LayerSpec:
     costs."""
 
     @property
-    def products(self) -> tuple[Gemm, ...]:
-        """All weight products of the forward pass."""
-        return (*self.gemms, *self.adapters)
-
-    @property
     def trained(self) -> tuple[Gemm, ...]:
         """Products whose weights have a gradient."""
         return self.adapters if self.frozen else self.gemms
