@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 from darts_parallel.cost import LOSSLESS, padded_vocabulary
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
-from darts_parallel.run._experts import ExpertBank, Mixture, Mlp, expert_bank
+from darts_parallel.run._experts import Mixture, Mlp, expert_bank
 from darts_parallel.run._layouts import Layout, Meshes, converted, shard_ranks
 from darts_parallel.run._lossy import straight_through_sum
 from darts_parallel.run._transformer import (
@@ -36,9 +36,8 @@ from darts_parallel.run._transformer import (
     Head,
     block_name,
     build_layer,
-    parameter_names,
 )
-from darts_parallel.run._units import Replicated, Sharded, Unit
+from darts_parallel.run._units import Modules, Replicated, Sharded, Unit
 
 
 class LossyRowwise(RowwiseParallel):
@@ -302,29 +301,24 @@ def _units(
     units: dict[str, Unit] = {}
     bank = expert_bank(module)
     if bank is not None:
-        mesh = meshes.of_experts(strategy)
-        folded = _effective(strategy, mesh["shard"].size())
         place = f"{block_name(name)}.{BANK}"
-        units[place] = _unit(place, bank, folded, mesh, dtype)
-    strategy = _effective(strategy, shard_ranks(strategy))
-    mesh = meshes.of(strategy)
-    units[name] = _unit(block_name(name), module, strategy, mesh, dtype)
+        units[place] = _unit({place: bank}, strategy, meshes.of_experts(strategy), dtype)
+    units[name] = _unit({block_name(name): module}, strategy, meshes.of(strategy), dtype)
     return units
 
 
 def _unit(
-    name: str,
-    module: nn.Module,
+    modules: Modules,
     strategy: LayerStrategy,
     mesh: DeviceMesh,
     dtype: torch.dtype,
+    root: nn.Module | None = None,
 ) -> Unit:
+    if mesh["shard"].size() == 1:  # one rank would keep all anyway
+        strategy = replace(strategy, zero_stage=0)
     if strategy.zero_stage >= 2:
-        return Sharded(strategy, {name: module}, mesh, dtype)
-    named = dict(parameter_names(module, name))
-    if not isinstance(module, ExpertBank):
-        named = {full: p for full, p in named.items() if f".{BANK}." not in full}
-    return Replicated(strategy, named, mesh)
+        return Sharded(strategy, modules, mesh, dtype, root)
+    return Replicated(strategy, modules, mesh)
 
 
 def _shared_unit(chunk: StageChunk, meshes: Meshes, dtype: torch.dtype) -> dict[str, Unit]:
@@ -332,22 +326,8 @@ def _shared_unit(chunk: StageChunk, meshes: Meshes, dtype: torch.dtype) -> dict[
     index = chunk.names.index("head")
     embedding = chunk.layers[0]
     head = chunk.layers[index]
-    strategy = chunk.strategies[0]
-    strategy = _effective(strategy, shard_ranks(strategy))
-    mesh = meshes.of(strategy)
     head.output.weight = embedding.table.weight  # type: ignore[union-attr]
-    unit: Unit
-    if strategy.zero_stage >= 2:
-        modules = {"embedding": embedding, "head": head}
-        unit = Sharded(strategy, modules, mesh, dtype, chunk)
-    else:
-        named = dict(parameter_names(embedding, "embedding"))
-        named |= dict(parameter_names(head, "head"))
-        del named["head.output.weight"]
-        unit = Replicated(strategy, named, mesh)
+    strategy = chunk.strategies[0]
+    modules = {"embedding": embedding, "head": head}
+    unit = _unit(modules, strategy, meshes.of(strategy), dtype, chunk)
     return {"embedding": unit, "head": unit}
-
-
-def _effective(strategy: LayerStrategy, shards: int) -> LayerStrategy:
-    """Take no ZeRO stage where one rank would keep all anyway."""
-    return replace(strategy, zero_stage=0) if shards == 1 else strategy

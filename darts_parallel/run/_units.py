@@ -10,7 +10,7 @@ that its ranks hold unequal bytes: none of them needs the bytes that ZeRO (Rajbh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ Modules = dict[str, nn.Module]
 Named = dict[str, nn.Parameter]
 
 
-def byte_size(tensors: Sequence[Tensor]) -> int:
+def byte_size(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of what this rank holds of all of them."""
     return sum(local(t).numel() * t.element_size() for t in tensors)
 
@@ -42,13 +42,13 @@ class Unit(ABC):
     """The parameters of one layer (of two, where they share a table) and how they are kept.
 
     Attributes:
-        strategy: Of the layer.
         parameters: By name; tensor-parallel ones are DTensors.
         slots: What the optimizer steps on this rank: plain tensors whose `.grad` is set by `reduce`.
     """
 
-    def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
-        self.strategy, self.parameters, self.mesh = strategy, parameters, mesh
+    def __init__(self, modules: Modules, mesh: DeviceMesh) -> None:
+        self.parameters = own_parameters(modules)
+        self.mesh = mesh
         self.slots: list[nn.Parameter] = []
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Unit(ABC):
 
     def parameter_bytes(self) -> int:
         """Return the bytes of parameters that this rank computes with."""
-        return byte_size(list(self.parameters.values()))
+        return byte_size(self.parameters.values())
 
     def _local_slots(self) -> list[nn.Parameter]:
         """Return what this rank holds of every parameter, as the optimizer steps it."""
@@ -111,8 +111,8 @@ class Replicated(Unit):
     Gradients are reduced once an iteration, as one tensor a layer.
     """
 
-    def __init__(self, strategy: LayerStrategy, parameters: Named, mesh: DeviceMesh) -> None:
-        super().__init__(strategy, parameters, mesh)
+    def __init__(self, strategy: LayerStrategy, modules: Modules, mesh: DeviceMesh) -> None:
+        super().__init__(modules, mesh)
         axes = [mesh["shard"], mesh["replicate"]]
         self.groups = [axis.get_group() for axis in axes if axis.size() > 1]
         self.sharded = strategy.zero_stage == 1 and mesh["shard"].size() > 1
@@ -280,15 +280,9 @@ class Sharded(Unit):
         root: nn.Module | None = None,
     ) -> None:
         self.keeps = strategy.zero_stage == 2
-        self.modules = list(modules.values())
+        self.modules = modules
         self.state = self._shard(mesh, dtype, root)
-        super().__init__(strategy, {}, mesh)
-        seen = {id(parameter) for parameter in _apart(self.modules)}
-        for name, module in modules.items():
-            for full, parameter in parameter_names(module, name):
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    self.parameters[full] = parameter
+        super().__init__(modules, mesh)
         self.slots = self._local_slots()
         self._gathered_bytes = 0
 
@@ -297,11 +291,11 @@ class Sharded(Unit):
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
         options: dict[str, Any] = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
-        target: Any = self.modules[0] if len(self.modules) == 1 else self.modules
-        fully_shard(target, mesh=data, ignored_params=_apart(self.modules), **options)
+        target = list(self.modules.values())
+        fully_shard(target, mesh=data, ignored_params=_apart(target), **options)
         if root is not None:
             fully_shard(root, mesh=data)
-        state = self.modules[0]
+        state = target[0]
         assert isinstance(state, FSDPModule)
         state.set_reshard_after_backward(not self.keeps, recurse=False)
         state.set_force_sum_reduction_for_comms(True)
@@ -310,11 +304,7 @@ class Sharded(Unit):
 
     def reduce(self) -> None:
         """Free the gathered parameters of ZeRO 2; backward has reduced."""
-        apart = _apart(self.modules)
-        gathered: dict[nn.Parameter, None] = {}
-        for module in self.modules:
-            gathered |= dict.fromkeys(own for own in module.parameters() if own not in apart)
-        self._gathered_bytes = byte_size(list(gathered))
+        self._gathered_bytes = byte_size(own_parameters(self.modules).values())
         if self.keeps:
             self.state.reshard()
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
@@ -353,7 +343,19 @@ class Sharded(Unit):
         return total
 
 
-def _apart(modules: list[nn.Module]) -> set[nn.Parameter]:
+def own_parameters(modules: Modules) -> Named:
+    """Return the parameters of modules by name, shared ones once, without the experts inside blocks."""
+    seen = _apart(modules.values())
+    found = {}
+    for name, module in modules.items():
+        for full, parameter in parameter_names(module, name):
+            if parameter not in seen:
+                seen.add(parameter)
+                found[full] = parameter
+    return found
+
+
+def _apart(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
     """Return the parameters of the experts inside modules that are no experts themselves."""
     found: set[nn.Parameter] = set()
     for module in modules:
