@@ -12,7 +12,9 @@ from darts_parallel.planner.figure_posterior import EXPERTS as EXPERTS
 from darts_parallel.planner.figure_posterior import FAMILIES as FAMILIES
 from darts_parallel.planner.figure_posterior import KINDS as KINDS
 from darts_parallel.planner.figure_posterior import NORMAL as NORMAL
+from darts_parallel.planner.figure_posterior import LatentKey as LatentKey
 from darts_parallel.planner.figure_posterior import correlation_bytes as correlation_bytes
+from darts_parallel.planner.figure_posterior import latent_numbers as latent_numbers
 from darts_parallel.planner.figure_posterior import posterior as posterior
 from darts_parallel.planner.figure_posterior import uncalibrated as uncalibrated
 from darts_parallel.planner.first_blocks import first_blocks_plan as first_blocks_plan

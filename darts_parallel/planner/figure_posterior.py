@@ -77,15 +77,16 @@ class LatentPlace(NamedTuple):
     inter: str = ""
     """Link between nodes."""
 
-    def part(self, word: str) -> str:
-        """Return the name of a part of a scope, such as `device`."""
-        return METRIC if word == "memory_metric" else str(getattr(self, word))
+    def name(self, scope: str) -> str:
+        """Return the name of the place within a scope, such as `device+framework`."""
+        parts = self._asdict() | {BASE: "", "memory_metric": METRIC}
+        return "+".join(parts[word] for word in scope.split("+"))
 
 
 Slopes = Mapping[LatentPlace, float]
 """d logarithm / d latent parameter: elasticities in the transformed (unconstrained) quantities."""
 LatentKey = tuple[str, str, str]
-"""Quantity, scope and name of a latent number of the calibration."""
+"""Quantity, scope and name of a latent number of the calibration; the name is empty in `BASE`."""
 
 
 class ResidualSpreads(NamedTuple):
@@ -202,21 +203,15 @@ class Posterior:
         sides = float_tensor(known_columns).reshape(-1, len(rows))
         result = sides.T @ self.covariance[index][:, index] @ sides
         for (quantity, scope, _), column in columns.items():
-            sd = float(self.quantities[quantity]["prior_sd"][scope or BASE])
+            sd = float(self.quantities[quantity]["prior_sd"][scope])
             side = sd * float_tensor(column)
             result = result + torch.outer(side, side)
         return result
 
     def _latent_keys(self, place: LatentPlace) -> list[LatentKey]:
         """Return the latent numbers whose sum is the quantity at a place."""
-        keys = []
-        for scope in self.quantities[place.quantity]["prior_sd"]:
-            if scope == BASE:
-                keys.append((place.quantity, "", ""))
-            else:
-                name = "+".join(place.part(word) for word in scope.split("+"))
-                keys.append((place.quantity, scope, name))
-        return keys
+        scopes = self.quantities[place.quantity]["prior_sd"]
+        return [(place.quantity, scope, place.name(scope)) for scope in scopes]
 
     def memory_spread(self, problem: Problem) -> Callable[[float], float]:
         """Return the largest standard deviation of the log bytes of any device, by how full it is.
@@ -315,21 +310,25 @@ def uncalibrated(problem: Problem) -> list[str]:
     return missing
 
 
+def latent_numbers(quantities: Mapping[str, Any]) -> dict[LatentKey, tuple[float, float]]:
+    """Return mean and standard deviation of all latent numbers in a file of the calibration."""
+    found: dict[LatentKey, tuple[float, float]] = {}
+    for quantity, own in quantities.items():
+        for scope in own.get("prior_sd", ()):
+            pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
+            found |= {(quantity, scope, name): pair for name, pair in pairs.items()}
+    return found
+
+
 @lru_cache(maxsize=1)
 def _shipped() -> dict[bool, Posterior]:
     """Read the posterior of the calibration: for models without experts, and with them."""
     path = Path(config_dir()) / "calibrated.yaml"
     data = fast_yaml(path.read_text(encoding="utf-8"))
-    keys: dict[LatentKey, int] = {}
-    sds: list[float] = []
-    for quantity, own in data["quantities"].items():
-        for scope in own["prior_sd"]:
-            pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
-            for name, (_, sd) in pairs.items():
-                keys[quantity, "" if scope == BASE else scope, name] = len(sds)
-                sds.append(sd)
-    scale = float_tensor(sds)
-    correlation = read_correlation(path.with_suffix(".npz"), len(sds))
+    numbers = latent_numbers(data["quantities"])
+    keys = {key: row for row, key in enumerate(numbers)}
+    scale = float_tensor([sd for _, sd in numbers.values()])
+    correlation = read_correlation(path.with_suffix(".npz"), len(keys))
     covariance = correlation * torch.outer(scale, scale)
     kinds = {}
     for experts in (False, True):

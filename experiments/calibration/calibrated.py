@@ -12,6 +12,7 @@ a deviation and few leave it to what it is a deviation from.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import log
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor
 from darts_parallel.config import config_dir
 from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
-from darts_parallel.planner import BASE, correlation_bytes
+from darts_parallel.planner import BASE, LatentKey, correlation_bytes, latent_numbers
 from darts_parallel.plans import write_bytes, write_text
 from experiments.data.runs import DEVICE, MeasuredRun
 
@@ -31,8 +32,6 @@ OF_MEMORY = ("reserved_GiB", "state_factor", "activation_factor")
 """Quantities that bytes alone depend on."""
 PAIR = "+"
 """Joins the scopes of a pair, and their names."""
-Key = tuple[str, str, str]
-"""Quantity, scope and name of one latent number; the name is empty in the scope `BASE`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Quantity:
     known: Sequence[Mapping[str, Any]] = ()
     """Scopes, and prior values by the names in them; the first that has a place's name counts."""
 
-    def keys(self, place: Place) -> list[Key]:
+    def keys(self, place: Place) -> list[LatentKey]:
         """List the latent numbers whose sum is the quantity at a place."""
         return [(self.name, scope, place.name(scope)) for scope in self.sd]
 
@@ -119,7 +118,7 @@ class Parameters:
     ) -> None:
         self.quantities = quantities
         everywhere = list(places)
-        sds: dict[Key, float] = {}
+        sds: dict[LatentKey, float] = {}
         for quantity in quantities:
             for scope, sd in quantity.sd.items():
                 names = sorted({place.name(scope) for place in everywhere})
@@ -165,7 +164,7 @@ SHIPPED = Path(config_dir()) / "calibrated.yaml"
 class Calibrated:
     """Fitted latent numbers, each with its standard deviation, and their correlation."""
 
-    keys: tuple[Key, ...]
+    keys: tuple[LatentKey, ...]
     mean: Tensor
     """Shape `(P,)`."""
     sd: Tensor
@@ -208,17 +207,13 @@ class Calibrated:
             raise ConfigError(f"parameters={path} must be a file; try {SHIPPED}.")
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}  # type: ignore[no-untyped-call]
         quantities = data.get("quantities", {}) if isinstance(data, dict) else {}
-        found: dict[Key, list[float]] = {}
-        for quantity in QUANTITIES:
-            own = quantities.get(quantity.name, {})
-            if BASE not in own:
+        for quantity, key in product(QUANTITIES, (BASE, "prior_sd")):
+            if key not in quantities.get(quantity.name, {}):
                 raise ConfigError(
-                    f"parameters={path} lacks quantities.{quantity.name}.{BASE}; try a file that "
+                    f"parameters={path} lacks quantities.{quantity.name}.{key}; try a file that "
                     "python -m experiments.calibrate wrote."
                 )
-            for scope in quantity.sd:
-                pairs = {"": own[BASE]} if scope == BASE else own.get(scope, {})
-                found |= {(quantity.name, scope, name): pair for name, pair in pairs.items()}
+        found = latent_numbers(quantities)
         table = float_tensor(list(found.values()))
         return Calibrated(
             tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64)

@@ -91,7 +91,7 @@ def test_covariances_add_the_prior_of_what_has_no_runs() -> None:
     quantity = {"prior_sd": {"base": 0.4, "device": 0.3, "framework": 0.2}, "scale": "share"}
     own = Posterior(
         {"gemm_efficiency": quantity},
-        {("gemm_efficiency", "", ""): 0, ("gemm_efficiency", "device", "h100"): 1},
+        {("gemm_efficiency", "base", ""): 0, ("gemm_efficiency", "device", "h100"): 1},
         torch.tensor([[0.04, -0.03], [-0.03, 0.05]], dtype=torch.float64),
         shipped.residuals,
         {},
