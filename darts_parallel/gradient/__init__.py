@@ -25,6 +25,7 @@ from darts_parallel.gradient.restarts import INITIAL_PREFERENCE as INITIAL_PREFE
 from darts_parallel.gradient.restarts import RestartBatch as RestartBatch
 from darts_parallel.gradient.rounding import repair as repair
 from darts_parallel.gradient.rounding import round_counts as round_counts
+from darts_parallel.gradient.rounding import with_moved_boundaries as with_moved_boundaries
 from darts_parallel.gradient.screening import MoveEvaluator as MoveEvaluator
 from darts_parallel.gradient.step_record import LeadingPlan as LeadingPlan
 from darts_parallel.gradient.step_record import PlanStage as PlanStage

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, evaluate_batch, unit_starts
+from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, evaluate_batch
 from darts_parallel.exact import ChosenStages, DeadlineError
-from darts_parallel.gradient.rounding import moved_boundaries
+from darts_parallel.gradient.rounding import with_moved_boundaries
 from darts_parallel.gradient.screening import MoveEvaluator
 
 MAX_EDGE_MOVES = 1_000
@@ -104,7 +104,7 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
     if not limits:
         return plan
     starts = [starts for _, starts in chosen.segments.splits_below(seconds, limits)]
-    return _with_starts(plan, torch.tensor(starts))
+    return replace(plan.repeated(len(starts)), first_layers=torch.tensor(starts))
 
 
 def _neighbourhoods(table: CostTable, space_kind: str, *, runs: bool) -> list[Neighbourhood]:
@@ -134,11 +134,6 @@ def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) ->
     other_outers = replace(plan.repeated(number), outer=torch.arange(number))
     boundaries = _edge_moves(table, plan, edges)
     return HardPlans.concatenate([plan, strategies, *boundaries, other_outers])
-
-
-def _with_starts(plan: HardPlans, starts: Tensor) -> HardPlans:
-    """Return the plan with each of some stage starts, `(B, K)`."""
-    return replace(plan.repeated(len(starts)), first_layers=starts)
 
 
 def _whole(table: CostTable, plan: HardPlans) -> Tensor:
@@ -197,12 +192,9 @@ def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[Hard
 
     Layers that change stage keep their strategy, or adopt one of their new stage's.
     """
-    units = unit_starts(table.fused_to_previous)
-    places = torch.searchsorted(units, plan.first_layers[0].contiguous())
-    moved = moved_boundaries(places, len(units), MAX_EDGE_MOVES)
-    if not len(moved):
+    kept = with_moved_boundaries(table, plan, MAX_EDGE_MOVES)
+    if not len(kept):
         return []
-    kept = _with_starts(plan, units[moved])
     if space_kind == "uniform":
         return [kept]
     adopted = replace(kept, choices=_adopt(plan, kept))

@@ -221,9 +221,11 @@ def repair_stages(table: CostTable, plan: HardPlans) -> HardPlans:
     found, cost = repair(table, plan, float("inf"))
     excess = _excess_share(table, cost)
     while float(excess[0]) > 0.0:
-        moved = _with_moved_boundaries(table, plan)
-        if not len(moved):
+        others = with_moved_boundaries(table, plan)
+        if not len(others):  # one stage has no boundary to move
             break
+        chosen = torch.nn.functional.one_hot(others.choices, len(table.choices))
+        moved = round_counts(chosen.double(), others, table)
         repaired, cost = repair(table, moved, float("inf"))
         shares = _excess_share(table, cost)
         seconds = cost.iteration_time
@@ -272,18 +274,16 @@ def moved_boundaries(places: Tensor, num_units: int, most: float = torch.inf) ->
     return moved[(sizes > 0).all(1)]
 
 
-def _with_moved_boundaries(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Return a plan with neighbouring stage boundaries moved by one unit together, `(B,)` plans."""
+def with_moved_boundaries(table: CostTable, plan: HardPlans, most: float = torch.inf) -> HardPlans:
+    """Return a plan with neighbouring stage boundaries moved by one unit together, `(B,)` plans.
+
+    Args:
+        most: As of `moved_boundaries`.
+    """
     units = unit_starts(table.fused_to_previous)
-    places = torch.searchsorted(units, plan.first_layers[0])
-    moved = moved_boundaries(places, len(units))
-    others = replace(plan.repeated(len(moved)), first_layers=units[moved])
-    if not len(moved):  # one stage has no boundary to move
-        return others
-    num_choices = len(table.choices)
-    chosen = torch.nn.functional.one_hot(others.choices, num_choices)
-    weights = chosen.double()
-    return round_counts(weights, others, table)
+    places = torch.searchsorted(units, plan.first_layers[0].contiguous())
+    moved = moved_boundaries(places, len(units), most)
+    return replace(plan.repeated(len(moved)), first_layers=units[moved])
 
 
 def fit(table: CostTable, plans: HardPlans) -> HardPlans:

@@ -7,13 +7,13 @@ uniform one keeps all or none.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config import LAYER
 from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch, even_starts
+from darts_parallel.gradient import with_moved_boundaries
 from darts_parallel.problem import Problem
 
 MOST_PLANS = 4096
@@ -56,7 +56,7 @@ def _moved(best: PricedPlan, table: CostTable, blocks: Tensor) -> PricedPlan:
     used = set(best.plan.choices[0][blocks].tolist())
     kept, full = sorted(used, key=lambda own: table.choices[own].recompute == "full")
     found = best
-    for starts in _shifted(best.plan.first_layers[0], table.num_layers):
+    for starts in with_moved_boundaries(table, best.plan, most=0).first_layers:
         plans = _with_first_blocks(table, (kept, full), starts, blocks, best.time)
         plans = plans[plans.outer == best.plan.outer]
         found = _faster(found, best.table, table, plans, best.time) or found
@@ -114,13 +114,3 @@ def _faster(
             least = float(seconds[row])
             best = PricedPlan(number, part[row : row + 1], least)
     return best
-
-
-def _shifted(starts: Tensor, num_layers: int) -> Iterator[Tensor]:
-    """Yield the stages with one boundary moved by a layer."""
-    for stage in range(1, len(starts)):
-        for step in (-1, 1):
-            moved = starts.clone()
-            moved[stage] += step
-            if all(a < b for a, b in pairwise([*moved.tolist(), num_layers])):
-                yield moved
