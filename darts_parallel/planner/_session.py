@@ -66,11 +66,8 @@ class Asked:
 
     def at(self, problem: Problem) -> "Asked":
         """Return the question about a problem that differs in the memory left free; tables are shared."""
-        tables, whole = (
-            [with_memory(table, problem.cluster, problem.margin) for table in own]
-            for own in (self.tables, self.whole)
-        )
-        return replace(Asked.of(problem, tables), whole=whole)
+        asked = Asked.of(problem, with_memory_of(problem, self.tables))
+        return replace(asked, whole=with_memory_of(problem, self.whole))
 
     @property
     def problem(self) -> Problem:
@@ -88,6 +85,11 @@ class Asked:
             return float("inf")
         fits = bool(hard_plan(plan, self.problem)[2].feasible[0])
         return self.seconds(plan) if fits else float("inf")
+
+
+def with_memory_of(problem: Problem, tables: Sequence[CostTable]) -> list[CostTable]:
+    """Return the tables of a problem that differs in the memory left free, with the memory of this one."""
+    return [with_memory(table, problem.cluster, problem.margin) for table in tables]
 
 
 def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:

@@ -22,12 +22,11 @@ from darts_parallel.cost import (
     build_tables,
     evaluate,
     kept_bytes,
-    with_memory,
     without_dominated,
 )
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
-from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
+from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session, with_memory_of
 from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import posterior
@@ -84,7 +83,9 @@ def looser_tables(problem: Problem, tables: Sequence[CostTable]) -> list[Sequenc
     headrooms = {
         max(tightened(problem, chance).headroom, least) for chance in LEVELS if chance > allowed
     }
-    return [_asked_at(problem, headroom, tables).tables for headroom in sorted(headrooms)]
+    return [
+        with_memory_of(problem.leaving_free(headroom), tables) for headroom in sorted(headrooms)
+    ]
 
 
 def _quantile(chance: float) -> float:
@@ -118,9 +119,8 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
     """
     if not tightened(problem).headroom:
         return find(0.0)
-    median = Asked.of(tightened(problem, 0.5), tables=())
     headrooms = [tightened(problem, chance).headroom for chance in LEVELS]
-    search = _ChanceSearch(find, problem, median, headrooms)
+    search = _ChanceSearch(find, problem, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
     met, failed = search.tighter(0 if exact else usual)
@@ -138,8 +138,6 @@ class _ChanceSearch:
 
     find: Callable[[float], Planned]
     problem: Problem
-    median: Asked
-    """The job with all memory but `space.memory_margin`, without tables."""
     headrooms: Sequence[float]
     """Shares of memory left free, of `LEVELS`."""
     began: float = field(default_factory=time.monotonic)
@@ -221,9 +219,7 @@ class _ChanceSearch:
         tables = _checked(self.config, found.tables)
         if found.result is None or not tables:
             return not self.config.verification.enabled
-        cluster, margin = self.problem.cluster, self.config.space.memory_margin
-        loose = [with_memory(own, cluster, margin) for own in tables]
-        asked = replace(self.median, tables=loose)
+        asked = _asked_at(self.problem, 0.0, tables)
         rung = _rung("fastest", asked, found, RUNG_SECONDS)
         least = GAIN + self.config.search.tie
         return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - least)
@@ -282,8 +278,7 @@ def _distance_that_fits(problem: Problem) -> float:
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
         own = problem.leaving_free(_headroom(middle))
-        loose = [with_memory(table, own.cluster, own.margin) for table in tables]
-        if any_fits(loose, own.config.space.kind):
+        if any_fits(with_memory_of(own, tables), own.config.space.kind):
             low = middle
         else:
             high = middle
@@ -369,7 +364,7 @@ def _asked_at(
 ) -> Asked:
     """Ask for a plan of a problem that leaves another share of the memory free."""
     own = problem.leaving_free(headroom)
-    return Asked.of(own, [with_memory(table, own.cluster, own.margin) for table in tables])
+    return Asked.of(own, with_memory_of(own, tables))
 
 
 def _safe(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, without_dominated
 from darts_parallel.errors import ConfigError
-from darts_parallel.exact import LATE, TOO_LARGE, TableResult, Verification
+from darts_parallel.exact import LATE, TOO_LARGE, Verification
 from darts_parallel.gradient import SearchResult, explain_infeasible
 from darts_parallel.planner._descent_method import GRADIENT
 from darts_parallel.planner._exact_methods import (
@@ -174,13 +174,8 @@ def _of_other_degrees(plan: Plan, ranked: Sequence[NamedPlan]) -> tuple[NamedPla
     return tuple(result)
 
 
-def solve(
-    tables: Sequence[CostTable],
-    space_kind: str,
-    settings: SearchConfig,
-    method: str = "auto",
-) -> Verification:
-    """Solve cost tables, priced by the closed form, in the order of a `search.method`.
+def solve(tables: Sequence[CostTable], space_kind: str, settings: SearchConfig) -> Session:
+    """Ask the methods of `search.method` about cost tables that the closed form prices.
 
     Args:
         settings: Settings of the search; `max_seconds` limits the checks as it does the search.
@@ -188,15 +183,8 @@ def solve(
     useful = [without_dominated(table) for table in tables]
     asked = Asked(useful, space_kind, settings, budgets(settings, settings.max_seconds))
     session = Session(asked, METHODS)
-    run_phases(session, ORDERS[method])
-    answers = session.found.answers.values()
-    floors = [answer.lower_bound_s for answer in answers if answer.space == space_kind]
-    unsolved = TableResult(None, max(floors, default=0.0), session.proven is not None, 0)
-    answer = unsolved.verification(tables, session.reported.elapsed, method, space_kind)
-    if session.best is not None:
-        best = session.best
-        answer = replace(answer, plan=best.plan, iteration_time_s=best.iteration_time_s)
-    return replace(answer, plans_evaluated=session.found.plans_evaluated)
+    run_phases(session, ORDERS[settings.method])
+    return session
 
 
 def check(

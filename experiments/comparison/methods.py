@@ -135,13 +135,9 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
 
 def _auto(contest: Contest, search: SearchConfig) -> MethodRun:
     began = time.monotonic()
-    found = solve(contest.tables, SPACE, replace(search, method=AUTO), AUTO)
-    return MethodRun(
-        contest.problem,
-        AUTO,
-        None,
-        found.iteration_time_s,
-        time.monotonic() - began,
-        found.plans_evaluated,
-        found.proven,
-    )
+    session = solve(contest.tables, SPACE, replace(search, method=AUTO))
+    took = time.monotonic() - began
+    seconds = session.best.iteration_time_s if session.best else inf
+    plans = session.found.plans_evaluated
+    proven = session.proven is not None
+    return MethodRun(contest.problem, AUTO, None, seconds, took, plans, proven)
