@@ -25,7 +25,6 @@ class Recomputation:
             keep, again: The strategy with the least and with the most recomputation.
         """
         costs = outer.costs
-        self.costs = costs
         self.keep = keep
         self.again = again
         extra = costs.time[:, :, again] - costs.time[:, :, keep]
@@ -39,38 +38,38 @@ class Recomputation:
         self.stages = ChosenStages.uniform(costs, keep)
         segments = self.stages.segments
         self.segments = segments
+        self.recomputed = np.zeros((len(segments), costs.num_layers), dtype=bool)
+        """Whether a stage computes a layer again, `(N, L)`."""
         working = segment_max(costs.working[:, [keep, again]].max(axis=1))
         peak = segments.sums(memory[:, :, keep], np.arange(costs.pp))
         peak = peak + working[segments.first, segments.end]
-        self.missing = peak - costs.capacity[segments.stage]
+        added = self._recompute(peak - costs.capacity[segments.stage])
+        self.seconds = np.asarray(self.stages.seconds() + added)
+        """Seconds of every stage with what it must recompute, `(N,)`; infinite where none fits."""
 
-    def seconds(self) -> Array:
-        """Return seconds of every stage with what it must recompute, `(N,)`; infinite where none fits."""
+    def _recompute(self, missing: Array) -> Array:
+        """Recompute layers until stages fit; return the seconds that this adds, `(N,)`.
+
+        Args:
+            missing: Bytes that stages lack, `(N,)`; changed in place.
+        """
         segments = self.segments
-        missing = self.missing.copy()
         added = np.zeros(len(segments))
         for stage, order in enumerate(self.order):
             own = np.flatnonzero(segments.stage == stage)
-            for layer in order.tolist():
+            useful = order[self.saved[stage, order] > 0]
+            for layer in useful.tolist():
                 begun = segments.first[own] <= layer
                 inside = own[begun & (layer < segments.end[own])]
-                if self.saved[stage, layer] > 0:
-                    take = inside[missing[inside] > 0]
-                    missing[take] -= self.saved[stage, layer]
-                    added[take] += self.extra[stage, layer]
-        added = np.where(missing > 0, np.inf, added)
-        return np.asarray(self.stages.seconds() + added)
+                take = inside[missing[inside] > 0]
+                missing[take] -= self.saved[stage, layer]
+                added[take] += self.extra[stage, layer]
+                self.recomputed[take, layer] = True
+        return np.where(missing > 0, np.inf, added)
 
     def strategies(self, row: int) -> list[int]:
         """Return strategy of every layer of a stage, given by the row of its segment."""
-        missing = self.missing[row]
-        stage = int(self.segments.stage[row])
-        first = int(self.segments.first[row])
-        end = int(self.segments.end[row])
-        result = [self.keep] * (end - first)
-        for layer in self.order[stage].tolist():
-            useful = missing > 0 and self.saved[stage, layer] > 0
-            if useful and first <= layer < end:
-                missing -= self.saved[stage, layer]
-                result[layer - first] = self.again
-        return result
+        first = self.segments.first[row]
+        end = self.segments.end[row]
+        recomputed = self.recomputed[row, first:end]
+        return np.where(recomputed, self.again, self.keep).tolist()

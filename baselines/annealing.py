@@ -39,13 +39,13 @@ def offer_plans(incumbent: Incumbent) -> None:
     chains, energy = best_starts(space, CHAINS)
     length = FIRST_ROUND
     step = 0
-    hottest = uphill(space, moves, chains, energy) / math.log(2.0)
+    hottest = uphill(moves, chains, energy) / math.log(2.0)
     for _ in incumbent.steps():
         temperature = hottest * COOLING ** (step / length)
-        chains, energy = metropolis(space, moves, chains, energy, temperature)
+        chains, energy = metropolis(moves, chains, energy, temperature)
         step += 1
         if step == length:
-            chains, energy = _restart(space, moves, chains, energy)
+            chains, energy = _restart(moves, chains, energy)
             step = 0
             length = 2 * length
 
@@ -54,7 +54,6 @@ solve = on_tables(offer_plans, seeded=True, layerwise=True)
 
 
 def _restart(
-    space: PlanSpace,
     moves: RandomMoves,
     chains: Chains,
     energy: Tensor,
@@ -63,7 +62,8 @@ def _restart(
     kept = energy.argsort(stable=True)[: len(chains) // 2]
     fresh = moves.random_plans(len(chains) - len(kept))
     together = Chains.concatenate([chains[kept], fresh])
-    return together, torch.cat([energy[kept], space.price(fresh)])
+    priced = moves.space.price(fresh)
+    return together, torch.cat([energy[kept], priced])
 
 
 def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
@@ -75,7 +75,6 @@ def best_starts(space: PlanSpace, count: int) -> tuple[Chains, Tensor]:
 
 
 def uphill(
-    space: PlanSpace,
     moves: RandomMoves,
     chains: Chains,
     energy: Tensor,
@@ -84,13 +83,13 @@ def uphill(
 
     The median would be set by moves that break the memory, which no temperature should accept.
     """
-    rises = space.price(moves.propose(chains)) - energy
+    proposed = moves.propose(chains)
+    rises = moves.space.price(proposed) - energy
     rises = rises[(rises > 0) & rises.isfinite()]
     return float(rises.quantile(0.2)) if len(rises) else 1.0
 
 
 def metropolis(
-    space: PlanSpace,
     moves: RandomMoves,
     chains: Chains,
     energy: Tensor,
@@ -98,7 +97,7 @@ def metropolis(
 ) -> tuple[Chains, Tensor]:
     """Change every chain once, accepted with probability `exp(-rise / temperature)` (Metropolis 1953)."""
     proposed = moves.propose(chains)
-    reached = space.price(proposed)
+    reached = moves.space.price(proposed)
     threshold = torch.rand(len(chains), generator=moves.generator, dtype=torch.float64)
     accepted = torch.exp((energy - reached) / temperature) > threshold
     return proposed.where(accepted, chains), torch.where(accepted, reached, energy)

@@ -41,12 +41,12 @@ def offer_plans(incumbent: Incumbent) -> None:
     fresh = moves.random_plans(CHAINS - len(known))
     chains = Chains.concatenate([known, fresh])
     energy = torch.cat([known_energy, space.price(fresh)])
-    temperature = uphill(space, moves, chains, energy) / math.log(1.0 / ACCEPTED)
+    temperature = uphill(moves, chains, energy) / math.log(1.0 / ACCEPTED)
     lowest = energy.clone()
     age = torch.zeros(CHAINS)
     since = torch.zeros(CHAINS)
     for _ in incumbent.steps():
-        chains, energy = metropolis(space, moves, chains, energy, temperature)
+        chains, energy = metropolis(moves, chains, energy, temperature)
         better = energy < lowest - LEAST_GAIN
         lowest = torch.minimum(lowest, energy)
         age = age + 1

@@ -45,7 +45,7 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     options = samples(outer)
     segments = options[0].segments
     count = outer.costs.num_micro_batches
-    seconds = np.stack([option.seconds() for option in options])
+    seconds = np.stack([option.seconds for option in options])
     once = np.stack([option.stages.sync() for option in options])
     for option, row in zip(options, seconds, strict=True):
         per_iteration = outer.costs.per_iteration[None, :, option.keep]

@@ -39,7 +39,7 @@ solve = on_tables(offer_plans, keep_all=True, layerwise=True)
 def _load(option: Recomputation, count: int) -> Array:
     """Return the seconds of all stages, with a share of their synchronisation for each micro-batch."""
     once = option.stages.sync()
-    return option.seconds() + once / count
+    return option.seconds + once / count
 
 
 def _of_degree(outer: OuterChoice, tp: int) -> Recomputation:

@@ -79,13 +79,13 @@ def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature(
     moves = moves_over(tables_of_one_model(2), "layerwise", 3)
     chains = moves.random_plans(2000)
     energy = moves.space.price(chains)
-    _, cold = metropolis(moves.space, moves, chains, energy, 1e-12)
+    _, cold = metropolis(moves, chains, energy, 1e-12)
     assert (cold <= energy).all()
     assert (cold < energy).any()
     # a rise of ln 2 at temperature 1 is accepted with probability 1/2
     level = energy.clone()
     moves.space.price = lambda _: level + torch.log(torch.tensor(2.0))  # type: ignore[method-assign]
-    _, warm = metropolis(moves.space, moves, chains, energy, 1.0)
+    _, warm = metropolis(moves, chains, energy, 1.0)
     assert float((warm > energy).double().mean()) == pytest.approx(0.5, abs=0.05)
 
 
