@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -95,12 +95,7 @@ def _entry(problem: Problem, own: LengthPlan) -> dict[str, Any]:
     """Return a plan's entry in `plan.json`; its flags go by versions of Megatron-LM."""
     flags = packing_flags(_training(problem, own), own.plan.pp)
     words = own.plan.describe(problem.training.global_batch_size)
-    return {**_named(own), "plan": words, "packing": _named(own.packing), "flags": flags}
-
-
-def _named(record: NamedTuple) -> dict[str, Any]:
-    """Return the fields of a record by name."""
-    return {name: getattr(record, name) for name in type(record).__annotations__}
+    return {**own._asdict(), "plan": words, "packing": own.packing._asdict(), "flags": flags}
 
 
 def _remarks(problem: Problem, plans: Sequence[LengthPlan]) -> Iterator[str]:

@@ -25,7 +25,13 @@ from darts_parallel.cost.own_terms import OwnTerms, load_terms
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
-from darts_parallel.plans import LayerStrategy, OuterSpace, admits, micro_batch_legal, outer_spaces
+from darts_parallel.plans import (
+    LayerStrategy,
+    OuterSpace,
+    divides_nodes,
+    micro_batch_legal,
+    outer_spaces,
+)
 from darts_parallel.problem import (
     BoundaryTopology,
     Cluster,
@@ -295,7 +301,7 @@ def _kind_allowed(
     stages: Sequence[StageContext], choices: Sequence[LayerStrategy]
 ) -> Tensor | None:
     """Return the strategies that each kind of stage can run, bool, `(Q, C)`; None: all of them."""
-    rows = [[admits(stage.group.gpus, choice) for choice in choices] for stage in stages]
+    rows = [[divides_nodes(choice.tp, stage.group.gpus) for choice in choices] for stage in stages]
     admitted = torch.tensor(rows)
     return None if bool(admitted.all()) else admitted
 

@@ -16,7 +16,6 @@ from darts_parallel.cost import (
     CostTable,
     HardPlans,
     evaluate_batch,
-    even_starts,
     even_uniform_plans,
     hard_plan,
 )
@@ -24,6 +23,7 @@ from darts_parallel.errors import PlanError
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient import round_counts
 from darts_parallel.planner._session import Asked, NamedPlan
+from darts_parallel.planner.first_blocks import even_cuts
 from darts_parallel.plans import Plan, job_facts, trainer_runs_plan
 from darts_parallel.problem import Problem
 
@@ -121,10 +121,8 @@ def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
     if len(plan.boundaries) == 2 or plan.offload:
         return
     table = hard_plan(plan, asked.problem)[0]
-    for apart in (True, False):
-        starts = even_starts(table, ends_apart=apart)[0].tolist()
-        if sorted(set(starts)) == starts:
-            yield replace(plan, boundaries=(*starts, len(plan.layers)))
+    for starts in even_cuts(table):
+        yield replace(plan, boundaries=(*starts.tolist(), len(plan.layers)))
 
 
 def effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:

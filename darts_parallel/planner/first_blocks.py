@@ -39,7 +39,7 @@ def first_blocks_plan(
     for number, table in enumerate(tables):
         if table.pipeline.simulated or not table.has_plain_stages:
             continue
-        for starts in _even_starts(table):
+        for starts in even_cuts(table):
             for pair in _pairs(table):
                 plans = _with_first_blocks(table, pair, starts, blocks, seconds)
                 best = _faster(best, number, table, plans, seconds)
@@ -72,7 +72,7 @@ def _pairs(table: CostTable) -> Iterator[tuple[int, int]]:
             yield number, full
 
 
-def _even_starts(table: CostTable) -> list[Tensor]:
+def even_cuts(table: CostTable) -> list[Tensor]:
     """Return the stages as trainers cut them by themselves, with the ends on top or not."""
     starts = [even_starts(table, ends_apart=apart)[0] for apart in (False, True)]
     distinct = {tuple(own.tolist()): own for own in starts}

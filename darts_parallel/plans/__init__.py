@@ -1,6 +1,7 @@
 """Strategies and plans, which of them are legal, and the plan file."""
 
 from darts_parallel.plans.degrees import batch_note as batch_note
+from darts_parallel.plans.degrees import divides_nodes as divides_nodes
 from darts_parallel.plans.degrees import divisors as divisors
 from darts_parallel.plans.degrees import legal_pipeline_degrees as legal_pipeline_degrees
 from darts_parallel.plans.degrees import tensor_degrees as tensor_degrees
@@ -20,7 +21,6 @@ from darts_parallel.plans.own_stages import own_stage_refusal as own_stage_refus
 from darts_parallel.plans.phases import BatchPhase as BatchPhase
 from darts_parallel.plans.phases import megatron_schedule as megatron_schedule
 from darts_parallel.plans.space import OuterSpace as OuterSpace
-from darts_parallel.plans.space import admits as admits
 from darts_parallel.plans.space import left_out as left_out
 from darts_parallel.plans.space import micro_batch_legal as micro_batch_legal
 from darts_parallel.plans.space import outer_spaces as outer_spaces

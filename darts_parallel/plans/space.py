@@ -438,11 +438,6 @@ def micro_batch_legal(
     return not rest and _allowed(space.pinned("micro_batch_size"), size)
 
 
-def admits(gpus: int, choice: LayerStrategy) -> bool:
-    """Return whether nodes of `gpus` GPUs run the tensor-parallel groups of `choice`."""
-    return divides_nodes(choice.tp, gpus)
-
-
 def _allowed(pinned: tuple[int, ...] | None, value: int) -> bool:
     return pinned is None or value in pinned
 
