@@ -76,7 +76,6 @@ from darts_parallel.cost.simulation import Criticalities as Criticalities
 from darts_parallel.cost.simulation import Event as Event
 from darts_parallel.cost.simulation import PassSeconds as PassSeconds
 from darts_parallel.cost.simulation import PathMemory as PathMemory
-from darts_parallel.cost.simulation import critical_operations as critical_operations
 from darts_parallel.cost.simulation import pass_ends as pass_ends
 from darts_parallel.cost.simulation import simulated_seconds as simulated_seconds
 from darts_parallel.cost.simulation import timeline as timeline

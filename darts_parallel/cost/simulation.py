@@ -81,6 +81,8 @@ class Event(NamedTuple):
     operation: Operation
     start: float
     end: float
+    critical: bool
+    """It is on a longest path, to the device that the iteration waits for."""
 
 
 def device_ends(
@@ -145,57 +147,39 @@ def simulated_seconds(
 def timeline(
     passes: PassSeconds,
     schedule: str,
-    pp: int,
+    sync: Tensor,
     num_micro_batches: int,
 ) -> list[Event]:
     """Return every pass of one plan with its start and end, in an order that respects every dependency.
 
     Args:
         passes: Of one plan, `B = 1`.
-        schedule, pp, num_micro_batches: As in `device_ends`.
+        schedule, num_micro_batches: As in `device_ends`.
+        sync: Seconds of every device after its last pass, `(pp,)`.
     """
     known = find(schedule)
+    pp = len(sync)
     num_stages = passes.forward.shape[1]
     graph = compiled(schedule, pp, num_micro_batches, num_stages // pp)
     devices = known.devices(pp, num_stages)
     rows = passes.rows(known.split).detach().numpy()
-    starts = _run(graph, rows).start[:, 0].tolist()
+    run = _run(graph, rows)
+    ends = run.end[graph.last, 0]
+    waits = sync.detach().numpy()
+    awaited = int((ends + waits).argmax())
+    first_plan = np.zeros(1, dtype=np.int64)
+    paths = _critical_paths(graph, run, graph.last[[awaited]], first_plan)
+    critical = set(paths.passes[:, 0].tolist())
+    starts = run.start[:, 0].tolist()
     seconds = rows[graph.duration, 0].tolist()
     events = []
-    for code, start, length in zip(graph.operations.tolist(), starts, seconds, strict=True):
-        kind, stage, batch = code
+    for number, (kind, stage, batch) in enumerate(graph.operations.tolist()):
         if kind != NOTHING:
             operation = Operation(known.kinds[kind], stage, batch)
-            events.append(Event(devices[stage], operation, start, start + length))
+            start = starts[number]
+            end = start + seconds[number]
+            events.append(Event(devices[stage], operation, start, end, number in critical))
     return events
-
-
-def critical_operations(
-    passes: PassSeconds,
-    schedule: str,
-    pp: int,
-    num_micro_batches: int,
-    sync: Tensor,
-) -> frozenset[Operation]:
-    """Return the passes of one longest path of one plan, from the start to the device that is awaited.
-
-    Args:
-        passes: Of one plan, `B = 1`.
-        schedule, pp, num_micro_batches: As in `device_ends`.
-        sync: Seconds of every device after its last pass, `(pp,)`.
-    """
-    known = find(schedule)
-    graph = compiled(schedule, pp, num_micro_batches, passes.forward.shape[1] // pp)
-    run = _run(graph, passes.rows(known.split).detach().numpy())
-    awaited = int((run.end[graph.last, 0] + sync.detach().numpy()).argmax())
-    first_plan = np.zeros(1, dtype=np.int64)
-    paths = _critical_paths(graph, run, graph.last[[awaited]], first_plan).passes
-    on_path = graph.operations[paths[paths < len(graph)]].tolist()
-    return frozenset(
-        Operation(known.kinds[kind], stage, batch)
-        for kind, stage, batch in on_path
-        if kind != NOTHING
-    )
 
 
 class PassTimes(NamedTuple):

@@ -260,7 +260,7 @@ def _gantt(line: Timeline, frame: _Frame, num_passes: int) -> str:
         paint = f'fill="{PASSES[kind]}" fill-opacity="{opacity:.2f}"'
         edge = 'stroke="#fff" stroke-width=".4"'
         parts.append(f'<path d="{frame.boxes(list(run))}" {paint} {edge}/>')
-    critical = frame.boxes([event for event in events if event.operation in line.critical])
+    critical = frame.boxes([event for event in events if event.critical])
     parts.append(f'<path d="{critical}" fill="none" stroke="#000" stroke-width=".8"/>')
     parts += _sync_boxes(line, frame)
     if num_passes <= MOST_NUMBERED:

@@ -7,14 +7,13 @@ import torch
 from darts_parallel.cost import (
     Event,
     PassSeconds,
-    critical_operations,
     hard_plan,
     pass_seconds,
     timeline,
 )
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.schedules import Operation, find
+from darts_parallel.schedules import find
 
 CATEGORIES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
@@ -25,11 +24,10 @@ class Timeline:
 
     schedule: str
     events: tuple[Event, ...]
-    """Every pass, in an order that respects all dependencies."""
+    """Every pass, in an order that respects all dependencies; a shorter critical one would shorten the
+    iteration."""
     passes: PassSeconds
     """Seconds of one micro-batch by stage, of this one plan; blocking messages are inside the passes."""
-    critical: frozenset[Operation]
-    """The passes of one longest path: a shorter one of them would shorten the iteration."""
     pipeline_ends_s: tuple[float, ...]
     """Seconds from the start until each device has ended its last pass."""
     sync_s: tuple[float, ...]
@@ -43,10 +41,9 @@ def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
     passes = pass_seconds(table, hard)
     passes = passes.blocking() if model.blocking else passes
     with torch.no_grad():
-        job = (passes, model.schedule, plan.pp, plan.num_micro_batches)
-        events, critical = timeline(*job), critical_operations(*job, cost.sync_seconds[0])
+        events = timeline(passes, model.schedule, cost.sync_seconds[0], plan.num_micro_batches)
     ends = [0.0] * plan.pp
     for event in events:
         ends[event.device] = max(ends[event.device], event.end)
     sync = tuple(cost.sync_seconds[0].tolist())
-    return Timeline(find(model.schedule).name, tuple(events), passes, critical, tuple(ends), sync)
+    return Timeline(find(model.schedule).name, tuple(events), passes, tuple(ends), sync)

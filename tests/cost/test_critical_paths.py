@@ -9,7 +9,6 @@ from darts_parallel.cost.simulation import (
     Criticalities,
     PassSeconds,
     PathMemory,
-    critical_operations,
     simulated_seconds,
     timeline,
 )
@@ -72,10 +71,8 @@ def test_the_drawn_path_is_a_chain_of_passes_as_long_as_the_schedule(
         passes.weight_gradient[:1],
         0.0 * passes.message[:1],
     )
-    path = critical_operations(one, schedule, pp, count, sync[0])
     events = sorted(
-        (e for e in timeline(one, schedule, pp, count) if e.operation in path),
-        key=lambda e: e.start,
+        (e for e in timeline(one, schedule, sync[0], count) if e.critical), key=lambda e: e.start
     )
     assert events[0].start == 0.0
     # without messages every pass begins when the one before it on the path ends

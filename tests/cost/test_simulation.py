@@ -122,7 +122,7 @@ def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(
     schedule: str, chunks: int
 ) -> None:
     passes = random_passes(3, 4 * chunks, plans=1)
-    events = timeline(passes, schedule, 4, 12)
+    events = timeline(passes, schedule, torch.zeros(4), 12)
     orders = find(schedule).orders(4, 12, chunks)
     assert {event.operation for event in events} == {
         operation for order in orders for operation in order
@@ -138,7 +138,7 @@ def test_the_timeline_holds_every_pass_once_and_ends_when_the_devices_do(
 @pytest.mark.parametrize(("pp", "count"), [(2, 4), (4, 24), (5, 9), (8, 16)])
 def test_behind_its_last_forward_a_block_runs_backwards_before_weights(pp: int, count: int) -> None:
     for schedule, most in (("v_half", 2.5), ("v_min", 4.0)):
-        line = timeline(equal_passes(2 * pp, 1.0, 2.0, 1.0), schedule, pp, count)
+        line = timeline(equal_passes(2 * pp, 1.0, 2.0, 1.0), schedule, torch.zeros(pp), count)
         given = {
             ("B", e.operation.stage - 1, e.operation.micro_batch): e.end
             for e in line
