@@ -20,9 +20,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from darts_parallel.config import EXPORTS, run_main
+from darts_parallel.config import EXPORTS, read_yaml, run_main
 from darts_parallel.report import markdown_table
 from experiments.study import Study, StudyOptions, report_text, run_study
 
@@ -138,8 +136,7 @@ def report(rows: Sequence[TrainerAnswer]) -> str:
     """Return a line a job and trainer, those that take nothing in a table of their own."""
     with EARLIER.open(encoding="utf-8", newline="") as lines:
         earlier = {(row["problem"], row["trainer"]): row for row in DictReader(lines)}
-    text = REFUSALS.read_text(encoding="utf-8")
-    sources = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+    sources = read_yaml(REFUSALS)
     said = [row for row in rows if not row.reason]
     none = [row for row in rows if row.reason]
     cells = []

@@ -189,7 +189,7 @@ def write_files(
     """
     when = f"(python -m experiments.calibrate, {date.today()})"
     out = Path(options.out)
-    for folder in (out, Path(config_dir())) if options.shipped else (out,):
+    for folder in (out, config_dir()) if options.shipped else (out,):
         write(folder / SHIPPED.name)
         write_presets(
             folder, Calibrated.read(folder / SHIPPED.name), when

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from baselines.fasop import TICK, Floats, Integers, middle_comm, minmax_partition
-from darts_parallel.config import run_main
+from darts_parallel.config import read_yaml, run_main
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plans import divisors
 from darts_parallel.problem import Profiles, read_profiles
@@ -454,7 +453,7 @@ class FasopOptions(StudyOptions):
 @cache
 def read_facts() -> dict[str, Any]:
     """Read FASOP's nodes, jobs and clusters, and by case what its authors and its own program say."""
-    facts: dict[str, Any] = yaml.safe_load((SHIPPED / "cases.yaml").read_text("utf-8"))  # type: ignore[no-untyped-call]
+    facts: dict[str, Any] = read_yaml(SHIPPED / "cases.yaml")
     return facts
 
 

@@ -150,7 +150,9 @@ def _answer(given: Sequence[str], began: float) -> None:
 
     try:
         if any(NEEDS_HYDRA.match(argument) for argument in sys.argv[1:]):
-            hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")(task)()
+            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(
+                task
+            )()
         else:
             found.append(run_single(sys.argv[1:], held))
         if found and min(found) == inf:

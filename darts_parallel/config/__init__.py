@@ -77,10 +77,11 @@ from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.trainer import Trainer as Trainer
 from darts_parallel.config.trainer import TrainerLog as TrainerLog
 from darts_parallel.config.trainer import config_dir as config_dir
-from darts_parallel.config.trainer import fast_yaml as fast_yaml
+from darts_parallel.config.trainer import group_file as group_file
 from darts_parallel.config.trainer import group_files as group_files
 from darts_parallel.config.trainer import group_names as group_names
 from darts_parallel.config.trainer import read_trainer as read_trainer
+from darts_parallel.config.trainer import read_yaml as read_yaml
 from darts_parallel.config.training import DYNAMIC as DYNAMIC
 from darts_parallel.config.training import PACKED as PACKED
 from darts_parallel.config.training import PACKINGS as PACKINGS

@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from darts_parallel.config.checks import as_yaml
-from darts_parallel.config.trainer import config_dir, group_names
+from darts_parallel.config.trainer import group_file, group_names
 from darts_parallel.config.words import given_values
 from darts_parallel.errors import ConfigError, closest
 
@@ -50,16 +50,15 @@ def with_box(arguments: Sequence[str]) -> list[str]:
         if gpu is not None and not written:
             raise ConfigError(f"gpu={gpu} must go with {BOX}; try {BOX} gpu={gpu} gpus=8 nodes=1.")
         return list(arguments)
-    folder = Path(config_dir())
     known = group_names("device")
     if gpu not in known:
         near = closest(gpu.lower().replace(" ", ""), known) if gpu else "h100"
         rule = f"gpu={gpu} must be" if gpu else f"{BOX} needs gpu=,"
         raise ConfigError(f"{rule} one of {', '.join(known)}; try gpu={near}.")
-    bus = _bus(folder / "device" / f"{gpu}.yaml")
+    bus = _bus(group_file("device", gpu))
     links = {f"{INSIDE}.bandwidth_GBps": bus, f"{BETWEEN}.bandwidth_GBps": NETWORK}
     if gpu in SOCKETS:
-        like = OmegaConf.load(folder / "cluster" / f"{SOCKETS[gpu]}.yaml")
+        like = OmegaConf.load(group_file("cluster", SOCKETS[gpu]))
         links = {f"{INSIDE}.shared": False}
         links |= {f"{INSIDE}.{key}": value for key, value in like.nodes[0].intra_node.items()}
         links |= {f"{BETWEEN}.{key}": value for key, value in like.inter_node.items()}

@@ -23,6 +23,7 @@ from darts_parallel.config.huggingface import Imported, resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema
+from darts_parallel.config.trainer import group_file
 from darts_parallel.config.words import given_values, without_words
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
@@ -231,7 +232,7 @@ def with_own_job(arguments: list[str]) -> list[str]:
     given = given_values(arguments)
     if "model" not in given or JOBS & set(given):
         return arguments
-    own = (Path(config_dir()) / "training" / f"{given['model']}.yaml").is_file()
+    own = group_file("training", given["model"]).is_file()
     return [*arguments, f"training={given['model']}" if own else ANY]
 
 
@@ -274,7 +275,7 @@ _VALUE = re.compile(r"[a-z_]\w*(\.\w+)+=")
 
 def _file_times() -> frozenset[tuple[Path, int]]:
     """Return all configuration files with the nanoseconds of their last change."""
-    return frozenset((path, path.stat().st_mtime_ns) for path in Path(config_dir()).rglob("*.yaml"))
+    return frozenset((path, path.stat().st_mtime_ns) for path in config_dir().rglob("*.yaml"))
 
 
 @lru_cache(maxsize=256)
@@ -289,7 +290,7 @@ def compose_whole(arguments: list[Any]) -> DictConfig:
     running = GlobalHydra.instance().hydra
     try:
         GlobalHydra.instance().clear()
-        with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
+        with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
             return compose(config_name="config", overrides=arguments)
     except Exception as error:
         sentence = error_sentence(error, arguments)

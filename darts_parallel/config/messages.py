@@ -96,7 +96,7 @@ def config_sentence(
 
 def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     """Say which files a group has, where `group/name` is none of them."""
-    folder = Path(config_dir())
+    folder = config_dir()
     group, _, name = config.rpartition("/")
     names = sorted(options or group_names(group))
     if not names:

@@ -18,16 +18,21 @@ from omegaconf import MISSING
 from darts_parallel.config.checks import as_yaml, one_of, ranged
 
 
-def config_dir() -> str:
+def config_dir() -> Path:
     """Return the folder of the configuration files: in an installed package, or in the checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "conf"
-    return str(inside if inside.is_dir() else package.parent / "conf")
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def group_file(group: str, name: str) -> Path:
+    """Return the file that `group=NAME` reads."""
+    return config_dir() / group / f"{name}.yaml"
 
 
 def group_files(group: str) -> list[Path]:
     """Return the files of a group of the configuration, by name."""
-    return sorted((Path(config_dir()) / group).glob("*.yaml"))
+    return sorted((config_dir() / group).glob("*.yaml"))
 
 
 def group_names(group: str) -> list[str]:
@@ -35,7 +40,6 @@ def group_names(group: str) -> list[str]:
     return [path.stem for path in group_files(group)]
 
 
-FOLDER = Path(config_dir()) / "trainer"
 NONE = "none"
 EXPORTS = tuple(name for name in group_names("trainer") if name != NONE)
 """Names of the trainers."""
@@ -134,14 +138,13 @@ class Trainer:
 def read_trainer(name: str) -> Trainer:
     """Return the trainer of a name of `EXPORTS`."""
     # as they lie in the package: OmegaConf takes 20 ms to check a file against `Trainer`
-    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    given = fast_yaml(text)["trainer"]
+    given = read_yaml(group_file("trainer", name))["trainer"]
     given["lacks"] = [Lack(**lack) for lack in given.get("lacks", ())]
     given["logs"] = [TrainerLog(**log) for log in given.get("logs", ())]
     return Trainer(**given)
 
 
-def fast_yaml(text: str) -> Any:
+def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file of the package; by libyaml, where PyYAML has it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(text, loader)  # type: ignore[no-untyped-call]
+    return yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 
 from darts_parallel.config import (
-    config_dir,
+    group_file,
     group_names,
     one_of,
     ranged,
@@ -120,11 +120,10 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
     Args:
         request: Name of a file of `conf/design`, or a path that ends in `.yaml`.
     """
-    shipped = Path(config_dir()) / "design"
     file = Path(request)
     if file.suffix != ".yaml":
         require_member("design", request, tuple(group_names("design")))
-        file = shipped / f"{request}.yaml"
+        file = group_file("design", request)
     require_few_values(f"design={request}", file)
     try:
         raw = OmegaConf.to_container(OmegaConf.load(file))

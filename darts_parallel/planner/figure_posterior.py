@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.config import RunConfig, config_dir, fast_yaml
+from darts_parallel.config import RunConfig, config_dir, read_yaml
 from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Cluster, Problem
@@ -323,8 +323,8 @@ def latent_numbers(quantities: Mapping[str, Any]) -> dict[LatentKey, tuple[float
 @lru_cache(maxsize=1)
 def _shipped() -> dict[bool, Posterior]:
     """Read the posterior of the calibration: for models without experts, and with them."""
-    path = Path(config_dir()) / "calibrated.yaml"
-    data = fast_yaml(path.read_text(encoding="utf-8"))
+    path = config_dir() / "calibrated.yaml"
+    data = read_yaml(path)
     numbers = latent_numbers(data["quantities"])
     keys = {key: row for row, key in enumerate(numbers)}
     scale = float_tensor([sd for _, sd in numbers.values()])

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import (
     DeviceConfig,
     TrainingConfig,
-    config_dir,
-    fast_yaml,
+    group_file,
     group_names,
+    read_yaml,
     require,
 )
 from darts_parallel.errors import ConfigError, closest
@@ -221,8 +220,7 @@ def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Sof
 
 @lru_cache(maxsize=32)
 def _shipped(name: str) -> Software:
-    text = (Path(config_dir()) / "software" / f"{name}.yaml").read_text(encoding="utf-8")
-    return _software(name, fast_yaml(text) or {})
+    return _software(name, read_yaml(group_file("software", name)) or {})
 
 
 def _software(name: str, data: dict[str, Any]) -> Software:

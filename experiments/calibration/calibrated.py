@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from darts_parallel.config import config_dir
+from darts_parallel.config import config_dir, read_yaml
 from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
 from darts_parallel.planner import BASE, LatentKey, correlation_bytes, latent_numbers
@@ -98,8 +98,7 @@ class Quantity:
 
 def read_quantities() -> tuple[Quantity, ...]:
     """Read `priors.yaml`."""
-    text = (Path(__file__).parents[1] / "data" / "priors.yaml").read_text(encoding="utf-8")
-    entries: dict[str, Any] = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+    entries: dict[str, Any] = read_yaml(Path(__file__).parents[1] / "data" / "priors.yaml")
     found = []
     for name, own in entries.items():
         known = own.get("known", ())
@@ -157,7 +156,7 @@ class Parameters:
         return quantity.at(place, latent[members].sum())
 
 
-SHIPPED = Path(config_dir()) / "calibrated.yaml"
+SHIPPED = config_dir() / "calibrated.yaml"
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ class Calibrated:
         """
         if not path.is_file():
             raise ConfigError(f"parameters={path} must be a file; try {SHIPPED}.")
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}  # type: ignore[no-untyped-call]
+        data = read_yaml(path) or {}
         quantities = data.get("quantities", {}) if isinstance(data, dict) else {}
         for quantity, key in product(QUANTITIES, (BASE, "prior_sd")):
             if key not in quantities.get(quantity.name, {}):

@@ -6,7 +6,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from darts_parallel.config import config_dir
+from darts_parallel.config import group_file, group_files
 from darts_parallel.planner import FAMILIES, KINDS
 from darts_parallel.plans import write_text
 from darts_parallel.problem import ANY, GIB, HABITS
@@ -42,7 +42,7 @@ def write_presets(folder: Path, fitted: Calibrated, when: str) -> None:
         (folder / kind).mkdir(parents=True, exist_ok=True)
     for name in device_names():
         write_text(folder / "device" / f"{name}.yaml", device_text(name, fitted, when))
-    for path in sorted((Path(config_dir()) / "cluster").glob("*.yaml")):
+    for path in group_files("cluster"):
         text = path.read_text(encoding="utf-8")
         if LINK.search(text):
             write_text(folder / "cluster" / path.name, cluster_text(text, fitted, when))
@@ -55,10 +55,9 @@ def write_presets(folder: Path, fitted: Calibrated, when: str) -> None:
 
 def device_names() -> list[str]:
     """List the shipped devices whose comment names a data sheet; others are invented, and never rewritten."""
-    files = sorted((Path(config_dir()) / "device").glob("*.yaml"))
     return [
         file.stem
-        for file in files
+        for file in group_files("device")
         if DATA_SHEET in file.read_text(encoding="utf-8").replace("\n# ", " ")
     ]
 
@@ -74,7 +73,7 @@ def device_text(name: str, fitted: Calibrated, when: str) -> str:
     Args:
         name: One of `device_names`: fitted figures stand next to those of a data sheet only.
     """
-    text = (Path(config_dir()) / "device" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = group_file("device", name).read_text(encoding="utf-8")
     family = FAMILIES.get(name, name)
     own = family in fitted.names("device")
     runs = "fitted to runs on this GPU" if own else "no runs on this GPU; from those on others"

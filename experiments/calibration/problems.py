@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -17,7 +16,7 @@ from darts_parallel.config import (
     ModelConfig,
     NodeGroupConfig,
     TrainingConfig,
-    config_dir,
+    group_file,
     load_config,
 )
 from darts_parallel.errors import DartsParallelError
@@ -85,7 +84,7 @@ def base_config() -> Config:
 @lru_cache(maxsize=64)
 def device_config(name: str) -> DeviceConfig:
     """Load the shipped device of a name."""
-    values = OmegaConf.load(Path(config_dir()) / "device" / f"{name}.yaml")
+    values = OmegaConf.load(group_file("device", name))
     device = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DeviceConfig), values))
     assert isinstance(device, DeviceConfig)
     return device

@@ -8,9 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
-from darts_parallel.config import ModelConfig, config_dir
+from darts_parallel.config import ModelConfig, group_file, read_yaml
 from darts_parallel.planner import FAMILIES
 from darts_parallel.report import csv_text
 from experiments.data.table import first
@@ -211,8 +209,7 @@ def _value(key: str, cell: str) -> Any:
 @lru_cache(maxsize=32)
 def preset_sizes(name: str) -> Sizes:
     """Read a file of `conf/model`."""
-    text = (Path(config_dir()) / "model" / f"{name}.yaml").read_text(encoding="utf-8")
-    values: Sizes = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+    values: Sizes = read_yaml(group_file("model", name))
     return values
 
 

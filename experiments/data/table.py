@@ -9,8 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from darts_parallel.config import read_yaml
 from darts_parallel.errors import ConfigError, DartsParallelError
 
 REQUIRED = ("layers", "hidden", "gpu", "n_gpus")
@@ -30,8 +29,7 @@ class RowError(DartsParallelError):
 @lru_cache(maxsize=1)
 def word_tables() -> dict[str, Any]:
     """Read `words.yaml`."""
-    text = Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+    found: dict[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
     return found
 
 

@@ -180,7 +180,7 @@ def test_bad_input_ends_in_one_sentence(
 def composed() -> DictConfig:
     """Return what Hydra composes for the command."""
     register_schema()
-    with initialize_config_dir(version_base="1.3", config_dir=config_dir()):
+    with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
         return compose("config", list(TOY))
 
 

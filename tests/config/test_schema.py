@@ -9,7 +9,7 @@ from darts_parallel.config import composition
 from darts_parallel.config._keys import all_keys
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, config_dir
-from darts_parallel.config.trainer import EXPORTS, FOLDER, Trainer, read_trainer
+from darts_parallel.config.trainer import EXPORTS, Trainer, group_file, read_trainer
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
@@ -171,6 +171,6 @@ def test_the_keys_of_the_schema_are_listed_with_their_paths() -> None:
 def test_files_of_trainers_keep_the_types_of_the_schema() -> None:
     """They are read without OmegaConf's checks, which take 20 ms a file."""
     for name in EXPORTS:
-        given = OmegaConf.load(FOLDER / f"{name}.yaml").trainer
+        given = OmegaConf.load(group_file("trainer", name)).trainer
         checked = OmegaConf.merge(OmegaConf.structured(Trainer), given)
         assert OmegaConf.to_object(checked) == read_trainer(name)
