@@ -10,8 +10,7 @@ two values differ.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.config import EXPORTS, read_trainer, run_main
@@ -52,7 +51,7 @@ def read_trainer_rows(name: str) -> list[Row]:
         for value in () if "moe" in key else values:
             switch = f"{key}={str(value).lower()}"
             try:
-                changed = _under(problem, key, value)
+                changed = problem.with_training(**{key: value})
                 own = _lines(changed, found, name)
             except DartsParallelError as error:
                 reason = str(error).partition(": ")[2].partition(";")[0]
@@ -83,17 +82,12 @@ def _lines(problem: Problem, found: Plan, name: str) -> list[str]:
     return [line for text in files.values() for line in text.splitlines()]
 
 
-def _under(problem: Problem, key: str, value: Any) -> Problem:
-    """Return a job under another value of a switch."""
-    return problem.with_config(training=replace(problem.config.training, **{key: value}))
-
-
 def _others(problem: Problem, found: Plan, name: str, key: str) -> list[str]:
     """Return the lines of the last other value of a switch that the plan runs under."""
     _, *others = read_trainer(name).switches[key]
     for value in reversed(others):
         with suppress(DartsParallelError):
-            return _lines(_under(problem, key, value), found, name)
+            return _lines(problem.with_training(**{key: value}), found, name)
     return []
 
 

@@ -19,7 +19,6 @@ from darts_parallel.bilevel.space import (
     JointSpace,
     LogSlowdown,
     TrainingMode,
-    at_batch,
 )
 from darts_parallel.cost import (
     ENDLESS,
@@ -74,7 +73,7 @@ class BatchPlan:
 
     def problem(self, problem: Problem) -> Problem:
         """Set the plan's global batch size, and the price of a pipeline that does not wait."""
-        here = at_batch(problem, self.mode.batch)
+        here = problem.with_training(global_batch_size=self.mode.batch)
         if self.mode.pp:
             table, hard, _ = hard_plan(self.plan, here)
             own = with_versions(table, here.model, here.training)

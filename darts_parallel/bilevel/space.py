@@ -154,12 +154,6 @@ class LogSlowdown:
         return result
 
 
-def at_batch(problem: Problem, global_batch_size: int) -> Problem:
-    """Set another global batch size."""
-    training = replace(problem.training, global_batch_size=global_batch_size)
-    return problem.with_config(training=training)
-
-
 @dataclass(frozen=True)
 class JointPlan:
     """A hard plan of one table and what it costs."""
@@ -211,7 +205,7 @@ class JointSpace:
         tables: list[CostTable] = []
         modes: list[TrainingMode] = []
         for batch in batches:
-            for table in build_tables(at_batch(problem, batch)):
+            for table in build_tables(problem.with_training(global_batch_size=batch)):
                 tables.append(_without_dominated(table))
                 modes.append(TrainingMode(batch))
                 enough = int(table.num_micro_batches.max()) >= table.pp

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -265,11 +265,6 @@ class PlansAtLengths:
         once = self.prices.at(1)[self.numbers, :, -1]
         least = np.maximum(shared, alone)
         return least + once.min(1, keepdims=True)
-
-
-def changed(problem: Problem, **training: Any) -> Problem:
-    """Return the job with other values of `training`, and as much memory left free."""
-    return problem.with_config(training=replace(problem.training, **training))
 
 
 def whole(strategy: LayerStrategy, cp: int) -> LayerStrategy:

@@ -33,7 +33,6 @@ from darts_parallel.planner._pass_prices import (
     PlanPrices,
     PlansAtLengths,
     SharedStrategies,
-    changed,
     whole,
 )
 from darts_parallel.planner.memory_chance import tightened
@@ -182,7 +181,7 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
 def _main_plans(problem: Problem) -> tuple[list[Plan], str]:
     """Return the best plans of the main search for sequences of `seq_len` tokens, or why it has none."""
     try:
-        found = find_plan(changed(problem, lengths=None))
+        found = find_plan(problem.with_training(lengths=None))
     except InfeasibleError as error:
         return [], str(error)
     others = () if found.result is None else found.result.alternatives
@@ -207,7 +206,7 @@ def _prices(
     def job_at(length: int) -> Problem:
         times = max(1, min(length, LARGEST_BATCH * length // most))
         batch = min(most * times // length, LARGEST_BATCH)
-        return changed(problem, seq_len=length, global_batch_size=batch, lengths=None)
+        return problem.with_training(seq_len=length, global_batch_size=batch, lengths=None)
 
     result = []
     for spaces in _usual_spaces(problem):
@@ -505,5 +504,5 @@ def _chance(problem: Problem, own: LengthPlan) -> float | None:
     unit = 2 * plan.cp * plan.layers[0].tp  # tokens that are divided among ranks
     length = min(unit * ceil(tokens / (sequences * unit)), training.seq_len)
     batch = dp * sequences * plan.num_micro_batches
-    job = changed(problem, lengths=None, seq_len=length, global_batch_size=batch)
+    job = problem.with_training(lengths=None, seq_len=length, global_batch_size=batch)
     return out_of_memory(plan, job)

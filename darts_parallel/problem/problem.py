@@ -73,6 +73,10 @@ class Problem:
         changed = Problem.from_config(replace(self.config, **parts))
         return replace(changed, headroom=self.headroom)
 
+    def with_training(self, **values: Any) -> "Problem":
+        """Return the problem with other values of `training`, as `with_config`."""
+        return self.with_config(training=replace(self.training, **values))
+
     @property
     def margin(self) -> float:
         """Share of every device's memory that plans leave free."""

@@ -1,7 +1,6 @@
 """Switches of the run: which ones a price does not know, and what turning one on saves."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from darts_parallel.config import Trainer, as_yaml, read_trainer
@@ -43,7 +42,7 @@ def _saving(
     best = usual * (1.0 - NOTABLE)
     line = ""
     for value in values:
-        changed = _switched(problem, key, value)
+        changed = problem.with_training(**{key: value})
         if value == getattr(problem.training, key) or not _runs(changed, plan):
             continue
         seconds = evaluate(plan, changed).iteration_time_s
@@ -53,12 +52,6 @@ def _saving(
             line = f"training.{key}={as_yaml(value)} would save {saved:.1f} % of this plan's time"
     if line:
         yield line
-
-
-def _switched(problem: Problem, key: str, value: Any) -> Problem:
-    """Return the problem with another value of a key of `training`."""
-    training = replace(problem.config.training, **{key: value})
-    return problem.with_config(training=training)
 
 
 def _runs(problem: Problem, plan: Plan) -> bool:

@@ -361,7 +361,7 @@ def test_the_chance_to_fit_is_that_of_the_fullest_micro_batch(tmp_path: Path) ->
     for longest, cp, sequences in ((512, 1, 1), (512, 1, 2), (512, 2, 2), (256, 1, 2)):
         problem = job(tmp_path, {longest: 1.0}, *pins, "cluster.devices.toy.memory_GiB=0.2")
         plan = Plan(8 * cp // 4 // sequences, (0, 7), (LayerStrategy(1, 8 // cp, 1),) * 7, cp=cp)
-        plain = lengths.changed(problem, lengths=None, seq_len=longest)
+        plain = problem.with_training(lengths=None, seq_len=longest)
         own = lengths.LengthPlan(
             plan, Packing("padded", cp, sequences), (1.0, 1.0), tokens_per_s=1.0, bound=1.0
         )
@@ -427,7 +427,7 @@ def test_layers_on_different_ranks_are_priced_padded_over_the_same_draws(
     passes = {}
     once = 0.0
     for length in (64, 512):
-        plain = lengths.changed(problem, lengths=None, seq_len=length)
+        plain = problem.with_training(lengths=None, seq_len=length)
         (table,) = build_tables(plain, [OuterSpace(2, (4,), (four, two), cp)])
         layers = torch.tensor([[0] * 4 + [1] * 3])
         plan = HardPlans(torch.zeros(1, dtype=torch.long), layers, torch.tensor([[0, 3]]))
