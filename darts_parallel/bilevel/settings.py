@@ -23,10 +23,9 @@ def trainable(problem: Problem) -> ModelConfig:
     """
     config = problem.model.config
     heads = config.num_heads
-    width = config.hidden_size
     rules: dict[str, tuple[Any, Any]] = {}
-    rules["num_kv_heads"] = (config.num_kv_heads or heads, heads)
-    rules["head_dim"] = (config.head_dim or width // heads, width // heads)
+    rules["num_kv_heads"] = (config.kv_heads, heads)
+    rules["head_dim"] = (config.head_size, config.hidden_size // heads)
     rules["num_encoder_layers"] = (config.num_encoder_layers, 0)
     rules["num_experts"] = (config.num_experts, None)
     for key, (value, wanted) in rules.items():

@@ -201,6 +201,21 @@ class ModelConfig:
     """Blocks after the last that each predict one token further (multi-token prediction,
     DeepSeek-V3)."""
 
+    @property
+    def mlp_width(self) -> int:
+        """Inner size of the MLP."""
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def head_size(self) -> int:
+        """Size of one head, in blocks without a window."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, in blocks without a window."""
+        return self.num_kv_heads or self.num_heads
+
     def __post_init__(self) -> None:
         check_fields("model", self)
         check_model(self)

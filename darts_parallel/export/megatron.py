@@ -324,7 +324,7 @@ def _model_flags(job: Request) -> list[Flag]:
     flags: list[Flag] = hybrid or [("num-layers", config.num_layers)]
     flags += [
         ("hidden-size", config.hidden_size),
-        ("ffn-hidden-size", config.ffn_hidden_size or 4 * config.hidden_size),
+        ("ffn-hidden-size", config.mlp_width),
         ("num-attention-heads", config.num_heads),
     ]
     if config.num_kv_heads not in (None, config.num_heads):

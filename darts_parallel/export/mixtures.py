@@ -65,7 +65,7 @@ def _expert_flags(job: Request) -> list[Flag]:
 
 def _expert_values(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
     """Return flags with values, of which None is not written."""
-    width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
+    width = config.moe_ffn_hidden_size or config.mlp_width
     frequency = layer_frequency(config)
     sizes = {
         "num-experts": config.num_experts,

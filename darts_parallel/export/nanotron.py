@@ -129,7 +129,7 @@ def _check(job: Request) -> None:
     if config.qk_norm or config.qkv_bias:
         what = f"model={config.name} has qk_norm or qkv_bias, which its Llama lacks"
         job.refuse(what, "a model such as model=llama3_8b")
-    if config.head_dim not in (None, config.hidden_size // config.num_heads):
+    if config.head_size != config.hidden_size // config.num_heads:
         what = f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another"
         job.refuse(what, "a model with heads of hidden_size / num_heads")
     if why := own_stage_refusal(config, job.plan):
@@ -157,16 +157,14 @@ def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 def _model(config: ModelConfig) -> dict[str, Any]:
     """Return the sizes of the model."""
-    ffn = config.ffn_hidden_size or 4 * config.hidden_size
-    kv_heads = config.num_kv_heads or config.num_heads
     sizes: dict[str, Any] = {
         "name": config.name,
         "multiple": VOCABULARY_MULTIPLE,
         "hidden": config.hidden_size,
-        "ffn": ffn,
+        "ffn": config.mlp_width,
         "layers": config.num_layers,
         "heads": config.num_heads,
-        "kv_heads": kv_heads,
+        "kv_heads": config.kv_heads,
         "positions": config.max_seq_len,
         "tied": config.tie_embeddings,
         "vocabulary": config.vocab_size,

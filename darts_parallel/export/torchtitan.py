@@ -135,7 +135,7 @@ def _assignments(section: str, values: dict[str, Any]) -> list[str]:
 
 
 def _check(job: Request) -> None:
-    own_heads = job.model.head_dim in (None, job.model.hidden_size // job.model.num_heads)
+    own_heads = job.model.head_size == job.model.hidden_size // job.model.num_heads
     if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
         what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"
         what = f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack"

@@ -10,9 +10,8 @@ from darts_parallel.plans.strategy import Plan
 
 def own_cuts(config: ModelConfig, pp: int) -> tuple[int, ...]:
     """Return the first layers of all stages but the first; empty where a stage would lack blocks."""
-    heads = config.num_heads * (config.head_dim or config.hidden_size // config.num_heads)
-    ffn = config.ffn_hidden_size or 4 * config.hidden_size
-    block = 4 * heads + 3 * ffn
+    heads = config.num_heads * config.head_size
+    block = 4 * heads + 3 * config.mlp_width
     # embedding, blocks, final norm, head: the rest costs nothing and follows the head
     costs = [0, *[block] * config.num_layers, 0, config.vocab_size]
     passed = 0

@@ -77,7 +77,7 @@ def mlp_of(config: ModelConfig, index: int, char: str | None = None) -> tuple[Ex
 
     That is the block's MLP, or in an expert layer its shared experts; 0 where there is none.
     """
-    width = config.ffn_hidden_size or 4 * config.hidden_size
+    width = config.mlp_width
     if char == ATTENTION:
         return None, 0
     if char == MLP or config.num_experts is None or not expert_pattern(config)[index]:

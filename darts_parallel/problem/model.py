@@ -395,11 +395,11 @@ def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
         near: It attends in a window.
     """
     h = config.hidden_size
-    head_dim = config.head_dim or h // config.num_heads
+    head_dim = config.head_size
     if near and config.window_head_dim:
         head_dim = config.window_head_dim
     value_dim = config.v_head_dim or head_dim
-    kv_heads = config.num_kv_heads or config.num_heads
+    kv_heads = config.kv_heads
     several = config.window_kv_heads
     if several and near:
         kv_heads = several

@@ -119,7 +119,7 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig, width: int | None = None, bias: bool = True) -> None:
         super().__init__()
         hidden = config.hidden_size
-        inner = width or config.ffn_hidden_size or 4 * hidden
+        inner = width or config.mlp_width
         bias = bias and config.linear_bias
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None

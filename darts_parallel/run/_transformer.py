@@ -82,10 +82,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, fused: bool) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.head_dim = config.head_dim or hidden // config.num_heads
+        self.head_dim = config.head_size
         self.rotary = not config.learned_positions
         heads = config.num_heads * self.head_dim
-        kv_heads = (config.num_kv_heads or config.num_heads) * self.head_dim
+        kv_heads = config.kv_heads * self.head_dim
         bias = config.linear_bias if config.qkv_bias is None else config.qkv_bias
         self.query = nn.Linear(hidden, heads, bias=bias)
         self.key = nn.Linear(hidden, kv_heads, bias=bias)
