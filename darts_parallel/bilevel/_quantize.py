@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import BLOCK as BLOCK
-from darts_parallel.cost import LOSSLESS
 
 
 def round_blocks(

@@ -26,7 +26,7 @@ from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import Candidate
 from darts_parallel.bilevel.transformer import Toy, Weights
-from darts_parallel.cost import LOSSLESS
+from darts_parallel.config import LOSSLESS
 from darts_parallel.gradient import EPSILON, Adam
 
 BETAS = (0.9, 0.99)

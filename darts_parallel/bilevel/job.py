@@ -20,7 +20,8 @@ from darts_parallel.bilevel.optimum import BatchPlan, verify
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import ASYNCHRONOUS, TrainingMode
-from darts_parallel.cost import LOSSLESS, evaluate
+from darts_parallel.config import LOSSLESS
+from darts_parallel.cost import evaluate
 from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
 from darts_parallel.plans import megatron_schedule, write_json, write_text
 from darts_parallel.problem import Problem

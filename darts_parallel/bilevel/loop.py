@@ -34,7 +34,7 @@ from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown, TrainingMode
 from darts_parallel.bilevel.trials import Trials
-from darts_parallel.cost import LOSSLESS
+from darts_parallel.config import LOSSLESS
 from darts_parallel.gradient import StepRecord, explain_infeasible
 from darts_parallel.plans import BatchPhase
 from darts_parallel.problem import Problem

@@ -25,8 +25,7 @@ from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trials import NEXT_SEED, log_slowdown
-from darts_parallel.config import load_config, run_folder
-from darts_parallel.cost import LOSSLESS
+from darts_parallel.config import LOSSLESS, load_config, run_folder
 from darts_parallel.graph import (
     DeviceMeshSpec,
     GraphPlan,

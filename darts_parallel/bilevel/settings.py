@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from darts_parallel.config import BilevelConfig, ModelConfig, SearchConfig, as_yaml
-from darts_parallel.cost import BLOCK, LOSSLESS
+from darts_parallel.config import LOSSLESS, BilevelConfig, ModelConfig, SearchConfig, as_yaml
+from darts_parallel.cost import BLOCK
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
 

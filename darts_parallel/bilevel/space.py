@@ -10,8 +10,8 @@ from torch import Tensor
 
 from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel.settings import refuse_unsearched
+from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import (
-    LOSSLESS,
     CostTable,
     HardPlans,
     build_tables,

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from darts_parallel.bilevel._quantize import BLOCK, Pair, lossy_sum, straight_through_sum
 from darts_parallel.bilevel.space import Candidate
-from darts_parallel.config import ModelConfig
-from darts_parallel.cost import LOSSLESS
+from darts_parallel.config import LOSSLESS, ModelConfig
 from darts_parallel.run import Block, empty_layer
 
 Weights = dict[str, Tensor]

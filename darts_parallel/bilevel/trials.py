@@ -16,7 +16,7 @@ from darts_parallel.bilevel._quantize import Pair
 from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import EXACT, Candidate, LogSlowdown
-from darts_parallel.cost import LOSSLESS
+from darts_parallel.config import LOSSLESS
 
 READ = 0.8
 """Share of a trial's steps before its losses are compared."""

@@ -64,6 +64,7 @@ from darts_parallel.config.schema import COMM_BITS as COMM_BITS
 from darts_parallel.config.schema import CUTS as CUTS
 from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
 from darts_parallel.config.schema import LAYER as LAYER
+from darts_parallel.config.schema import LOSSLESS as LOSSLESS
 from darts_parallel.config.schema import OFFLOADS as OFFLOADS
 from darts_parallel.config.schema import RECOMPUTE as RECOMPUTE
 from darts_parallel.config.schema import SPACES as SPACES

@@ -153,8 +153,9 @@ class ObjectiveConfig:
 
 
 RECOMPUTE = ("none", "selective", "full")
-COMM_BITS = (16, 8, 4, 2)
-"""Bits per number of a collective; 16 sends the numbers as they are."""
+LOSSLESS = 16
+"""Bits per number of a collective that sends the numbers as they are."""
+COMM_BITS = (LOSSLESS, 8, 4, 2)
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
 CUTS = (LAYER, HALF_BLOCK) = ("layer", "half_block")
@@ -206,9 +207,9 @@ class SpaceConfig:
     sequence_parallel: Any = one_of(None, (False, True))
     """Norms and dropout are split over the tensor-parallel ranks, by tokens; null: both true and
     false."""
-    tp_comm_bits: Any = one_of(16, COMM_BITS)
+    tp_comm_bits: Any = one_of(LOSSLESS, COMM_BITS)
     """Bits per number of tensor-parallel collectives; lossy ones only where the user lists them."""
-    grad_comm_bits: Any = one_of(16, COMM_BITS)
+    grad_comm_bits: Any = one_of(LOSSLESS, COMM_BITS)
     """Bits per number of gradient synchronisation."""
     shard_size: Any = ranged(0, 0)
     """Data-parallel ranks that ZeRO states are sharded over; 0: all of them."""
@@ -282,7 +283,7 @@ class SpaceConfig:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
             require_members("space.cp", self.pinned("cp") or ("null",), (1,))
             for key in ("tp_comm_bits", "grad_comm_bits"):
-                require_members(f"space.{key}", self.pinned(key) or (), COMM_BITS[:1])
+                require_members(f"space.{key}", self.pinned(key) or (), (LOSSLESS,))
 
     def _settle_offload(self) -> None:
         """Give kinds of offloaded state one order, and refuse shares that the trainer cannot set."""

@@ -10,7 +10,6 @@ from darts_parallel.cost.asynchronous import endless as endless
 from darts_parallel.cost.asynchronous import with_versions as with_versions
 from darts_parallel.cost.choices import float_tensor as float_tensor
 from darts_parallel.cost.collectives import BLOCK as BLOCK
-from darts_parallel.cost.collectives import LOSSLESS as LOSSLESS
 from darts_parallel.cost.collectives import RingGroup as RingGroup
 from darts_parallel.cost.collectives import all_reduce as all_reduce
 from darts_parallel.cost.collectives import reduce_scatter as reduce_scatter

@@ -20,11 +20,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.config import CostConfig
+from darts_parallel.config import LOSSLESS, CostConfig
 from darts_parallel.problem import Link, Scalar
 
-LOSSLESS = 16
-"""Bits from which on a tensor travels as it is."""
 BLOCK = CostConfig.lossy_block
 """Numbers that share one scale in a lossy collective where nothing else is said."""
 SCALE_BITS = 16
@@ -37,7 +35,8 @@ def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
     Args:
         width: Bytes of one number in memory.
     """
-    lossy = (bits.double() + SCALE_BITS / block) / 8.0
+    with_scale = bits.double() + SCALE_BITS / block
+    lossy = with_scale / 8.0
     return torch.where(bits >= LOSSLESS, float(width), lossy)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from darts_parallel.config import (
-    COMM_BITS,
+    LOSSLESS,
     OFFLOADS,
     ModelConfig,
     Trainer,
@@ -45,7 +45,6 @@ BLOCKS = (
     "module",
 )
 """Kinds of layer that trainers count as layers."""
-FULL_BITS = max(COMM_BITS)
 SHARED = (
     "tp",
     "dp",
@@ -442,10 +441,10 @@ class Request:
         """
         for name, known in (("tp_comm_bits", ()), ("grad_comm_bits", gradient_bits)):
             bits = min(getattr(strategy, name) for strategy in self.plan.layers)
-            if bits < FULL_BITS and bits not in known:
+            if bits < LOSSLESS and bits not in known:
                 self.refuse(
                     f"{name}={bits}, and this trainer has no such quantized collectives",
-                    f"space.{name}={FULL_BITS}",
+                    f"space.{name}={LOSSLESS}",
                 )
 
     def require_one_stack(self) -> None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from darts_parallel.cost import LOSSLESS
+from darts_parallel.config import LOSSLESS
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
 from darts_parallel.graph._prices import KernelGroups, Prices
 from darts_parallel.graph._rules import Split, splits

@@ -6,7 +6,8 @@ from math import prod
 
 from torch import Tensor
 
-from darts_parallel.cost import LOSSLESS, RingGroup, all_reduce, float_tensor, reduce_scatter
+from darts_parallel.config import LOSSLESS
+from darts_parallel.cost import RingGroup, all_reduce, float_tensor, reduce_scatter
 from darts_parallel.graph._states import (
     ALL_REDUCE,
     ALL_TO_ALL,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from darts_parallel.config import (
-    COMM_BITS,
+    LOSSLESS,
     MAMBA,
     CostConfig,
     ModelConfig,
@@ -254,7 +254,7 @@ def _refuse_layer(spec: LayerSpec, strategy: LayerStrategy, seq_len: int) -> Non
 def _refuse_blocks(plan: Plan, block: int) -> None:
     """Refuse few bits in blocks of another size than those that are sent here."""
     sent = CostConfig.lossy_block
-    lossy = any(min(own.tp_comm_bits, own.grad_comm_bits) < max(COMM_BITS) for own in plan.layers)
+    lossy = any(min(own.tp_comm_bits, own.grad_comm_bits) < LOSSLESS for own in plan.layers)
     if lossy and block != sent:
         raise UnsupportedError(
             f"cost.lossy_block={block} cannot run here, where {sent} numbers share a scale; try {sent}."
@@ -270,7 +270,7 @@ def _refuse_bits(name: str, strategy: LayerStrategy, *, block: bool) -> None:
     Errors:
         UnsupportedError: names the layer and the nearest plan that can run.
     """
-    exact = max(COMM_BITS)
+    exact = LOSSLESS
     sums = strategy.tp_comm_bits if strategy.tp > 1 else exact
     sent = strategy.grad_comm_bits if strategy.dp > 1 else exact
     if not block and min(sums, sent) < exact:

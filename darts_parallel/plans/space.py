@@ -12,7 +12,15 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE, Config, SpaceConfig, Trainer
+from darts_parallel.config import (
+    COMM_BITS,
+    LOSSLESS,
+    OFFLOADS,
+    RECOMPUTE,
+    Config,
+    SpaceConfig,
+    Trainer,
+)
 from darts_parallel.errors import ConfigError, closest
 from darts_parallel.plans._expert_degrees import ExpertDegrees, expert_degrees, require_expert_pins
 from darts_parallel.plans._pins import require_legal_pins, require_pure_stages
@@ -417,7 +425,7 @@ def _sequence_parallel(space: SpaceConfig, model: Model, divides: bool) -> list[
 def _bits(pinned: tuple[int, ...] | None, ranks: int) -> Sequence[int]:
     """Return the bits of a collective; one rank alone has none, so that the default is left."""
     if ranks == 1:
-        return COMM_BITS[:1]
+        return (LOSSLESS,)
     return pinned or COMM_BITS
 
 

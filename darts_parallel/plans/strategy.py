@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, OFFLOADS, RECOMPUTE
+from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError, closest
 from darts_parallel.plans._fields import (
     Fields,
@@ -85,7 +85,7 @@ class LayerStrategy:
         parts += [f"etp{self.etp}"] if self.etp > 1 else []
         parts += [self.recompute] if self.recompute != "none" else []
         for letter, bits in (("b", self.tp_comm_bits), ("g", self.grad_comm_bits)):
-            if bits < max(COMM_BITS):
+            if bits < LOSSLESS:
                 parts.append(f"{letter}{bits}")
         return " ".join(parts)
 
@@ -254,7 +254,7 @@ class Plan:
         sharded = [layer.shard_size for layer in self.layers if layer.shard_size]
         parts = [f"sharded over {span(sharded)}"] if sharded else []
         for name, key in (("tp", "tp_comm_bits"), ("gradients", "grad_comm_bits")):
-            if any(getattr(layer, key) < max(COMM_BITS) for layer in self.layers):
+            if any(getattr(layer, key) < LOSSLESS for layer in self.layers):
                 parts.append(f"{name} at {self._span(key)} bits")
         return parts
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from darts_parallel.config import COMM_BITS, MAMBA, Config, Trainer, TrainingConfig
+from darts_parallel.config import LOSSLESS, MAMBA, Config, Trainer, TrainingConfig
 from darts_parallel.plans.own_stages import own_stage_refusal
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem import Model, Software
@@ -103,7 +103,7 @@ def trainer_runs(
     """
     if pp > 1 and schedule not in trainer_schedules(rules):
         return False
-    if min(strategy.tp_comm_bits, strategy.grad_comm_bits) < max(COMM_BITS):
+    if min(strategy.tp_comm_bits, strategy.grad_comm_bits) < LOSSLESS:
         return False
     given = facts(job, pp, cp, schedule, strategy)
     sharded = given["shard_size"] or strategy.dp * cp

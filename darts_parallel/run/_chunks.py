@@ -24,7 +24,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from darts_parallel.cost import LOSSLESS, padded_vocabulary
+from darts_parallel.config import LOSSLESS
+from darts_parallel.cost import padded_vocabulary
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._experts import Mixture, Mlp, expert_bank

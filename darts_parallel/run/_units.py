@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from darts_parallel.config import ModelConfig
-from darts_parallel.cost import BLOCK, LOSSLESS
+from darts_parallel.config import LOSSLESS, ModelConfig
+from darts_parallel.cost import BLOCK
 from darts_parallel.plans import LayerStrategy
 from darts_parallel.run._experts import ExpertBank, expert_bank
 from darts_parallel.run._layouts import local

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from darts_parallel.cost import LOSSLESS, CostBreakdown
+from darts_parallel.config import LOSSLESS
+from darts_parallel.cost import CostBreakdown
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._verify import TOLERANCE, Bytes, StepComparison, verify

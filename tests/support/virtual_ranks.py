@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.cost import BLOCK, LOSSLESS
+from darts_parallel.config import LOSSLESS
+from darts_parallel.cost import BLOCK
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run import _verify
