@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from darts_parallel.config import FOLDER, parse, require, run_folder, run_subcommand
+from darts_parallel.config import (
+    FOLDER,
+    given_values,
+    of_job,
+    parse,
+    require,
+    run_folder,
+    run_subcommand,
+)
 from darts_parallel.cost import evaluate
 from darts_parallel.design import (
     FIGURES,
@@ -35,7 +43,7 @@ darts-parallel design design=buyers [key=value ...]
 finds the figures of the hardware that make an iteration shortest for budget=, or the least budget for target=
 seconds, with the plan on it, a proven lower bound, what one more dollar saves at every figure, and the Pareto
 front over budgets. design= names a file of conf/design, or is an own YAML file, with knobs,
-prices, jobs and choices.
+prices, jobs and choices. Words (tp=8, gbs=1024) and keys of model, training and space change all its jobs.
 
 darts-parallel design design=plan.json
 tells what 10 % more of each figure is worth to a plan, and the next product, without prices.
@@ -63,6 +71,8 @@ ANSWER = (
 """Parts of an answer under the same names in design.json."""
 FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "planner_calls")
 """Parts of an answer under the same names in pareto.csv."""
+MACHINE_WORDS = ("cluster", "nodes", "gpus")
+"""Words for the machine, which a design's file describes."""
 UPGRADE_FORMATS = {
     "figure": "",
     "before": ".4g",
@@ -93,7 +103,12 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(arguments: Sequence[str]) -> list[str]:
     """Solve a design or weigh upgrades, write the files, and return the lines of the report."""
-    options = parse(DesignOptions, [own for own in arguments if not own.startswith(FOLDER)])
+    job = [one for one in arguments if of_job(one)]
+    own = [one for one in arguments if not of_job(one) and not one.startswith(FOLDER)]
+    for word, value in given_values(own).items():
+        near = f"overrides: [{word}={value}] in options of the design's YAML file"
+        require(word not in MACHINE_WORDS, f"{word}={value}", "be of a machine of the design", near)
+    options = parse(DesignOptions, own)
     rule = "name a design, its YAML file or a plan"
     require(bool(options.design), f"design={options.design}", rule, "design=buyers")
     changes = asdict(options)
@@ -101,12 +116,13 @@ def run(arguments: Sequence[str]) -> list[str]:
     changes = {key: value for key, value in changes.items() if value not in (None, [])}
     is_plan = options.design.endswith(".json")
     rule = "be of a design, and not of a plan"
-    require(not is_plan or not changes, "+".join(changes), rule, f"design={options.design} alone")
+    refused = "+".join([*changes, *job])
+    require(not is_plan or not refused, refused, rule, f"design={options.design} alone")
     out = run_folder(arguments)
     if is_plan:
         lines = upgrade_lines(options.design, out)
     else:
-        lines = design_lines(read_design(options.design, changes), out)
+        lines = design_lines(read_design(options.design, changes, job), out)
     return [*lines, f"files: {out}"]
 
 

@@ -94,5 +94,6 @@ from darts_parallel.config.words import OTHER_WORDS as OTHER_WORDS
 from darts_parallel.config.words import SYNONYMS as SYNONYMS
 from darts_parallel.config.words import WORDS as WORDS
 from darts_parallel.config.words import given_values as given_values
+from darts_parallel.config.words import of_job as of_job
 from darts_parallel.config.words import require_clear_machine as require_clear_machine
 from darts_parallel.config.words import without_words as without_words

@@ -51,7 +51,8 @@ class SearchConfig:
     a lower ZeRO level, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact`
     does."""
     max_seconds: float = ranged(120.0, 1e-3, 1e8)
-    """The search stops cleanly after this long and returns its best plan; descent gets the first half."""
+    """The search stops cleanly after this long and returns its best plan; descent gets the first half.
+    Searches that leave more memory free share these seconds. Each has at least a tenth of them."""
 
     def __post_init__(self) -> None:
         check_fields("search", self)

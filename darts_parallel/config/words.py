@@ -93,6 +93,8 @@ PROGRAMS = {
     "trainer=nemo": "megatron",
 }
 """Trainers that users name by a part, or by a program around them."""
+JOB_GROUPS = ("model", "training", "trainer", "space", "cost")
+"""Groups of keys that are of a job whatever the machine."""
 MOST_GROWTH = 2
 """Factor over the cluster's own GPUs of a node above which `gpus` probably counts the cluster."""
 
@@ -100,6 +102,13 @@ MOST_GROWTH = 2
 def given_values(arguments: Sequence[str]) -> dict[str, str]:
     """Return the values of overrides by key."""
     return dict(argument.partition("=")[::2] for argument in arguments)
+
+
+def of_job(argument: str) -> bool:
+    """Return whether an override is of a job and not of the machine, or of one command."""
+    key = argument.partition("=")[0]
+    full = {**WORDS, **OTHER_WORDS}.get(key, key)
+    return full.partition(".")[0] in JOB_GROUPS
 
 
 def without_words(arguments: Sequence[str]) -> list[str]:

@@ -114,11 +114,15 @@ class Design:
     options: tuple[Option, ...]
 
 
-def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Design:
+def read_design(
+    request: str, changes: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> Design:
     """Read and check a design, where changes take precedence.
 
     Args:
         request: Name of a file of `conf/design`, or a path that ends in `.yaml`.
+        changes: Values of the file's keys.
+        overrides: Of every job, after its own ones.
     """
     file = Path(request)
     if file.suffix != ".yaml":
@@ -135,14 +139,16 @@ def read_design(request: str, changes: Mapping[str, Any] | None = None) -> Desig
         if EXCLUSIVE & set(changes):
             raw.update(dict.fromkeys(EXCLUSIVE))
         raw.update(changes)
-    return design_of(file.stem, raw)
+    return design_of(file.stem, raw, overrides)
 
 
-def design_of(name: str, raw: Any) -> Design:
-    """Check what a design file holds."""
+def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
+    """Check what a design file holds; arguments as `read_design`."""
     given = read_typed(DesignRequest, raw, "design")
     for key in ("jobs", "knobs", "options"):
         require(bool(getattr(given, key)), f"design.{key}", "be given", "those of design=buyers")
+    for job in given.jobs:
+        job.overrides.extend(overrides)
     either = (given.budget is None) != (given.target is None)
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
     whole = sum(job.weight for job in given.jobs)

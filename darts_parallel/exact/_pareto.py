@@ -7,7 +7,9 @@ import numpy as np
 from darts_parallel.cost import GAIN_TOLERANCE, LABEL_TOLERANCE, Array, Bools, Index
 
 CHUNK = 256
-"""Labels that are compared at once; bounds the memory of a comparison."""
+"""Labels that are compared with later ones at once."""
+WIDTH = 4096
+"""Later labels of one comparison; bounds its memory."""
 MAX_PRICES = 24
 """Prices of a bound by default; more tighten it little."""
 
@@ -51,23 +53,32 @@ def pareto(
     scale[scale == 0.0] = 1.0
     total = (points - low[varying]) @ (1.0 / scale)
     order = np.argsort(total, kind="stable")
-    rule = _Rule(points, slack, keys, offsets, paid)
-    return _undominated(order, rule)
+    if keys is not None and len(order) > CHUNK:
+        # most labels are dominated by one of their own state, which is compared faster
+        alone = _Rule(points, slack, None, None, paid)
+        states = keys[order]
+        found = [_undominated(order[states == own], alone) for own in np.unique(states)]
+        order = order[np.isin(order, np.concatenate(found))]
+    return _undominated(order, _Rule(points, slack, keys, offsets, paid))
 
 
 def _undominated(order: Index, rule: "_Rule") -> Index:
     """Return the labels that no other one dominates, in their order.
 
-    The first labels dominate most, so few are left to compare with the rest.
+    The first labels dominate most, so few are left to compare with the next ones.
     """
-    kept = order[:0]
-    for begin in range(0, len(order), CHUNK):
-        block = order[begin : begin + CHUNK]
-        for known in range(0, len(kept), CHUNK):
-            block = block[~rule.dominated(kept[known : known + CHUNK], block)]
+    kept = [order[:0]]
+    left = order
+    while len(left):
+        block = left[:CHUNK]
         block = block[~rule.dominated(block, block, earlier=True)]
-        kept = np.concatenate([kept, block])
-    return kept
+        kept.append(block)
+        later = []
+        for begin in range(CHUNK, len(left), WIDTH):
+            part = left[begin : begin + WIDTH]
+            later.append(part[~rule.dominated(block, part)])
+        left = np.concatenate([order[:0], *later])
+    return np.concatenate(kept)
 
 
 @dataclass(frozen=True)

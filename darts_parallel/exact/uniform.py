@@ -19,7 +19,9 @@ from darts_parallel.cost import (
     BOUND_TOLERANCE,
     COST_TOLERANCE,
     PLAN_MEMORY_TOLERANCE,
+    SOLVER_MEMORY_TOLERANCE,
     Array,
+    Bools,
     CostTable,
     Index,
     OuterCosts,
@@ -392,12 +394,29 @@ def uniform_bounds(
     segments = StageSegments.legal(costs.pp, costs.fused_to_previous)
     # the working bytes of every pair of layers are kept next to the segments
     size = max(MAX_ELEMENTS // max(len(segments), costs.num_layers**2), 1)
-    result = np.empty(len(choices))
-    for begin in range(0, len(choices), size):
+    result = np.full(len(choices), np.inf)
+    held = np.flatnonzero(_stages_hold(costs, choices))
+    for begin in range(0, len(held), size):
         check()
-        batch = slice(begin, begin + size)
+        batch = held[begin : begin + size]
         result[batch] = _split_bounds(costs, choices[batch])
     return result * (1 - BOUND_TOLERANCE)
+
+
+def _stages_hold(costs: OuterCosts, choices: Index) -> Bools:
+    """Return whether all layers have room where each stage takes as many as it holds, `(B,)`."""
+    static = costs.static[:, choices].T
+    activation = costs.activation[:, choices].T
+    working = costs.working[:, choices].T
+    end = np.zeros(len(choices), dtype=int)
+    layers = np.arange(costs.num_layers)
+    for capacity, in_flight in zip(costs.capacity, costs.in_flight, strict=True):
+        taken = layers < end[:, None]
+        kept = np.where(taken, 0.0, kept_bytes(static, activation, in_flight))
+        largest = np.where(taken, 0.0, working)
+        peak = kept.cumsum(1) + np.maximum.accumulate(largest, 1)
+        end = (peak <= capacity * (1 + SOLVER_MEMORY_TOLERANCE)).sum(1)
+    return np.asarray(end == costs.num_layers)
 
 
 def _split_bounds(costs: OuterCosts, choices: Index) -> Array:

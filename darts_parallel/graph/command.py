@@ -8,9 +8,12 @@ import torch
 
 from darts_parallel.config import (
     FOLDER,
+    composed_config,
+    given_values,
     load_config,
     parse,
     require,
+    require_clear_machine,
     require_member,
     require_within,
     run_folder,
@@ -35,7 +38,7 @@ Importing the module runs its code.
 
   module=package.file:function   a function without arguments that returns a torch.nn.Module
   inputs=[[2,2048,2048]]         shapes of its inputs; an element type last if not float: [[2,2048,long]]
-  cluster=NAME, cluster.KEY=...  the cluster as in the main command (default h100_1x8)
+  cluster=NAME, gpus=, nodes=    the cluster as in the main command (default h100_1x8), with cluster.KEY=...
   training.precision=bf16        bf16, fp16 or fp32
   mesh=[8] or [2,4]              ranks of one or two axes, the last one innermost (default: GPUs of a node)
   memory=GIB                     of a rank for parameters, optimizer states, kept activations (default: any)
@@ -52,6 +55,16 @@ Importing the module runs its code.
 
 Options, with their defaults:
 """
+MACHINE = ("cluster=", "cluster.", "gpu=", "training.precision=")
+MACHINE_WORDS = ("gpus=", "nodes=")
+"""Beginnings of arguments of the machine around the module."""
+WAYS = {
+    "tp": "mesh=[{}]",
+    "dp": "mesh=[{}]",
+    "mbs": "inputs=[[{},2048,2048]]",
+    "seq": "inputs=[[2,{},2048]]",
+}
+"""Options that say here what these words say where layers are planned."""
 
 
 @dataclass
@@ -118,14 +131,20 @@ def run_request(arguments: Sequence[str]) -> list[str]:
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[GraphRequest, list[str]]:
     """Return the settings of this command, and the arguments of the job around it."""
-    keys = ("cluster=", "cluster.", "training.")
-    job = [one for one in arguments if one.startswith(keys)]
-    own = [one for one in arguments if not one.startswith((*keys, FOLDER))]
+    job = [one for one in arguments if one.startswith((*MACHINE, *MACHINE_WORDS))]
+    own = [one for one in arguments if one not in job and not one.startswith(FOLDER)]
+    given = given_values(own)
+    for word, way in WAYS.items():
+        value = given.get(word)
+        require(value is None, f"{word}={value}", "be said by mesh or inputs", way.format(value))
     request = parse(GraphRequest, own)
     require(bool(request.module), "module", "be given", "module=package.file:make_block")
     require(bool(request.inputs), "inputs", "be given", "inputs=[[2,2048,2048]]")
     if not any(one.startswith("cluster=") for one in job):
         job.insert(0, "cluster=h100_1x8")
+    without = [one for one in job if not one.startswith(MACHINE_WORDS)]
+    if without != job:
+        require_clear_machine(job, composed_config(without).cluster.nodes)
     return request, job
 
 

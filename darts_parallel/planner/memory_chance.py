@@ -123,7 +123,7 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
     search = _ChanceSearch(find, problem, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
-    met, failed = search.tighter(0 if exact else usual)
+    met, failed = search.tighter(0 if exact else usual, usual)
     if met and search.keeps(met[-1]):
         return met[-1] if exact else search.loosened(met[-1], usual)
     if met and met[-1].interrupted:
@@ -156,8 +156,12 @@ class _ChanceSearch:
         """Return whether a plan keeps the chance."""
         return found.out_of_memory is None or found.out_of_memory <= self.allowed
 
-    def tighter(self, first: int) -> tuple[list[Planned], int | None]:
+    def tighter(self, first: int, usual: int) -> tuple[list[Planned], int | None]:
         """Leave more and more memory free, from a level on, until a plan keeps the chance.
+
+        Args:
+            first: Level of the first search.
+            usual: Level of the limit; the next one after a search that had too little time.
 
         Returns:
             The plans met, and the level at which no plan fits; None where some plan fits at all.
@@ -168,6 +172,8 @@ class _ChanceSearch:
             tight = self.problem.leaving_free(headroom)
             if met and evaluate(met[-1].plan, tight).feasible:
                 continue  # it is the best plan of this level, too
+            if level < usual and met and _stopped_late(met[-1]):
+                continue
             try:
                 met.append(self.find(headroom))
             except InfeasibleError:
@@ -265,6 +271,11 @@ def always_fits(table: CostTable) -> bool:
     heaviest = (kept + table.working).amax(-1)
     most = heaviest.sum(1).max()
     return table.moments is None and bool(most <= table.stage_capacity.min())
+
+
+def _stopped_late(planned: Planned) -> bool:
+    """Return whether the time ended a search."""
+    return planned.result is not None and planned.result.stopped_by == "time_limit"
 
 
 def _seconds(planned: Planned) -> float:

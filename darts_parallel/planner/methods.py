@@ -153,8 +153,7 @@ def _why_exact(session: Session, name: str) -> str:
         note = session.found.answers[name].note
         if note.startswith(TOO_LARGE):
             return note
-        seconds = asked.budgets[SEARCH_SECONDS]
-        return f"no proof within {SEARCH_SECONDS}={seconds:g}; best plan so far"
+        return f"no proof within {SEARCH_SECONDS}; best plan so far"
     if asked.settings.method == "exact":
         return "asked for by search.method=exact"
     if name == EXHAUSTIVE.name:

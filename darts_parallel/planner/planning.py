@@ -1,5 +1,6 @@
 """From a problem to a verified plan: choose nodes, search, check, balance the stages."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -30,6 +31,9 @@ from darts_parallel.planner.result import Planned
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import read_plan
 from darts_parallel.problem import Problem, price_per_hour
+
+LATE_SHARE = 0.1
+"""Share of `search.max_seconds` that a search with more memory left free has, however late it begins."""
 
 
 def plan(
@@ -69,7 +73,15 @@ def _within_chance(
 ) -> Planned:
     """Search and check a plan that keeps `space.out_of_memory`."""
     asked = Asked.of(problem) if problem.config.cost.knows_stages else None
-    return within_chance(problem, partial(_searched, problem, rental, watcher or Watcher(), asked))
+    search = partial(_searched, problem, rental, watcher or Watcher(), asked)
+    limit = problem.config.search.max_seconds
+    began = time.monotonic()
+
+    def find(headroom: float) -> Planned:
+        left = limit - (time.monotonic() - began)
+        return search(headroom, seconds=max(left, LATE_SHARE * limit))
+
+    return within_chance(problem, find)
 
 
 def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | None]:
@@ -95,18 +107,24 @@ def _searched(
     watcher: Watcher,
     asked: Asked | None,
     headroom: float,
+    seconds: float | None = None,
 ) -> Planned:
     """Search and check a plan of a problem that leaves a share of the memory free.
 
     Args:
         asked: The question with all memory; None where the cost model knows no stages.
+        seconds: Limit of the search; None: `search.max_seconds`.
     """
     tight = problem.leaving_free(headroom)
+    timed = tight
+    if seconds is not None:
+        limited = replace(tight.config.search, max_seconds=seconds)
+        timed = replace(tight, config=replace(tight.config, search=limited))
     reported = Reported(watcher)
     if asked is None:
-        session = product_session(tight, reported)
+        session = product_session(timed, reported)
     else:
-        session = Session(asked.at(tight), METHODS, reported=reported)
+        session = Session(asked.at(timed), METHODS, reported=reported)
     run_phases(session, ORDERS[tight.config.search.method])
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:

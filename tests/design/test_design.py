@@ -381,7 +381,7 @@ def test_bad_input_is_one_sentence(
 def test_a_key_of_the_planner_is_answered_with_the_command_that_takes_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for key in ("model=llama3_8b", "tp=2"):
+    for key in ("search.seed=1", "output.verbose=true"):
         with pytest.raises(SystemExit) as ended:
             main([key])
         assert ended.value.code == 2
@@ -390,6 +390,37 @@ def test_a_key_of_the_planner_is_answered_with_the_command_that_takes_it(
     with pytest.raises(SystemExit):
         main(["budgte=2"])
     assert "budgte=2 is not a key of the configuration; try budget." in capsys.readouterr().err
+
+
+def test_words_of_the_planner_change_all_jobs_of_a_design(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    more = {"jobs": [{"overrides": JOB}, {"overrides": [*JOB, "tp=1", "gbs=32"]}]}
+    mine.write_text(json.dumps(TOY | more))
+    design = read_design(str(mine), {}, ["tp=2", "gbs=8"])
+    found = {
+        (problem.config.space.tp, problem.training.global_batch_size)
+        for option in design.options
+        for problem in option.problems
+    }
+    assert found == {(2, 8)}
+    main([f"design={mine}", "gbs=8", "budgets=[1]", f"hydra.run.dir={tmp_path / 'run'}"])
+    written = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert written["training"]["global_batch_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["design=buyers", "nodes=4"], "nodes=4 must be of a machine of the design; try overrides"),
+        (["design=plan.json", "tp=2"], "tp=2 must be of a design, and not of a plan"),
+    ],
+)
+def test_words_that_a_design_cannot_take_are_answered(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
-from darts_parallel.cost import PricedPlan, build_tables
+from darts_parallel.cost import OuterCosts, PricedPlan, build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
 from darts_parallel.exact import segments
@@ -22,6 +23,9 @@ from darts_parallel.exact.uniform import (
 )
 from darts_parallel.problem import load_problem
 from tests.support.random_tables import random_table
+
+SPLITS = tuple(combinations(range(1, 6), 2))
+"""First layers of the second and the third stage of 6 layers."""
 
 
 def test_uniform_optimum_equals_brute_force() -> None:
@@ -120,6 +124,33 @@ def test_what_all_devices_together_cannot_hold_is_not_split_into_stages(
     assert find_uniform_plan([below]).best is None
     with pytest.raises(TypeError):
         find_uniform_plan([replace(small, capacity=below.capacity * 1.0001)])
+
+
+def test_what_no_stages_in_their_order_hold_is_not_split_into_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Layers that all devices together hold may be too many for the first stages, which keep more."""
+    split = []
+
+    def recorded(costs: OuterCosts, choices: np.ndarray) -> np.ndarray:
+        split.extend(choices.tolist())
+        return np.ones(len(choices))
+
+    monkeypatch.setattr("darts_parallel.exact.uniform._split_bounds", recorded)
+    for seed in range(12):
+        table = random_table(seed, pp=3, num_layers=6, tightness=0.5)
+        table.fused_to_previous.zero_()
+        for outer, legal in enumerate(table.allowed):
+            split.clear()
+            own = torch.nonzero(legal)[:, 0].tolist()
+            uniform_bounds(table, outer, np.array(own), deadline_check(math.inf))
+            expected = []
+            for choice in own:
+                plans = [HardPlans.one(outer, [choice] * 6, (0, *ends)) for ends in SPLITS]
+                cost = evaluate_batch(table, HardPlans.concatenate(plans))
+                if (cost.memory <= table.capacity).all(1).any():
+                    expected.append(choice)
+            assert split == expected
 
 
 def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exact() -> None:

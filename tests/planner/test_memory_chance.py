@@ -1,15 +1,16 @@
 """Memory as a chance constraint: what is promised holds for the plan, and what cannot be is said."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from math import exp
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.planner import memory_chance
+from darts_parallel.planner import memory_chance, planning
 from darts_parallel.planner._simplest import TIE, effort
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.memory_chance import (
@@ -121,6 +122,37 @@ def test_a_sure_plan_is_loosened_where_no_exact_method_says_that_nothing_is_gain
         return slow if headroom else fast
 
     assert memory_chance.within_chance(problem, find) is fast
+
+
+def test_a_search_without_time_is_followed_by_that_of_the_limit() -> None:
+    """Each of six headrooms had all of `search.max_seconds`: 520 s of 400."""
+    problem = tight_toy(0.14)
+    known = plan(tight_toy(0.14, "space.out_of_memory=0.5"))
+    asked = []
+
+    def find(headroom: float) -> Planned:
+        asked.append(headroom)
+        result = replace(known.result, stopped_by="time_limit")
+        return replace(known, result=result, out_of_memory=0.9 if len(asked) == 1 else 0.0)
+
+    memory_chance.within_chance(problem, find)
+    assert asked == [0.0, tightened(problem).headroom]
+
+
+def test_all_headrooms_share_the_seconds_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tight_toy(0.2, "search.max_seconds=50")
+    known = plan(problem)
+    clock = count(step=30)
+    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    given = []
+
+    def searched(*asked: object, seconds: float) -> Planned:
+        given.append(seconds)
+        return replace(known, out_of_memory=0.9)
+
+    monkeypatch.setattr(planning, "_searched", searched)
+    planning.plan(problem)
+    assert given[:3] == [20.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("gib", [0.16, 0.2, 0.3])
