@@ -118,6 +118,8 @@ class Plan:
     empty: nothing."""
 
     def __post_init__(self) -> None:
+        for name in ("boundaries", "layers", "node_order"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists have no hash
         self._check_boundaries()
         if self.virtual_stages < 1 or self.num_chunks % self.virtual_stages:
             legal = [v for v in range(1, self.num_chunks + 1) if self.num_chunks % v == 0]

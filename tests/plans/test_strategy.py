@@ -152,6 +152,13 @@ def test_a_strategy_made_in_python_is_checked_as_one_of_a_file(
         evaluate(replace(plan_of(), layers=layers), toy_problem)
 
 
+def test_lists_of_a_plan_made_in_python_are_as_good_as_tuples(toy_problem: Problem) -> None:
+    known = plan_of()
+    given = Plan(4, list(known.boundaries), list(known.layers))  # type: ignore[arg-type]
+    assert hash(given) == hash(known)
+    assert evaluate(given, toy_problem).iteration_time_s > 0.0
+
+
 def test_a_plan_without_micro_batches_is_refused(toy_problem: Problem) -> None:
     with pytest.raises(PlanError, match=r"num_micro_batches=0 must be at least 1; try 1"):
         evaluate(replace(plan_of(), num_micro_batches=0), toy_problem)
