@@ -1,22 +1,8 @@
 """Rivals of the literature, one paper a module: every module without an underscore ends with its `solve`."""
 
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
-
 from baselines._planner import Planner as Planner
+from darts_parallel.errors import registered
 
-
-def _discovered() -> dict[str, Planner]:
-    """Return the planners, those of many seeds first."""
-    folder = str(Path(__file__).parent)
-    found: list[Planner] = []
-    for module in iter_modules([folder]):
-        if not module.name.startswith("_"):
-            found.append(import_module(f"{__package__}.{module.name}").solve)
-    found.sort(key=lambda rival: not rival.seeded)
-    return {rival.name: rival for rival in found}
-
-
-PLANNERS = _discovered()
-"""Every rival by the name of its module."""
+_SEEDED_FIRST = sorted(registered(__name__, "solve"), key=lambda rival: not rival.seeded)
+PLANNERS: dict[str, Planner] = {rival.name: rival for rival in _SEEDED_FIRST}
+"""Every rival by the name of its module, those of many seeds first."""

@@ -136,7 +136,8 @@ def cheapest_split(
         if best is not None and least + rest * limit >= best[0]:
             break
         total, starts = segments.split_below(seconds, limit)
-        whole = total + rest * float(seconds[segments.rows_of(starts)].max())
+        rows = segments.rows_of(starts)
+        whole = total + rest * float(seconds[rows].max())
         if best is None or whole < best[0]:
             best = (whole, starts)
     return best

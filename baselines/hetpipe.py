@@ -22,9 +22,11 @@ def offer_plans(incumbent: Incumbent) -> None:
             segments, seconds = ChosenStages.uniform(outer.costs, choice).fitting()
             starts = bottleneck_split(segments, seconds)
             if starts is not None:
-                slowest = float(seconds[segments.rows_of(starts)].max())
+                rows = segments.rows_of(starts)
+                slowest = float(seconds[rows].max())
                 busy = outer.costs.num_micro_batches * slowest
-                ranked.append((busy, outer.table, outer.uniform(starts, choice)))
+                plan = outer.uniform(starts, choice)
+                ranked.append((busy, outer.table, plan))
     best = sorted(ranked, key=lambda entry: entry[0])[:1]
     for _, table, plan in best:
         incumbent.offer(table, plan)

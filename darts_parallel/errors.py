@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import iter_modules
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -124,6 +125,13 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return find
+
+
+def registered(package: str, name: str) -> list[Any]:
+    """Return the object of a name in every module of a package without an underscore, by module."""
+    modules = sorted(own.name for own in iter_modules(sys.modules[package].__path__))
+    public = [module for module in modules if not module.startswith("_")]
+    return [getattr(import_module(f"{package}.{module}"), name) for module in public]
 
 
 def begin_start() -> None:

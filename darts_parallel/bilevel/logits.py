@@ -24,6 +24,7 @@ from darts_parallel.bilevel.space import (
     TrainingMode,
 )
 from darts_parallel.config import SearchConfig
+from darts_parallel.cost import float_tensor
 from darts_parallel.gradient import (
     BOUNDARY_RATE,
     Adam,
@@ -112,7 +113,7 @@ class UpperLevel:
         """
         self.optimizer.zero_grad()
         priced = self._priced(prices)
-        total = torch.zeros((), dtype=torch.float64)
+        total = float_tensor(0.0)
         for group, cost, steps in zip(self.groups, priced.costs, priced.steps, strict=True):
             total = total + (group.loss(cost, self.config) + steps).sum()
         leading = torch.cat([merit.amin(1) for merit in priced.merits])

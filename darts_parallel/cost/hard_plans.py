@@ -92,7 +92,7 @@ def _offloaded_shares(table: CostTable, plan: HardPlans) -> tuple[tuple[float, f
     shares = offloaded.fractions()[0]
     if not bool((shares > 0).any()):
         return ()
-    return tuple((activation, optimizer) for activation, optimizer in shares.tolist())
+    return tuple(map(tuple, shares.tolist()))
 
 
 @dataclass(frozen=True)

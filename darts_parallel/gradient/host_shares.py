@@ -62,7 +62,7 @@ def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tup
     better = seconds < entry.time * (1.0 - LEAST_GAIN)
     if not better or not bool(cost.feasible[0]):
         return plan, entry.time
-    pairs = tuple((activation, optimizer) for activation, optimizer in shares.tolist())
+    pairs = tuple(map(tuple, shares.tolist()))
     return replace(plan, offload=pairs), seconds
 
 

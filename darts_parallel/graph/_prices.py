@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import torch
-
 from darts_parallel.cost import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
+    float_tensor,
     fused_attention_seconds,
     gemm_seconds,
     stream_seconds,
@@ -59,7 +58,7 @@ PAIRS = kinds("linear mul mm bmm matmul")
 SOFTMAXES = kinds("softmax _softmax log_softmax _log_softmax")
 LOOKUPS = kinds("embedding index index_select gather")
 """Operators that read few rows of their first input."""
-ONE = torch.ones((), dtype=torch.float64)
+ONE = float_tensor(1.0)
 Shapes = Sequence[Shape]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from darts_parallel.config import DeviceConfig, ModelConfig
-from darts_parallel.cost import ATTENTION_HALF_SIZE, gemm_seconds
+from darts_parallel.cost import ATTENTION_HALF_SIZE, float_tensor, gemm_seconds
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import Device, Gemm
 from darts_parallel.run import build_layer
@@ -223,7 +223,7 @@ def _endless_rate(gemms: Sequence[GemmTime], half: float) -> float:
 
 def _error(gemms: Sequence[GemmTime], device: Device) -> float:
     """Return the median of |fitted / measured - 1| over products."""
-    one = torch.ones((), dtype=torch.float64)
+    one = float_tensor(1.0)
     errors = []
     for gemm in gemms:
         shape = Gemm(gemm.columns, gemm.inner, "column")

@@ -1,23 +1,13 @@
 """The schedules of this package by name: every module without an underscore holds one."""
 
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
+from operator import attrgetter
 
+from darts_parallel.errors import registered
 from darts_parallel.schedules._schedule import SEARCHED, Schedule
 from darts_parallel.schedules._searched import searched
 
-
-def _discovered() -> dict[str, Schedule]:
-    found: dict[str, Schedule] = {}
-    for module in iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_"):
-            schedule = import_module(f"{__package__}.{module.name}").SCHEDULE
-            found[schedule.name] = schedule
-    return dict(sorted(found.items()))
-
-
-_SCHEDULES = _discovered()
+_BY_NAME = sorted(registered(__package__, "SCHEDULE"), key=attrgetter("name"))
+_SCHEDULES: dict[str, Schedule] = {own.name: own for own in _BY_NAME}
 _ALIASES: dict[str, str] = {}
 for _schedule in _SCHEDULES.values():
     _ALIASES.update(dict.fromkeys(_schedule.aliases, _schedule.name))

@@ -174,7 +174,7 @@ class Calibrated:
     def at(self, place: Place) -> dict[str, Tensor]:
         """Compute every quantity at a place; what had no runs stays at what it is a deviation from."""
         known = dict(zip(self.keys, self.mean, strict=True))
-        zero = torch.zeros((), dtype=torch.float64)
+        zero = float_tensor(0.0)
         values = {}
         for quantity in QUANTITIES:
             parts = [known.get(key, zero) for key in quantity.keys(place)]

@@ -6,26 +6,16 @@ add up whatever is registered.
 """
 
 from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.terms._term import Contribution as Contribution
 from darts_parallel.cost.terms._term import CostTerm as CostTerm
 from darts_parallel.cost.terms._term import PlanContribution as PlanContribution
+from darts_parallel.errors import registered
 from darts_parallel.problem import LayerSpec
 
-
-def _discovered() -> tuple[CostTerm, ...]:
-    names = sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
-    return tuple(
-        import_module(f"{__package__}.{name}").TERM for name in names if not name.startswith("_")
-    )
-
-
-TERMS = _discovered()
+TERMS: tuple[CostTerm, ...] = tuple(registered(__name__, "TERM"))
 FORMULAS = {name: formula for term in TERMS for name, formula in term.formulas.items()}
 """Formula in words and its source, by the name of what a term contributes."""
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.sharding import ShardGroup
@@ -14,7 +14,7 @@ from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import LayerSpec
 
-NOTHING = torch.zeros((), dtype=torch.float64)
+NOTHING = float_tensor(0.0)
 
 
 @dataclass(frozen=True)
