@@ -436,6 +436,12 @@ class Config:
         """Return what a trainer of `EXPORTS` can run, by the group where that is its."""
         return self.trainer if self.trainer.name == name else read_trainer(name)
 
+    @property
+    def rules(self) -> Trainer:
+        """Abilities of the trainer of the space; without one, those of `trainer=none`."""
+        name = self.space.trainer
+        return Trainer() if name is None else self.abilities(name)
+
     def for_trainer(self, name: str, **space: Any) -> "Config":
         """Return the configuration of a trainer with its own efficiencies, and other keys of the space.
 

@@ -56,7 +56,7 @@ class Asked:
         if tables is None:
             tables = [without_dominated(table) for table in whole]
         blocks = None
-        if space.trainer and config.abilities(space.trainer).whole_ends == "always":
+        if config.rules.whole_ends == "always":
             blocks = tuple(layer.recomputable for layer in problem.model.layers)
         checks = config.verification
         limits = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)

@@ -30,9 +30,8 @@ def first_blocks_plan(
     Returns:
         None where the trainer runs no such plan, or none is faster.
     """
-    space = problem.config.space
-    runs = space.trainer is not None and problem.config.abilities(space.trainer).first_blocks
-    if not runs or space.cut != LAYER:
+    config = problem.config
+    if not config.rules.first_blocks or config.space.cut != LAYER:
         return None
     blocks = torch.tensor([layer.recomputable for layer in problem.model.layers])
     best: PricedPlan | None = None

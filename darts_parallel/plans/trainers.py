@@ -148,9 +148,7 @@ def trainer_parts(
     A trainer of layer-wise plans (`whole_ends: always`, Galvatron) has one switch for sequence
     parallelism, and one type of data parallelism next to ZeRO-3.
     """
-    name = config.space.trainer
-    uniform = config.space.kind == "uniform"
-    if name is None or uniform or config.abilities(name).whole_ends != "always":
+    if config.space.kind == "uniform" or config.rules.whole_ends != "always":
         return [choices]
     parts = [
         _part(choices, sequence_parallel, zero_stage)

@@ -100,16 +100,11 @@ class Problem:
 def _model(config: Config, block: LayerSpec | None) -> Model:
     """Build the chain; some trainers keep embedding and head on the stage of a block."""
     training, hybrid = config.training, config.model.hybrid_override_pattern is not None
-    ends = (
-        "never"
-        if config.space.trainer is None
-        else config.abilities(config.space.trainer).whole_ends
-    )
+    ends = config.rules.whole_ends
     halves, rank = config.space.cut == HALF_BLOCK, training.lora_rank
     joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
     targets = tuple(training.lora_targets)
-    trainer = config.space.trainer
-    copies = trainer is not None and config.abilities(trainer).replicated_key_values
+    copies = config.rules.replicated_key_values
     return Model(
         config.model, training.fused_attention, joined, rank, targets, block, halves, copies
     )
