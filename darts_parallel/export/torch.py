@@ -82,9 +82,8 @@ def export(job: Request) -> Exported:
         "length": training.seq_len,
     }
     program = PROGRAM.format(headline="\n".join(job.headline()), **values)
-    names = [layer.name for layer in problem.model.layers]
     ranks = range(problem.cluster.num_devices)
-    plan = job.plan.to_dict(names, ranks, experts=problem.model.has_experts)
+    plan = job.plan.to_dict(problem.model.layer_names, ranks, experts=problem.model.has_experts)
     data = {
         "schema": SCHEMA,
         **plan,

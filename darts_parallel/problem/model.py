@@ -146,6 +146,11 @@ class Model:
         copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))
         return replace(self, config=copied)
 
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Return the names of all layers in order."""
+        return tuple(layer.name for layer in self.layers)
+
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
         """All layers in order."""

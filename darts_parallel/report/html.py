@@ -312,7 +312,7 @@ def _search(outcome: Outcome, search: Journey | None) -> list[str]:
     if search is None:
         return []
     plan = outcome.plan
-    names = short_names(outcome.layer_names)
+    names = short_names(outcome.problem.model.layer_names)
     row = min(12.0, max(4.0, 560 / len(names)))
     tall = row * len(names)
     wide = WIDTH - LEFT - 60

@@ -66,11 +66,6 @@ class Outcome:
         """Return how far a plan is above the best known one, relative; None where it does not fit."""
         return stage.iteration_time_s / self.best_known_s - 1.0 if stage.fits else None
 
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        """Return the names of the model's layers in order."""
-        return tuple(layer.name for layer in self.problem.model.layers)
-
     @cached_property
     def failures(self) -> FailureCosts | None:
         """Cost of failures; None where they are not considered."""

@@ -141,9 +141,8 @@ def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
 
 def _placed(plan: Plan, problem: Problem) -> dict[str, Any]:
     """Return the plan with the ranks that its node order gives each stage, and its schedule."""
-    names = tuple(layer.name for layer in problem.model.layers)
     cluster = problem.cluster.arranged(plan.node_order)
     experts = problem.model.has_experts
-    placed = plan.to_dict(names, cluster.pipeline_ranks, experts=experts)
+    placed = plan.to_dict(problem.model.layer_names, cluster.pipeline_ranks, experts=experts)
     model = PipelineModel.from_config(problem.config.cost, plan.virtual_stages, plan.schedule)
     return placed | {"schedule": find(model.schedule).name}

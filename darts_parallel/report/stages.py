@@ -146,7 +146,8 @@ def _layers_of(plan: Plan, stages: Iterable[int]) -> list[int]:
 def _names(outcome: Outcome, layers: Sequence[int]) -> str:
     """Return the names of layers, a range for every run without a hole."""
     runs = groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
-    names = ([outcome.layer_names[layer] for _, layer in run] for _, run in runs)
+    every = outcome.problem.model.layer_names
+    names = ([every[layer] for _, layer in run] for _, run in runs)
     return "; ".join(map(layer_ranges, names))
 
 

@@ -30,7 +30,7 @@ class Tracker:
         self.folder = folder
         self.problem = problem
         self.overrides = overrides
-        self._names = tuple(layer.name for layer in problem.model.layers)
+        self._names = problem.model.layer_names
         self._opened: SearchCurves | None = None
         self._step = 0
 
