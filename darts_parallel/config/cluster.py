@@ -244,9 +244,14 @@ class ClusterConfig:
             near = f"cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps={bandwidth or 10}"
             require(mtbf is not None or not given, f"cluster.{key}={given}", rule, near)
 
+    @property
+    def used_devices(self) -> list[str]:
+        """Names of the devices that some nodes have."""
+        return sorted({group.device for group in self.nodes})
+
     def require_host_links(self) -> None:
         """Refuse devices whose way to host memory is not known, where a plan may offload."""
-        for name in sorted({group.device for group in self.nodes}):
+        for name in self.used_devices:
             key, rule = f"cluster.devices.{name}", "be above 0 where space.offload is given"
             near = "25, which a PCIe 4.0 x16 link reaches"
             known = self.devices[name].host_bandwidth_GBps > 0

@@ -560,7 +560,7 @@ class Config:
             rule,
             longest,
         )
-        for name in {group.device for group in self.cluster.nodes}:
+        for name in self.cluster.used_devices:
             peaks = self.cluster.devices[name].peak_TFLOPs
             near = next((p for p in PRECISIONS if p in peaks), "none")
             rule = f"be one of {', '.join(peaks)}, which cluster.devices.{name}.peak_TFLOPs lists"

@@ -39,20 +39,19 @@ def export_plan(
     job = Request(target, problem, plan, price=price, phases=phases)
     exported = _express(job)
     job.settle()
+    notes = list(exported.notes)
     if len(phases) > 1 and not exported.follows_phases:
         batch = phases[-1].global_batch_size
-        note = (
+        notes.append(
             f"of the {len(phases)} phases of the training the files run the last alone, from step "
             f"{phases[-1].from_step} on at a global batch size of {batch}: each phase is a run of its own"
         )
-        exported = replace(exported, notes=(*exported.notes, note))
-    if not plan.node_order:
-        return exported
-    order = ", ".join(str(node) for node in plan.node_order)
-    note = (
-        f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
-    )
-    return replace(exported, notes=(*exported.notes, note))
+    if plan.node_order:
+        order = ", ".join(str(node) for node in plan.node_order)
+        notes.append(
+            f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
+        )
+    return replace(exported, notes=tuple(notes))
 
 
 def _express(job: Request) -> Exported:

@@ -298,7 +298,7 @@ class Cluster:
                 f"cluster={config.name}; try training.software={config.runs_of or 'null'}."
             )
         devices: dict[str, Device] = {}
-        for name in {group.device for group in config.nodes}:
+        for name in config.used_devices:
             own = config.devices[name]
             if not config.runs:
                 own = software.on(name, own)

@@ -63,7 +63,7 @@ def device_for(
         _require_memory(problem, plan, machine)
         return kind
     if not machine.gpus:
-        names = ", ".join(sorted({group.device for group in problem.config.cluster.nodes}))
+        names = ", ".join(problem.config.cluster.used_devices)
         raise UnsupportedError(
             f"the plan is for {problem.cluster.num_devices} x {names}, and this machine has no "
             "GPU; try device=cpu, which computes the same on the CPU."
@@ -83,7 +83,7 @@ def _other_devices(problem: Problem, machine: LocalMachine) -> list[str]:
     A device of the configuration (`a100_80`) may be any GPU whose name holds its family.
     """
     gpus = " ".join(machine.gpus).upper()
-    names = sorted({group.device for group in problem.config.cluster.nodes})
+    names = problem.config.cluster.used_devices
     return [name for name in names if name.split("_")[0].upper() not in gpus]
 
 
