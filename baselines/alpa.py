@@ -109,7 +109,7 @@ class _IntraOperator:
         capacity = float(costs.capacity[stage])
         key = (kind, in_flight, capacity, tuple(layers.tolist()), lengths)
         if key not in self.known:
-            self.known[key] = self._program(stage, in_flight, first, end)
+            self.known[key] = self._program(kind, in_flight, capacity, first, end)
         answer = self.known[key]
         if answer is None or stage == 0:
             return answer
@@ -119,15 +119,14 @@ class _IntraOperator:
 
     def _program(
         self,
-        stage: int,
+        kind: int,
         in_flight: float,
+        capacity: float,
         first: int,
         end: int,
     ) -> _Answer | None:
         """Choose one strategy for each cluster: least seconds within the memory."""
         costs = self.costs
-        kind = int(costs.stage_kind[stage])
-        capacity = float(costs.capacity[stage])
         seconds = []
         load = []
         memory = []
