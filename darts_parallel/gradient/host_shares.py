@@ -58,9 +58,8 @@ def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tup
     programme = _Programme(table, entry.plan)
     shares = programme.solve(given)
     cost = _priced(table, entry.plan, shares)
-    seconds = float(cost.iteration_time[0])
-    better = seconds < entry.time * (1.0 - LEAST_GAIN)
-    if not better or not bool(cost.feasible[0]):
+    seconds = float(cost.fitting_seconds[0])
+    if seconds >= entry.time * (1.0 - LEAST_GAIN):
         return plan, entry.time
     pairs = tuple(map(tuple, shares.tolist()))
     return replace(plan, offload=pairs), seconds

@@ -83,8 +83,7 @@ class Asked:
         """Return the seconds of a plan by the job's own cost model; infinite where it has none."""
         if self.schedules is not None and plan.schedule_name not in self.schedules:
             return float("inf")
-        fits = bool(hard_plan(plan, self.problem)[2].feasible[0])
-        return self.seconds(plan) if fits else float("inf")
+        return float(hard_plan(plan, self.problem)[2].fitting_seconds[0])
 
 
 def with_memory_of(problem: Problem, tables: Sequence[CostTable]) -> list[CostTable]:

@@ -53,7 +53,7 @@ def balance_stages(plan: Plan, asked: Asked, tolerance: float = GAIN_TOLERANCE) 
     hard = replace(hard, first_layers=torch.tensor([starts]))
     new = evaluate_batch(table, hard)
     limit = float(cost.iteration_time[0]) * (1 + tolerance)
-    as_fast = bool(new.feasible[0]) and float(new.iteration_time[0]) <= limit
+    as_fast = float(new.fitting_seconds[0]) <= limit
     more_even = _squares(new) < _squares(cost) * (1 - LEAST_GAIN)
     if not as_fast or not more_even:
         return plan
