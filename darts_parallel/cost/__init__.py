@@ -27,6 +27,7 @@ from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
 from darts_parallel.cost.evaluation import TableReading as TableReading
 from darts_parallel.cost.evaluation import evaluate as evaluate
 from darts_parallel.cost.evaluation import evaluate_batch as evaluate_batch
+from darts_parallel.cost.evaluation import fastest as fastest
 from darts_parallel.cost.evaluation import hard_plan as hard_plan
 from darts_parallel.cost.evaluation import held_at_most as held_at_most
 from darts_parallel.cost.evaluation import neighbour_seconds as neighbour_seconds

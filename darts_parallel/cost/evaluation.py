@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot, pad
 
 from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable
-from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.own_terms import COMPUTE, lengthened, stage_part
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
@@ -261,6 +261,18 @@ def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) 
         memory=reading.memory,
         feasible=reading.feasible,
     )
+
+
+def fastest(number: int, table: CostTable, plans: HardPlans) -> PricedPlan:
+    """Return the fastest of some plans of a table; its seconds are infinite where none fits.
+
+    Args:
+        number: Of the table.
+    """
+    seconds = evaluate_batch(table, plans).fitting_seconds
+    row = int(seconds.argmin())
+    plan = plans[row : row + 1]
+    return PricedPlan(number, plan, float(seconds[row]))
 
 
 def pass_seconds(

@@ -7,7 +7,7 @@ from math import comb, inf
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan, fastest
 from darts_parallel.exact.result import TableResult
 
 BATCH_SIZE = 1 << 14
@@ -27,11 +27,10 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
     for number, table in enumerate(tables):
         for plans in _all_plans(table, space_kind):
             count += len(plans)
-            seconds = evaluate_batch(table, plans).fitting_seconds
-            row = int(seconds.argmin())
-            if seconds[row] < least:
-                least = float(seconds[row])
-                best = PricedPlan(number, plans[torch.tensor([row])], least)
+            found = fastest(number, table, plans)
+            if found.time < least:
+                best = found
+                least = found.time
     return TableResult(best, least, True, count)
 
 

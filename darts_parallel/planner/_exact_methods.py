@@ -3,11 +3,19 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from operator import attrgetter
 
 import torch
 
-from darts_parallel.cost import CostTable, HardPlans, canonical, evaluate_batch, even_uniform_plans
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    PricedPlan,
+    canonical,
+    evaluate_batch,
+    even_uniform_plans,
+    fastest,
+)
 from darts_parallel.exact import (
     MAX_PRICED_PLANS,
     Verification,
@@ -103,10 +111,6 @@ def _unable(session: Session) -> str:
     return ""
 
 
-_Candidate = tuple[float, int, HardPlans]
-"""Seconds, number of the table, and best even plan of one pipeline configuration."""
-
-
 def uniform_plans(session: Session) -> Iterator[NamedPlan]:
     """Find good plans of one strategy, where the exact methods have enumerated them."""
     tables = session.asked.tables
@@ -123,17 +127,17 @@ def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
         for number, table in enumerate(tables)
         for candidate in _even_candidates(number, table)
     ]
-    candidates.sort(key=itemgetter(0))
-    for _, number, plans in candidates[:REPARTITIONED]:
-        table = tables[number]
+    candidates.sort(key=attrgetter("time"))
+    for own in candidates[:REPARTITIONED]:
+        table = tables[own.table]
+        plans = own.plan
         if table.virtual_stages == 1:
             plans = HardPlans.concatenate([plans, repartitioned(table, plans)])
-        times = evaluate_batch(table, plans).fitting_seconds
-        best = int(times.argmin())
-        yield float(times[best]), plans.to_plan(best, table)
+        found = fastest(own.table, table, plans)
+        yield found.time, found.to_plan(tables)
 
 
-def _even_candidates(number: int, table: CostTable) -> Iterator[_Candidate]:
+def _even_candidates(number: int, table: CostTable) -> Iterator[PricedPlan]:
     """Yield the best even plan of every pipeline configuration of a table."""
     plans = even_uniform_plans(table, ends_apart=table.virtual_stages > 1)
     times = evaluate_batch(table, plans).fitting_seconds
@@ -141,7 +145,7 @@ def _even_candidates(number: int, table: CostTable) -> Iterator[_Candidate]:
         own = torch.where(plans.outer == outer, times, torch.inf)
         if len(own) and float(own.min()) < float("inf"):
             best = int(own.argmin())
-            yield float(times[best]), number, plans[best : best + 1]
+            yield PricedPlan(number, plans[best : best + 1], float(times[best]))
 
 
 EXHAUSTIVE = Method("exhaustive", enumerate_uniform, _unable)

@@ -17,6 +17,7 @@ from darts_parallel.cost import (
     HardPlans,
     evaluate_batch,
     even_uniform_plans,
+    fastest,
     hard_plan,
 )
 from darts_parallel.errors import PlanError
@@ -55,11 +56,10 @@ def _merged(
         return plan
     table, hard, _ = hard_plan(plan, asked.problem)
     while changed := _with_one_strategy_less(hard):
-        seconds = evaluate_batch(table, changed).fitting_seconds
-        best = int(seconds.argmin())
-        if float(seconds[best]) > limit:
+        found = fastest(0, table, changed)
+        if found.time > limit:
             break
-        hard = changed[best : best + 1]
+        hard = found.plan
     return replace(plan, layers=hard.to_plan(0, table).layers)
 
 

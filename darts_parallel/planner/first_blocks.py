@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import LAYER
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, evaluate_batch, even_starts
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    PricedPlan,
+    even_starts,
+    fastest,
+)
 from darts_parallel.gradient import with_moved_boundaries
 from darts_parallel.problem import Problem
 
@@ -106,10 +112,8 @@ def _faster(
     least = limit if best is None else best.time
     for first in range(0, len(plans), MOST_PLANS):
         part = plans[first : first + MOST_PLANS]
-        cost = evaluate_batch(table, part)
-        seconds = cost.fitting_seconds
-        row = int(seconds.argmin())
-        if float(seconds[row]) < least:
-            least = float(seconds[row])
-            best = PricedPlan(number, part[row : row + 1], least)
+        found = fastest(number, table, part)
+        if found.time < least:
+            best = found
+            least = found.time
     return best
