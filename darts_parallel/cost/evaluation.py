@@ -19,6 +19,7 @@ from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
 from darts_parallel.cost.table import build_tables, with_memory
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.cost.tolerances import BOUND_TOLERANCE, PLAN_MEMORY_TOLERANCE
+from darts_parallel.errors import ConfigError
 from darts_parallel.plans import Plan, plan_space
 from darts_parallel.plans import check_plan as check_plan
 from darts_parallel.problem import Cluster, Model, Problem
@@ -354,6 +355,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
 
     Errors:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
+        ConfigError: the user's own terms leave seconds below 0.
     """
     table, hard, cost = hard_plan(plan, problem)
     cluster = problem.cluster.arranged(plan.node_order)
@@ -361,6 +363,11 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         parts = _breakdown(table, hard, cost, _time_terms(problem.model, plan.cp))
         seconds = float(cost.iteration_time[0])
         stage_times = tuple(cost.stage_seconds[0].tolist())
+        if min(seconds, *stage_times) < 0.0:  # the user's own terms alone are below 0
+            raise ConfigError(
+                f"cost.term takes more than all other seconds: of a step {seconds:.3g} s are left, of "
+                f"the stages {min(stage_times):.3g} s; try terms with non_negative = True."
+            )
     else:
         # the analytic seconds of the stages would contradict its total
         parts = SearcherModel.of(problem.model, cluster, problem.training).breakdown(plan)

@@ -74,15 +74,10 @@ class OwnTerm:
     """One function of the user's; its contract is checked at the first call."""
 
     path: str
-    """`package.file:function`."""
+    """`package.file:function`; names the seconds in breakdown and explanation."""
     function: Callable[[PlanView], Tensor]
     non_negative: bool
     checked: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the seconds in breakdown and explanation."""
-        return self.path.rpartition(":")[2]
 
     def __call__(self, view: PlanView) -> Tensor:
         """Return the term's seconds, `(B, K)` or `(B,)`.
@@ -94,12 +89,13 @@ class OwnTerm:
             seconds = self.function(view)
         except Exception as error:  # the user's function runs here
             raise self._refused(f"fails ({type(error).__name__}: {error})") from error
-        if not isinstance(seconds, Tensor):
-            raise self._refused(f"returns a {type(seconds).__name__}")
+        found = seconds.dtype if isinstance(seconds, Tensor) else type(seconds).__name__
+        if found != torch.float64:
+            raise self._refused(f"returns a {found}")
         shapes = (view.stage_compute_s.shape, view.num_micro_batches.shape)
         if seconds.shape not in shapes:
-            found = tuple(seconds.shape)
-            raise self._refused(f"returns the shape {found} for {tuple(shapes[0])} plans × stages")
+            shape = tuple(seconds.shape)
+            raise self._refused(f"returns the shape {shape} for {tuple(shapes[0])} plans × stages")
         if not bool(seconds.isfinite().all()):
             raise self._refused("returns seconds that are not finite")
         if self.non_negative and bool((seconds < 0).any()):
@@ -149,7 +145,7 @@ class OwnTerm:
             raise self._refused("has other slopes than its central differences")
 
     def _refused(self, reason: str) -> ConfigError:
-        rule = "return seconds of shape (plans, stages) or (plans,), each of its own plan alone"
+        rule = "return float64 seconds of shape (plans, stages) or (plans,), each of its own plan alone"
         return ConfigError(
             f"cost.term={self.path} {reason}; it must {rule}, as a differentiable torch expression; "
             "try examples.own_cost_term:power_cap."
@@ -178,7 +174,7 @@ class OwnTerms:
         size = max(MOST_WEIGHTS // width, 1)
         starts = range(0, len(view.num_micro_batches), size)
         parts = [view.rows(slice(start, start + size)) for start in starts]
-        return {term.name: torch.cat([term(part) for part in parts]) for term in self.terms}
+        return {term.path: torch.cat([term(part) for part in parts]) for term in self.terms}
 
 
 def stage_part(own: dict[str, Tensor], like: Tensor) -> Tensor:

@@ -121,9 +121,9 @@ def read_profiles(source: str | Path) -> Profiles:
     if path.is_file():
         return Profiles(str(path), _read_layers(path))
     if not path.is_dir():
-        near = next(parent for parent in path.absolute().parents if parent.is_dir())
         raise ConfigError(
-            f"profiles={path} must be a folder that holds {FORWARD_FILE}; try {near}."
+            f"cost.profile={path} must be a CSV file, or a folder that holds {FORWARD_FILE}; "
+            "try cost=analytic, which needs none."
         )
     layers, second = _read_layers(path / FORWARD_FILE), path / MULTIPLIER_FILE
     return Profiles(str(path), layers, _read_multipliers(second) if second.exists() else {})
@@ -336,11 +336,7 @@ def read_measured(
     found = _sized_profile(Path(path), seq_len) or _from_chains(read_profiles(path))
     chosen = matching_name("cost.profile_model", names.model or model, {m for m, _ in found}, path)
     gpus = {g for m, g in found if m == chosen}
-    # the only one that was measured stands for any GPU
-    only = next(iter(gpus)) if len(gpus) == 1 else None
-    own = {
-        d: only or matching_name("cost.profile_gpu", names.gpu or d, gpus, path) for d in devices
-    }
+    own = {d: matching_name("cost.profile_gpu", names.gpu or d, gpus, path) for d in devices}
     said = names.collectives or _said_of_collectives(Path(path))
     by_device = {device: _completed(found[chosen, gpu], said, path) for device, gpu in own.items()}
     return MeasuredTimes(path, by_device)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from darts_parallel import ConfigError, evaluate, load_problem, plan
+from darts_parallel import ConfigError, LayerStrategy, Plan, evaluate, load_problem, plan
 from darts_parallel.cost import (
     CostTable,
     OwnTerms,
@@ -61,7 +61,7 @@ def test_passes_grow_by_what_the_term_adds_to_their_stage_in_proportion(seed: in
     still = replace(table, reshard=0 * table.reshard, p2p=0 * table.p2p)
     long = pass_seconds(still, plans)
     short = pass_seconds(replace(still, own=None), plans)
-    added = table_reading(still, plans).own["links"]
+    added = table_reading(still, plans).own[f"{HERE}:links"]
     grown = long.forward + long.backward - short.forward - short.backward
     assert added.min() > 0
     assert torch.allclose(grown, added, rtol=1e-12)
@@ -119,6 +119,7 @@ REFUSED = {
     "flat": "without a gradient",
     "list_of_seconds": "returns a list",
     "by_device": "returns the shape",
+    "single": "returns a torch.float32",
     "endless": "not finite",
     "below_zero": "below 0",
     "counting": "on a second call",
@@ -159,7 +160,8 @@ def test_a_plan_is_found_priced_explained_and_named(tmp_path: Path) -> None:
     found = plan(problem)
     cost = evaluate(found.plan, problem)
     plain = evaluate(found.plan, load_problem([*TOY, "space.pp=2"]))
-    added = cost.breakdown_s["links"] + cost.breakdown_s["power_cap"]
+    names = {f"{HERE}:links", "examples.own_cost_term:power_cap"}
+    added = sum(cost.breakdown_s[name] for name in names)
     assert added > 0
     assert cost.iteration_time_s > plain.iteration_time_s
     assert sum(cost.breakdown_s.values()) == pytest.approx(cost.iteration_time_s, rel=1e-9)
@@ -168,7 +170,31 @@ def test_a_plan_is_found_priced_explained_and_named(tmp_path: Path) -> None:
     for line in lines.micro_batch:
         stages[line.stage or 0] += line.value
     assert stages == pytest.approx(list(cost.stage_times_s), rel=1e-9)
-    assert {"links", "power_cap"} <= {line.term for line in lines.iteration}
+    assert names <= {line.term for line in lines.iteration}
     found.save(str(tmp_path))
     written = json.loads((tmp_path / "plan.json").read_text())
-    assert written["predicted"]["breakdown_s"]["links"] == cost.breakdown_s["links"]
+    assert written["predicted"]["breakdown_s"] == cost.breakdown_s
+
+
+def test_terms_with_the_name_of_another_count_next_to_it() -> None:
+    """A second `links`, and one called `compute`, as a cause of the cost model is."""
+    pinned = [*TOY, "space=uniform", "space.pp=2"]
+    mine = plan(load_problem([*pinned, *QUICK])).plan
+    names = [f"{HERE}:links", "tests.support.more_own_terms:links"]
+    names.append("tests.support.more_own_terms:compute")
+    plain = evaluate(mine, load_problem(pinned))
+    alone = [evaluate(mine, load_problem([*pinned, f"cost.term={name}"])) for name in names]
+    added = sum(cost.iteration_time_s - plain.iteration_time_s for cost in alone)
+    all_of_them = evaluate(mine, load_problem([*pinned, f"cost.term=[{','.join(names)}]"]))
+    assert all_of_them.iteration_time_s == pytest.approx(plain.iteration_time_s + added, rel=1e-9)
+    assert sum(all_of_them.breakdown_s.values()) == pytest.approx(all_of_them.iteration_time_s)
+    assert all_of_them.breakdown_s["compute"] == pytest.approx(plain.breakdown_s["compute"])
+
+
+@pytest.mark.parametrize("name", ["huge_discount", "stage_below_zero"])
+def test_terms_that_leave_less_than_no_seconds_are_refused(name: str) -> None:
+    problem = load_problem([*TOY, "space.pp=2", f"cost.term=tests.support.more_own_terms:{name}"])
+    strategy = LayerStrategy(tp=1, dp=4)
+    mine = Plan(2, (0, 3, problem.num_layers), (strategy,) * problem.num_layers)
+    with pytest.raises(ConfigError, match="more than all other seconds"):
+        evaluate(mine, problem)

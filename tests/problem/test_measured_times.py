@@ -26,9 +26,9 @@ def profiled(path: Path, *more: str) -> Problem:
 def block(tmp_path: Path) -> Path:
     return write(
         tmp_path / "block.csv",
-        "x,toy,cpu,1,1,transformer,0.010,1,64,0.030,1000",
-        "x,toy,cpu,1,1,transformer,0.016,2,64,0.050,1800",
-        "x,toy,cpu,2,1,transformer,0.006,1,64,0.020,600",
+        "x,toy,toy,1,1,transformer,0.010,1,64,0.030,1000",
+        "x,toy,toy,1,1,transformer,0.016,2,64,0.050,1800",
+        "x,toy,toy,2,1,transformer,0.006,1,64,0.020,600",
     )
 
 
@@ -98,30 +98,40 @@ def test_a_folder_of_forward_times_counts_backward_twice_and_applies_multipliers
     ("row", "more", "sentence"),
     [
         (
-            "x,toy,cpu,1,1,transformer,0.01,1,128,0.03,9",
+            "x,toy,toy,1,1,transformer,0.01,1,128,0.03,9",
             [],
             "seq_len=128 must be training.seq_len=64",
         ),
         (
-            "x,toy,cpu,3,1,transformer,0.01,1,64,0.03,9",
+            "x,toy,toy,3,1,transformer,0.01,1,64,0.03,9",
             [],
             "must measure a legal tensor-parallel degree",
         ),
         (
-            "x,other,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            "x,other,toy,1,1,transformer,0.01,1,64,0.03,9",
             [],
             "cost.profile_model=toy must be one of other",
         ),
-        ("x,toy,cpu,1,1,transformer,-1,1,64,0.03,9", [], "forward_s=-1 must be"),
         (
-            "x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            "x,toy,a10,1,1,transformer,0.01,1,64,0.03,9",
+            [],
+            "cost.profile_gpu=toy must be one of a10",
+        ),
+        (
+            "x,toy,toy,1,1,transformer,0.01,1,64,0.03,9",
+            ["cost.profile_gpu=h100"],
+            "cost.profile_gpu=h100 must be one of toy",
+        ),
+        ("x,toy,toy,1,1,transformer,-1,1,64,0.03,9", [], "forward_s=-1 must be"),
+        (
+            "x,toy,toy,1,1,transformer,0.01,1,64,0.03,9",
             ["cost.profile=null"],
             "cost.profile=null must name",
         ),
         (
-            "x,toy,cpu,1,1,transformer,0.01,1,64,0.03,9",
+            "x,toy,toy,1,1,transformer,0.01,1,64,0.03,9",
             ["cost.profile=no/x.csv"],
-            "x.csv must be a folder",
+            "cost.profile=no/x.csv must be a CSV file, or a folder that holds",
         ),
     ],
 )

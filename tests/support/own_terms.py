@@ -44,6 +44,11 @@ def by_device(view: PlanView) -> Tensor:
     return torch.cat([view.stage_compute_s, view.sync_s[:, :1]], 1)
 
 
+def single(view: PlanView) -> Tensor:
+    """In single precision."""
+    return view.stage_compute_s.float()
+
+
 def endless(view: PlanView) -> Tensor:
     """Not finite."""
     return view.stage_compute_s / 0.0
