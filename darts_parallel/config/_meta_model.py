@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
+from inspect import getsource
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
             config = _language_part(whole, values, place)
             try:
                 counted = _counted(config, place, name)
-                counted.fields["not_priced"] = _not_priced(whole, config, values)
+                parts = (_not_priced(whole, config, values), _chunks(config))
+                counted.fields["not_priced"] = "; ".join(filter(None, parts)) or None
                 return counted
             except NotModelled as error:
                 why = str(error)
@@ -117,6 +119,12 @@ def _not_priced(whole: Any, text: Any, values: dict[str, Any]) -> str | None:
         return shown
     others = [m for m in model.children() if type(getattr(m, "config", None)) is not type(text)]
     return f"{shown} ({sum(map(_trained, others)):,} parameters)"
+
+
+def _chunks(config: Any) -> str | None:
+    """Name chunks of attention (Llama 4), which is priced over all tokens."""
+    size = getattr(config, "attention_chunk_size", None)
+    return f"chunks of attention, above {size:,} tokens" if size else None
 
 
 def _closest_type(values: dict[str, Any]) -> str:
@@ -329,6 +337,10 @@ def _routing(config: Any, num_experts: int, model: Any) -> dict[str, Any]:
         "moe_router_enable_expert_bias": biased,
         "moe_router_pre_softmax": not over_chosen and not biased,
     }
+    classes = {type(part) for part in model.modules() if "Router" in type(part).__name__}
+    source = "".join(map(getsource, classes))
+    if "sigmoid" in source and "softmax" not in source:
+        said["moe_router_score_function"] = "sigmoid"
     said["moe_router_topk_scaling_factor"] = None if factor in (None, 1) else float(factor)
     groups = getattr(config, "n_group", None) or 1
     if groups > 1:
@@ -341,8 +353,8 @@ def _top_k(config: Any) -> int | None:
     """Return the experts that a token is sent to, by the first known name; the same in every layer."""
     for key in TOP_K:
         value = getattr(config, key, None)
-        if isinstance(value, list) and value == value[:1] * len(value):
-            value = next(iter(value), None)
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
         if isinstance(value, int):
             return value
     return None

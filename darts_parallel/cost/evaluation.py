@@ -485,12 +485,15 @@ def _breakdown(
 
     parts = {name: count * term(name, slowest) for name in names}
     updated = torch.zeros(table.pp)
-    for own in plan_contributions(table, plans):
-        extra_seconds = table.by_device(own.forward + own.backward)
-        parts[own.name] = count * float(extra_seconds[0, slowest])
-        updated = updated + own.per_iteration[0]
-    of_stages, of_iteration = _own_parts(table, plans, slowest)
-    parts |= {name: count * seconds for name, seconds in of_stages.items()}
+    for extra in plan_contributions(table, plans):
+        extra_seconds = table.by_device(extra.forward + extra.backward)
+        parts[extra.name] = count * float(extra_seconds[0, slowest])
+        updated = updated + extra.per_iteration[0]
+    added = {} if table.own is None else table_reading(table, plans).own
+    of_iteration = {name: float(own[0]) for name, own in added.items() if own.dim() == 1}
+    for name, own in added.items():
+        if name not in of_iteration:
+            parts[name] = count * float(table.by_device(own)[0, slowest])
     between = count * float(seconds[slowest]) - sum(parts.values())
     empty = not (stages == slowest).any()
     rounding = BOUND_TOLERANCE * float(seconds.sum())
@@ -502,18 +505,3 @@ def _breakdown(
     tied = table.per_iteration[outer, layers, choices]
     parts["tied_embedding_sync"] = float(tied.sum())
     return parts | of_iteration
-
-
-def _own_parts(
-    table: CostTable, plans: HardPlans, stage: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return one plan's seconds of the user's own terms: of a micro-batch of a stage, and an iteration's."""
-    of_stage: dict[str, float] = {}
-    of_iteration: dict[str, float] = {}
-    own = {} if table.own is None else table_reading(table, plans).own
-    for name, added in own.items():
-        if added.dim() == 1:
-            of_iteration[name] = float(added[0])
-        else:
-            of_stage[name] = float(table.by_device(added)[0, stage])
-    return of_stage, of_iteration

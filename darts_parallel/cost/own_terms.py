@@ -123,9 +123,8 @@ class OwnTerm:
         size = self(view).detach().abs().sum().clamp(min=LEAST_SECONDS)
 
         def share(*changes: Tensor) -> Tensor:
-            moved = {}
-            for name, change in zip(BY_PLAN, changes, strict=True):
-                moved[name] = getattr(view, name) * (1.0 + change)
+            pairs = zip(BY_PLAN, changes, strict=True)
+            moved = {name: getattr(view, name) * (1.0 + change) for name, change in pairs}
             return self(view.changed(moved)) / size
 
         none = [torch.zeros_like(getattr(view, name), requires_grad=True) for name in BY_PLAN]

@@ -160,8 +160,8 @@ def _notes(job: Request) -> list[str]:
         notes.append("the activation of the MLP is a flag of yours: --squared-relu for Nemotron-H")
     if not config.learned_positions and not hybrid:
         notes.append(
-            "positions are written as rotary over whole heads, without scaling: --rotary-percent, "
-            "--use-rope-scaling"
+            "positions are written as rotary in all layers, over whole heads, without scaling: "
+            "--no-rope-freq, --rotary-percent, --use-rope-scaling"
         )
         if config.rotary_base is None:
             notes.append("model.rotary_base is not given: --rotary-base is 10000 there")

@@ -114,13 +114,15 @@ def export(job: Request) -> Exported:
     values = {**_run(job, strategy), **_model(job.model)}
     words = {key: yaml_word(value) for key, value in values.items()}
     text = head + FILE.format(**words, factory=FACTORIES[job.training.optimizer])
-    notes = []
+    notes = [
+        "data stages, tokenizer, steps, learning rate and checkpoints are yours: set them",
+        "positions are written as rotary in all layers, over whole heads, without scaling",
+    ]
     if None in (job.model.norm_epsilon, job.model.rotary_base):
         notes.append(
             "model.norm_epsilon or rotary_base is not given: check rms_norm_eps and rope_theta"
         )
-    note = "data stages, tokenizer, steps, learning rate and checkpoints are yours: set them"
-    return Exported({"nanotron.yaml": text}, (note, *notes))
+    return Exported({"nanotron.yaml": text}, tuple(notes))
 
 
 def _check(job: Request) -> None:

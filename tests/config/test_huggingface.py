@@ -159,7 +159,11 @@ def test_experts_latent_attention_and_routing() -> None:
         "head_dim": 16,
         "interleave_moe_layer_step": 2,
     }
-    assert read("llama4_text", **llama4).moe_layer_freq == [0, 1, 0, 1]
+    scout = read("llama4_text", **llama4, attention_chunk_size=4096)
+    assert scout.moe_layer_freq == [0, 1, 0, 1]
+    assert scout.moe_router_score_function == "sigmoid"
+    assert scout.not_priced == "chunks of attention, above 4,096 tokens"
+    assert read("mixtral", num_local_experts=4).moe_router_score_function is None
 
 
 def test_encoders_decoders_and_hybrids() -> None:
