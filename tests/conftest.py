@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from darts_parallel.problem.problem import Problem
     from tests.support.commands import Command
 
@@ -32,9 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what imports and collection made out of later garbage collections: a tenth of all seconds."""
+    """Look for garbage rarely, and never among what imports and collection made: a tenth of all seconds."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,6 +46,15 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Parse equal YAML once: Hydra reads the same ten files for every configuration."""
+    from tests.support.parsed import parse_once
+
+    with parse_once():
+        yield
 
 
 @pytest.fixture(scope="session")
