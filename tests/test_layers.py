@@ -65,7 +65,7 @@ READERS = {
     "build_tables",
     "StageContext.build",
     "search",
-    "explain_infeasible",
+    "_sentence",
 }
 """Functions below `planner` that read five parts of the problem or more, and get the whole."""
 KNOWN_CYCLES = [

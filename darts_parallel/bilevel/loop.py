@@ -35,7 +35,7 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown, TrainingMode
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.config import LOSSLESS
-from darts_parallel.gradient import StepRecord, explain_infeasible
+from darts_parallel.gradient import NoPlanFitsError, StepRecord
 from darts_parallel.plans import BatchPhase
 from darts_parallel.problem import Problem
 
@@ -183,7 +183,7 @@ class BilevelLoop:
         every = [self.best_plan(mode) for mode in self.prices.by_mode]
         plans = [plan for plan in every if plan is not None]
         if not plans:
-            raise explain_infeasible(self.problem, list(self.space.tables))
+            raise NoPlanFitsError(self.problem, list(self.space.tables))
         given = self.settings.global_batch_size
         return sorted(plans, key=lambda plan: (plan.mode.pp, abs(plan.mode.batch - given)))
 

@@ -22,7 +22,7 @@ from darts_parallel.cost import (
     without_dominated,
 )
 from darts_parallel.exact import outer_lower_bounds
-from darts_parallel.gradient import explain_infeasible
+from darts_parallel.gradient import NoPlanFitsError
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 
@@ -215,7 +215,7 @@ class JointSpace:
                     modes.append(TrainingMode(batch, table.pp))
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
         if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
-            raise explain_infeasible(problem, tables)
+            raise NoPlanFitsError(problem, tables)
         return JointSpace(problem, tuple(tables), tuple(modes))
 
     @property

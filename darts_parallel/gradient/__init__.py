@@ -6,8 +6,8 @@ from darts_parallel.gradient.descent import RECORD_EVERY as RECORD_EVERY
 from darts_parallel.gradient.descent import GradientSearch as GradientSearch
 from darts_parallel.gradient.descent import search as search
 from darts_parallel.gradient.descent import search_tables as search_tables
+from darts_parallel.gradient.infeasibility import NoPlanFitsError as NoPlanFitsError
 from darts_parallel.gradient.infeasibility import any_fits as any_fits
-from darts_parallel.gradient.infeasibility import explain_infeasible as explain_infeasible
 from darts_parallel.gradient.infeasibility import proven_infeasible as proven_infeasible
 from darts_parallel.gradient.polishing import polish as polish
 from darts_parallel.gradient.polishing import repartitioned as repartitioned

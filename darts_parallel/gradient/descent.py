@@ -62,7 +62,7 @@ from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.boundary_rounding import merits
 from darts_parallel.gradient.host_shares import with_finished_shares
-from darts_parallel.gradient.infeasibility import explain_infeasible
+from darts_parallel.gradient.infeasibility import NoPlanFitsError
 from darts_parallel.gradient.orders import OrderSearch
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.pool_polishing import polish_pool
@@ -556,7 +556,7 @@ def search(
     chosen = problem.config.search.seed if seed is None else seed
     result = search_tables(tables, problem.config.space.kind, config, chosen, on_record=on_record)
     if result is None:
-        raise explain_infeasible(problem, tables)
+        raise NoPlanFitsError(problem, tables)
     return result
 
 

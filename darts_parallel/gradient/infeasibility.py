@@ -42,14 +42,29 @@ def proven_infeasible(tables: Sequence[CostTable], space_kind: str) -> bool:
     return all(bool(bound.isinf().all()) for bound in bounds)
 
 
-def explain_infeasible(
-    problem: Problem, tables: Sequence[CostTable], *, proven: bool = False
-) -> InfeasibleError:
-    """Return the error for a problem without a plan: the binding constraint and smallest changes.
+class NoPlanFitsError(InfeasibleError):
+    """No plan fits the memory; the sentence names the binding constraint and the smallest changes.
+
+    It is made when it is first read: a search goes on after most of these errors, with more memory.
 
     Args:
-        proven: Whether an exact method says that no plan fits; else bounds may, or none was found.
+        problem: The job without a plan.
+        tables: Its tables, one for each pipeline configuration.
+        proven: Whether an exact method says that no plan fits; False by default: bounds may say so,
+            or none was found.
     """
+
+    def __str__(self) -> str:
+        if len(self.args) > 1:
+            self.args = (_sentence(*self.args),)
+        return self.args[0]
+
+    def __reduce__(self) -> tuple[type[InfeasibleError], tuple[str]]:
+        return InfeasibleError, (str(self),)  # other processes get the sentence without tables
+
+
+def _sentence(problem: Problem, tables: Sequence[CostTable], proven: bool = False) -> str:
+    """Name the constraint that binds a problem without a plan, and the smallest changes that help."""
     kind = problem.config.space.kind
     cluster = problem.cluster
     lightest = _lightest_of_all(tables, kind)
@@ -60,7 +75,7 @@ def explain_infeasible(
     needed = whole + lightest.excess / size
     found = "" if proven or proven_infeasible(tables, kind) else " that was found"
     changes = " or ".join(_Remedies(problem, lightest).all()) or "other GPUs or a smaller model"
-    return InfeasibleError(
+    return (
         f"memory: model={problem.model.config.name} fits in no {kind} plan{found} on "
         f"cluster={cluster.name}; the lightest plan ({lightest.detail}) needs {needed:.2f} {unit} of "
         f"the {whole:.2f} {unit} of {device.name}; smallest changes that help: {changes}."

@@ -1,6 +1,6 @@
 """The method `gradient`: descend, round and polish; the default of every problem."""
 
-from darts_parallel.gradient import StepRecord, explain_infeasible, proven_infeasible, search_tables
+from darts_parallel.gradient import NoPlanFitsError, StepRecord, proven_infeasible, search_tables
 from darts_parallel.planner._session import Method, Session
 
 
@@ -25,7 +25,7 @@ def descend(session: Session, deadline: float) -> None:
         session.found.result = result
         reported.interrupted = result.stopped_by == "user"
     elif asked.job is not None and proven_infeasible(asked.tables, asked.space_kind):
-        raise explain_infeasible(asked.job, asked.tables)
+        raise NoPlanFitsError(asked.job, asked.tables)
 
 
 GRADIENT = Method("gradient", descend)

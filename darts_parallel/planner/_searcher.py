@@ -35,11 +35,11 @@ from darts_parallel.gradient import (
     INITIAL_PREFERENCE,
     RECORD_EVERY,
     Adam,
+    NoPlanFitsError,
     PlanStage,
     Schedules,
     StepRecord,
     any_fits,
-    explain_infeasible,
     geometric,
 )
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Method, Reported, Session
@@ -214,7 +214,7 @@ class ProductSearch:
     def _infeasible(self, asked: Asked) -> InfeasibleError:
         """Return the error for a job none of whose products runs."""
         if not any_fits(asked.tables, self.plan_space):
-            return explain_infeasible(asked.problem, asked.tables)
+            return NoPlanFitsError(asked.problem, asked.tables)
         return InfeasibleError(
             "memory: cost=searcher knows uniform plans with even stages alone, and none of them fits "
             f"model={self.job['model']} on cluster={self.job['cluster']}; try cost=analytic."

@@ -15,7 +15,7 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.cost import GAIN_TOLERANCE, CostTable, without_dominated
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact import LATE, TOO_LARGE, Verification
-from darts_parallel.gradient import SearchResult, explain_infeasible
+from darts_parallel.gradient import NoPlanFitsError, SearchResult
 from darts_parallel.planner._descent_method import GRADIENT
 from darts_parallel.planner._exact_methods import (
     DYNAMIC_PROGRAMMING,
@@ -117,7 +117,7 @@ def search_result(session: Session) -> SearchResult:
     if not isinstance(answer, Verification) or answer.plan is None:
         descended = asked.settings.method != "exact" and not reported.interrupted
         if asked.job is not None and (proven is not None or descended):
-            raise explain_infeasible(asked.job, asked.tables, proven=proven is not None)
+            raise NoPlanFitsError(asked.job, asked.tables, proven is not None)
         raise ConfigError(
             f"search.method=exact has no plan: {reported.why}; try search.method=gradient."
         )

@@ -1,11 +1,14 @@
+import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
 
 from darts_parallel.errors import InfeasibleError
+from darts_parallel.gradient import infeasibility
 from darts_parallel.gradient.descent import search
-from darts_parallel.gradient.infeasibility import _Lightest, _Remedies
+from darts_parallel.gradient.infeasibility import NoPlanFitsError, _Lightest, _Remedies
 from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import load_problem
@@ -109,3 +112,17 @@ def test_pins_are_in_the_way_only_where_a_plan_fits_without_them() -> None:
     with pytest.raises(InfeasibleError) as caught:
         found(pinned)
     assert "freeing" not in str(caught.value)
+
+
+def test_the_sentence_is_made_once_and_only_if_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search at several headrooms met five such errors, and read one; to make each took a second."""
+    made: list[Any] = []
+    monkeypatch.setattr(
+        infeasibility, "_sentence", lambda *given: f"sentence {made.append(given)}."
+    )
+    error = NoPlanFitsError("problem", "tables")
+    assert not made
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is InfeasibleError
+    assert str(error) == str(again) == "sentence None."
+    assert made == [("problem", "tables")]
