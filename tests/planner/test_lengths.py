@@ -150,7 +150,7 @@ def large_job(folder: Path, seed: int, tp: int, pp: int) -> Problem:
 def test_seconds_are_those_of_an_event_simulation(
     tmp_path: Path, seed: int, tp: int, pp: int, any_size: bool
 ) -> None:
-    # 40 batches for each seed: 32 draws under dynamic context parallelism, 8 under a fixed degree.
+    # 16 batches for each seed: 12 draws under dynamic context parallelism, 4 under a fixed degree.
     # Shared: the draws, the groups, and the cost tables of a pass, which are made for its own
     # tokens and lengths. Not shared: interpolation, mixing of lengths, and the pipeline.
     problem = large_job(tmp_path, seed, tp, pp)
@@ -162,8 +162,8 @@ def test_seconds_are_those_of_an_event_simulation(
     longest = search.draws.longest_length
     least = max(longest // own.ranks, longest // 2)
     for packing, draws in (
-        (Packing("default_dynamic_cp", 1, budget=least, any_size=any_size), 32),
-        (Packing("dp_balanced", 2, budget=5 * longest // 8), 8),
+        (Packing("default_dynamic_cp", 1, budget=least, any_size=any_size), 12),
+        (Packing("dp_balanced", 2, budget=5 * longest // 8), 4),
     ):
         waits = own.waits or packing.scheduler == "default_dynamic_cp"
         load = search.draws.load(packing.key(own.ranks), packing.function(own.ranks), draws)

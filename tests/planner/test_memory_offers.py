@@ -114,8 +114,9 @@ def test_offers_of_simulated_pipelines_have_no_seconds() -> None:
     assert not OFFER.search(sentence)
 
 
-def test_only_what_the_trainer_writes_is_offered() -> None:
+def test_only_what_the_trainer_writes_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron-LM trains all weights of its own models and has no 8-bit Adam."""
+    monkeypatch.setattr("darts_parallel.planner._memory_offers.SECONDS", 0.0)
     sentence = refused("trainer=megatron")
     assert "lora_rank" not in sentence
     assert "adam_8bit" not in sentence
@@ -126,8 +127,11 @@ LARGE = ("model=llama2_7b", "cluster=a10_4x4", "cluster.nodes.0.count=1", *SHORT
 
 
 @pytest.mark.parametrize("trainer", ["none", "deepspeed", "torch", "galvatron"])
-def test_offloading_is_offered_in_the_words_of_a_trainer_that_writes_it(trainer: str) -> None:
+def test_offloading_is_offered_in_the_words_of_a_trainer_that_writes_it(
+    monkeypatch: pytest.MonkeyPatch, trainer: str
+) -> None:
     """DeepSpeed writes one share of the optimizer's state; no other trainer writes any."""
+    monkeypatch.setattr("darts_parallel.planner._memory_offers.SECONDS", 0.0)
     with pytest.raises(InfeasibleError) as caught:
         plan(load_problem([*LARGE, f"trainer={trainer}"]))
     assert (OFFLOADING in str(caught.value)) == (trainer in ("none", "deepspeed"))
