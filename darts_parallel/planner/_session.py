@@ -69,6 +69,12 @@ class Asked:
         asked = Asked.of(problem, with_memory_of(problem, self.tables))
         return replace(asked, whole=with_memory_of(problem, self.whole))
 
+    def within(self, seconds: float) -> "Asked":
+        """Return the question with another limit on the seconds of the search."""
+        settings = replace(self.settings, max_seconds=seconds)
+        limits = budgets(settings, self.budgets[CHECK_SECONDS])
+        return replace(self, settings=settings, budgets=limits)
+
     @property
     def problem(self) -> Problem:
         """The job, for methods that are asked about jobs alone."""

@@ -116,15 +116,13 @@ def _searched(
         seconds: Limit of the search; None: `search.max_seconds`.
     """
     tight = problem.leaving_free(headroom)
-    timed = tight
-    if seconds is not None:
-        limited = replace(tight.config.search, max_seconds=seconds)
-        timed = replace(tight, config=replace(tight.config, search=limited))
     reported = Reported(watcher)
     if asked is None:
-        session = product_session(timed, reported)
+        session = product_session(tight, reported)
     else:
-        session = Session(asked.at(timed), METHODS, reported=reported)
+        session = Session(asked.at(tight), METHODS, reported=reported)
+    if seconds is not None:
+        session.asked = session.asked.within(seconds)
     run_phases(session, ORDERS[tight.config.search.method])
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:

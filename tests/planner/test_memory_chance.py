@@ -12,6 +12,7 @@ import torch
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance, planning
+from darts_parallel.planner._session import Asked
 from darts_parallel.planner._simplest import TIE, effort
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.memory_chance import (
@@ -25,6 +26,7 @@ from darts_parallel.planner.memory_chance import (
 from darts_parallel.planner.planning import plan, plan_at_limits
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
 from darts_parallel.planner.result import Planned
+from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.random_plans import random_plans
@@ -153,6 +155,17 @@ def test_all_headrooms_share_the_seconds_of_the_search(monkeypatch: pytest.Monke
     monkeypatch.setattr(planning, "_searched", searched)
     planning.plan(problem)
     assert given[:3] == [20.0, 5.0, 5.0]
+
+
+def test_a_search_stops_after_the_seconds_that_are_left() -> None:
+    problem = tight_toy(0.2)
+    asked = Asked.of(problem)
+    for seconds, stopped in ((1e-9, "time_limit"), (60.0, None)):
+        found = planning._searched(problem, None, Watcher(), asked, 0.0, seconds=seconds)
+        assert found.result is not None
+        assert found.result.stopped_by == stopped
+        assert found.problem is not None
+        assert found.problem.config.search.max_seconds == 120.0
 
 
 @pytest.mark.parametrize("gib", [0.16, 0.2, 0.3])
