@@ -73,6 +73,7 @@ from darts_parallel.config.schema import CostConfig as CostConfig
 from darts_parallel.config.schema import ObjectiveConfig as ObjectiveConfig
 from darts_parallel.config.schema import SpaceConfig as SpaceConfig
 from darts_parallel.config.schema import register_schema as register_schema
+from darts_parallel.config.search import LEAST_SECONDS as LEAST_SECONDS
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.trainer import Trainer as Trainer

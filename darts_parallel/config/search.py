@@ -9,6 +9,10 @@ ANNEALED = ("temperature", "sharpness")
 """Settings that are a first and a last value."""
 
 
+LEAST_SECONDS = 1e-3
+"""Shortest search that can be asked for."""
+
+
 @dataclass
 class SearchConfig:
     """Choose the search, and set the gradient search."""
@@ -50,7 +54,7 @@ class SearchConfig:
     """Slowdown that is accepted for a plan that is easier to run (0.01: 1 %): more trainers take it, then
     a lower ZeRO level, fewer strategies, fewer different stages. 0 keeps the fastest plan, as `exact`
     does."""
-    max_seconds: float = ranged(120.0, 1e-3, 1e8)
+    max_seconds: float = ranged(120.0, LEAST_SECONDS, 1e8)
     """The search stops cleanly after this long and returns its best plan; descent gets the first half.
     Searches that leave more memory free share these seconds. Each has at least a tenth of them."""
 

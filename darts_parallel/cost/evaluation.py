@@ -407,7 +407,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     """Return the smallest table that holds a plan, the plan as its only row, and its cost.
 
     The report, its intervals and its alternatives ask for the same plans: a problem remembers the
-        last ones.
+    last ones.
 
     Errors:
         PlanError: the plan does not fit the problem (layers, devices, batch, heads).
@@ -422,7 +422,9 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     else:
         table = with_memory(known_table, problem.cluster, problem.margin)
     index = {choice: c for c, choice in enumerate(table.choices)}
-    hard = HardPlans.one(0, [index[layer] for layer in plan.layers], plan.boundaries[:-1])
+    choices = [index[layer] for layer in plan.layers]
+    first_layers = plan.boundaries[:-1]
+    hard = HardPlans.one(0, choices, first_layers)
     cost = evaluate_batch(table, hard)
     # a graph of gradients can be walked once only
     if not cost.iteration_time.requires_grad:

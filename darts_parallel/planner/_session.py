@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from darts_parallel.config import CostConfig, SearchConfig
+from darts_parallel.config import LEAST_SECONDS, CostConfig, SearchConfig
 from darts_parallel.cost import (
     CostTable,
     build_tables,
@@ -71,7 +71,7 @@ class Asked:
 
     def within(self, seconds: float) -> "Asked":
         """Return the question with another limit on the seconds of the search."""
-        settings = replace(self.settings, max_seconds=seconds)
+        settings = replace(self.settings, max_seconds=max(seconds, LEAST_SECONDS))
         limits = budgets(settings, self.budgets[CHECK_SECONDS])
         return replace(self, settings=settings, budgets=limits)
 
