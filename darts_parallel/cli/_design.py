@@ -1,7 +1,7 @@
 """`darts-parallel design`: the best use of a budget for hardware, and what one more dollar buys."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -185,8 +185,7 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
         number = f"_{job + 1}" if job else ""
         config = scaled_config(answer.option.problems[job], answer.factors)
         problem = Problem.from_config(config)
-        space = replace(config.space, kind="layerwise")
-        layerwise = Problem.from_config(replace(config, space=space))
+        layerwise = Problem.from_config(config.with_space(kind="layerwise"))
         planned = plan(layerwise)
         even = evaluate(own, problem)
         cost = evaluate(planned.plan, layerwise)

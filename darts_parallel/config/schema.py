@@ -442,6 +442,14 @@ class Config:
         name = self.space.trainer
         return Trainer() if name is None else self.abilities(name)
 
+    def with_space(self, **values: Any) -> "Config":
+        """Return the configuration with other keys of the space.
+
+        Errors:
+            ConfigError: another rule forbids the change.
+        """
+        return replace(self, space=replace(self.space, **values))
+
     def for_trainer(self, name: str, **space: Any) -> "Config":
         """Return the configuration of a trainer with its own efficiencies, and other keys of the space.
 
@@ -453,7 +461,7 @@ class Config:
         if software not in known:
             software = known[0] if known else None
         training = replace(self.training, software=software)
-        return replace(self, space=replace(self.space, trainer=name, **space), training=training)
+        return replace(self, training=training).with_space(trainer=name, **space)
 
     def job(self, target: str | None) -> TrainingConfig:
         """Return the job with switches that are null as a trainer's files set them."""

@@ -96,11 +96,10 @@ class _Remedies:
 
     def changed(self, cluster: Cluster | None = None, **freed: Any) -> "_Lightest":
         """Return the lightest plan on another cluster, or in another space."""
-        space = replace(self.problem.config.space, **freed)
-        config = replace(self.problem.config, space=space)
+        config = self.problem.config.with_space(**freed)
         cluster = cluster or self.problem.cluster
         tables = build_tables(replace(self.problem, config=config, cluster=cluster))
-        return _lightest_of_all(tables, space.kind)
+        return _lightest_of_all(tables, config.space.kind)
 
     def memory(self) -> list[str]:
         """Return memory of the GPUs with which some plan fits, as overrides.

@@ -41,8 +41,8 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
                 config = replace(asked, **{group: replace(getattr(asked, group), **changes)})
             method = "exact" if asked.search.method == "exact" else "auto"
             search = replace(asked.search, method=method, max_seconds=max(left, 0.1))
-            space = replace(config.space, kind="uniform")
-            own = Problem.from_config(replace(config, space=space, search=search))
+            uniform = replace(config, search=search).with_space(kind="uniform")
+            own = Problem.from_config(uniform)
             tables = build_tables(own.leaving_free(problem.headroom))
             if not any_fits([without_dominated(table) for table in tables], "uniform"):
                 return ""

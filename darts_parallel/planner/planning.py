@@ -92,8 +92,7 @@ def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | 
     search = cache(partial(_searched, problem, None, Watcher(), Asked.of(problem)))
     found: list[Planned | None] = []
     for limit in limits:
-        space = replace(problem.config.space, out_of_memory=limit)
-        limited = replace(problem, config=replace(problem.config, space=space))
+        limited = replace(problem, config=problem.config.with_space(out_of_memory=limit))
         try:
             found.append(within_chance(limited, search))
         except InfeasibleError:

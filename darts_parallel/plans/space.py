@@ -176,8 +176,8 @@ def _no_plan(
         key, value, why = "schedules", str(space.schedules), ""
     else:
         key, value = "trainer", str(space.trainer)
-        free = replace(config, space=replace(space, trainer=None))
-        why = lacking(rules, job, outer_spaces(Problem.from_config(free)))
+        free = Problem.from_config(config.with_space(trainer=None))
+        why = lacking(rules, job, outer_spaces(free))
         near = _batch_that_helps(config, devices) or near
     return ConfigError(
         f"space.{key}={value} runs no plan of this job and its pins on {devices} GPUs{why}; "
