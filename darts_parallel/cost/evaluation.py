@@ -373,7 +373,7 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
         parts = SearcherModel.of(problem.model, cluster, problem.training).breakdown(plan)
         seconds = sum(parts.values())
         stage_times = ()
-    devices = [cluster.stage_group(k, plan.pp).device for k in range(plan.pp)]
+    devices = cluster.stage_devices(plan.pp)
     reserved = float_tensor([device.reserved for device in devices])
     whole = float_tensor([device.memory for device in devices])
     memory = cost.memory[0] + reserved

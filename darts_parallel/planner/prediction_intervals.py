@@ -29,7 +29,7 @@ from darts_parallel.planner.figure_posterior import (
     posterior,
 )
 from darts_parallel.plans import Plan
-from darts_parallel.problem import CONTEXT_GIB, GIB, MICROSECONDS, Cluster, Device, Problem
+from darts_parallel.problem import CONTEXT_GIB, GIB, MICROSECONDS, Device, Problem
 
 DIRECTIONS = 6
 """Widest directions of the errors of a job's bytes; the others are below the residual."""
@@ -207,15 +207,9 @@ def _link_figure(problem: Problem, owner: str, field: str) -> tuple[LatentPlace,
     return place, float(link.efficiency)
 
 
-def stage_devices(plan: Plan, cluster: Cluster) -> list[Device]:
-    """Return the device of every stage."""
-    arranged = cluster.arranged(plan.node_order)
-    return [arranged.stage_group(k, plan.pp).device for k in range(plan.pp)]
-
-
 def memory_slopes(plan: Plan, problem: Problem) -> list[dict[LatentPlace, float]]:
     """Return d log(bytes) / d latent parameter of every stage; bytes are linear in each of the factors."""
-    devices = stage_devices(plan, problem.cluster)
+    devices = problem.cluster.arranged(plan.node_order).stage_devices(plan.pp)
     table, hard, cost = hard_plan(plan, problem)
     bytes_ = cost.memory[0]
     reserved = float_tensor([float(device.reserved) for device in devices])

@@ -437,6 +437,10 @@ class Cluster:
         """Return the slowest node group of a stage, whose device, links and price it has."""
         return self.groups[self.stage_topology(stage, pp).group]
 
+    def stage_devices(self, pp: int) -> list[Device]:
+        """Return the device of each of `pp` equal stages."""
+        return [self.stage_group(stage, pp).device for stage in range(pp)]
+
     def _places(self, stage: int, pp: int) -> tuple[tuple[int, int], ...]:
         size = self.num_devices // pp
         return self.rank_nodes[stage * size : (stage + 1) * size]

@@ -33,7 +33,7 @@ from darts_parallel.cost import (
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
-from darts_parallel.problem import GIB, Device, LayerSpec, Problem, memory_unit
+from darts_parallel.problem import GIB, LayerSpec, Problem, memory_unit
 from darts_parallel.report.format import table_of
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import MORE, MOST_PRICED, notable_stages
@@ -200,6 +200,7 @@ class _PlanTerms:
         self.plan = plan
         self.layers = problem.model.layers
         self.cluster = problem.cluster.arranged(plan.node_order)
+        self.devices = self.cluster.stage_devices(plan.pp)
         self.table, self.hard, _ = hard_plan(plan, problem)
         self.choices = self.hard.choices[0]
 
@@ -225,7 +226,7 @@ class _PlanTerms:
             yield _line(stage, self.layers[largest].name, "working", working[largest])
             for own in added:
                 yield _line(stage, "all", own.memory_name, float(own.memory[0, stage]))
-            yield _line(stage, "all", "reserved", self.device(stage).reserved)
+            yield _line(stage, "all", "reserved", self.devices[stage].reserved)
 
     def micro_batch(self) -> Iterator[Line]:
         """Yield the seconds of a micro-batch by stage, layers and term."""
@@ -252,10 +253,6 @@ class _PlanTerms:
                 yield _line(stage, "between layers", "resharding", float(inside[0, stage]))
             if float(across[0, stage]) and table.pipeline.blocking:
                 yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
-
-    def device(self, stage: int) -> Device:
-        """Return the device of a stage."""
-        return self.cluster.stage_group(stage, self.plan.pp).device
 
     def _groups(self) -> list[_Group]:
         """Return the groups of all stages, by stage and kind."""
@@ -295,7 +292,7 @@ class _PlanTerms:
         parts["gradients"] = StateBytes(0.0, state.gradient, 0.0)
         parts["optimizer state"] = StateBytes(0.0, 0.0, state.optimizer)
         zero = context.choices.zero_stage
-        factor = float(self.device(group.stage).state_factor)
+        factor = float(self.devices[group.stage].state_factor)
         shards = [shard for i in group.layers for shard in self._shards(i)]
         for term, part in parts.items():
             held = 0.0
@@ -369,7 +366,7 @@ def memory_table(outcome: Outcome) -> Table:
     """
     problem, plan = outcome.problem, outcome.plan
     cluster = problem.cluster.arranged(plan.node_order)
-    memories = [cluster.stage_group(stage, plan.pp).device.memory for stage in range(plan.pp)]
+    memories = [device.memory for device in cluster.stage_devices(plan.pp)]
     unit, size = memory_unit(max(memories))
     shown = {*range(plan.pp)} if plan.pp <= MOST_PRICED else notable_stages(outcome.cost)
     columns = [f"{sign} {part}>" for part, sign in SIGNS.items()]
