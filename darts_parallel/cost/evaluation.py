@@ -349,6 +349,12 @@ class CostBreakdown:
     mfu: float
     """Model FLOP (no recomputation) over the peak of all devices."""
 
+    @property
+    def fullness(self) -> list[float]:
+        """Return the share of its memory that each stage uses."""
+        pairs = zip(self.memory_bytes, self.capacity_bytes, strict=True)
+        return [used / most for used, most in pairs]
+
 
 def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     """Price a hard plan.

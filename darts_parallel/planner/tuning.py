@@ -154,10 +154,7 @@ def _fitting(
     A plan that ran fits. One that ran out of memory does not, nor does any whose fullest device is
     predicted to be as full.
     """
-    fullness = {}
-    for plan, cost in costs.items():
-        pairs = zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
-        fullness[plan] = max(used / capacity for used, capacity in pairs)
+    fullness = {plan: max(cost.fullness) for plan, cost in costs.items()}
     limit = float("inf")
     ran = set()
     for trial in trials:

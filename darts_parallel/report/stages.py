@@ -57,7 +57,7 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
         line = _stage_line(outcome, stage, every)
         lines.setdefault((stage * every, line), []).append(stage)
     rows = [(line, stages) for (_, line), stages in lines.items()]
-    full = _fullness(cost)
+    full = cost.fullness
     if len(rows) > (MOST_PRICED if outcome.problem.config.price else MOST_STAGES) and not every:
         shown = notable_stages(cost)
         rows = [row for row in rows if shown & set(row[1])]
@@ -82,14 +82,9 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
 
 def notable_stages(cost: CostBreakdown) -> set[int]:
     """Return the first, last, slowest and fullest stage."""
-    full, times = _fullness(cost), cost.stage_times_s
+    full, times = cost.fullness, cost.stage_times_s
     slowest = [times.index(max(times))] if times else []
     return {0, len(full) - 1, full.index(max(full)), *slowest}
-
-
-def _fullness(cost: CostBreakdown) -> list[float]:
-    """Return the share of its memory that each stage uses."""
-    return [used / most for used, most in zip(cost.memory_bytes, cost.capacity_bytes, strict=True)]
 
 
 def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:

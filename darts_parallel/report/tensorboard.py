@@ -99,12 +99,11 @@ def _measures(outcome: Outcome) -> dict[str, float]:
     """Return what sweeps compare: speed, memory of the fullest stage, risk, gaps, search seconds."""
     cost = outcome.cost
     result = outcome.result
-    shares = zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
     measures = {
         "iteration_time_s": cost.iteration_time_s,
         "tokens_per_s": cost.tokens_per_s,
         "mfu": cost.mfu,
-        "memory_over_capacity": max(used / most for used, most in shares),
+        "memory_over_capacity": max(cost.fullness),
     }
     if outcome.sure is not None:
         measures["out_of_memory_probability"] = outcome.sure.any_out_of_memory
