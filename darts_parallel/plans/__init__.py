@@ -27,6 +27,7 @@ from darts_parallel.plans.space import outer_spaces as outer_spaces
 from darts_parallel.plans.space import plan_space as plan_space
 from darts_parallel.plans.strategy import SCHEMA as SCHEMA
 from darts_parallel.plans.strategy import LayerStrategy as LayerStrategy
+from darts_parallel.plans.strategy import Layout as Layout
 from darts_parallel.plans.strategy import Plan as Plan
 from darts_parallel.plans.strategy import span as span
 from darts_parallel.plans.trainers import facts as facts

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE
 from darts_parallel.errors import PlanError, closest
@@ -48,6 +48,15 @@ LAYER_VALUES: dict[str, tuple[int | str, ...]] = {
 """Values of fields that have few."""
 
 
+class Layout(NamedTuple):
+    """How the ranks of a layer hold what it passes on."""
+
+    tp: int
+    """Tensor-parallel degree."""
+    sequence_parallel: bool = False
+    """Whether these ranks divide the sequence."""
+
+
 @dataclass(frozen=True, order=True)
 class LayerStrategy:
     """How one layer runs on the `tp * cp * dp` devices of its stage (`cp` is the plan's)."""
@@ -72,9 +81,9 @@ class LayerStrategy:
     """Expert tensor-parallel degree: ranks that share every expert of theirs."""
 
     @property
-    def layout(self) -> tuple[int, bool]:
+    def layout(self) -> Layout:
         """How activations lie on the devices; neighbours of equal layout need no resharding."""
-        return self.tp, self.sequence_parallel
+        return Layout(self.tp, self.sequence_parallel)
 
     def label(self) -> str:
         """Return short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""

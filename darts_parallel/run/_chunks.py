@@ -26,10 +26,10 @@ from torch.distributed.tensor.parallel import (
 
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import padded_vocabulary
-from darts_parallel.plans import LayerStrategy, Plan
+from darts_parallel.plans import LayerStrategy, Layout, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._experts import Mixture, Mlp, expert_bank
-from darts_parallel.run._layouts import Layout, Meshes, converted, shard_ranks
+from darts_parallel.run._layouts import Meshes, converted, shard_ranks
 from darts_parallel.run._lossy import straight_through_sum
 from darts_parallel.run._transformer import (
     Block,
@@ -196,7 +196,7 @@ class StageChunk(nn.Module):
         """Map tokens `(b, T)` or states `(b, t, H)` to states, or to logits `(b, T, rows / tp)`."""
         layout = self.before
         for name, layer, strategy in zip(self.names, self.layers, self.strategies, strict=True):
-            wanted = Layout.of(strategy)
+            wanted = strategy.layout
             if layout is None:
                 # the embedding works on whole sequences and passes on its own layout
                 state = layer(state).to(self.dtype)
@@ -243,7 +243,7 @@ def build(
             if name not in apart:
                 units |= _units(name, module, strategy, meshes, dtype)
             layers.append((name, module, strategy))
-        before = Layout.of(plan.layers[first - 1]) if first else None
+        before = plan.layers[first - 1].layout if first else None
         chunks[place] = StageChunk(layers, before, meshes, dtype)
     if shared:
         (chunk,) = chunks.values()

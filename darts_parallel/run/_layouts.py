@@ -9,7 +9,6 @@ their activations do, so that a gather's gradient is a slice and a slice's gradi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -21,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from darts_parallel.plans import LayerStrategy, Plan
+from darts_parallel.plans import LayerStrategy, Layout, Plan
 
 BATCH = Shard(0)
 SEQUENCE = Shard(1)
@@ -113,19 +112,6 @@ class Meshes:
             if self.rank in (place, last + place):
                 mine = group
         return mine
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Tensor-parallel degree, and whether its ranks divide the sequence."""
-
-    tp: int
-    sequence_parallel: bool = False
-
-    @staticmethod
-    def of(strategy: LayerStrategy) -> "Layout":
-        """Return the layout of what a layer passes on."""
-        return Layout(strategy.tp, strategy.sequence_parallel)
 
 
 def local(tensor: Tensor) -> Tensor:
