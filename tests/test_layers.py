@@ -2,12 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from baselines import PLANNERS
+from darts_parallel.cost.terms import TERMS
+from darts_parallel.schedules import NAMES
 from tests.support.sources import ROOT, nodes, nodes_of
 
 LAYERS = [
@@ -261,6 +264,18 @@ def test_a_package_has_at_most_30_modules() -> None:
             path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")
         ]
         assert len(modules) <= 30, folder
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"),
+    [
+        ("darts_parallel/schedules", NAMES),
+        ("darts_parallel/cost/terms", TERMS),
+        ("baselines", PLANNERS),
+    ],
+)
+def test_every_module_without_an_underscore_is_registered(folder: str, found: Sized) -> None:
+    assert len(found) == len(list((ROOT / folder).glob("[!_]*.py")))
 
 
 def test_no_package_is_called_like_a_public_name_of_the_root() -> None:

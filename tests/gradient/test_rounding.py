@@ -20,6 +20,7 @@ from darts_parallel.gradient.rounding import (
     repair,
     repair_stages,
     round_counts,
+    with_moved_boundaries,
 )
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
@@ -31,6 +32,21 @@ def layer_seconds(table: CostTable, plans: HardPlans) -> torch.Tensor:
     place = (rows, table.stage_kind[kinds], layers, plans.choices)
     once = table.per_iteration[rows, layers, plans.choices]
     return table.num_micro_batches[rows] * table.time[place] + table.sync[place] + once
+
+
+def test_boundaries_move_by_a_layer_alone_or_together_and_leave_every_stage_one() -> None:
+    table = random_table(0, pp=3, num_layers=5)
+    free = replace(table, fused_to_previous=torch.zeros(5, dtype=torch.bool))
+    plan = HardPlans.one(0, [0] * 5, [0, 1, 3])
+    moved = with_moved_boundaries(free, plan).first_layers.tolist()
+    assert sorted(moved) == [[0, 1, 2], [0, 1, 4], [0, 2, 3], [0, 2, 4]]
+    alone = with_moved_boundaries(free, plan, most=1).first_layers.tolist()
+    assert sorted(alone) == [[0, 1, 2], [0, 1, 4], [0, 2, 3]]
+    fused = replace(free, fused_to_previous=torch.arange(5) == 4)
+    assert sorted(with_moved_boundaries(fused, plan).first_layers.tolist()) == [
+        [0, 1, 2],
+        [0, 2, 3],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(8))
